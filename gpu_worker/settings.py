@@ -1,0 +1,57 @@
+"""Settings of the worker."""
+
+from dataclasses import dataclass
+
+from shared.settings import byte_size, setting
+
+DEMO_MODEL = "models/demo"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """One model on one device, with one KV pool."""
+
+    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
+    served_model_name: str | None = setting(
+        None, "Name that clients give; by default the last part of the model's path."
+    )
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
+    engine_id: str = setting("engine-0", "Engine that this worker belongs to.")
+    device: str | None = setting(None, "cpu, cuda, cuda:1; auto takes cuda if it is there.")
+    dtype: str | None = setting(
+        None,
+        "Type of weights and KV cache; auto takes the model's own.",
+        choices=("float32", "bfloat16", "float16"),
+    )
+    attention_backend: str | None = setting(
+        None,
+        "Kernels; auto takes triton on GPUs and cpu elsewhere.",
+        choices=("reference", "cpu", "triton"),
+    )
+    block_size: int = setting(16, "Tokens in a KV block, a power of two.", minimum=1, maximum=256)
+    num_blocks: int | None = setting(
+        None, "Blocks in the KV pool; auto derives them from kv-memory-bytes.", minimum=1
+    )
+    kv_memory_bytes: int | None = setting(
+        None,
+        "Memory for the KV pool; auto takes a share of what is free.",
+        parse=byte_size,
+        minimum=1,
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "Share of a GPU's memory that may be used.", minimum=0.05, maximum=1.0
+    )
+    max_model_len: int | None = setting(
+        None, "Longest sequence in tokens; auto takes the model's own.", minimum=2
+    )
+    num_threads: int | None = setting(
+        None, "CPU threads of the model; auto takes all cores.", minimum=1
+    )
+    trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
+    worker_metrics_host: str = setting("127.0.0.1", "Address of the worker's /metrics.")
+    worker_metrics_port: int = setting(
+        9102, "Port of the worker's /metrics; 0 for none.", minimum=0, maximum=65535
+    )
+    log_level: str = setting(
+        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
+    )

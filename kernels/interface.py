@@ -1,0 +1,68 @@
+"""What every attention backend does. Symbols are explained in ``kernels/README.md``."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Keys and values of one layer in the KV pool.
+
+    Views with arbitrary strides (the last dimension is contiguous), so that any physical layout
+    of the pool serves.
+    """
+
+    key: torch.Tensor  # [num_blocks, Hkv, block_size, D]
+    value: torch.Tensor  # [num_blocks, Hkv, block_size, D]
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedBatch:
+    """Where the tokens of one step lie: the same for all layers."""
+
+    slot_mapping: torch.Tensor  # [T] int64, block id * block_size + offset in the block
+    block_tables: torch.Tensor  # [S, max_blocks] int32; entries past a sequence's end are garbage
+    context_lens: torch.Tensor  # [S] int32, tokens with K/V, this step's included
+    query_starts: torch.Tensor  # [S + 1] int32, rows of sequence s are [starts[s], starts[s + 1])
+    max_query_len: int
+    max_context_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """What a model's layer asks for beyond plain causal attention."""
+
+    scale: float
+    sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it
+    softcap: float | None = None  # logits become softcap * tanh(logits / softcap)
+
+
+class AttentionBackend(Protocol):
+    """Write new keys and values, and attend over pages; both run in place."""
+
+    name: str
+
+    def write_kv(
+        self,
+        key: torch.Tensor,  # [T, Hkv, D]
+        value: torch.Tensor,  # [T, Hkv, D]
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,  # [T] int64
+    ) -> None:
+        """Store each token's key and value in its slot."""
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        cache: LayerCache,
+        batch: RaggedBatch,
+        params: AttentionParams,
+        out: torch.Tensor,  # [T, H, D]
+    ) -> None:
+        """Causal attention of each row over its own sequence's pages.
+
+        The last row of a sequence stands at position ``context_len - 1``. A sequence without
+        rows, or without context, touches nothing.
+        """

@@ -1,0 +1,35 @@
+"""Settings of the scheduler."""
+
+from dataclasses import dataclass
+
+from shared.settings import setting
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Who runs when, and on which blocks."""
+
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
+    engine_id: str = setting("engine-0", "Engine that this scheduler is.")
+    max_num_sequences: int = setting(
+        256, "Sequences that may run at once.", minimum=1, maximum=65_536
+    )
+    max_num_batched_tokens: int = setting(
+        512, "Tokens in one step at most; long prompts are cut into chunks.", minimum=1
+    )
+    max_plans_in_flight: int = setting(
+        2, "Plans that may be queued before their results are in.", minimum=1, maximum=8
+    )
+    watermark: float = setting(
+        0.01, "Share of the blocks kept free when requests are admitted.", minimum=0, maximum=0.5
+    )
+    outputs_retention: int = setting(
+        10_000, "Entries of the outputs log kept for slow readers.", minimum=100
+    )
+    scheduler_metrics_host: str = setting("127.0.0.1", "Address of the scheduler's /metrics.")
+    scheduler_metrics_port: int = setting(
+        9101, "Port of the scheduler's /metrics; 0 for none.", minimum=0, maximum=65535
+    )
+    log_level: str = setting(
+        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
+    )

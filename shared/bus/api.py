@@ -1,0 +1,113 @@
+"""The bus: append-only logs read by cursor, plus keys that expire.
+
+A log is a list of entries in the order of their ids. A reader keeps its own cursor; nothing is
+acknowledged and nothing is consumed. Writers put the epoch into the id, so that the log itself
+refuses a writer whose time is over.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+MAX_SEQ = 2**64 - 1
+
+
+class EntryId(NamedTuple):
+    """Position of an entry in a log; ordered like the log."""
+
+    epoch: int  # milliseconds of Redis time, or the epoch of the writer
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch}-{self.seq}"
+
+    @staticmethod
+    def parse(text: str | bytes) -> "EntryId":
+        """The id that ``str`` wrote.
+
+        Raises:
+            ValueError: the text is no entry id.
+        """
+        epoch, _, seq = (text.decode() if isinstance(text, bytes) else text).partition("-")
+        return EntryId(int(epoch), int(seq))
+
+
+START = EntryId(0, 0)
+"""Before the first entry of any log."""
+
+
+class Entry(NamedTuple):
+    """One append: one or more encoded messages that became visible together."""
+
+    id: EntryId
+    messages: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """What to append where.
+
+    Attributes:
+        epoch: id becomes ``<epoch>-<next>``; None takes the bus's clock.
+        seq: with ``epoch``: the exact second half of the id.
+        trim_below: entries with smaller ids are dropped if, and only if, the append succeeds.
+    """
+
+    log: str
+    messages: Sequence[bytes]
+    epoch: int | None = None
+    seq: int | None = None
+    trim_below: EntryId | None = None
+
+
+class Bus(Protocol):
+    """Every method raises BusUnavailable when the server does not answer."""
+
+    async def append(self, append: Append) -> EntryId:
+        """Append one entry; never retried here.
+
+        Raises:
+            StaleWriter: the id is not above the log's last one.
+        """
+
+    async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
+        """Append in one transaction: no reader sees one entry without the others.
+
+        Raises:
+            StaleWriter: at least one was refused (the others were carried out).
+        """
+
+    async def read(
+        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
+    ) -> dict[str, list[Entry]]:
+        """Entries after each log's cursor, at most ``max_entries`` per log.
+
+        Waits up to ``block_ms`` for a first one; 0 does not wait.
+        """
+
+    async def last_id(self, log: str) -> EntryId:
+        """Id of the last entry ever appended, START for a new log."""
+
+    async def length(self, log: str) -> int:
+        """Number of entries held."""
+
+    async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
+        """Set a key that expires by itself."""
+
+    async def get(self, key: str) -> bytes | None:
+        """Value of a key, None if it is not there or has expired."""
+
+    async def add_engine(self, engine_id: str) -> None:
+        """Make an engine known to all gateways."""
+
+    async def engines(self) -> list[str]:
+        """All engines ever made known, sorted."""
+
+    async def now_ms(self) -> int:
+        """The bus's own clock, the only one that epochs are drawn from."""
+
+    async def run_id(self) -> str:
+        """Changes when the server restarts."""
+
+    async def close(self) -> None:
+        """Release connections. No method may be called afterwards."""

@@ -1,0 +1,42 @@
+"""Names of everything PageStream keeps in Redis.
+
+    {E}:requests  stream  Submit, Stop, Abort
+    {E}:plans     stream  EpochStarted, StepPlan
+    {E}:outputs   stream  EpochStarted, RequestState, StepResult, RequestEnded
+    {E}:info      string  EngineInfo, expires
+    {E}:worker:R  string  WorkerInfo of rank R, expires
+    engines       set     ids of all engines
+
+The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
+"""
+
+from dataclasses import dataclass
+
+ENGINES = "engines"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKeys:
+    """Keys of one engine."""
+
+    engine_id: str
+
+    @property
+    def requests(self) -> str:
+        return f"{{{self.engine_id}}}:requests"
+
+    @property
+    def plans(self) -> str:
+        return f"{{{self.engine_id}}}:plans"
+
+    @property
+    def outputs(self) -> str:
+        return f"{{{self.engine_id}}}:outputs"
+
+    @property
+    def info(self) -> str:
+        return f"{{{self.engine_id}}}:info"
+
+    def worker(self, rank: int) -> str:
+        """Lease of one worker."""
+        return f"{{{self.engine_id}}}:worker:{rank}"

@@ -1,0 +1,121 @@
+"""The bus within one process: for tests and simulation, with the rules of the real one."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shared.bus.api import START, Append, Entry, EntryId
+from shared.errors import StaleWriter
+
+
+@dataclass(slots=True)
+class _Log:
+    entries: list[Entry] = field(default_factory=list)
+    last: EntryId = START
+
+
+class MemoryBus:
+    """All logs and keys in dictionaries.
+
+    Args:
+        clock_ms: the bus's clock; the caller may drive it by hand.
+    """
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        self._clock_ms = clock_ms
+        self._logs: dict[str, _Log] = {}
+        self._values: dict[str, tuple[bytes, int]] = {}
+        self._engines: set[str] = set()
+        self._appended = asyncio.Event()
+
+    async def append(self, append: Append) -> EntryId:
+        if not append.messages:
+            raise ValueError("an entry needs at least one message")
+        log = self._logs.setdefault(append.log, _Log())
+        entry_id = self._next_id(log, append)
+        if entry_id <= log.last:
+            raise StaleWriter(f"{append.log}: {entry_id} is not above {log.last}")
+        log.entries.append(Entry(entry_id, tuple(append.messages)))
+        log.last = entry_id
+        if append.trim_below is not None:
+            keep = append.trim_below
+            log.entries = [entry for entry in log.entries if entry.id >= keep]
+        self._appended.set()
+        self._appended = asyncio.Event()
+        return entry_id
+
+    async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
+        ids: list[EntryId] = []
+        refused: StaleWriter | None = None
+        for append in appends:
+            try:
+                ids.append(await self.append(append))
+            except StaleWriter as error:
+                refused = error
+        if refused is not None:
+            raise refused
+        return ids
+
+    async def read(
+        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
+    ) -> dict[str, list[Entry]]:
+        found = self._collect(cursors, max_entries)
+        if found or block_ms <= 0:
+            return found
+        deadline = asyncio.get_running_loop().time() + block_ms / 1000
+        while not found:
+            remaining = deadline - asyncio.get_running_loop().time()
+            if remaining <= 0:
+                break
+            try:
+                await asyncio.wait_for(self._appended.wait(), remaining)
+            except TimeoutError:
+                break
+            found = self._collect(cursors, max_entries)
+        return found
+
+    async def last_id(self, log: str) -> EntryId:
+        return self._logs[log].last if log in self._logs else START
+
+    async def length(self, log: str) -> int:
+        return len(self._logs[log].entries) if log in self._logs else 0
+
+    async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
+        self._values[key] = (value, self._clock_ms() + ttl_ms)
+
+    async def get(self, key: str) -> bytes | None:
+        value, expires_ms = self._values.get(key, (None, 0))
+        return value if expires_ms > self._clock_ms() else None
+
+    async def add_engine(self, engine_id: str) -> None:
+        self._engines.add(engine_id)
+
+    async def engines(self) -> list[str]:
+        return sorted(self._engines)
+
+    async def now_ms(self) -> int:
+        return self._clock_ms()
+
+    async def run_id(self) -> str:
+        return f"memory-{id(self)}"
+
+    async def close(self) -> None:
+        pass
+
+    def _next_id(self, log: _Log, append: Append) -> EntryId:
+        if append.epoch is None:
+            now = max(self._clock_ms(), log.last.epoch)
+            return EntryId(now, log.last.seq + 1 if now == log.last.epoch else 0)
+        if append.seq is not None:
+            return EntryId(append.epoch, append.seq)
+        return EntryId(append.epoch, log.last.seq + 1 if append.epoch == log.last.epoch else 0)
+
+    def _collect(self, cursors: Mapping[str, EntryId], max_entries: int) -> dict[str, list[Entry]]:
+        found = {}
+        for name, cursor in cursors.items():
+            log = self._logs.get(name)
+            if log is not None and log.last > cursor:
+                fresh = [entry for entry in log.entries if entry.id > cursor][:max_entries]
+                if fresh:
+                    found[name] = fresh
+        return found

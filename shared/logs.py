@@ -1,0 +1,65 @@
+"""Structured logs: one line per event, ``key=value``, readable and greppable by request id."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = getattr(record, "fields", {})
+        parts = [
+            f"{stamp}.{int(record.msecs):03d}Z {record.levelname:<7} {self._service}",
+            record.getMessage(),
+            *(f"{key}={_value(value)}" for key, value in fields.items()),
+        ]
+        line = " ".join(parts)
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _value(value: Any) -> str:
+    text = str(value)
+    return text if text and not any(c in text for c in ' "=\n') else json.dumps(text)
+
+
+def setup_logging(service: str, level: str) -> None:
+    """Send this process's logs to standard error.
+
+    Args:
+        service: stands in every line.
+        level: a name that ``logging`` knows.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+class EventLog:
+    """A logger whose keyword arguments become fields: ``log.info("ready", epoch=3)``."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self._logger.debug(event, extra={"fields": fields})
+
+    def info(self, event: str, **fields: Any) -> None:
+        self._logger.info(event, extra={"fields": fields})
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._logger.warning(event, extra={"fields": fields})
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._logger.error(event, extra={"fields": fields})
+
+    def exception(self, event: str, **fields: Any) -> None:
+        self._logger.exception(event, extra={"fields": fields})

@@ -1,0 +1,266 @@
+"""What the services say to each other, log by log.
+
+``{E}:requests``  Submit, Stop, Abort                               gateways -> scheduler
+``{E}:plans``     EpochStarted, StepPlan                            scheduler -> workers
+``{E}:outputs``   EpochStarted, RequestState, StepResult, RequestEnded
+                                                                    worker, scheduler -> gateways
+
+Keys with a time to live hold WorkerInfo (by rank) and EngineInfo.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+from shared.codec import FloatArray, IntArray, Message, message
+from shared.sampling import SamplingParams
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in OpenAI's words where there is one."""
+
+    STOP = "stop"  # end-of-sequence, stop token or stop string
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class EndFlag(IntEnum):
+    """How a worker marks the last token of a sequence."""
+
+    STOP = 1
+    LENGTH = 2
+
+    def finish_reason(self) -> FinishReason:
+        """The same in the words of the API."""
+        return FinishReason.STOP if self is EndFlag.STOP else FinishReason.LENGTH
+
+
+# ---------------------------------------------------------------- requests
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class Submit(Message):
+    """A request that a gateway accepted."""
+
+    request_id: str  # random 128 bit, hex
+    gateway: str  # instance that streams the answer
+    attachment: str  # names this delivery; an Abort must repeat it
+    prompt: IntArray  # [num_prompt_tokens], never empty
+    sampling: SamplingParams
+    received_ms: int  # the gateway's wall clock
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class Stop(Message):
+    """The gateway found a stop string: the choice ends with ``num_tokens`` generated tokens."""
+
+    request_id: str
+    choice: int
+    num_tokens: int
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class Abort(Message):
+    """Nobody waits for this request any more."""
+
+    request_id: str
+    attachment: str  # a stale one is ignored
+    reason: str
+
+
+# ------------------------------------------------------------------- plans
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochStarted(Message):
+    """A new regime: only the parties named here may act, on entries after this one.
+
+    Stands in both ``plans`` and ``outputs``, written in one MULTI, with id ``<epoch>-0``.
+    """
+
+    epoch: int
+    scheduler: str  # instance
+    workers: tuple[str, ...]  # instances, by rank
+    requests_cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """All that a worker must know of a sequence; it travels once.
+
+    The same record serves new, recomputed and recovered sequences: what differs is only how many
+    tokens there are and how many of them have their keys and values in the block table.
+    """
+
+    handle: int  # never reused in an epoch
+    choice: int  # index in its request, part of the sampling noise
+    tokens: IntArray  # [num_tokens] prompt and what was generated so far
+    num_prompt_tokens: int
+    num_computed: int  # tokens whose K/V already lie in the blocks
+    block_table: IntArray  # [num_blocks]
+    sampling: SamplingParams
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan(Message):
+    """One step, as the difference to the step before. Entry id ``<epoch>-<step>``.
+
+    The worker applies the parts in the order of the fields, then computes:
+      * for each entry of ``chunk_handles`` that many next tokens of the sequence. A chunk that
+        reaches the sequence's last token samples one, and the sequence decodes from then on;
+      * for every other resident sequence that decodes and has not ended: its one last token,
+        sampling the next. Such a sequence is not in the plan.
+    """
+
+    step: int  # dense, 1 is the first of an epoch
+    now_ms: int  # the time that the scheduler core was given
+    requests_cursor: str  # last entries applied before planning: a replay is exact
+    outputs_cursor: str
+    outputs_min_id: str  # the worker trims outputs below this when it appends its result
+    retired: IntArray  # [n] handles to forget; their blocks may be handed out again below
+    admissions: tuple[Admission, ...]
+    grown_handles: IntArray  # [m] one entry per new block, appended to the handle's table
+    grown_blocks: IntArray  # [m]
+    chunk_handles: IntArray  # [c]
+    chunk_tokens: IntArray  # [c]
+
+
+# ----------------------------------------------------------------- outputs
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities at one position."""
+
+    row: int  # index into StepResult.handles, or the position in the prompt
+    logprob: float  # of the token that stands there
+    top_ids: IntArray  # [k] descending
+    top_logprobs: FloatArray  # [k]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a run of prompt tokens, computed by a prompt chunk."""
+
+    handle: int
+    positions: tuple[TokenLogprobs, ...]
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult(Message):
+    """What one step produced. Entry id ``<epoch>-*``; steps are dense within an epoch."""
+
+    step: int
+    handles: IntArray  # [num_sampled]
+    tokens: IntArray  # [num_sampled] one new token for each handle
+    ended_rows: IntArray  # [num_ended] indices into handles
+    ended_flags: IntArray  # [num_ended] EndFlag
+    logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[PromptLogprobs, ...]
+    num_batched_tokens: int
+    model_us: int  # forward pass
+    step_us: int  # all of the step, from having the plan to having the result
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceState:
+    """One choice of a request, as the log knows it."""
+
+    handle: int  # StepResults speak of the choice under this handle from here on
+    output: IntArray  # [num_generated]
+    finish_reason: str  # "" while it runs
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestState(Message):
+    """The whole of an unfinished request at this place of the log.
+
+    Written on acceptance, after a new epoch and before trimming. It replaces whatever a reader
+    knew of the request, and retires its earlier handles.
+    """
+
+    submit: Submit
+    choices: tuple[ChoiceState, ...]
+    requests_cursor: str  # requests up to here are in outputs: gateways may trim them
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestEnded(Message):
+    """A request ended otherwise than by the flags of its StepResults. The first one counts."""
+
+    request_id: str
+    reason: str  # FinishReason
+    error: str  # "" unless reason is "error"
+    requests_cursor: str
+
+
+# -------------------------------------------------------------------- keys
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What gateways and scheduler must know of the model."""
+
+    name: str  # as clients name it
+    vocab_size: int
+    max_model_len: int  # tokens, prompt and output together
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """The device pool."""
+
+    num_blocks: int
+    block_size: int  # tokens
+    bytes_per_block: int  # K and V, all layers
+
+
+class WorkerState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkerInfo(Message):
+    """A worker's lease; renewed by the loop that executes plans."""
+
+    instance: str
+    rank: int
+    state: str  # WorkerState
+    detail: str  # why it failed
+    model: ModelInfo | None
+    kv: KVGeometry | None
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"  # no worker yet
+    READY = "ready"
+    FAILED = "failed"  # the worker says that the model cannot be served
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineInfo(Message):
+    """An engine's lease; renewed by the scheduler's loop."""
+
+    engine_id: str
+    scheduler: str
+    epoch: int
+    state: str  # EngineState
+    detail: str
+    model: ModelInfo | None
+    kv: KVGeometry | None
+    num_running: int
+    num_waiting: int

@@ -1,0 +1,186 @@
+"""Every metric of every service, declared once. The only module that imports prometheus_client.
+
+Names follow vLLM's words after our own prefix, so that dashboards and autoscalers find what they
+know. Each service holds one of the classes below; the launcher and Docker scrape them separately.
+"""
+
+from collections.abc import Sequence
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+    start_http_server,
+)
+
+PREFIX = "pagestream:"
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_LATENCY_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_STEP_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 100_000)
+_LABELS = ("model_name", "engine")
+
+
+class _Metrics:
+    """One registry and the label values that all metrics of a process share."""
+
+    def __init__(self, model_name: str, engine: str) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._values = (model_name, engine)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(PREFIX + name, text, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(PREFIX + name, text, _LABELS, registry=self.registry).labels(*self._values)
+
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        metric = Histogram(PREFIX + name, text, _LABELS, registry=self.registry, buckets=buckets)
+        return metric.labels(*self._values)
+
+    def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> "CounterFamily":
+        metric = Counter(PREFIX + name, text, (*_LABELS, label), registry=self.registry)
+        return {value: metric.labels(*self._values, value) for value in values}
+
+    def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> "GaugeFamily":
+        metric = Gauge(PREFIX + name, text, (*_LABELS, label), registry=self.registry)
+        return {value: metric.labels(*self._values, value) for value in values}
+
+    def render(self) -> bytes:
+        """All metrics in Prometheus's text format."""
+        return generate_latest(self.registry)
+
+    def serve(self, host: str, port: int) -> None:
+        """Answer scrapes on a thread of its own; port 0 serves nothing."""
+        if port:
+            start_http_server(port, addr=host, registry=self.registry)
+
+
+CounterFamily = dict[str, Counter]
+GaugeFamily = dict[str, Gauge]
+
+
+class GatewayMetrics(_Metrics):
+    """What clients experience."""
+
+    def __init__(self, model_name: str, engine: str) -> None:
+        super().__init__(model_name, engine)
+        self.time_to_first_token = self._histogram(
+            "time_to_first_token_seconds", "From the POST to the first token.", _LATENCY_S
+        )
+        self.inter_token_latency = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of one choice.", _LATENCY_S
+        )
+        self.e2e_request_latency = self._histogram(
+            "e2e_request_latency_seconds", "From the POST to the last byte.", _LATENCY_S
+        )
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Prompt tokens of a finished request.", _TOKENS
+        )
+        self.request_generation_tokens = self._histogram(
+            "request_generation_tokens", "Generated tokens of a finished request.", _TOKENS
+        )
+        self.request_success = self._counters(
+            "request_success",
+            "Requests that ended, by reason.",
+            "finished_reason",
+            ("stop", "length", "abort", "error"),
+        )
+        self.admission_rejections = self._counters(
+            "admission_rejections",
+            "Requests refused before they were accepted.",
+            "reason",
+            ("invalid", "too_long", "unknown_model", "no_engine"),
+        )
+        self.open_streams = self._gauge("open_streams", "Requests that clients wait for.")
+        self.outputs_lag_entries = self._gauge(
+            "gateway_outputs_read_entries", "Entries that the last read of outputs returned."
+        )
+
+
+class SchedulerMetrics(_Metrics):
+    """Queues, blocks and plans."""
+
+    def __init__(self, model_name: str, engine: str) -> None:
+        super().__init__(model_name, engine)
+        self.num_requests_running = self._gauge("num_requests_running", "Requests with blocks.")
+        self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait.")
+        self.kv_cache_usage_perc = self._gauge(
+            "kv_cache_usage_perc", "Share of the blocks that are in use, 0 to 1."
+        )
+        self.kv_cache_token_usage_perc = self._gauge(
+            "kv_cache_token_usage_perc", "Share of the token slots that hold a token, 0 to 1."
+        )
+        self.kv_cache_capacity_bytes = self._gauge(
+            "kv_cache_capacity_bytes", "Size of the KV pool."
+        )
+        self.kv_cache_bytes = self._gauges(
+            "kv_cache_bytes",
+            "KV pool by state: token states, reserved slots of last blocks, free blocks.",
+            "state",
+            ("tokens", "reserved", "free"),
+        )
+        self.num_preemptions = self._counters(
+            "num_preemptions", "Requests that lost their blocks.", "kind", ("recompute",)
+        )
+        self.recomputed_tokens = self._counter(
+            "recomputed_tokens", "Tokens computed again after preemption or recovery."
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.iteration_tokens = self._histogram(
+            "iteration_tokens_total", "Tokens in one step.", _TOKENS
+        )
+        self.request_queue_time = self._histogram(
+            "request_queue_time_seconds", "From acceptance to the first plan.", _LATENCY_S
+        )
+        self.request_prefill_time = self._histogram(
+            "request_prefill_time_seconds", "From the first plan to the first token.", _LATENCY_S
+        )
+        self.request_decode_time = self._histogram(
+            "request_decode_time_seconds", "From the first token to the last.", _LATENCY_S
+        )
+        self.schedule_seconds = self._histogram(
+            "scheduler_step_seconds", "Time in schedule and apply, per step.", _STEP_S
+        )
+        self.round_trip_seconds = self._histogram(
+            "plan_round_trip_seconds", "From appending a plan to reading its result.", _STEP_S
+        )
+        self.epoch = self._gauge("epoch", "Current epoch, milliseconds since 1970.")
+        self.last_step_timestamp = self._gauge(
+            "last_step_timestamp_seconds", "When the last result was applied."
+        )
+        self.log_entries = self._gauges(
+            "log_entries", "Entries held in each log.", "log", ("requests", "plans", "outputs")
+        )
+
+
+class WorkerMetrics(_Metrics):
+    """Where the time of a step goes."""
+
+    def __init__(self, model_name: str, engine: str) -> None:
+        super().__init__(model_name, engine)
+        self.step_seconds = self._histogram(
+            "worker_step_seconds", "From having a plan to having its result.", _LATENCY_S
+        )
+        self.model_seconds = self._histogram(
+            "worker_model_seconds", "Forward pass of one step.", _LATENCY_S
+        )
+        self.sample_seconds = self._histogram(
+            "worker_sample_seconds", "Sampling of one step.", _LATENCY_S
+        )
+        self.wait_seconds = self._histogram(
+            "worker_wait_seconds", "From a result to the next plan.", _STEP_S
+        )
+        self.steps = self._counter("worker_steps", "Plans executed.")
+        self.resident_sequences = self._gauge(
+            "worker_resident_sequences", "Sequences that the worker knows."
+        )
+        self.kv_pool_bytes = self._gauge("worker_kv_pool_bytes", "Memory of the KV pool.")
+        self.weight_bytes = self._gauge("worker_weight_bytes", "Memory of the model's weights.")

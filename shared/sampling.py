@@ -1,0 +1,24 @@
+"""How the next token of a sequence is chosen: plain data that travels with the request."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Validated by the gateway; the worker trusts it.
+
+    The draw is a pure function of (``seed``, sequence index, position, token id), so a request
+    that is preempted, recovered or moved draws the same tokens again.
+    """
+
+    max_tokens: int  # tokens to generate at most, >= 1
+    temperature: float  # 0 is greedy
+    top_p: float  # (0, 1]
+    top_k: int  # 0 keeps all
+    min_p: float  # [0, 1]
+    seed: int  # [0, 2**63)
+    stop_token_ids: tuple[int, ...]  # end the sequence; the token itself is part of the output
+    ignore_eos: bool
+    min_tokens: int  # end-of-sequence and stop tokens cannot be drawn before
+    num_logprobs: int | None  # None: no log-probabilities; k: the chosen token's and the top k
+    num_prompt_logprobs: int | None  # likewise for every prompt token but the first

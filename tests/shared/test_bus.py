@@ -1,0 +1,118 @@
+"""One contract, two implementations: Redis and memory."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.memory import MemoryBus
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable, StaleWriter
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
+    if request.param == "memory":
+        yield MemoryBus(lambda: time.time_ns() // 1_000_000)
+    else:
+        found = RedisBus(request.getfixturevalue("redis_url"))
+        yield found
+        await found.close()
+
+
+async def test_an_entry_keeps_its_messages_together_and_byte_exact(bus: Bus) -> None:
+    blob = bytes(range(256))
+    entry_id = await bus.append(Append("log", [blob, b""]))
+    [entry] = (await bus.read({"log": START}, 0, 10))["log"]
+    assert entry == (entry_id, (blob, b""))
+
+
+async def test_sequence_numbers_of_an_epoch_are_drawn_by_the_log(bus: Bus) -> None:
+    ids = [await bus.append(Append("log", [b"x"], epoch=7)) for _ in range(3)]
+    assert ids == [EntryId(7, 0), EntryId(7, 1), EntryId(7, 2)]
+    assert await bus.last_id("log") == EntryId(7, 2)
+
+
+@pytest.mark.parametrize("epoch", [6, 7])
+async def test_a_writer_of_an_older_epoch_is_refused_and_trims_nothing(
+    bus: Bus, epoch: int
+) -> None:
+    first = await bus.append(Append("log", [b"x"], epoch=7, seq=1))
+    await bus.append(Append("log", [b"x"], epoch=7, seq=5))
+    with pytest.raises(StaleWriter):
+        await bus.append(Append("log", [b"y"], epoch=epoch, seq=5, trim_below=EntryId(7, 5)))
+    entries = (await bus.read({"log": START}, 0, 10))["log"]
+    assert [entry.id for entry in entries] == [first, EntryId(7, 5)]
+
+
+async def test_trimming_drops_what_is_below_and_is_not_forgotten_by_the_id_counter(
+    bus: Bus,
+) -> None:
+    for seq in range(5):
+        await bus.append(Append("log", [b"x"], epoch=1, seq=seq))
+    await bus.append(Append("log", [b"x"], epoch=1, trim_below=EntryId(1, 4)))
+    entries = (await bus.read({"log": START}, 0, 10))["log"]
+    assert [entry.id.seq for entry in entries] == [4, 5]
+    assert await bus.length("log") == 2
+    await bus.append(Append("log", [b"x"], epoch=1, trim_below=EntryId(2, 0)))
+    assert await bus.length("log") == 0
+    assert await bus.last_id("log") == EntryId(1, 6)
+
+
+async def test_one_read_returns_what_is_new_in_several_logs(bus: Bus) -> None:
+    a = await bus.append(Append("a", [b"1"], epoch=1))
+    b = await bus.append(Append("b", [b"2"], epoch=1))
+    await bus.append(Append("b", [b"3"], epoch=1))
+    found = await bus.read({"a": a, "b": b}, 0, 10)
+    assert list(found) == ["b"]
+    assert [entry.messages for entry in found["b"]] == [(b"3",)]
+    assert len((await bus.read({"b": START}, 0, 1))["b"]) == 1
+
+
+async def test_a_blocked_reader_wakes_on_the_first_entry(bus: Bus) -> None:
+    reading = asyncio.create_task(bus.read({"log": START}, 5_000, 10))
+    await asyncio.sleep(0)
+    await bus.append(Append("log", [b"x"]))
+    assert "log" in await asyncio.wait_for(reading, 4)
+
+
+async def test_an_idle_read_returns_nothing_when_its_time_is_up(bus: Bus) -> None:
+    assert await bus.read({"log": START}, 20, 10) == {}
+
+
+async def test_a_transaction_appends_to_both_logs(bus: Bus) -> None:
+    ids = await bus.append_all(
+        [Append("a", [b"1"], epoch=9, seq=0), Append("b", [b"2"], epoch=9, seq=0)]
+    )
+    assert ids == [EntryId(9, 0), EntryId(9, 0)]
+    with pytest.raises(StaleWriter):
+        await bus.append_all(
+            [Append("a", [b"1"], epoch=9, seq=0), Append("b", [b"2"], epoch=9, seq=1)]
+        )
+
+
+async def test_keys_expire(bus: Bus) -> None:
+    await bus.put("lease", b"mine", 60_000)
+    assert await bus.get("lease") == b"mine"
+    await bus.put("lease", b"mine", 1)
+    deadline = asyncio.get_running_loop().time() + 5
+    while await bus.get("lease") is not None:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.001)
+
+
+async def test_engines_are_listed_once(bus: Bus) -> None:
+    for engine in ("b", "a", "b"):
+        await bus.add_engine(engine)
+    assert await bus.engines() == ["a", "b"]
+
+
+async def test_redis_that_is_not_there_is_reported_as_unavailable(unused_tcp_port: int) -> None:
+    bus = RedisBus(f"redis://127.0.0.1:{unused_tcp_port}/0")
+    with pytest.raises(BusUnavailable):
+        await bus.append(Append("log", [b"x"]))
+    with pytest.raises(BusUnavailable):
+        await bus.read({"log": START}, 10, 10)
+    await bus.close()
