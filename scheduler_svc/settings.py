@@ -4,11 +4,17 @@ from dataclasses import dataclass
 
 from shared.settings import setting
 
+DEMO_MODEL = "models/demo"
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Who runs when, and on which blocks."""
 
+    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
+    served_model_name: str | None = setting(
+        None, "Name that clients give; by default the last part of the model's path."
+    )
     redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
     engine_id: str = setting("engine-0", "Engine that this scheduler is.")
     max_num_sequences: int = setting(

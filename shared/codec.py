@@ -24,7 +24,6 @@ FloatArray = Annotated[npt.NDArray[np.float32], "<f4"]
 """Log-probabilities: packed little-endian float32 on the wire."""
 
 _Convert = Callable[[Any], Any]
-_MAX_BYTES = 256 * 2**20
 
 
 class Message:
@@ -107,7 +106,7 @@ def decode(data: bytes) -> Message:
         DecodeError: anything else, including unknown types, versions and fields.
     """
     try:
-        value = msgpack.unpackb(data, max_buffer_size=_MAX_BYTES)
+        value = msgpack.unpackb(data)
     except Exception as error:  # msgpack raises many unrelated types on hostile bytes
         raise DecodeError(f"not msgpack: {type(error).__name__}: {error}") from None
     if not isinstance(value, dict):

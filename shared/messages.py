@@ -85,7 +85,6 @@ class EpochStarted(Message):
     epoch: int
     scheduler: str  # instance
     workers: tuple[str, ...]  # instances, by rank
-    requests_cursor: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,56 @@
+"""``python -m scheduler_svc``: the scheduler as a process."""
+
+import asyncio
+import signal
+import sys
+
+import uvloop
+
+from scheduler_svc.observer import Observer
+from scheduler_svc.service import SchedulerService, Superseded
+from scheduler_svc.settings import SchedulerSettings
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable, SettingsError
+from shared.logs import EventLog, setup_logging
+from shared.metrics import SchedulerMetrics
+from shared.model_name import model_name
+from shared.settings import exit_with, load_or_exit
+
+log = EventLog(__name__)
+
+
+async def _serve(settings: SchedulerSettings) -> int:
+    metrics = SchedulerMetrics(
+        model_name(settings.model, settings.served_model_name), settings.engine_id
+    )
+    metrics.serve(settings.scheduler_metrics_host, settings.scheduler_metrics_port)
+    bus = RedisBus(settings.redis_url)
+    service = SchedulerService(bus, settings, Observer(metrics))
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, service.stop)
+    try:
+        log.info("connected to Redis", version=await bus.check_server())
+        await service.run()
+    except (Superseded, BusUnavailable) as error:
+        log.error("scheduler gives up", error=error)
+        return 1
+    finally:
+        await bus.close()
+    return 0
+
+
+def main() -> None:
+    """Run until SIGTERM or SIGINT; exit non-zero on failure, 2 on bad settings."""
+    settings = load_or_exit(SchedulerSettings, "PageStream's scheduler.")
+    if settings.max_num_batched_tokens < settings.max_num_sequences:
+        reason = f"must be at least max-num-sequences, which is {settings.max_num_sequences}"
+        exit_with(
+            SettingsError("--max-num-batched-tokens", settings.max_num_batched_tokens, reason)
+        )
+    setup_logging("scheduler", settings.log_level)
+    sys.exit(uvloop.run(_serve(settings)))
+
+
+if __name__ == "__main__":
+    main()

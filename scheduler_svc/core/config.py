@@ -1,0 +1,35 @@
+"""What the scheduler core must know of the engine; fixed for an epoch."""
+
+from dataclasses import dataclass
+
+from shared.errors import PageStreamError
+
+
+class ProtocolError(PageStreamError):
+    """A result contradicts the plans: the epoch cannot be continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Geometry of the pool and limits of a step."""
+
+    num_blocks: int
+    block_size: int  # tokens
+    max_model_len: int  # tokens
+    max_num_sequences: int
+    max_num_batched_tokens: int
+    max_plans_in_flight: int
+    num_watermark_blocks: int  # kept free on admission while others run
+    outputs_retention: int  # entries of the outputs log kept for slow readers
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_sequences:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
+                f"max_num_sequences={self.max_num_sequences}: every running sequence needs a "
+                "token in each step"
+            )
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the keys and values of ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_size)

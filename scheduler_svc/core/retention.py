@@ -1,0 +1,49 @@
+"""How far the outputs log may be trimmed.
+
+Whoever folds the log must find a RequestState of every unfinished request, and slow readers must
+find recent entries. Requests that have lived long get a fresh RequestState, so that the log in
+front of them can go.
+"""
+
+from scheduler_svc.core.sequence import Sequence
+from shared.bus.api import START, EntryId
+
+_MAX_REFRESHED = 16  # a step should not pay for many at once
+
+
+class Retention:
+    """Unfinished requests in the order of their latest RequestState."""
+
+    def __init__(self, num_entries: int) -> None:
+        self._num_entries = num_entries
+        self._oldest_first: dict[str, Sequence] = {}
+
+    def stated(self, sequence: Sequence, at: EntryId) -> None:
+        """A RequestState of the sequence was read at this place of the log."""
+        self._oldest_first.pop(sequence.request_id, None)
+        self._oldest_first[sequence.request_id] = sequence
+        sequence.state_id = at
+
+    def ended(self, sequence: Sequence) -> None:
+        """The log need not hold the request any more."""
+        self._oldest_first.pop(sequence.request_id, None)
+
+    def min_id(self, head: EntryId) -> EntryId:
+        """Entries below may be trimmed when ``head`` is the last entry."""
+        if head.seq < self._num_entries:
+            return START
+        enough = EntryId(head.epoch, head.seq - self._num_entries)
+        oldest = next(iter(self._oldest_first.values()), None)
+        if oldest is None or oldest.state_id is None:
+            return enough
+        return min(enough, oldest.state_id)
+
+    def overdue(self, head: EntryId) -> list[Sequence]:
+        """Sequences whose RequestState holds the log back, or soon will."""
+        due: list[Sequence] = []
+        limit = EntryId(head.epoch, head.seq - self._num_entries // 2)
+        for sequence in self._oldest_first.values():
+            if len(due) == _MAX_REFRESHED or (sequence.state_id or START) >= limit:
+                break
+            due.append(sequence)
+        return due

@@ -1,0 +1,71 @@
+"""Starting an epoch: fence off all earlier writers, then read what they left (fence, then fold)."""
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.fold import Fold
+from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.keys import EngineKeys
+from shared.codec import Message, decode, encode
+from shared.errors import DecodeError
+from shared.logs import EventLog
+from shared.messages import EpochStarted
+
+_PAGE = 1_000  # entries per read
+_STATES_PER_ENTRY = 64  # an entry should stay small enough to be read at once
+
+log = EventLog(__name__)
+
+
+async def start_epoch(
+    bus: Bus,
+    keys: EngineKeys,
+    config: SchedulerConfig,
+    scheduler: str,
+    workers: tuple[str, ...],
+) -> tuple[int, Scheduler]:
+    """Begin a new epoch of the named parties; its number and a core that knows what is unfinished.
+
+    Raises:
+        StaleWriter: another scheduler started one at the same moment.
+        BusUnavailable: whether the epoch began is unknown; start another.
+    """
+    tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
+    epoch = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
+    started = encode(EpochStarted(epoch, scheduler, workers))
+    fence = EntryId(epoch, 0)
+    await bus.append_all(
+        [
+            Append(keys.plans, [started], epoch, 0, trim_below=fence),
+            Append(keys.outputs, [started], epoch, 0),
+        ]
+    )
+    fold = await _fold_until(bus, keys.outputs, fence)
+    core = Scheduler(config, fold.requests_cursor)
+    states: list[Message] = []
+    for submit, output in fold.in_order():
+        states += core.recover(submit, output)
+    core.outputs_cursor = fence
+    for first in range(0, len(states), _STATES_PER_ENTRY):
+        batch = [encode(state) for state in states[first : first + _STATES_PER_ENTRY]]
+        await bus.append(Append(keys.outputs, batch, epoch))
+    log.info("epoch started", epoch=epoch, workers=",".join(workers), recovered=len(states))
+    return epoch, core
+
+
+async def _fold_until(bus: Bus, outputs: str, fence: EntryId) -> Fold:
+    fold = Fold()
+    cursor = START
+    while cursor < fence:
+        entries = (await bus.read({outputs: cursor}, 0, _PAGE)).get(outputs, [])
+        if not entries:
+            break
+        for entry in entries:
+            if entry.id > fence:
+                return fold
+            try:
+                fold.add(decode(message) for message in entry.messages)
+            except DecodeError as error:
+                log.warning("unreadable entry in outputs", entry=entry.id, error=error)
+                fold.lose_sight()
+            cursor = entry.id
+    return fold

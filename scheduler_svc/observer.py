@@ -1,0 +1,122 @@
+"""Turns what the core notes into logs and metrics."""
+
+import time
+from collections.abc import Callable
+
+from scheduler_svc.core import notes
+from scheduler_svc.core.scheduler import Scheduler
+from shared.logs import EventLog
+from shared.messages import KVGeometry, StepPlan, StepResult
+from shared.metrics import SchedulerMetrics
+
+log = EventLog(__name__)
+
+
+class Observer:
+    """Times are taken with this process's monotonic clock, in seconds.
+
+    Args:
+        clock_s: seconds that never go back.
+    """
+
+    def __init__(
+        self, metrics: SchedulerMetrics, clock_s: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._metrics = metrics
+        self._clock_s = clock_s
+        self._accepted_s: dict[str, float] = {}
+        self._admitted_s: dict[str, float] = {}
+        self._first_token_s: dict[str, float] = {}
+        self._planned_s: dict[int, float] = {}
+
+    def new_epoch(self, epoch: int, kv: KVGeometry) -> None:
+        """Forget the plans of the epoch before."""
+        self._planned_s.clear()
+        self._metrics.epoch.set(epoch)
+        self._metrics.kv_cache_capacity_bytes.set(kv.num_blocks * kv.bytes_per_block)
+
+    def planned(self, plan: StepPlan) -> None:
+        """A plan is about to be appended."""
+        self._planned_s[plan.step] = self._clock_s()
+
+    def result(self, result: StepResult) -> None:
+        """A result was read."""
+        now_s = self._clock_s()
+        if (planned_s := self._planned_s.pop(result.step, None)) is not None:
+            self._metrics.round_trip_seconds.observe(now_s - planned_s)
+        self._metrics.generation_tokens.inc(len(result.tokens))
+        self._metrics.iteration_tokens.observe(result.num_batched_tokens)
+        self._metrics.last_step_timestamp.set_to_current_time()
+
+    def turn(self, seconds: float) -> None:
+        """The core worked this long since the last turn."""
+        self._metrics.schedule_seconds.observe(seconds)
+
+    def noted(self, taken: list[notes.Note]) -> None:
+        """Log and count what happened."""
+        now_s = self._clock_s()
+        for note in taken:
+            match note:
+                case notes.Accepted():
+                    self._accepted_s[note.request_id] = now_s
+                    self._metrics.prompt_tokens.inc(note.num_prompt_tokens)
+                    log.info(
+                        "accepted", request=note.request_id, prompt_tokens=note.num_prompt_tokens
+                    )
+                case notes.Refused():
+                    log.warning("refused", request=note.request_id, reason=note.reason)
+                case notes.Admitted():
+                    self._admitted(note, now_s)
+                case notes.Preempted():
+                    self._metrics.num_preemptions["recompute"].inc()
+                    log.info(
+                        "preempted", request=note.request_id, by=note.by, tokens=note.num_tokens
+                    )
+                case notes.FirstToken():
+                    self._first_token_s[note.request_id] = now_s
+                    if (since_s := self._admitted_s.pop(note.request_id, None)) is not None:
+                        self._metrics.request_prefill_time.observe(now_s - since_s)
+                case notes.Ended():
+                    self._ended(note, now_s)
+
+    def gauges(self, core: Scheduler, kv: KVGeometry) -> notes.Stats:
+        """Publish the state of queues and pool; the numbers are returned too."""
+        stats = core.stats()
+        slots = kv.num_blocks * kv.block_size
+        bytes_per_slot = kv.bytes_per_block / kv.block_size
+        metrics = self._metrics
+        metrics.num_requests_running.set(stats.num_running)
+        metrics.num_requests_waiting.set(stats.num_waiting)
+        metrics.kv_cache_usage_perc.set(stats.num_used_blocks / kv.num_blocks)
+        metrics.kv_cache_token_usage_perc.set(stats.num_kv_tokens / slots)
+        used_slots = stats.num_used_blocks * kv.block_size
+        metrics.kv_cache_bytes["tokens"].set(stats.num_kv_tokens * bytes_per_slot)
+        metrics.kv_cache_bytes["reserved"].set((used_slots - stats.num_kv_tokens) * bytes_per_slot)
+        metrics.kv_cache_bytes["free"].set((slots - used_slots) * bytes_per_slot)
+        return stats
+
+    def log_lengths(self, lengths: dict[str, int]) -> None:
+        """Publish how many entries each log holds."""
+        for name, length in lengths.items():
+            self._metrics.log_entries[name].set(length)
+
+    def _admitted(self, note: notes.Admitted, now_s: float) -> None:
+        if (since_s := self._accepted_s.pop(note.request_id, None)) is not None:
+            self._metrics.request_queue_time.observe(now_s - since_s)
+        if note.again:
+            self._metrics.recomputed_tokens.inc(note.num_recomputed)
+            log.info("admitted again", request=note.request_id, recomputed=note.num_recomputed)
+        else:
+            self._admitted_s[note.request_id] = now_s
+
+    def _ended(self, note: notes.Ended, now_s: float) -> None:
+        if (since_s := self._first_token_s.pop(note.request_id, None)) is not None:
+            self._metrics.request_decode_time.observe(now_s - since_s)
+        self._accepted_s.pop(note.request_id, None)
+        self._admitted_s.pop(note.request_id, None)
+        log.info(
+            "ended",
+            request=note.request_id,
+            reason=note.reason,
+            generated_tokens=note.num_generated,
+        )

@@ -1,0 +1,103 @@
+"""Reading unfinished requests back from the outputs log."""
+
+import numpy as np
+
+from scheduler_svc.fold import Fold
+from shared.bus.api import EntryId
+from shared.messages import (
+    ChoiceState,
+    EndFlag,
+    EpochStarted,
+    RequestEnded,
+    RequestState,
+    StepResult,
+)
+from tests.support.requests import submit
+
+
+def state(request_id: str, handle: int, output: list[int], cursor: str = "0-0") -> RequestState:
+    choice = ChoiceState(handle, np.array(output, np.int32), finish_reason="")
+    return RequestState(submit(request_id), (choice,), cursor)
+
+
+def result(step: int, tokens: dict[int, int], ended: list[int] | None = None) -> StepResult:
+    rows = [list(tokens).index(handle) for handle in ended or ()]
+    return StepResult(
+        step=step,
+        handles=np.array(list(tokens), np.int32),
+        tokens=np.array(list(tokens.values()), np.int32),
+        ended_rows=np.array(rows, np.int32),
+        ended_flags=np.full(len(rows), EndFlag.STOP, np.int32),
+        logprobs=(),
+        prompt_logprobs=(),
+        num_batched_tokens=len(tokens),
+        model_us=0,
+        step_us=0,
+    )
+
+
+def folded(*messages: object) -> dict[str, list[int]]:
+    fold = Fold()
+    for message in messages:
+        fold.add([message])  # type: ignore[list-item]
+    return {submit.request_id: output.tolist() for submit, output in fold.in_order()}
+
+
+STARTED = EpochStarted(5, "scheduler", ("worker",))
+
+
+def test_tokens_of_results_follow_those_of_the_state() -> None:
+    assert folded(
+        STARTED, state("a", 1, []), result(1, {1: 10}), state("b", 2, [7]), result(2, {1: 11, 2: 8})
+    ) == {"a": [10, 11], "b": [7, 8]}
+
+
+def test_what_has_ended_is_not_found_again() -> None:
+    assert (
+        folded(
+            STARTED,
+            state("a", 1, []),
+            state("b", 2, []),
+            result(1, {1: 10, 2: 20}, ended=[2]),
+            RequestEnded("a", "abort", "", "0-0"),
+        )
+        == {}
+    )
+
+
+def test_a_state_replaces_what_was_known_and_retires_the_old_handle() -> None:
+    assert folded(
+        STARTED,
+        state("a", 1, []),
+        result(1, {1: 10}),
+        state("a", 4, [10]),
+        result(2, {1: 99}),
+        result(3, {4: 11}),
+    ) == {"a": [10, 11]}
+
+
+def test_handles_of_an_epoch_mean_nothing_in_the_next() -> None:
+    assert folded(STARTED, state("a", 1, [5]), STARTED, result(1, {1: 99})) == {"a": [5]}
+
+
+def test_a_repeated_step_is_dropped_and_behind_a_gap_nothing_is_joined() -> None:
+    assert folded(
+        STARTED,
+        state("a", 1, []),
+        result(1, {1: 10}),
+        result(1, {1: 10}),
+        result(3, {1: 12}),
+        result(4, {1: 13}),
+    ) == {"a": [10]}
+
+
+def test_a_log_whose_beginning_was_trimmed_starts_with_any_step() -> None:
+    assert folded(state("a", 1, [1, 2]), result(70, {1: 3}), result(71, {1: 4})) == {
+        "a": [1, 2, 3, 4]
+    }
+
+
+def test_the_furthest_requests_cursor_counts() -> None:
+    fold = Fold()
+    fold.add([state("a", 1, [], "7-1"), RequestEnded("x", "abort", "", "9-0"), state("b", 2, [])])
+    assert fold.requests_cursor == EntryId(9, 0)

@@ -1,0 +1,262 @@
+"""The scheduler's loop on the in-memory bus, with a rule-abiding worker that has no model."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from scheduler_svc.observer import Observer
+from scheduler_svc.service import SchedulerService, Superseded
+from scheduler_svc.settings import SchedulerSettings
+from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.keys import EngineKeys
+from shared.bus.memory import MemoryBus
+from shared.codec import Message, decode, decode_as, encode
+from shared.messages import (
+    Abort,
+    EngineInfo,
+    EpochStarted,
+    KVGeometry,
+    ModelInfo,
+    RequestEnded,
+    RequestState,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
+from shared.metrics import SchedulerMetrics
+from tests.support.fake_worker import FakeWorker
+from tests.support.requests import submit
+
+KEYS = EngineKeys("engine-0")
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(lambda: time.time_ns() // 1_000_000)
+
+
+class Peer:
+    """A worker process and a reader of the outputs log in one."""
+
+    def __init__(self, bus: Bus, instance: str) -> None:
+        self.bus = bus
+        self.instance = instance
+        self.cursor = START
+        self.epoch = 0
+        self.num_results = 0
+
+    async def announce(self, state: str = "ready", detail: str = "") -> None:
+        info = WorkerInfo(
+            instance=self.instance,
+            rank=0,
+            state=state,
+            detail=detail,
+            model=ModelInfo("demo", 1_000, 256, "float32", (0,)),
+            kv=KVGeometry(num_blocks=32, block_size=4, bytes_per_block=64),
+        )
+        await self.bus.put(KEYS.worker(0), encode(info), 60_000)
+
+    async def work(self) -> None:
+        """Execute plans of the epochs that name this instance, for ever."""
+        worker: FakeWorker | None = None
+        while True:
+            found = await self.bus.read({KEYS.plans: self.cursor}, 1_000, 10)
+            for entry in found.get(KEYS.plans, ()):
+                self.cursor = entry.id
+                message = decode(entry.messages[0])
+                if isinstance(message, EpochStarted):
+                    self.epoch = message.epoch
+                    named = message.workers == (self.instance,)
+                    worker = FakeWorker(4, 512, _draw) if named else None
+                elif isinstance(message, StepPlan) and worker is not None:
+                    assert entry.id == EntryId(self.epoch, message.step)
+                    result = worker.execute(message)
+                    below = EntryId.parse(message.outputs_min_id)
+                    await self.bus.append(
+                        Append(KEYS.outputs, [encode(result)], self.epoch, trim_below=below)
+                    )
+                    self.num_results += 1
+            await asyncio.sleep(0)
+
+
+def _draw(handle: int, position: int) -> tuple[int, bool]:
+    return position * 3 + 1, False
+
+
+class Reader:
+    """Follows the outputs log and remembers everything."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.cursor = START
+        self.seen: list[Message] = []
+
+    async def until(self, condition: Callable[[list[Message]], bool]) -> list[Message]:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition(self.seen):
+            assert time.monotonic() < deadline, f"not seen in time; last: {self.seen[-3:]}"
+            found = await self.bus.read({KEYS.outputs: self.cursor}, 1_000, 100)
+            for entry in found.get(KEYS.outputs, ()):
+                self.cursor = entry.id
+                self.seen += [decode(message) for message in entry.messages]
+        return self.seen
+
+    def tokens(self, request_id: str) -> list[int]:
+        """What a client of this request has by now."""
+        handle, output = 0, []
+        for message in self.seen:
+            if isinstance(message, RequestState) and message.submit.request_id == request_id:
+                handle, output = message.choices[0].handle, message.choices[0].output.tolist()
+            elif isinstance(message, StepResult):
+                for row, found in enumerate(message.handles.tolist()):
+                    if found == handle:
+                        output.append(int(message.tokens[row]))
+        return output
+
+
+def service(bus: Bus, **changes: object) -> SchedulerService:
+    settings = SchedulerSettings(**changes)  # type: ignore[arg-type]
+    return SchedulerService(bus, settings, Observer(SchedulerMetrics("demo", "engine-0")))
+
+
+@asynccontextmanager
+async def running(found: SchedulerService) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(found.run())
+    try:
+        yield task
+    finally:
+        found.stop()
+        await asyncio.wait([task], timeout=DEADLINE_S)
+        assert task.done(), "the service must stop when asked"
+
+
+@asynccontextmanager
+async def working(peer: Peer) -> AsyncIterator[None]:
+    task = asyncio.create_task(peer.work())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def ended(request_id: str, num_tokens: int, reader: Reader) -> Callable[[list[Message]], bool]:
+    return lambda seen: len(reader.tokens(request_id)) >= num_tokens
+
+
+async def test_a_request_is_accepted_planned_and_finished(bus: MemoryBus) -> None:
+    peer, reader = Peer(bus, "w1"), Reader(bus)
+    await peer.announce()
+    async with running(service(bus)), working(peer):
+        await bus.append(Append(KEYS.requests, [encode(submit("a", range(9), max_tokens=20))]))
+        await reader.until(ended("a", 20, reader))
+    assert reader.tokens("a") == [position * 3 + 1 for position in range(9, 29)]
+    info = decode_as(EngineInfo, await bus.get(KEYS.info) or b"")
+    assert info.detail == "the scheduler was stopped"
+
+
+async def test_while_no_worker_is_ready_the_engine_says_why(bus: MemoryBus) -> None:
+    await Peer(bus, "w1").announce("failed", "bloom is not supported")
+    async with running(service(bus)):
+        deadline = time.monotonic() + DEADLINE_S
+        while (value := await bus.get(KEYS.info)) is None:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0)
+        info = decode_as(EngineInfo, value)
+    assert (info.state, info.detail) == ("failed", "bloom is not supported")
+
+
+async def test_a_new_worker_continues_where_the_dead_one_stopped(bus: MemoryBus) -> None:
+    first, second, reader = Peer(bus, "w1"), Peer(bus, "w2"), Reader(bus)
+    await first.announce()
+    async with running(service(bus)):
+        async with working(first):
+            await bus.append(Append(KEYS.requests, [encode(submit("a", range(5), max_tokens=90))]))
+            await reader.until(ended("a", 10, reader))
+        await second.announce()
+        async with working(second):
+            await reader.until(ended("a", 90, reader))
+    assert reader.tokens("a") == [position * 3 + 1 for position in range(5, 95)]
+    assert sum(isinstance(message, EpochStarted) for message in reader.seen) == 2
+
+
+async def test_a_new_scheduler_continues_what_the_old_one_accepted(bus: MemoryBus) -> None:
+    peer, reader = Peer(bus, "w1"), Reader(bus)
+    await peer.announce()
+    async with working(peer):
+        async with running(service(bus)):
+            for name in ("a", "b"):
+                asked = submit(name, range(5), max_tokens=100)
+                await bus.append(Append(KEYS.requests, [encode(asked)]))
+            await reader.until(ended("b", 10, reader))
+        late = submit("late", range(3), max_tokens=5)
+        await bus.append(Append(KEYS.requests, [encode(late)]))
+        async with running(service(bus)):
+            for name, count in (("a", 100), ("b", 100), ("late", 5)):
+                await reader.until(ended(name, count, reader))
+    for name in ("a", "b"):
+        assert reader.tokens(name) == [position * 3 + 1 for position in range(5, 105)]
+
+
+async def test_a_scheduler_that_reads_anothers_epoch_exits(bus: MemoryBus) -> None:
+    peer, reader = Peer(bus, "w1"), Reader(bus)
+    await peer.announce()
+    first, second = service(bus), service(bus)
+    async with running(first) as old:
+        await reader.until(lambda seen: len(seen) == 1)
+        async with running(second):
+            with pytest.raises(Superseded):
+                await asyncio.wait_for(asyncio.shield(old), DEADLINE_S)
+
+
+async def test_an_abort_ends_the_request_unless_it_is_stale(bus: MemoryBus) -> None:
+    await Peer(bus, "w1").announce()
+    reader = Reader(bus)
+    async with running(service(bus)):
+        await bus.append(Append(KEYS.requests, [encode(submit("a"))]))
+        await bus.append(Append(KEYS.requests, [encode(Abort("a", "an older one", "gone"))]))
+        await bus.append(Append(KEYS.requests, [encode(submit("b"))]))
+        await bus.append(Append(KEYS.requests, [encode(Abort("b", "attachment", "gone"))]))
+        seen = await reader.until(lambda seen: any(isinstance(m, RequestEnded) for m in seen))
+    endings = [message for message in seen if isinstance(message, RequestEnded)]
+    assert [(ending.request_id, ending.reason) for ending in endings] == [("b", "abort")]
+
+
+async def test_a_request_that_cannot_be_read_is_answered(bus: MemoryBus) -> None:
+    await Peer(bus, "w1").announce()
+    reader = Reader(bus)
+    broken = encode(submit("broken")).replace(b"prompt", b"tpmorp")
+    async with running(service(bus)):
+        await bus.append(Append(KEYS.requests, [b"\xff\xffnot msgpack"]))
+        await bus.append(Append(KEYS.requests, [broken]))
+        seen = await reader.until(lambda seen: any(isinstance(m, RequestEnded) for m in seen))
+    [ending] = [message for message in seen if isinstance(message, RequestEnded)]
+    assert (ending.request_id, ending.reason) == ("broken", "error")
+    assert "prompt" in ending.error
+
+
+async def test_the_logs_stay_short_while_a_long_request_lives(bus: MemoryBus) -> None:
+    peer, reader = Peer(bus, "w1"), Reader(bus)
+    await peer.announce()
+    async with running(service(bus, outputs_retention=100)), working(peer):
+        await bus.append(Append(KEYS.requests, [encode(submit("long", [1], max_tokens=120))]))
+        for number in range(30):
+            asked = submit(f"r{number}", range(3), max_tokens=90)
+            await bus.append(Append(KEYS.requests, [encode(asked)]))
+        for number in range(30):
+            await reader.until(ended(f"r{number}", 90, reader))
+        assert peer.num_results > 150
+        assert await bus.length(KEYS.plans) <= 4
+        deadline = time.monotonic() + DEADLINE_S
+        number = 30
+        while await bus.length(KEYS.outputs) > 150:
+            assert time.monotonic() < deadline, await bus.length(KEYS.outputs)
+            asked = submit(f"r{number}", range(3), max_tokens=50)
+            await bus.append(Append(KEYS.requests, [encode(asked)]))
+            await reader.until(ended(f"r{number}", 50, reader))
+            number += 1
+    assert reader.tokens("long") == [position * 3 + 1 for position in range(1, 121)]

@@ -1,0 +1,146 @@
+"""Messages survive the wire, and nothing else does."""
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.codec import Message, decode, decode_as, encode
+from shared.errors import DecodeError
+from shared.messages import (
+    Abort,
+    Admission,
+    ChoiceState,
+    EngineInfo,
+    EpochStarted,
+    KVGeometry,
+    ModelInfo,
+    PromptLogprobs,
+    RequestEnded,
+    RequestState,
+    StepPlan,
+    StepResult,
+    Stop,
+    TokenLogprobs,
+    WorkerInfo,
+)
+from tests.support.requests import sampling, submit
+
+
+def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+MODEL = ModelInfo("demo", 4096, 2048, "bfloat16", (1, 2))
+LOGPROBS = TokenLogprobs(0, -1.5, ints(4, 5), np.array([-0.5, -2.0], np.float32))
+MESSAGES: list[Message] = [
+    submit("a", [1, 2, 3], stop_token_ids=(7, 8), num_logprobs=5),
+    Stop("a", 0, 12),
+    Abort("a", "x", "disconnected"),
+    EpochStarted(7, "s", ("w0", "w1")),
+    StepPlan(
+        step=3,
+        now_ms=5,
+        requests_cursor="1-2",
+        outputs_cursor="3-4",
+        outputs_min_id="0-0",
+        retired=ints(4),
+        admissions=(Admission(9, 0, ints(1, 2), 2, 0, ints(5), sampling()),),
+        grown_handles=ints(1, 2),
+        grown_blocks=ints(8, 9),
+        chunk_handles=ints(9),
+        chunk_tokens=ints(2),
+    ),
+    StepResult(
+        step=3,
+        handles=ints(1, 2),
+        tokens=ints(-1, 2**31 - 1),
+        ended_rows=ints(1),
+        ended_flags=ints(2),
+        logprobs=(LOGPROBS,),
+        prompt_logprobs=(PromptLogprobs(9, (LOGPROBS,)),),
+        num_batched_tokens=4,
+        model_us=100,
+        step_us=200,
+    ),
+    RequestState(submit("b"), (ChoiceState(4, ints(), ""),), "5-6"),
+    RequestEnded("b", "error", "no room", "5-6"),
+    WorkerInfo("w", 0, "ready", "", MODEL, KVGeometry(10, 16, 4096)),
+    WorkerInfo("w", 0, "loading", "", None, None),
+    EngineInfo("e", "s", 7, "ready", "", MODEL, None, 1, 2),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_a_message_survives_the_wire(message: Message) -> None:
+    found = decode(encode(message))
+    assert type(found) is type(message)
+    assert found == message
+    assert hash(found) == hash(message)
+
+
+def test_messages_that_differ_in_one_token_differ() -> None:
+    assert submit("a", [1, 2]) != submit("a", [1, 3])
+    assert submit("a") != Abort("a", "", "")
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+@given(data=st.data())
+def test_damaged_bytes_are_a_decode_error_or_another_message(
+    message: Message, data: st.DataObject
+) -> None:
+    raw = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    for damaged in (bytes(raw), bytes(raw[:cut])):
+        try:
+            found = decode(damaged)
+        except DecodeError:
+            continue
+        assert decode(encode(found)) == found
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_raise_nothing_but_decode_errors(raw: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode(raw)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"t": "Sudo"}, "unknown message type 'Sudo'"),
+        ({"t": 5}, "unknown message type 5"),
+        ({"v": 99}, "version 99"),
+        ({"choice": "0"}, "Stop.choice: expected int"),
+        ({"choice": True}, "Stop.choice: expected int"),
+        ({"extra": 1}, "unknown fields ['extra']"),
+    ],
+)
+def test_the_error_says_what_is_wrong(change: dict[str, object], complaint: str) -> None:
+    data = msgpack.unpackb(encode(Stop("a", 0, 12)))
+    with pytest.raises(DecodeError) as caught:
+        decode(msgpack.packb({**data, **change}))
+    assert complaint in str(caught.value)
+    assert caught.value.request_id == "a"
+
+
+def test_a_missing_field_is_named() -> None:
+    data = msgpack.unpackb(encode(Stop("a", 0, 12)))
+    del data["num_tokens"]
+    with pytest.raises(DecodeError, match="'num_tokens' is missing"):
+        decode(msgpack.packb(data))
+
+
+def test_arrays_must_be_whole_numbers_of_items() -> None:
+    data = msgpack.unpackb(encode(submit("a")))
+    data["prompt"] = b"\0\0\0"
+    with pytest.raises(DecodeError, match=r"Submit\.prompt"):
+        decode(msgpack.packb(data))
+
+
+def test_a_key_holds_one_type_of_message() -> None:
+    with pytest.raises(DecodeError, match="expected WorkerInfo, got Stop"):
+        decode_as(WorkerInfo, encode(Stop("a", 0, 1)))

@@ -1,0 +1,60 @@
+"""Settings: flags over environment over defaults, and clear words for what is wrong."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from shared.errors import SettingsError
+from shared.settings import byte_size, check_environment, load, setting
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    block_size: int = setting(16, "Tokens.", minimum=1, maximum=256)
+    memory: int | None = setting(None, "Bytes.", parse=byte_size)
+    share: float = setting(0.5, "Share.", minimum=0, maximum=1)
+    level: str = setting("info", "Level.", choices=("info", "debug"))
+    remote: bool = setting(False, "Yes or no.")
+    redis_url: str = setting("redis://x", "Redis.", env="REDIS_URL")
+
+
+def test_defaults_environment_and_flags_in_that_order() -> None:
+    assert load(Settings, {}, {}) == Settings()
+    environ = {"PAGESTREAM_BLOCK_SIZE": "32", "PAGESTREAM_MEMORY": "2GiB", "REDIS_URL": "redis://y"}
+    assert load(Settings, {}, environ) == Settings(32, 2 * 2**30, redis_url="redis://y")
+    assert load(Settings, {"block_size": "64"}, environ).block_size == 64
+    assert load(Settings, {"memory": "auto"}, environ).memory is None
+    assert load(Settings, {"remote": "yes"}, {}).remote is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "complaint"),
+    [
+        ({"block_size": "0"}, {}, "--block-size='0': must be at least 1"),
+        ({}, {"PAGESTREAM_BLOCK_SIZE": "x"}, "PAGESTREAM_BLOCK_SIZE='x': expected a whole number"),
+        ({"memory": "lots"}, {}, "--memory='lots': expected a number of bytes"),
+        ({"share": "nan"}, {}, "--share='nan': must be at least 0"),
+        ({"level": "loud"}, {}, "--level='loud': expected one of info, debug"),
+        ({"remote": "maybe"}, {}, "--remote='maybe': expected true or false"),
+        ({"block_size": "auto"}, {}, "--block-size='auto': expected a whole number"),
+    ],
+)
+def test_a_bad_value_is_refused_with_key_and_value(
+    flags: dict[str, str], environ: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load(Settings, flags, environ)
+    assert complaint in str(caught.value)
+
+
+def test_a_misspelled_variable_is_refused() -> None:
+    check_environment([Settings], {"PAGESTREAM_BLOCK_SIZE": "16", "HOME": "/root"})
+    with pytest.raises(SettingsError, match="PAGESTREAM_BLOK_SIZE='16': there is no such setting"):
+        check_environment([Settings], {"PAGESTREAM_BLOK_SIZE": "16"})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1024", 1024), ("1k", 1024), ("1.5MiB", 1_572_864), ("2 GB", 2**31)]
+)
+def test_byte_sizes(text: str, size: int) -> None:
+    assert byte_size(text) == size

@@ -1,0 +1,41 @@
+"""Requests for tests, with sane defaults."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shared.messages import Submit
+from shared.sampling import SamplingParams
+
+
+def sampling(**changes: Any) -> SamplingParams:
+    """Greedy, 16 tokens, nothing special; ``changes`` by field name."""
+    values: dict[str, Any] = {
+        "max_tokens": 16,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "seed": 0,
+        "stop_token_ids": (),
+        "ignore_eos": False,
+        "min_tokens": 0,
+        "num_logprobs": None,
+        "num_prompt_logprobs": None,
+    }
+    return SamplingParams(**{**values, **changes})
+
+
+def submit(
+    request_id: str = "r0", prompt: Sequence[int] = (1, 2, 3), received_ms: int = 0, **changes: Any
+) -> Submit:
+    """A request with this prompt; ``changes`` go to its sampling parameters."""
+    return Submit(
+        request_id=request_id,
+        gateway="gateway",
+        attachment="attachment",
+        prompt=np.array(prompt, np.int32),
+        sampling=sampling(**changes),
+        received_ms=received_ms,
+    )

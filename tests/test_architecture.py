@@ -1,0 +1,99 @@
+"""Who may import whom: the folders are the architecture."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SERVICES = ("gateway", "scheduler_svc", "gpu_worker")
+OURS = (*SERVICES, "shared", "kernels", "deploy", "benchmarks")
+
+MAY_IMPORT = {
+    "gateway": {"gateway", "shared"},
+    "scheduler_svc": {"scheduler_svc", "shared"},
+    "gpu_worker": {"gpu_worker", "shared", "kernels"},
+    "shared": {"shared"},
+    "kernels": {"kernels"},
+    # The launcher lists the settings of every service in its help, and nothing else of them.
+    "deploy": {"deploy", "shared", "gateway.settings", "scheduler_svc.settings"}
+    | {"gpu_worker.settings"},
+}
+ONLY_IN = {
+    "torch": ("gpu_worker/", "kernels/"),
+    "redis": ("shared/bus/redis_bus.py",),
+    "fastapi": ("gateway/",),
+    "starlette": ("gateway/",),
+    "uvicorn": ("gateway/",),
+    "prometheus_client": ("shared/metrics.py",),
+}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Full names of the modules that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            yield node.module
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def within(module: str, allowed: set[str]) -> bool:
+    return any(module == name or module.startswith(name + ".") for name in allowed)
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_it_may(package: str) -> None:
+    assert files(package)
+    for path in files(package):
+        for module in imports_of(path):
+            if module.partition(".")[0] in OURS:
+                assert within(module, MAY_IMPORT[package]), f"{path}: import of {module}"
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
+    for package in MAY_IMPORT:
+        for path in files(package):
+            name = path.relative_to(ROOT).as_posix()
+            if not name.startswith(ONLY_IN[library]):
+                assert not any(within(found, {library}) for found in imports_of(path)), name
+
+
+def test_the_scheduler_core_is_pure() -> None:
+    impure = {"asyncio", "time", "logging", "random", "shared.logs", "shared.metrics", "os"}
+    for path in files("scheduler_svc/core"):
+        for module in imports_of(path):
+            assert not within(module, impure), f"{path}: import of {module}"
+
+
+def test_packages_say_nothing_in_their_init() -> None:
+    for package in OURS:
+        for path in (ROOT / package).rglob("__init__.py"):
+            assert path.read_text() == "", path
+
+
+def test_transformers_runs_with_our_kernels_package_on_the_path() -> None:
+    """``kernels`` is also the name of a package that transformers looks for."""
+    code = """
+import torch, transformers, kernels
+config = transformers.LlamaConfig(
+    hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
+)
+model = transformers.LlamaForCausalLM(config)
+assert model(torch.arange(5)[None]).logits.shape == (1, 5, 64)
+assert "site-packages" not in kernels.__file__
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
