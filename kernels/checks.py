@@ -1,0 +1,96 @@
+"""Shape and type checks shared by the backends, so that shape comments cannot lie.
+
+The backends hand raw addresses to compiled code: a wrong type there is a wild read, not an
+exception, so every argument is checked here first.
+"""
+
+import torch
+
+from kernels.interface import LayerCache, RaggedBatch
+
+
+def check_cache(cache: LayerCache) -> None:
+    """Keys and values agree in shape and type, and the last dimension is contiguous.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    key, value = cache.key, cache.value
+    if key.dim() != 4 or key.shape != value.shape or key.dtype != value.dtype:
+        raise ValueError(
+            f"key {tuple(key.shape)} {key.dtype} and value {tuple(value.shape)} {value.dtype} "
+            "are not one cache [num_blocks, Hkv, block_size, D]"
+        )
+    if key.stride(3) != 1 or value.stride(3) != 1:
+        raise ValueError(f"cache strides {key.stride()} {value.stride()}: D must be contiguous")
+
+
+def check_write(
+    key: torch.Tensor,  # [T, Hkv, D]
+    value: torch.Tensor,  # [T, Hkv, D]
+    cache: LayerCache,
+    slot_mapping: torch.Tensor,  # [T] int64
+) -> None:
+    """The new keys and values fit the cache and there is a slot for each token.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    check_cache(cache)
+    _, num_kv_heads, _, head_dim = cache.key.shape
+    expected = (slot_mapping.shape[0], num_kv_heads, head_dim)
+    if key.shape != expected or value.shape != expected:
+        raise ValueError(
+            f"key {tuple(key.shape)} and value {tuple(value.shape)} are not {expected}"
+        )
+    if key.dtype != cache.key.dtype or value.dtype != cache.key.dtype:
+        raise ValueError(f"key {key.dtype}, value {value.dtype}, cache {cache.key.dtype}")
+    if key.stride(2) != 1 or value.stride(2) != 1:
+        raise ValueError(f"strides {key.stride()} {value.stride()}: D must be contiguous")
+    _check_vector("slot_mapping", slot_mapping, torch.int64)
+
+
+def check_attend(
+    query: torch.Tensor,  # [T, H, D]
+    cache: LayerCache,
+    batch: RaggedBatch,
+    out: torch.Tensor,  # [T, H, D]
+) -> None:
+    """Query, output and batch fit each other and the cache.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    check_cache(cache)
+    _, num_kv_heads, _, head_dim = cache.key.shape
+    if query.dim() != 3 or query.shape != out.shape or query.shape[2] != head_dim:
+        raise ValueError(
+            f"query {tuple(query.shape)} and out {tuple(out.shape)} are not [T, H, D={head_dim}]"
+        )
+    if query.shape[1] % num_kv_heads:
+        raise ValueError(f"{query.shape[1]} query heads do not share {num_kv_heads} KV heads")
+    if query.dtype != cache.key.dtype or out.dtype != query.dtype:
+        raise ValueError(f"query {query.dtype}, out {out.dtype}, cache {cache.key.dtype}")
+    if query.stride(2) != 1 or out.stride(2) != 1:
+        raise ValueError(f"strides {query.stride()} {out.stride()}: D must be contiguous")
+    num_seqs = batch.context_lens.shape[0]
+    if batch.query_starts.shape[0] != num_seqs + 1 or batch.block_tables.shape[0] != num_seqs:
+        raise ValueError(
+            f"{num_seqs} context lengths, {batch.query_starts.shape[0]} query starts, "
+            f"{batch.block_tables.shape[0]} block tables"
+        )
+    _check_vector("context_lens", batch.context_lens, torch.int32)
+    _check_vector("query_starts", batch.query_starts, torch.int32)
+    if batch.block_tables.dtype != torch.int32 or batch.block_tables.stride(1) != 1:
+        raise ValueError(
+            f"block_tables {batch.block_tables.dtype} {batch.block_tables.stride()}: "
+            "int32 with contiguous rows expected"
+        )
+
+
+def _check_vector(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    if tensor.dim() != 1 or tensor.dtype != dtype or not tensor.is_contiguous():
+        raise ValueError(
+            f"{name} {tuple(tensor.shape)} {tensor.dtype} {tensor.stride()}: "
+            f"a contiguous vector of {dtype} expected"
+        )

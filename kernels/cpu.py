@@ -1,0 +1,146 @@
+"""Paged attention on CPUs: compiled kernels that read keys and values in place."""
+
+import ctypes
+import struct
+
+import torch
+
+from kernels import cpu_jobs
+from kernels.checks import check_attend, check_write
+from kernels.cpu_compile import attend_kernel, write_kernel
+from kernels.cpu_threads import TeamRunner
+from kernels.interface import AttentionParams, LayerCache, RaggedBatch
+from kernels.reference import ReferenceBackend
+
+# Work below this runs on the calling thread: waking the others would take longer.
+_SERIAL_MULTIPLICATIONS = 200_000
+_SERIAL_WRITE_BYTES = 64 * 1024
+_NO_WINDOW = 1 << 40
+_COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class CpuBackend:
+    """float32 and bfloat16 with head sizes divisible by 16; anything else runs the reference.
+
+    Not thread-safe: scratch memory belongs to the backend, one call at a time.
+    """
+
+    name = "cpu"
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+
+    def __init__(self) -> None:
+        self._team = TeamRunner()
+        self._reference = ReferenceBackend()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def warm_up(self, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+        """Compile, or load from numba's cache, what a model of this shape will call.
+
+        Seconds without a cache (NUMBA_CACHE_DIR, or else ``__pycache__`` beside the sources).
+        """
+        cache = LayerCache(*torch.zeros(2, 1, num_kv_heads, 16, head_dim, dtype=dtype))
+        new = torch.zeros(16, num_kv_heads, head_dim, dtype=dtype)
+        self.write_kv(new, new, cache, torch.arange(16))
+        batch = RaggedBatch(
+            slot_mapping=torch.arange(16),
+            block_tables=torch.zeros(1, 1, dtype=torch.int32),
+            context_lens=torch.tensor([16], dtype=torch.int32),
+            query_starts=torch.tensor([0, 16], dtype=torch.int32),
+            max_query_len=16,
+            max_context_len=16,
+        )
+        query = torch.zeros(16, num_heads, head_dim, dtype=dtype)
+        self.attend(query, cache, batch, AttentionParams(scale=1.0), torch.empty_like(query))
+
+    def write_kv(
+        self,
+        key: torch.Tensor,  # [T, Hkv, D]
+        value: torch.Tensor,  # [T, Hkv, D]
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,  # [T] int64
+    ) -> None:
+        """Store each token's key and value in its slot; a negative slot is padding, skipped.
+
+        Raises:
+            ValueError: if shapes or types do not fit each other.
+        """
+        check_write(key, value, cache, slot_mapping)
+        size = key.element_size()
+        num_tokens, num_kv_heads, head_dim = key.shape
+        job = (ctypes.c_int64 * cpu_jobs.WRITE_FIELDS)()
+        job[2:5] = [key.data_ptr(), key.stride(0) * size, key.stride(1) * size]
+        job[5:8] = [value.data_ptr(), value.stride(0) * size, value.stride(1) * size]
+        _describe_cache(job, cache)
+        job[cpu_jobs.SLOTS] = slot_mapping.data_ptr()
+        job[cpu_jobs.NUM_TOKENS] = num_tokens
+        job[cpu_jobs.ROW_BYTES] = head_dim * size
+        num_bytes = 2 * num_tokens * num_kv_heads * head_dim * size
+        threads = 1 if num_bytes < _SERIAL_WRITE_BYTES else self._team.num_threads()
+        self._team.run(write_kernel().address, ctypes.addressof(job), threads)
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        cache: LayerCache,
+        batch: RaggedBatch,
+        params: AttentionParams,
+        out: torch.Tensor,  # [T, H, D]
+    ) -> None:
+        """Causal attention of each row over its own sequence's pages (PagedAttention, §4.1).
+
+        Only slots that some row may see are read; rows of no sequence are not written.
+
+        Raises:
+            ValueError: if shapes or types do not fit each other.
+        """
+        num_tokens, num_heads, head_dim = query.shape
+        if query.dtype not in _COMPILED_DTYPES or head_dim % 16:
+            self._reference.attend(query, cache, batch, params, out)
+            return
+        check_attend(query, cache, batch, out)
+        num_kv_heads = cache.key.shape[1]
+        group = num_heads // num_kv_heads
+        size = query.element_size()
+        multiplications = num_tokens * num_heads * head_dim * batch.max_context_len
+        threads = 1 if multiplications < _SERIAL_MULTIPLICATIONS else self._team.num_threads()
+        scratch_bytes = -(-cpu_jobs.scratch_bytes(group, head_dim) // 4096) * 4096
+        job = (ctypes.c_int64 * cpu_jobs.ATTEND_FIELDS)()
+        job[2:5] = [query.data_ptr(), query.stride(0) * size, query.stride(1) * size]
+        job[5:8] = [out.data_ptr(), out.stride(0) * size, out.stride(1) * size]
+        _describe_cache(job, cache)
+        job[cpu_jobs.TABLES] = batch.block_tables.data_ptr()
+        job[cpu_jobs.TABLE_ROW] = batch.block_tables.stride(0) * 4
+        job[cpu_jobs.CONTEXT_LENS] = batch.context_lens.data_ptr()
+        job[cpu_jobs.QUERY_STARTS] = batch.query_starts.data_ptr()
+        job[cpu_jobs.NUM_SEQS] = batch.context_lens.shape[0]
+        job[cpu_jobs.GROUP] = group
+        job[cpu_jobs.HEAD_DIM] = head_dim
+        job[cpu_jobs.TILE_TOKENS] = max(1, cpu_jobs.MAX_TILE_ROWS // group)
+        job[cpu_jobs.WINDOW] = params.sliding_window or _NO_WINDOW
+        job[cpu_jobs.SCALE] = _float_bits(params.scale)
+        job[cpu_jobs.SOFTCAP] = _float_bits(params.softcap or 0.0)
+        job[cpu_jobs.SCRATCH] = self._scratch_for(threads * scratch_bytes)
+        job[cpu_jobs.SCRATCH_BYTES] = scratch_bytes
+        self._team.run(attend_kernel(query.dtype).address, ctypes.addressof(job), threads)
+
+    def _scratch_for(self, num_bytes: int) -> int:
+        """Address of that much memory, aligned to a cache line, reused from call to call."""
+        if self._scratch.numel() < num_bytes + 64:
+            self._scratch = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        return -(-self._scratch.data_ptr() // 64) * 64
+
+
+def _describe_cache(job: "ctypes.Array[ctypes.c_int64]", cache: LayerCache) -> None:
+    size = cache.key.element_size()
+    block, head, slot, _ = cache.key.stride()
+    job[8:12] = [cache.key.data_ptr(), block * size, head * size, slot * size]
+    block, head, slot, _ = cache.value.stride()
+    job[12:16] = [cache.value.data_ptr(), block * size, head * size, slot * size]
+    job[cpu_jobs.NUM_KV_HEADS] = cache.key.shape[1]
+    job[cpu_jobs.BLOCK_SIZE] = cache.key.shape[2]
+
+
+def _float_bits(number: float) -> int:
+    """The bits of a float32, in the low half of an int64."""
+    bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
+    return bits

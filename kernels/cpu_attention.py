@@ -1,0 +1,361 @@
+"""The CPU kernel of paged attention: tiles of query rows claimed by threads.
+
+Threads enter the kernel at the same time; each claims tasks from the job's counter until none is
+left. A task is one tile of query tokens of one sequence under one KV head, so keys and values are
+read once for the whole group of query heads.
+"""
+
+import math
+
+from numba import njit
+
+from kernels import cpu_jobs as fields
+from kernels.cpu_memory import (
+    claim,
+    field,
+    item_bytes,
+    load_element,
+    load_i32,
+    load_i64,
+    prefetch,
+    store_element,
+    store_i64,
+)
+from kernels.cpu_simd import float32_tag
+from kernels.cpu_tiles import (
+    score_columns,
+    score_rows,
+    softcap_chunk,
+    softmax_columns,
+    softmax_row,
+    value_columns,
+    value_rows,
+)
+
+LOG2_E = math.log2(math.e)
+
+
+@njit
+def attend_tasks(job, tag):
+    """Claim tiles until none is left; ``tag`` types the elements (see cpu_simd)."""
+    num_seqs = field(job, fields.NUM_SEQS)
+    num_kv_heads = field(job, fields.NUM_KV_HEADS)
+    tile_tokens = field(job, fields.TILE_TOKENS)
+    lens = field(job, fields.CONTEXT_LENS)  # [S] int32
+    starts = field(job, fields.QUERY_STARTS)  # [S + 1] int32
+    thread = claim(job + 8 * fields.NEXT_THREAD)
+    scratch = field(job, fields.SCRATCH) + thread * field(job, fields.SCRATCH_BYTES)
+    # Tasks are numbered sequence by sequence; a thread's claims only grow, so it walks along.
+    sequence = -1
+    tasks_before, tasks_here = 0, 0
+    while True:
+        task = claim(job + 8 * fields.NEXT_TASK)
+        while task >= tasks_before + tasks_here:
+            tasks_before += tasks_here
+            sequence += 1
+            if sequence >= num_seqs:
+                return
+            rows = load_i32(starts + 4 * sequence + 4) - load_i32(starts + 4 * sequence)
+            tasks_here = (rows + tile_tokens - 1) // tile_tokens * num_kv_heads
+            if load_i32(lens + 4 * sequence) <= 0:
+                tasks_here = 0
+        tile, head = divmod(task - tasks_before, num_kv_heads)
+        first = tile * tile_tokens
+        start = load_i32(starts + 4 * sequence)
+        num_rows = load_i32(starts + 4 * sequence + 4) - start
+        num_tokens = min(tile_tokens, num_rows - first)
+        position = load_i32(lens + 4 * sequence) - num_rows + first
+        if num_tokens * field(job, fields.GROUP) < fields.MIN_COLUMN_ROWS:
+            _attend_rows(job, tag, scratch, sequence, head, start + first, num_tokens, position)
+        else:
+            _attend_columns(job, tag, scratch, sequence, head, start + first, num_tokens, position)
+
+
+@njit
+def _locate_keys(job, sequence, head, begin, end, keys, values):
+    """Fill the tables ``keys`` and ``values`` with the addresses of slots [begin, end)."""
+    block_size = field(job, fields.BLOCK_SIZE)
+    table = field(job, fields.TABLES) + sequence * field(job, fields.TABLE_ROW)
+    key_slot = field(job, fields.KEY_SLOT)
+    value_slot = field(job, fields.VALUE_SLOT)
+    key_head = field(job, fields.KEY) + head * field(job, fields.KEY_HEAD)
+    value_head = field(job, fields.VALUE) + head * field(job, fields.VALUE_HEAD)
+    key_block = field(job, fields.KEY_BLOCK)
+    value_block = field(job, fields.VALUE_BLOCK)
+    position = begin
+    while position < end:
+        logical, offset = divmod(position, block_size)
+        block = load_i32(table + 4 * logical)
+        stop = min(end, (logical + 1) * block_size)
+        key = key_head + block * key_block + offset * key_slot
+        value = value_head + block * value_block + offset * value_slot
+        for n in range(position - begin, stop - begin):
+            store_i64(keys + 8 * n, key)
+            store_i64(values + 8 * n, value)
+            key += key_slot
+            value += value_slot
+        position = stop
+
+
+@njit
+def _attend_rows(job, tag, scratch, sequence, head, first_token, num_tokens, position):
+    """A tile of few rows, as in decode: the lanes of a vector lie along D.
+
+    Row r is query token r // G and query head r % G of the KV head's group.
+    """
+    group = field(job, fields.GROUP)
+    head_dim = field(job, fields.HEAD_DIM)
+    window = field(job, fields.WINDOW)
+    scale = load_element(float32_tag, job + 8 * fields.SCALE)
+    softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
+    if softcap == 0:
+        scale *= LOG2_E
+    rows = num_tokens * group
+    wide = 4 * head_dim
+    keys = scratch  # this tile's addresses; the next tile's lie behind them
+    values = keys + 16 * fields.KV_TILE
+    query = values + 16 * fields.KV_TILE  # [R, D] float32, scaled
+    sums = query + rows * wide  # [R, D] float32
+    scores = sums + rows * wide  # [R, KV_TILE] float32
+    maximum = scores + rows * 4 * fields.KV_TILE  # [R]
+    total = maximum + 4 * rows  # [R]
+    alpha = total + 4 * rows  # [R]
+
+    source = field(job, fields.QUERY) + first_token * field(job, fields.QUERY_TOKEN)
+    source += head * group * field(job, fields.QUERY_HEAD)
+    for r in range(rows):
+        token, member = divmod(r, group)
+        at = source + token * field(job, fields.QUERY_TOKEN)
+        at += member * field(job, fields.QUERY_HEAD)
+        for d in range(head_dim):
+            element = load_element(tag, at + d * item_bytes(tag))
+            store_element(float32_tag, query + r * wide + 4 * d, element * scale)
+            store_element(float32_tag, sums + r * wide + 4 * d, 0.0)
+        store_element(float32_tag, maximum + 4 * r, -math.inf)
+        store_element(float32_tag, total + 4 * r, 0.0)
+
+    begin = max(0, position - window + 1)
+    end = position + num_tokens
+    row_bytes = head_dim * item_bytes(tag)
+    ahead = 8 * fields.KV_TILE
+    stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
+    _locate_keys(job, sequence, head, begin, stop, keys, values)
+    while begin < end:
+        stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
+        count = stop - begin
+        chunks = (count + 15) // 16
+        following = min(end, stop + fields.KV_TILE)
+        _locate_keys(job, sequence, head, stop, following, keys + ahead, values + ahead)
+        to_fetch = following - stop
+        for n in range(count):
+            key = load_i64(keys + 8 * n)
+            # Blocks lie anywhere, so the hardware cannot foresee where the next tile is.
+            if n < to_fetch:
+                _prefetch_row(load_i64(keys + ahead + 8 * n), row_bytes)
+                _prefetch_row(load_i64(values + ahead + 8 * n), row_bytes)
+            _score_key(tag, rows, key, query, wide, head_dim // 16, scores + 4 * n)
+        for r in range(rows):
+            row = scores + r * 4 * fields.KV_TILE
+            if softcap != 0:
+                for chunk in range(chunks):
+                    softcap_chunk(row + 64 * chunk, softcap, LOG2_E)
+            seen = position + r // group  # the last key that this row sees
+            for n in range(max(0, min(count, seen + 1 - begin)), 16 * chunks):
+                store_element(float32_tag, row + 4 * n, -math.inf)
+            for n in range(min(count, seen - window + 1 - begin)):
+                store_element(float32_tag, row + 4 * n, -math.inf)
+            softmax_row(row, chunks, maximum + 4 * r, total + 4 * r, alpha + 4 * r)
+        _weigh_values(tag, rows, head_dim, values, count, scores, alpha, sums)
+        begin = stop
+        keys += ahead
+        values += ahead
+        ahead = -ahead
+
+    target = field(job, fields.OUT) + first_token * field(job, fields.OUT_TOKEN)
+    target += head * group * field(job, fields.OUT_HEAD)
+    for r in range(rows):
+        token, member = divmod(r, group)
+        at = target + token * field(job, fields.OUT_TOKEN)
+        at += member * field(job, fields.OUT_HEAD)
+        share = 1 / load_element(float32_tag, total + 4 * r)
+        for d in range(head_dim):
+            element = load_element(float32_tag, sums + r * wide + 4 * d) * share
+            store_element(tag, at + d * item_bytes(tag), element)
+
+
+@njit
+def _prefetch_row(row, row_bytes):
+    for line in range(0, row_bytes, 64):
+        prefetch(row + line)
+
+
+@njit
+def _score_key(tag, rows, key, query, wide, chunks, out):
+    """Scores of one key for all rows: out[r * KV_TILE]."""
+    r = 0
+    step = 4 * fields.KV_TILE
+    while r + 4 <= rows:
+        score_rows(tag, 4, key, query + r * wide, wide, chunks, out + r * step, step)
+        r += 4
+    if r + 2 <= rows:
+        score_rows(tag, 2, key, query + r * wide, wide, chunks, out + r * step, step)
+        r += 2
+    if r < rows:
+        score_rows(tag, 1, key, query + r * wide, wide, chunks, out + r * step, step)
+
+
+@njit
+def _weigh_values(tag, rows, head_dim, values, count, weights, alpha, sums):
+    """sums[r] = sums[r] * alpha[r] + weights[r] @ values, in register blocks of rows x 64."""
+    wide, step = 4 * head_dim, 4 * fields.KV_TILE
+    d = 0
+    while d < head_dim:
+        at = d * item_bytes(tag)
+        r = 0
+        if d + 64 <= head_dim:
+            while r + 4 <= rows:
+                p, a, o = weights + r * step, alpha + 4 * r, sums + r * wide + 4 * d
+                value_rows(tag, 4, 4, values, at, count, p, step, a, o, wide)
+                r += 4
+            while r < rows:
+                p, a, o = weights + r * step, alpha + 4 * r, sums + r * wide + 4 * d
+                value_rows(tag, 1, 4, values, at, count, p, step, a, o, wide)
+                r += 1
+            d += 64
+        else:
+            while r + 4 <= rows:
+                p, a, o = weights + r * step, alpha + 4 * r, sums + r * wide + 4 * d
+                value_rows(tag, 4, 1, values, at, count, p, step, a, o, wide)
+                r += 4
+            while r < rows:
+                p, a, o = weights + r * step, alpha + 4 * r, sums + r * wide + 4 * d
+                value_rows(tag, 1, 1, values, at, count, p, step, a, o, wide)
+                r += 1
+            d += 16
+
+
+@njit
+def _attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, position):
+    """A tile of many rows, as in prefill: the lanes of a vector are rows, elements are broadcast.
+
+    Row r is query token r // G and query head r % G of the KV head's group.
+    """
+    group = field(job, fields.GROUP)
+    head_dim = field(job, fields.HEAD_DIM)
+    window = field(job, fields.WINDOW)
+    scale = load_element(float32_tag, job + 8 * fields.SCALE)
+    softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
+    if softcap == 0:
+        scale *= LOG2_E
+    rows = num_tokens * group
+    vectors = (rows + 15) // 16
+    stride = 64 * vectors  # bytes of a row of R padded lanes
+    keys = scratch
+    values = keys + 16 * fields.KV_TILE
+    query = values + 16 * fields.KV_TILE  # [D, R] float32, scaled
+    sums = query + head_dim * stride  # [D, R] float32
+    scores = sums + head_dim * stride  # [KV_TILE, R] float32
+    maximum = scores + fields.KV_TILE * stride  # [R]
+    total = maximum + stride  # [R]
+    alpha = total + stride  # [R]
+
+    source = field(job, fields.QUERY) + first_token * field(job, fields.QUERY_TOKEN)
+    source += head * group * field(job, fields.QUERY_HEAD)
+    for r in range(16 * vectors):
+        token, member = divmod(min(r, rows - 1), group)  # lanes beyond repeat the last row
+        at = source + token * field(job, fields.QUERY_TOKEN)
+        at += member * field(job, fields.QUERY_HEAD)
+        for d in range(head_dim):
+            element = load_element(tag, at + d * item_bytes(tag))
+            store_element(float32_tag, query + d * stride + 4 * r, element * scale)
+            store_element(float32_tag, sums + d * stride + 4 * r, 0.0)
+        store_element(float32_tag, maximum + 4 * r, -math.inf)
+        store_element(float32_tag, total + 4 * r, 0.0)
+
+    last = position + num_tokens - 1
+    begin = max(0, position - window + 1)
+    while begin <= last:
+        stop = min(last + 1, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
+        count = stop - begin
+        _locate_keys(job, sequence, head, begin, stop, keys, values)
+        _score_tile(tag, vectors, keys, count, query, head_dim, scores)
+        if softcap != 0:
+            for chunk in range(count * vectors):
+                softcap_chunk(scores + 64 * chunk, softcap, LOG2_E)
+        if stop - 1 > position or begin <= last - window:
+            _hide(scores, stride, count, begin, rows, group, position, window)
+        for vector in range(vectors):
+            lanes = 64 * vector
+            softmax_columns(
+                scores + lanes, count, stride, maximum + lanes, total + lanes, alpha + lanes
+            )
+        _weigh_tile(tag, vectors, head_dim, values, count, scores, alpha, sums)
+        begin = stop
+
+    target = field(job, fields.OUT) + first_token * field(job, fields.OUT_TOKEN)
+    target += head * group * field(job, fields.OUT_HEAD)
+    for r in range(rows):
+        token, member = divmod(r, group)
+        at = target + token * field(job, fields.OUT_TOKEN)
+        at += member * field(job, fields.OUT_HEAD)
+        share = 1 / load_element(float32_tag, total + 4 * r)
+        for d in range(head_dim):
+            element = load_element(float32_tag, sums + d * stride + 4 * r) * share
+            store_element(tag, at + d * item_bytes(tag), element)
+
+
+@njit
+def _hide(scores, stride, count, begin, rows, group, position, window):
+    """Minus infinity where a row does not see a key: later ones, and those before its window."""
+    for r in range(rows):
+        seen = position + r // group
+        for n in range(max(0, seen + 1 - begin), count):
+            store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
+        for n in range(min(count, seen - window + 1 - begin)):
+            store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
+
+
+@njit
+def _score_tile(tag, vectors, keys, count, query, head_dim, scores):
+    """scores = keys @ query, in register blocks of 4 keys x 64 rows."""
+    stride = 64 * vectors
+    vector = 0
+    while vector < vectors:
+        q, s = query + 64 * vector, scores + 64 * vector
+        n = 0
+        if vector + 4 <= vectors:
+            while n + 4 <= count:
+                score_columns(tag, 4, 4, keys + 8 * n, q, stride, head_dim, s + n * stride)
+                n += 4
+            while n < count:
+                score_columns(tag, 1, 4, keys + 8 * n, q, stride, head_dim, s + n * stride)
+                n += 1
+            vector += 4
+        else:
+            while n + 4 <= count:
+                score_columns(tag, 4, 1, keys + 8 * n, q, stride, head_dim, s + n * stride)
+                n += 4
+            while n < count:
+                score_columns(tag, 1, 1, keys + 8 * n, q, stride, head_dim, s + n * stride)
+                n += 1
+            vector += 1
+
+
+@njit
+def _weigh_tile(tag, vectors, head_dim, values, count, weights, alpha, sums):
+    """sums = sums * alpha + values.T @ weights, in register blocks of 4 x 64; D divides by 16."""
+    stride = 64 * vectors
+    vector = 0
+    while vector < vectors:
+        lanes = 64 * vector
+        p, a = weights + lanes, alpha + lanes
+        if vector + 4 <= vectors:
+            for d in range(0, head_dim, 4):
+                o, at = sums + d * stride + lanes, d * item_bytes(tag)
+                value_columns(tag, 4, 4, values, at, count, p, stride, a, o)
+            vector += 4
+        else:
+            for d in range(0, head_dim, 4):
+                o, at = sums + d * stride + lanes, d * item_bytes(tag)
+                value_columns(tag, 4, 1, values, at, count, p, stride, a, o)
+            vector += 1

@@ -1,0 +1,93 @@
+"""Entry points of the CPU kernels as C functions, from numba's cache when it has them."""
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from numba import cfunc, types
+
+from kernels.cpu_attention import attend_tasks
+from kernels.cpu_simd import bfloat16_tag, float32_tag
+from kernels.cpu_write import write_tasks
+
+logger = logging.getLogger(__name__)
+
+_SIGNATURE = types.void(types.int64)
+_SOURCES = (
+    "cpu_attention.py",
+    "cpu_jobs.py",
+    "cpu_memory.py",
+    "cpu_simd.py",
+    "cpu_tiles.py",
+    "cpu_write.py",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A compiled ``void kernel(int64 job)`` that threads may enter together."""
+
+    address: int
+    from_cache: bool
+    code: object  # what owns the memory at the address
+
+
+@cache
+def write_kernel() -> Kernel:
+    """The cache write, for elements of any type."""
+    version = _source_version()
+
+    def write(job):
+        if version:
+            write_tasks(job)
+
+    return _compile(write)
+
+
+@cache
+def attend_kernel(dtype: torch.dtype) -> Kernel:
+    """Paged attention over elements of this type.
+
+    Raises:
+        ValueError: if there is no kernel for the type.
+    """
+    version = _source_version()
+
+    def attend_float32(job):
+        if version:
+            attend_tasks(job, float32_tag)
+
+    def attend_bfloat16(job):
+        if version:
+            attend_tasks(job, bfloat16_tag)
+
+    if dtype == torch.float32:
+        return _compile(attend_float32)
+    if dtype == torch.bfloat16:
+        return _compile(attend_bfloat16)
+    raise ValueError(f"no CPU attention kernel for {dtype}")
+
+
+def _source_version() -> int:
+    """A number that changes with the kernels' sources, never zero.
+
+    numba keys its cache by the entry function and what it closes over, not by the functions that
+    it calls: closing over this number keeps a stale kernel from being loaded.
+    """
+    digest = hashlib.sha256()
+    for name in _SOURCES:
+        digest.update(Path(__file__).with_name(name).read_bytes())
+    return int.from_bytes(digest.digest()[:6], "little") | 1
+
+
+def _compile(entry: Callable[[int], None]) -> Kernel:
+    try:
+        compiled = cfunc(_SIGNATURE, cache=True)(entry)
+    except RuntimeError as error:  # no folder to write the cache to
+        logger.warning("kernels are compiled at every start: %s", error)
+        compiled = cfunc(_SIGNATURE)(entry)
+    return Kernel(compiled.address, compiled.cache_hits > 0, compiled)

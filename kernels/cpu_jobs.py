@@ -1,0 +1,52 @@
+"""What a CPU kernel is told: a row of int64 numbers, mostly addresses and strides in bytes.
+
+One address crosses from Python to the kernel, instead of ten arrays whose unpacking would cost
+more than a small kernel runs.
+"""
+
+# Every job starts with two counters that its threads share.
+NEXT_TASK = 0
+NEXT_THREAD = 1
+
+# Attention.
+QUERY, QUERY_TOKEN, QUERY_HEAD = 2, 3, 4
+OUT, OUT_TOKEN, OUT_HEAD = 5, 6, 7
+KEY, KEY_BLOCK, KEY_HEAD, KEY_SLOT = 8, 9, 10, 11
+VALUE, VALUE_BLOCK, VALUE_HEAD, VALUE_SLOT = 12, 13, 14, 15
+TABLES, TABLE_ROW = 16, 17
+CONTEXT_LENS, QUERY_STARTS, NUM_SEQS = 18, 19, 20
+NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 21, 22, 23, 24
+TILE_TOKENS = 25  # query tokens that one task serves
+WINDOW = 26  # larger than any context where there is none
+SCALE, SOFTCAP = 27, 28  # float32 bits; a soft-cap of zero is none
+SCRATCH, SCRATCH_BYTES = 29, 30  # per thread
+ATTEND_FIELDS = 31
+
+# Cache write; KEY* and VALUE* above are the cache.
+NEW_KEY, NEW_KEY_TOKEN, NEW_KEY_HEAD = 2, 3, 4
+NEW_VALUE, NEW_VALUE_TOKEN, NEW_VALUE_HEAD = 5, 6, 7
+SLOTS, NUM_TOKENS = 16, 17
+ROW_BYTES = 18
+WRITE_FIELDS = 25
+
+# Keys whose scores are held at a time. Tiles end at multiples of this position, so that a row's
+# sums do not depend on where its prompt was cut into chunks.
+KV_TILE = 64
+# Query rows (tokens x query heads of a KV head) that share one pass over keys and values.
+MAX_TILE_ROWS = 64
+# From here on the lanes of a vector are query rows instead of parts of one head.
+MIN_COLUMN_ROWS = 9
+# Tokens that one task of a cache write stores.
+WRITE_TOKENS = 32
+
+
+def padded_rows(group: int) -> int:
+    """Rows that a thread's scratch holds: a tile, rounded up to whole vectors."""
+    return -(-max(MAX_TILE_ROWS, group) // 16) * 16
+
+
+def scratch_bytes(group: int, head_dim: int) -> int:
+    """Scratch of one thread: address tables of two tiles, queries, sums, scores, row statistics."""
+    rows = padded_rows(group)
+    floats = 2 * rows * head_dim + rows * KV_TILE + 3 * rows
+    return 2 * 2 * 8 * KV_TILE + 4 * floats

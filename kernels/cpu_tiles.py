@@ -1,0 +1,282 @@
+"""The inner loops of CPU attention, spelled out in LLVM IR (see cpu_simd for why and how).
+
+With few query rows the lanes of a vector lie along D (``*_row*``); with many, each lane is a
+query row and the elements of keys and values are broadcast (``*_column*``), so that nothing is
+transposed and no lanes are summed up. Tables of addresses make the loops blind to block sizes.
+"""
+
+# ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
+
+import math
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from kernels import cpu_simd as simd
+from kernels.cpu_simd import LANES, size_of
+
+
+@intrinsic(prefer_literal=True)
+def score_rows(typingctx, tag, rows, key, query, query_stride, num_chunks, out, out_stride):
+    """out[r] = query[r] . key for one key: query [rows, D] float32, key [D] elements."""
+    num_rows = rows.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, key, query, query_stride, num_chunks, out, out_stride = args
+        tag = signature.args[0]
+
+        def body(chunk, sums):
+            keys = simd.load_vector(
+                builder,
+                simd.offset(builder, key, chunk, simd.i64(LANES * size_of(tag))),
+                tag,
+            )  # [16]
+            result = []
+            for row, partial in enumerate(sums):
+                at = simd.offset(builder, query, simd.i64(row), query_stride)
+                at = simd.offset(builder, at, chunk, simd.i64(LANES * 4))
+                result.append(
+                    simd.multiply_add(builder, simd.load(builder, at, simd.VF32, 4), keys, partial)
+                )
+            return result
+
+        sums = simd.loop(builder, num_chunks, [simd.vector(0.0)] * num_rows, body)
+        for row, partial in enumerate(sums):
+            at = simd.offset(builder, out, simd.i64(row), out_stride)
+            simd.store(builder, simd.reduce_add(builder, partial), at, 4)
+
+    i64 = types.int64
+    return types.void(tag, rows, i64, i64, i64, i64, i64, i64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def value_rows(
+    typingctx, tag, rows, vectors, values, begin, count, p, p_stride, alpha, o, o_stride
+):
+    """o[r] = o[r] * alpha[r] + sum_n p[r, n] * value[n], for ``vectors`` * 16 columns of D.
+
+    ``values`` is a table of the addresses of ``count`` value rows, ``begin`` a byte offset in each.
+    """
+    num_rows, num_vectors = rows.literal_value, vectors.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, _, values, begin, count, p, p_stride, alpha, o, o_stride = args
+        tag = signature.args[0]
+        step = LANES * size_of(tag)
+        initial = []
+        for row in range(num_rows):
+            scale = simd.load(builder, builder.add(alpha, simd.i64(4 * row)), simd.F32, 4)
+            scale = simd.splat(builder, scale)
+            at = simd.offset(builder, o, simd.i64(row), o_stride)
+            for vector in range(num_vectors):
+                old = simd.load(
+                    builder, builder.add(at, simd.i64(vector * LANES * 4)), simd.VF32, 4
+                )
+                initial.append(builder.fmul(old, scale))
+
+        def body(n, sums):
+            value = simd.load(builder, simd.offset(builder, values, n, simd.i64(8)), simd.I64, 8)
+            value = builder.add(value, begin)
+            loaded = [
+                simd.load_vector(builder, builder.add(value, simd.i64(vector * step)), tag)
+                for vector in range(num_vectors)
+            ]  # vectors x [16]
+            result = []
+            for row in range(num_rows):
+                at = simd.offset(builder, p, simd.i64(row), p_stride)
+                weight = simd.load(builder, simd.offset(builder, at, n, simd.i64(4)), simd.F32, 4)
+                weight = simd.splat(builder, weight)
+                for vector in range(num_vectors):
+                    old = sums[row * num_vectors + vector]
+                    result.append(simd.multiply_add(builder, weight, loaded[vector], old))
+            return result
+
+        sums = simd.loop(builder, count, initial, body)
+        for row in range(num_rows):
+            at = simd.offset(builder, o, simd.i64(row), o_stride)
+            for vector in range(num_vectors):
+                new = sums[row * num_vectors + vector]
+                simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
+
+    i64 = types.int64
+    return types.void(tag, rows, vectors, i64, i64, i64, i64, i64, i64, i64, i64), codegen
+
+
+@intrinsic
+def softmax_row(typingctx, scores, num_chunks, maximum, total, alpha):
+    """One online-softmax step over a row of scores [num_chunks * 16], in place.
+
+    Updates the running maximum and total, and stores in ``alpha`` by what earlier sums shrink.
+    """
+
+    def codegen(context, builder, signature, args):
+        scores, num_chunks, maximum, total, alpha = args
+        reduce_max = builder.module.declare_intrinsic(
+            "llvm.vector.reduce.fmax.v16f32", (), ir.FunctionType(simd.F32, (simd.VF32,))
+        )
+
+        def largest(chunk, state):
+            at = simd.offset(builder, scores, chunk, simd.i64(LANES * 4))
+            return [simd.larger(builder, simd.load(builder, at, simd.VF32, 4), state[0])]
+
+        old = simd.splat(builder, simd.load(builder, maximum, simd.F32, 4))
+        (new,) = simd.loop(builder, num_chunks, [old], largest)
+        peak = builder.call(reduce_max, (new,))
+        simd.store(builder, peak, maximum, 4)
+        shift = simd.finite(builder, simd.splat(builder, peak))
+
+        def weigh(chunk, state):
+            at = simd.offset(builder, scores, chunk, simd.i64(LANES * 4))
+            weight = simd.weigh_scores(builder, simd.load(builder, at, simd.VF32, 4), shift)
+            simd.store(builder, weight, at, 4)
+            return [builder.fadd(state[0], weight)]
+
+        (sums,) = simd.loop(builder, num_chunks, [simd.vector(0.0)], weigh)
+        shrink = builder.extract_element(
+            simd.weigh_scores(builder, old, shift), ir.Constant(simd.I32, 0)
+        )
+        before = simd.load(builder, total, simd.F32, 4)
+        now = simd.multiply_add(builder, before, shrink, simd.reduce_add(builder, sums))
+        simd.store(builder, now, total, 4)
+        simd.store(builder, shrink, alpha, 4)
+
+    i64 = types.int64
+    return types.void(i64, i64, i64, i64, i64), codegen
+
+
+@intrinsic
+def softcap_chunk(typingctx, scores, cap, log2_scale):
+    """Sixteen scores become log2_scale * cap * tanh(score / cap), in place."""
+
+    def codegen(context, builder, signature, args):
+        scores, cap, log2_scale = args
+        inverse = simd.splat(builder, builder.fdiv(simd.f32(1.0), cap))
+        x = builder.fmul(simd.load(builder, scores, simd.VF32, 4), inverse)
+        bent = simd.tanh(builder, x)
+        scale = simd.splat(builder, builder.fmul(cap, log2_scale))
+        simd.store(builder, builder.fmul(bent, scale), scores, 4)
+
+    return types.void(types.int64, types.float32, types.float32), codegen
+
+
+@intrinsic(prefer_literal=True)
+def score_columns(typingctx, tag, num_keys, vectors, keys, query, query_stride, head_dim, out):
+    """out[n, r] = key[n] . query[:, r] for ``num_keys`` keys: query [D, R] and out [., R] float32.
+
+    ``keys`` is a table of addresses of key rows; R = ``vectors`` * 16, stride ``query_stride``.
+    """
+    rows, num_vectors = num_keys.literal_value, vectors.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, _, keys, query, query_stride, head_dim, out = args
+        tag = signature.args[0]
+        key = [
+            simd.load(builder, builder.add(keys, simd.i64(8 * n)), simd.I64, 8) for n in range(rows)
+        ]
+
+        def body(d, sums):
+            at = simd.offset(builder, query, d, query_stride)
+            queries = [
+                simd.load(builder, builder.add(at, simd.i64(vector * LANES * 4)), simd.VF32, 4)
+                for vector in range(num_vectors)
+            ]  # vectors x [16]
+            result = []
+            for n in range(rows):
+                element = simd.offset(builder, key[n], d, simd.i64(size_of(tag)))
+                element = simd.splat(builder, simd.load_scalar(builder, element, tag))
+                for vector in range(num_vectors):
+                    old = sums[n * num_vectors + vector]
+                    result.append(simd.multiply_add(builder, element, queries[vector], old))
+            return result
+
+        sums = simd.loop(builder, head_dim, [simd.vector(0.0)] * (rows * num_vectors), body)
+        for n in range(rows):
+            at = simd.offset(builder, out, simd.i64(n), query_stride)
+            for vector in range(num_vectors):
+                new = sums[n * num_vectors + vector]
+                simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
+
+    i64 = types.int64
+    return types.void(tag, num_keys, vectors, i64, i64, i64, i64, i64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def value_columns(typingctx, tag, dims, vectors, values, begin, count, p, stride, alpha, o):
+    """o[d, r] = o[d, r] * alpha[r] + sum_n value[n, d] * p[n, r], for ``dims`` rows of D.
+
+    p [count, R] and o [D, R] are float32 with the same row stride; ``begin`` is the byte offset of
+    the first d in each value row.
+    """
+    rows, num_vectors = dims.literal_value, vectors.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, _, values, begin, count, p, stride, alpha, o = args
+        tag = signature.args[0]
+        initial = []
+        for row in range(rows):
+            at = simd.offset(builder, o, simd.i64(row), stride)
+            for vector in range(num_vectors):
+                lanes = simd.i64(vector * LANES * 4)
+                scale = simd.load(builder, builder.add(alpha, lanes), simd.VF32, 4)
+                old = simd.load(builder, builder.add(at, lanes), simd.VF32, 4)
+                initial.append(builder.fmul(old, scale))
+
+        def body(n, sums):
+            value = simd.load(builder, simd.offset(builder, values, n, simd.i64(8)), simd.I64, 8)
+            value = builder.add(value, begin)
+            at = simd.offset(builder, p, n, stride)
+            weights = [
+                simd.load(builder, builder.add(at, simd.i64(vector * LANES * 4)), simd.VF32, 4)
+                for vector in range(num_vectors)
+            ]  # vectors x [16]
+            result = []
+            for row in range(rows):
+                element = builder.add(value, simd.i64(row * size_of(tag)))
+                element = simd.splat(builder, simd.load_scalar(builder, element, tag))
+                for vector in range(num_vectors):
+                    old = sums[row * num_vectors + vector]
+                    result.append(simd.multiply_add(builder, element, weights[vector], old))
+            return result
+
+        sums = simd.loop(builder, count, initial, body)
+        for row in range(rows):
+            at = simd.offset(builder, o, simd.i64(row), stride)
+            for vector in range(num_vectors):
+                new = sums[row * num_vectors + vector]
+                simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
+
+    i64 = types.int64
+    return types.void(tag, dims, vectors, i64, i64, i64, i64, i64, i64, i64), codegen
+
+
+@intrinsic
+def softmax_columns(typingctx, scores, count, stride, maximum, total, alpha):
+    """One online-softmax step for sixteen rows side by side: scores [count, 16], in place."""
+
+    def codegen(context, builder, signature, args):
+        scores, count, stride, maximum, total, alpha = args
+
+        def largest(n, state):
+            at = simd.offset(builder, scores, n, stride)
+            return [simd.larger(builder, simd.load(builder, at, simd.VF32, 4), state[0])]
+
+        old = simd.load(builder, maximum, simd.VF32, 4)
+        (new,) = simd.loop(builder, count, [old], largest)
+        simd.store(builder, new, maximum, 4)
+        shift = simd.finite(builder, new)
+
+        def weigh(n, state):
+            at = simd.offset(builder, scores, n, stride)
+            weight = simd.weigh_scores(builder, simd.load(builder, at, simd.VF32, 4), shift)
+            simd.store(builder, weight, at, 4)
+            return [builder.fadd(state[0], weight)]
+
+        (sums,) = simd.loop(builder, count, [simd.vector(0.0)], weigh)
+        shrink = simd.weigh_scores(builder, old, shift)
+        before = simd.load(builder, total, simd.VF32, 4)
+        simd.store(builder, simd.multiply_add(builder, before, shrink, sums), total, 4)
+        simd.store(builder, shrink, alpha, 4)
+
+    i64 = types.int64
+    return types.void(i64, i64, i64, i64, i64, i64), codegen

@@ -1,0 +1,100 @@
+"""Paged attention in plain torch, slow and plain to read: what the other backends must equal."""
+
+import torch
+
+from kernels.checks import check_attend, check_write
+from kernels.interface import AttentionParams, LayerCache, RaggedBatch
+
+
+class ReferenceBackend:
+    """Any device, any float type, any head size; computes in float32 (float64 for float64)."""
+
+    name = "reference"
+
+    def write_kv(
+        self,
+        key: torch.Tensor,  # [T, Hkv, D]
+        value: torch.Tensor,  # [T, Hkv, D]
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,  # [T] int64
+    ) -> None:
+        """Store each token's key and value in its slot; a negative slot is padding, skipped.
+
+        Raises:
+            ValueError: if shapes or types do not fit each other.
+        """
+        check_write(key, value, cache, slot_mapping)
+        written = slot_mapping >= 0
+        block_size = cache.key.shape[2]
+        block = slot_mapping[written] // block_size
+        offset = slot_mapping[written] % block_size
+        cache.key[block, :, offset] = key[written]
+        cache.value[block, :, offset] = value[written]
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        cache: LayerCache,
+        batch: RaggedBatch,
+        params: AttentionParams,
+        out: torch.Tensor,  # [T, H, D]
+    ) -> None:
+        """Causal attention of each row over its own sequence's pages (PagedAttention, §4.1).
+
+        Only slots that some row may see are read; rows of no sequence are not written.
+
+        Raises:
+            ValueError: if shapes or types do not fit each other.
+        """
+        check_attend(query, cache, batch, out)
+        starts = batch.query_starts.tolist()
+        for sequence, context_len in enumerate(batch.context_lens.tolist()):
+            first, end = starts[sequence], starts[sequence + 1]
+            if end > first and context_len > 0:
+                table = batch.block_tables[sequence]
+                out[first:end] = _attend_sequence(
+                    query[first:end], cache, table, context_len, params
+                ).to(out.dtype)
+
+
+def _attend_sequence(
+    query: torch.Tensor,  # [R, H, D]
+    cache: LayerCache,
+    table: torch.Tensor,  # [max_blocks] int32
+    context_len: int,
+    params: AttentionParams,
+) -> torch.Tensor:  # [R, H, D]
+    num_rows, num_heads, head_dim = query.shape
+    num_kv_heads = cache.key.shape[1]
+    compute = torch.float64 if query.dtype == torch.float64 else torch.float32
+    window = params.sliding_window if params.sliding_window is not None else context_len
+    rows = torch.arange(context_len - num_rows, context_len, device=query.device)  # [R]
+    begin = max(0, context_len - num_rows - window + 1)
+    keys = _gather(cache.key, table, begin, context_len).to(compute)  # [Hkv, N, D]
+    values = _gather(cache.value, table, begin, context_len).to(compute)  # [Hkv, N, D]
+    grouped = query.to(compute).view(num_rows, num_kv_heads, -1, head_dim)  # [R, Hkv, G, D]
+    logits = torch.einsum("rhgd,hnd->rhgn", grouped, keys) * params.scale  # [R, Hkv, G, N]
+    if params.softcap is not None:
+        logits = params.softcap * torch.tanh(logits / params.softcap)
+    columns = torch.arange(begin, context_len, device=query.device)  # [N]
+    distance = rows[:, None] - columns[None, :]  # [R, N]
+    hidden = (distance < 0) | (distance >= window)
+    logits = logits.masked_fill(hidden[:, None, None, :], float("-inf"))
+    weights = torch.softmax(logits, dim=-1)
+    attended = torch.einsum("rhgn,hnd->rhgd", weights, values)
+    return attended.reshape(num_rows, num_heads, head_dim)
+
+
+def _gather(
+    pool: torch.Tensor,  # [num_blocks, Hkv, block_size, D]
+    table: torch.Tensor,  # [max_blocks] int32
+    begin: int,
+    end: int,
+) -> torch.Tensor:  # [Hkv, end - begin, D]
+    _, num_kv_heads, block_size, head_dim = pool.shape
+    first_block = begin // block_size
+    blocks = table[first_block : -(-end // block_size)].long()
+    pages = pool[blocks].transpose(0, 1)  # [Hkv, blocks, block_size, D]
+    flat = pages.reshape(num_kv_heads, -1, head_dim)
+    skipped = first_block * block_size
+    return flat[:, begin - skipped : end - skipped]

@@ -1,0 +1,47 @@
+"""Which attention backend serves a device."""
+
+import torch
+
+from kernels.interface import AttentionBackend
+
+
+def select_backend(
+    name: str | None,
+    device_type: str,
+    dtype: torch.dtype,
+) -> AttentionBackend:
+    """The backend of this name; for None or "auto", the fastest that fits the device.
+
+    Backends are imported only when chosen: a CPU installation has no Triton, and a reader of
+    the reference needs no numba.
+
+    Raises:
+        ValueError: if the name is unknown or the backend cannot serve the device or the type.
+    """
+    if name is None or name == "auto":
+        name = {"cuda": "triton", "cpu": "cpu"}.get(device_type)
+        if name is None:
+            raise ValueError(f"no attention backend for device type {device_type!r}")
+    if name == "reference":
+        from kernels.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    if name == "cpu":
+        _require(device_type == "cpu", name, device_type)
+        from kernels.cpu import CpuBackend
+
+        _require(dtype in CpuBackend.dtypes, name, dtype)
+        return CpuBackend()
+    if name == "triton":
+        # Triton runs on CPU tensors too, in its interpreter, which is for tests.
+        from kernels.triton_backend import TritonBackend, interpreting
+
+        _require(device_type == "cuda" or interpreting(), name, device_type)
+        _require(dtype in TritonBackend.dtypes, name, dtype)
+        return TritonBackend()
+    raise ValueError(f"unknown attention backend {name!r}: auto, reference, cpu or triton")
+
+
+def _require(fits: bool, name: str, what: object) -> None:
+    if not fits:
+        raise ValueError(f"attention backend {name!r} does not serve {what}")

@@ -1,0 +1,49 @@
+"""The Triton kernel that stores new keys and values in their slots."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_kv_kernel(  # type: ignore[no-untyped-def]
+    key,  # [T, Hkv, D]
+    value,  # [T, Hkv, D]
+    key_cache,  # [num_blocks, Hkv, block_size, D]
+    value_cache,  # [num_blocks, Hkv, block_size, D]
+    slot_mapping,  # [T] int64
+    num_tokens,
+    key_token_stride,
+    key_head_stride,
+    value_token_stride,
+    value_head_stride,
+    key_block_stride,
+    key_cache_head_stride,
+    key_slot_stride,
+    value_block_stride,
+    value_cache_head_stride,
+    value_slot_stride,
+    HEAD_DIM: tl.constexpr,  # D
+    PADDED_DIM: tl.constexpr,  # D rounded up to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    TILE_TOKENS: tl.constexpr,
+):
+    """One tile of tokens under one KV head; a negative slot is padding. Grid: (tiles of T, Hkv)."""
+    head = tl.program_id(1).to(tl.int64)
+    token = (tl.program_id(0) * TILE_TOKENS + tl.arange(0, TILE_TOKENS)).to(tl.int64)  # [T']
+    dim = tl.arange(0, PADDED_DIM)  # [D']
+    slot = tl.load(slot_mapping + token, mask=token < num_tokens, other=-1)  # [T'] int64
+    stored = (slot >= 0)[:, None] & (dim < HEAD_DIM)[None, :]  # [T', D']
+    block = slot // BLOCK_SIZE  # [T'] int64
+    offset = slot % BLOCK_SIZE  # [T'] int64
+
+    key_from = token * key_token_stride + head * key_head_stride  # [T']
+    key_to = block * key_block_stride + head * key_cache_head_stride + offset * key_slot_stride
+    keys = tl.load(key + key_from[:, None] + dim[None, :], mask=stored)  # [T', D']
+    tl.store(key_cache + key_to[:, None] + dim[None, :], keys, mask=stored)
+
+    value_from = token * value_token_stride + head * value_head_stride  # [T']
+    value_to = (
+        block * value_block_stride + head * value_cache_head_stride + offset * value_slot_stride
+    )  # [T']
+    values = tl.load(value + value_from[:, None] + dim[None, :], mask=stored)  # [T', D']
+    tl.store(value_cache + value_to[:, None] + dim[None, :], values, mask=stored)

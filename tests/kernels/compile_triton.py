@@ -1,0 +1,107 @@
+"""Compiles the Triton kernels for an H100/H200 without one, and prints what ptxas made of them.
+
+Run by test_triton.py; prints one JSON object per kernel.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels.triton_attention import paged_attention_kernel
+from kernels.triton_backend import choose_tile, compile_options
+from kernels.triton_write import write_kv_kernel
+
+TARGET = GPUTarget("cuda", 90, 32)
+POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+TYPES = {
+    "block_tables": "*i32",
+    "context_lens": "*i32",
+    "query_starts": "*i32",
+    "slot_mapping": "*i64",
+    "scale": "fp32",
+    "softcap": "fp32",
+}
+ELEMENTS = ("query", "out", "key", "value", "key_cache", "value_cache")
+
+
+def build(kernel, dtype, constants, options):
+    """The compiled kernel, its strides and addresses being multiples of 16 as in a launch."""
+    signature, values, attributes = {}, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            values[(index,)] = constants[name]
+            continue
+        signature[name] = POINTERS[dtype] if name in ELEMENTS else TYPES.get(name, "i32")
+        if signature[name] != "fp32" and name not in ("window", "num_tokens", "table_stride"):
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, values, attributes)
+    return triton.compile(source, target=TARGET, options=options)
+
+
+def resources(compiled):
+    """Registers and spilled bytes per thread, asynchronous copies and tensor-core instructions."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage = subprocess.run(
+            [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
+        ).stdout
+    ptx = compiled.asm["ptx"]
+    return {
+        "registers": int(re.search(r"REG:(\d+)", usage)[1]),
+        "stack_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),
+        "shared_bytes": compiled.metadata.shared,
+        "async_copies_16_bytes": ptx.count("cp.async.cg"),
+        "mma": ptx.count("mma.sync"),
+        "wgmma": ptx.count("wgmma.mma_async"),
+    }
+
+
+def attention(dtype, head_dim, decode):
+    tile = choose_tile(head_dim, group=4, dtype=dtype, decode=decode)
+    constants = {
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "BLOCK_SIZE": 16,
+        "TILE_ROWS": tile.rows,
+        "TILE_KEYS": tile.keys,
+        "DECODE": decode,
+        "HAS_WINDOW": False,
+        "HAS_SOFTCAP": False,
+        "UPCAST": False,
+    }
+    return build(paged_attention_kernel, dtype, constants, compile_options(tile))
+
+
+def write(dtype, head_dim):
+    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_TOKENS": 16}
+    return build(write_kv_kernel, dtype, constants, {"num_warps": 4})
+
+
+def main() -> None:
+    for head_dim, dtype, decode in (
+        (64, torch.bfloat16, True),
+        (64, torch.bfloat16, False),
+        (128, torch.bfloat16, True),
+        (128, torch.bfloat16, False),
+        (128, torch.float32, False),
+    ):
+        report = resources(attention(dtype, head_dim, decode))
+        kernel = "decode" if decode else "prefill"
+        report |= {"kernel": kernel, "head_dim": head_dim, "dtype": str(dtype)[6:]}
+        print(json.dumps(report))
+    print(json.dumps(resources(write(torch.bfloat16, 128)) | {"kernel": "write"}))
+
+
+if __name__ == "__main__":
+    main()

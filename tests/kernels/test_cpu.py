@@ -1,0 +1,177 @@
+"""The numba backend against the oracle."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from kernels.cpu import CpuBackend
+from kernels.cpu_threads import find_parallel_region
+from tests.kernels.cases import SHAPES, Case, Shape, assert_attends, assert_writes, make_case
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def backend() -> CpuBackend:
+    return CpuBackend()
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def attend(backend: CpuBackend, case: Case) -> torch.Tensor:
+    backend.attend(case.query, case.cache, case.batch, case.params, case.out)
+    return case.out
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("name", SHAPES)
+def test_equals_dense_attention_over_a_poisoned_pool(backend, name, dtype):
+    case = make_case(dataclasses.replace(SHAPES[name], dtype=dtype))
+    attend(backend, case)
+    assert_attends(case)
+
+
+@st.composite
+def shapes(draw):
+    kv_heads = draw(st.integers(1, 3))
+    rows_and_past = st.tuples(st.integers(0, 80), st.integers(0, 150))
+    sequences = draw(st.lists(rows_and_past, min_size=1, max_size=4))
+    return Shape(
+        tuple((rows, rows + past) for rows, past in sequences),
+        num_heads=kv_heads * draw(st.integers(1, 8)),
+        num_kv_heads=kv_heads,
+        head_dim=16 * draw(st.integers(1, 6)),
+        block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
+        dtype=draw(st.sampled_from(DTYPES)),
+        window=draw(st.none() | st.integers(1, 200)),
+        softcap=draw(st.none() | st.floats(0.5, 50)),
+        layout=draw(st.sampled_from(["layer_major", "block_major", "token_major"])),
+    )
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@given(shape=shapes(), seed=st.integers(0, 9))
+def test_any_ragged_batch_equals_dense_attention(shape, seed):
+    case = make_case(shape, seed)
+    attend(CpuBackend(), case)
+    assert_attends(case)
+
+
+def test_large_logits_and_many_heads_per_group_stay_exact(backend):
+    case = make_case(Shape(((1, 90), (3, 50)), num_heads=71, num_kv_heads=1, head_dim=64))
+    case.query.mul_(60)
+    attend(backend, case)
+    assert_attends(case)
+
+
+def test_head_sizes_that_do_not_fill_vectors_are_served_too(backend):
+    case = make_case(Shape(((1, 20), (4, 9)), head_dim=20))
+    attend(backend, case)
+    assert_attends(case)
+
+
+def test_a_nan_in_a_visible_key_is_not_hidden(backend):
+    for rows in (1, 40):
+        case = make_case(Shape(((rows, 40),), padding_rows=0))
+        block = case.batch.block_tables[0, 0]
+        case.cache.key[block, :, 3] = float("nan")
+        assert attend(backend, case)[-1].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_number_of_threads_does_not_change_a_bit(backend, dtype, two_threads):
+    case = make_case(Shape(((1, 300), (120, 400), (64, 64)), dtype=dtype))
+    together = attend(backend, case).clone()
+    torch.set_num_threads(1)
+    assert torch.equal(attend(backend, case), together)
+
+
+@pytest.mark.parametrize("window", [None, 37])
+def test_the_rest_of_the_batch_does_not_change_a_bit(backend, window):
+    many = make_case(Shape(((1, 90), (30, 75)), window=window, padding_rows=0))
+    together = attend(backend, many).clone()
+    for sequence in (0, 1):
+        first, end = many.batch.query_starts[sequence : sequence + 2].tolist()
+        alone = dataclasses.replace(
+            many.batch,
+            block_tables=many.batch.block_tables[sequence : sequence + 1],
+            context_lens=many.batch.context_lens[sequence : sequence + 1],
+            query_starts=torch.tensor([0, end - first], dtype=torch.int32),
+        )
+        out = torch.empty_like(together[first:end])
+        backend.attend(many.query[first:end], many.cache, alone, many.params, out)
+        assert torch.equal(out, together[first:end])
+
+
+def test_where_a_prompt_is_cut_does_not_change_a_bit(backend):
+    whole = make_case(Shape(((200, 200),), padding_rows=0))
+    expected = attend(backend, whole).clone()
+    for begin, end in ((0, 77), (77, 130), (130, 200)):
+        chunk = dataclasses.replace(
+            whole.batch,
+            context_lens=torch.tensor([end], dtype=torch.int32),
+            query_starts=torch.tensor([0, end - begin], dtype=torch.int32),
+        )
+        out = torch.empty_like(expected[begin:end])
+        backend.attend(whole.query[begin:end], whole.cache, chunk, whole.params, out)
+        assert torch.equal(out, expected[begin:end])
+
+
+@pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float16])
+@pytest.mark.parametrize("block_size", [1, 16, 200])
+def test_writes_exactly_the_mapped_slots(backend, layout, dtype, block_size, two_threads):
+    shape = Shape((), layout=layout, dtype=dtype, block_size=block_size, head_dim=72)
+    assert_writes(backend, shape)
+
+
+def test_refuses_arguments_that_do_not_fit(backend):
+    case = make_case(Shape(((2, 5),), padding_rows=0))
+    wrong = dataclasses.replace(case.batch, block_tables=case.batch.block_tables.long())
+    with pytest.raises(ValueError, match="block_tables"):
+        backend.attend(case.query, case.cache, wrong, case.params, case.out)
+    with pytest.raises(ValueError, match="slot_mapping"):
+        backend.write_kv(
+            case.query[:, :2], case.query[:, :2], case.cache, torch.zeros(2, dtype=torch.int32)
+        )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP runtime differs elsewhere")
+def test_kernels_enter_torchs_own_thread_pool():
+    assert find_parallel_region() is not None
+
+
+START = """
+import torch
+from kernels.cpu import CpuBackend
+from kernels.cpu_compile import attend_kernel, write_kernel
+CpuBackend().warm_up(torch.bfloat16, num_heads=4, num_kv_heads=2, head_dim=32)
+print(attend_kernel(torch.bfloat16).from_cache, write_kernel().from_cache)
+"""
+
+
+def test_a_second_process_compiles_nothing(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", START],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]
+    assert outputs == [["False", "False"], ["True", "True"]]

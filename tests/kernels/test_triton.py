@@ -1,0 +1,48 @@
+"""The Triton backend without a GPU: interpreted for its results, compiled for its resources."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parent.parent
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_kernels_pass_in_the_interpreter():
+    file = str(FOLDER / "interpreted_triton.py")
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", file, TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
+def test_the_kernels_compile_for_sm_90_without_spills(tmp_path):
+    file = str(FOLDER / "compile_triton.py")
+    done = run(file, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reports) == 6
+    for report in reports:
+        assert report["stack_bytes"] == 0, report
+        assert report["shared_bytes"] <= 227 * 1024, report
+        if report["kernel"] != "write":
+            assert report["async_copies_16_bytes"] > 0, report
+    halves = [report for report in reports if report.get("dtype") == "bfloat16"]
+    assert all(report["mma"] > 0 for report in halves if report["kernel"] == "decode")
+    assert all(report["wgmma"] > 0 for report in halves if report["kernel"] == "prefill")
