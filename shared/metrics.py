@@ -4,7 +4,11 @@ Names follow vLLM's words after our own prefix, so that dashboards and autoscale
 know. Each service holds one of the classes below; the launcher and Docker scrape them separately.
 """
 
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -14,7 +18,6 @@ from prometheus_client import (
     Histogram,
     ProcessCollector,
     generate_latest,
-    start_http_server,
 )
 
 PREFIX = "pagestream:"
@@ -59,7 +62,35 @@ class _Metrics:
     def serve(self, host: str, port: int) -> None:
         """Answer scrapes on a thread of its own; port 0 serves nothing."""
         if port:
-            start_http_server(port, addr=host, registry=self.registry)
+            server = _Server((host, port), _handler(self.render))
+            threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+
+
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+
+def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
+    # prometheus_client's own server answers Prometheus in a format in which a colon in a name
+    # becomes an underscore; the gateway's would then be the only metrics with the right names.
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = render()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """A scrape is no news."""
+
+    return Handler
 
 
 CounterFamily = dict[str, Counter]
@@ -96,7 +127,7 @@ class GatewayMetrics(_Metrics):
             "admission_rejections",
             "Requests refused before they were accepted.",
             "reason",
-            ("invalid", "too_long", "unknown_model", "no_engine"),
+            ("invalid", "too_long", "too_large", "unknown_model", "no_engine", "draining"),
         )
         self.open_streams = self._gauge("open_streams", "Requests that clients wait for.")
         self.outputs_lag_entries = self._gauge(

@@ -1,0 +1,152 @@
+"""A worker's parts, put together from its settings."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker import cpu_draw
+from gpu_worker.batch import Limits
+from gpu_worker.check import check_model
+from gpu_worker.executor import Executor
+from gpu_worker.loader import choose_device, context_length, eos_token_ids, load_model
+from gpu_worker.memory import PagedMemory, check_block_size
+from gpu_worker.model import LayerShape, RaggedModel
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.sizing import choose_num_blocks
+from kernels.interface import AttentionBackend
+from kernels.select import select_backend
+from shared.errors import ModelUnsupported, SettingsError
+from shared.logs import EventLog
+from shared.messages import ModelInfo
+from shared.model_name import model_name
+
+# A GPU's pool leaves room for the activations of a step of this many tokens.
+_STEP_TOKENS = 8_192
+
+log = EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What a loaded worker serves, and with what."""
+
+    executor: Executor
+    model: ModelInfo
+    weight_bytes: int
+    pool_bytes: int
+
+
+def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = None) -> Worker:
+    """Load the model, check it, and allocate the pool.
+
+    Args:
+        settings: of the worker.
+        backend: kernels to use instead of those that the settings name.
+
+    Raises:
+        ModelUnsupported: the model cannot be served correctly.
+        SettingsError: a setting does not fit the model or the machine.
+    """
+    check_block_size(settings.block_size)
+    device = choose_device(settings.device)
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    began = time.monotonic()
+    model = load_model(settings, device)
+    shapes = observe(model)
+    if backend is None:
+        backend = _backend(settings, device, shapes)
+    log.info(
+        "model loaded",
+        parameters=model.num_parameters,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=device,
+        backend=backend.name,
+        layers=len(shapes),
+        threads=torch.get_num_threads(),
+        seconds=round(time.monotonic() - began, 1),
+    )
+    if device.type == "cpu":
+        cpu_draw.warm_up()
+    max_model_len = context_length(model.config, settings.max_model_len)
+    activation_bytes = _check(model, shapes, backend, settings.block_size, max_model_len)
+    num_blocks = choose_num_blocks(settings, shapes, max_model_len, device, activation_bytes)
+    memory = PagedMemory(shapes, num_blocks, settings.block_size, device)
+    pool_bytes = num_blocks * memory.geometry.bytes_per_block
+    log.info(
+        "KV pool allocated",
+        blocks=num_blocks,
+        block_size=settings.block_size,
+        tokens=num_blocks * settings.block_size,
+        bytes=pool_bytes,
+    )
+    eos = eos_token_ids(model.model)
+    limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
+    info = ModelInfo(
+        name=model_name(settings.model, settings.served_model_name),
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        dtype=str(model.dtype).removeprefix("torch."),
+        eos_token_ids=eos,
+    )
+    return Worker(Executor(model, memory, backend, limits), info, model.weight_bytes, pool_bytes)
+
+
+def observe(model: RaggedModel) -> tuple[LayerShape, ...]:
+    """The model's attention layers.
+
+    Raises:
+        ModelUnsupported: names the model type.
+    """
+    try:
+        return model.observe_layers()
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
+
+
+def _backend(
+    settings: WorkerSettings, device: torch.device, shapes: tuple[LayerShape, ...]
+) -> AttentionBackend:
+    try:
+        backend = select_backend(settings.attention_backend, device.type, shapes[0].dtype)
+    except (ValueError, ImportError) as error:
+        name = settings.attention_backend or "auto"
+        raise SettingsError("--attention-backend", name, str(error)) from error
+    return backend
+
+
+def _check(
+    model: RaggedModel,
+    shapes: tuple[LayerShape, ...],
+    backend: AttentionBackend,
+    block_size: int,
+    max_model_len: int,
+) -> int:
+    """Run the check; an estimate of the bytes that the activations of a step need on a GPU."""
+    began = time.monotonic()
+    held = _start_peak(model.device)
+    try:
+        result = check_model(model, shapes, backend, block_size, max_model_len)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
+    log.info(
+        "attention agrees with the model's own",
+        deviation=f"{result.deviation:.2g}",
+        tolerated=result.tolerance,
+        tokens=result.num_tokens,
+        seconds=round(time.monotonic() - began, 1),
+    )
+    if model.device.type != "cuda":
+        return 0
+    peak = torch.cuda.max_memory_allocated(model.device) - held
+    return int(peak / result.num_tokens * _STEP_TOKENS)
+
+
+def _start_peak(device: torch.device) -> int:
+    """Bytes held on a GPU now, where the peak is measured from."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.memory_allocated(device)

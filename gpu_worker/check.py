@@ -1,0 +1,180 @@
+"""The check at load that decides whether a model is served: ours against its own attention."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gpu_worker.attention import PagedStep
+from gpu_worker.memory import PagedMemory
+from gpu_worker.model import LayerShape, RaggedModel
+from kernels.interface import AttentionBackend, RaggedBatch
+from shared.errors import ModelUnsupported
+
+# Longer windows are narrowed for the check: its cost must not grow with them.
+_LONGEST_WINDOW = 48
+_MIN_TOKENS = 40
+_TOLERANCE = {torch.float32: 5e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What the check found.
+
+    Attributes:
+        deviation: distance of the logits from eager attention's, relative to their spread.
+        tolerance: the largest deviation that passes.
+        num_tokens: tokens compared.
+    """
+
+    deviation: float
+    tolerance: float
+    num_tokens: int
+
+
+def check_model(
+    model: RaggedModel,
+    shapes: Sequence[LayerShape],
+    backend: AttentionBackend,
+    block_size: int,
+    max_model_len: int,
+) -> CheckResult:
+    """Compare a ragged batch of two sequences, in chunks over scattered blocks, with eager.
+
+    Raises:
+        ModelUnsupported: they deviate by more than rounding explains, or the pass fails.
+    """
+    with _narrow_windows(model) as shapes_now:
+        length = _length(shapes_now or shapes, max_model_len)
+        sequences = _sequences(model, length)
+        expected = [model.eager_logits(tokens) for tokens in sequences]
+        found = _paged_logits(model, shapes_now or shapes, backend, block_size, sequences)
+    deviation = max(_deviation(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    result = CheckResult(deviation, _TOLERANCE[model.dtype], sum(map(len, sequences)))
+    if not deviation <= result.tolerance:  # so that NaN fails, too
+        raise ModelUnsupported(
+            f"with paged attention the logits deviate by {deviation:.2g} of their spread from "
+            f"those with the model's own attention; {result.tolerance:.2g} is tolerated"
+        )
+    return result
+
+
+def _length(shapes: Sequence[LayerShape], max_model_len: int) -> int:
+    windows = [shape.params.sliding_window or 0 for shape in shapes]
+    longest = max((window for window in windows if window < max_model_len), default=0)
+    return min(max_model_len, max(_MIN_TOKENS, longest + longest // 2 + 8))
+
+
+def _sequences(model: RaggedModel, length: int) -> list[torch.Tensor]:
+    """Two random sequences [length], [length - 5]; int64."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = (length, max(1, length - 5))
+    return [
+        torch.randint(model.vocab_size, (n,), generator=generator).to(model.device) for n in lengths
+    ]
+
+
+def _paged_logits(
+    model: RaggedModel,
+    shapes: Sequence[LayerShape],
+    backend: AttentionBackend,
+    block_size: int,
+    sequences: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Logits [n, vocabulary] of each sequence, computed together in chunks."""
+    blocks_each = -(-max(map(len, sequences)) // block_size)
+    num_blocks = blocks_each * len(sequences)
+    memory = PagedMemory(shapes, num_blocks, block_size, model.device)
+    # Neighbours in a sequence must not be neighbours in the pool.
+    last = num_blocks - 1
+    tables = torch.tensor(
+        [list(range(last - s, -1, -len(sequences))) for s in range(len(sequences))]
+    )
+    done = [0] * len(sequences)
+    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
+    for chunks in _chunks([len(tokens) for tokens in sequences]):
+        spans = [(at, at + size) for at, size in zip(done, chunks, strict=True)]
+        batch = _ragged(spans, tables, block_size, model.device)
+        tokens = torch.cat([all_[a:b] for all_, (a, b) in zip(sequences, spans, strict=True)])
+        positions = torch.cat([torch.arange(a, b) for a, b in spans]).to(model.device)
+        step = PagedStep(backend, memory.layers, batch)
+        rows = torch.split(model.forward(tokens, positions, step, rows=None), chunks)
+        for parts, part in zip(logits, rows, strict=True):
+            parts.append(part)
+        done = [b for _, b in spans]
+    return [torch.cat(parts) for parts in logits]
+
+
+def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Chunk sizes per step: uneven prompts, then one sequence decodes, then the rest."""
+    left = list(lengths)
+    first = [min(n, 13 + 6 * index) for index, n in enumerate(left)]
+    for sizes in (first, [1, 5], [1, 1]):
+        sizes = [min(n, size) for n, size in zip(left, sizes, strict=True)]
+        left = [n - size for n, size in zip(left, sizes, strict=True)]
+        yield sizes
+    if any(left):
+        yield left
+
+
+def _ragged(
+    spans: Sequence[tuple[int, int]], tables: torch.Tensor, block_size: int, device: torch.device
+) -> RaggedBatch:
+    """The batch of rows [a, b) of each sequence; ``tables`` is [S, max_blocks]."""
+    slots = []
+    for table, (a, b) in zip(tables, spans, strict=True):
+        positions = torch.arange(a, b)
+        slots.append(table[positions // block_size] * block_size + positions % block_size)
+    sizes = torch.tensor([0] + [b - a for a, b in spans])
+    return RaggedBatch(
+        slot_mapping=torch.cat(slots).to(device),
+        block_tables=tables.to(torch.int32).to(device),
+        context_lens=torch.tensor([b for _, b in spans], dtype=torch.int32, device=device),
+        query_starts=sizes.cumsum(0).to(torch.int32).to(device),
+        max_query_len=max(b - a for a, b in spans),
+        max_context_len=max(b for _, b in spans),
+    )
+
+
+def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Worst row's root mean square difference, in units of the row's own spread."""
+    ours, theirs = found.float(), expected.float()
+    # Some models mask unused vocabulary with -inf: such entries must agree, and do not count.
+    finite = theirs.isfinite()
+    difference = torch.where(ours == theirs, 0.0, ours - theirs)
+    difference = torch.nan_to_num(difference, nan=torch.inf).pow(2).mean(1).sqrt()
+    spread = torch.where(finite, theirs, 0.0).std(1).clamp_min(1e-9)
+    return float((difference / spread).max())
+
+
+@contextmanager
+def _narrow_windows(model: RaggedModel) -> Iterator[tuple[LayerShape, ...] | None]:
+    """Meanwhile long sliding windows are short, in masks and in attention alike.
+
+    Yields the layers as they are meanwhile, None if nothing was changed.
+    """
+    changed: list[tuple[Any, int]] = []
+    for holder in (model.config, *model.model.modules()):
+        window = getattr(holder, "sliding_window", None)
+        if isinstance(window, int) and window > _LONGEST_WINDOW:
+            changed.append((holder, window))
+            holder.sliding_window = _LONGEST_WINDOW
+    try:
+        shapes = model.observe_layers() if changed else None
+        if shapes is not None and any(map(_is_wide, shapes)):
+            _restore(changed)  # the window has another source: the check must be long instead
+            shapes = None
+        yield shapes
+    finally:
+        _restore(changed)
+
+
+def _is_wide(shape: LayerShape) -> bool:
+    return (shape.params.sliding_window or 0) > _LONGEST_WINDOW
+
+
+def _restore(changed: Sequence[tuple[Any, int]]) -> None:
+    for holder, window in changed:
+        holder.sliding_window = window

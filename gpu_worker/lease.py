@@ -1,0 +1,115 @@
+"""What a worker publishes of itself: its lease."""
+
+import asyncio
+import time
+
+from shared.bus.api import Bus
+from shared.bus.keys import EngineKeys
+from shared.codec import decode_as, encode
+from shared.errors import DecodeError, PageStreamError
+from shared.logs import EventLog
+from shared.messages import KVGeometry, ModelInfo, WorkerInfo, WorkerState
+
+TTL_MS = 5_000
+_RENEWAL_S = 1.5
+# Nobody renews these: while it loads, a worker is busy; once it has failed, it is gone.
+_LOADING_TTL_MS = 10 * 60 * 1_000
+_FAILED_TTL_MS = 60 * 60 * 1_000
+_NOW_MS = 1  # the shortest life a key can have
+_FAILED_ATTEMPTS = 12
+
+log = EventLog(__name__)
+
+
+class LeaseTaken(PageStreamError):
+    """Another worker holds the lease now."""
+
+
+class Lease:
+    """The key that says who works for an engine.
+
+    Args:
+        bus: where it stands.
+        keys: of the engine.
+        rank: of the worker.
+    """
+
+    def __init__(self, bus: Bus, keys: EngineKeys, rank: int) -> None:
+        self._bus = bus
+        self._key = keys.worker(rank)
+        self._rank = rank
+        self._ready: bytes | None = None
+        self._instance = ""
+        self._due_s = 0.0
+
+    async def loading(self, instance: str) -> None:
+        """Say that a model is being loaded."""
+        if await self._is_served():
+            return  # by whoever is about to be replaced; a standing epoch is not to be disturbed
+        info = WorkerInfo(instance, self._rank, WorkerState.LOADING, "", None, None)
+        await self._bus.put(self._key, encode(info), _LOADING_TTL_MS)
+
+    async def failed(self, instance: str, why: str) -> None:
+        """Say why there will be no worker; outlives the process."""
+        info = WorkerInfo(instance, self._rank, WorkerState.FAILED, why, None, None)
+        for _ in range(_FAILED_ATTEMPTS):
+            if not await self._is_served():
+                await self._bus.put(self._key, encode(info), _FAILED_TTL_MS)
+                return
+            await asyncio.sleep(TTL_MS / 1000 / _FAILED_ATTEMPTS)
+        log.warning("another worker serves this engine; its lease is left alone")
+
+    async def ready(self, instance: str, model: ModelInfo, kv: KVGeometry) -> None:
+        """Take the lease, from whoever had it; from here on it wants to be renewed."""
+        info = WorkerInfo(instance, self._rank, WorkerState.READY, "", model, kv)
+        self._ready = encode(info)
+        self._instance = instance
+        await self._put(TTL_MS)
+
+    async def renew_if_due(self, longest_step_s: float) -> bool:
+        """Renew the lease if it is time; whether it was.
+
+        Args:
+            longest_step_s: the lease must outlive a step, in which nothing renews it.
+
+        Raises:
+            LeaseTaken: a worker that started later has it.
+        """
+        if time.monotonic() < self._due_s:
+            return False
+        if await self.is_foreign():
+            self._ready = None
+            raise LeaseTaken("another worker has taken the engine over")
+        await self._put(TTL_MS + int(4_000 * longest_step_s))
+        return True
+
+    async def release(self) -> None:
+        """Let go of it: the scheduler need not wait until it expires."""
+        if self._ready is not None:
+            await self._bus.put(self._key, self._ready, _NOW_MS)
+            self._ready = None
+
+    async def is_foreign(self) -> bool:
+        """Whether another worker that is ready holds the lease."""
+        holder = await self._holder()
+        return (
+            holder is not None
+            and holder.state == WorkerState.READY
+            and holder.instance != self._instance
+        )
+
+    async def _is_served(self) -> bool:
+        holder = await self._holder()
+        return holder is not None and holder.state == WorkerState.READY
+
+    async def _holder(self) -> WorkerInfo | None:
+        value = await self._bus.get(self._key)
+        try:
+            return None if value is None else decode_as(WorkerInfo, value)
+        except DecodeError:
+            return None  # written by another version: it is there to be replaced
+
+    async def _put(self, ttl_ms: int) -> None:
+        assert self._ready is not None, "the lease was never taken"
+        await self._bus.put(self._key, self._ready, ttl_ms)
+        self._due_s = time.monotonic() + _RENEWAL_S

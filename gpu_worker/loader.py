@@ -1,0 +1,205 @@
+"""From settings to a model that is known to be served correctly."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from gpu_worker.attention import ATTENTION_NAME, register_attention
+from gpu_worker.model import RaggedModel
+from gpu_worker.settings import WorkerSettings
+from shared.errors import ModelUnsupported, SettingsError
+from shared.logs import EventLog
+
+# Layers that attend, in the words of transformers' ``layer_types``.
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+# Rotary embeddings whose frequencies depend on the longest sequence of the batch.
+_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+log = EventLog(__name__)
+
+
+def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
+    """The model with our attention in place, not yet checked.
+
+    Raises:
+        ModelUnsupported: there is no such model, or its configuration rules it out.
+        SettingsError: a setting and the model do not fit together.
+    """
+    register_attention()
+    transformers.logging.disable_progress_bar()
+    _check_path(settings.model)
+    config = _load_config(settings)
+    refuse_by_config(config)
+    dtype = choose_dtype(settings.dtype, _own_dtype(config), device)
+    log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            settings.model,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=settings.trust_remote_code,
+        )
+    except (KeyError, ValueError) as error:
+        name = f"model type {config.model_type!r}"
+        if ATTENTION_NAME in str(error):  # transformers, or the model, does not take ours
+            raise ModelUnsupported(f"{name}: its attention is built in") from error
+        if "Unrecognized configuration" in str(error):
+            raise ModelUnsupported(f"{name} is no causal language model") from error
+        raise
+    if getattr(model, "_is_stateful", False):
+        raise ModelUnsupported(
+            f"model type {config.model_type!r} keeps state other than keys and values"
+        )
+    return RaggedModel(model.to(device).eval().requires_grad_(False))
+
+
+def _load_config(settings: WorkerSettings) -> Any:
+    try:
+        return AutoConfig.from_pretrained(
+            settings.model, trust_remote_code=settings.trust_remote_code
+        )
+    except OSError as error:  # also: the hub cannot be reached, which may pass
+        if "valid model identifier" in str(error):
+            reason = f"{settings.model}: neither a folder nor a model on the hub"
+            raise ModelUnsupported(reason) from error
+        raise
+    except ValueError as error:  # a type that this transformers does not know, or remote code
+        raise ModelUnsupported(f"{settings.model}: {error}") from error
+
+
+def refuse_by_config(config: Any) -> None:
+    """Refuse what is known not to work, before weights are read.
+
+    Raises:
+        ModelUnsupported: says why.
+    """
+    text = config.get_text_config()
+    name = f"model type {config.model_type!r}"
+    if config.is_encoder_decoder:
+        raise ModelUnsupported(f"{name} has an encoder; only decoders are served")
+    if getattr(text, "alibi", False) or config.model_type == "bloom":
+        raise ModelUnsupported(f"{name} uses ALiBi position biases, which are not supported")
+    foreign = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if foreign:
+        raise ModelUnsupported(f"{name} has layers of type {', '.join(sorted(foreign))}")
+
+
+def context_length(config: Any, wanted: int | None) -> int:
+    """Longest sequence in tokens, prompt and output together.
+
+    Raises:
+        SettingsError: more was asked for than the model can do.
+    """
+    limit, why = _longest_context(config)
+    if limit is None:
+        if wanted is None:
+            raise SettingsError("--max-model-len", "auto", "the model does not say; give a number")
+        return wanted
+    if wanted is None:
+        if why:
+            log.warning("context is shorter than the model's own", tokens=limit, because=why)
+        return limit
+    if wanted > limit:
+        reason = f"must be at most {limit}, " + (why or "which is the model's own")
+        raise SettingsError("--max-model-len", wanted, reason)
+    return wanted
+
+
+def _longest_context(config: Any) -> tuple[int | None, str]:
+    """Tokens, and why it is less than the model's own ("" if it is not)."""
+    own: int | None = getattr(config, "max_position_embeddings", None)
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", "default")
+        if kind not in _BATCH_DEPENDENT_ROPE:
+            continue
+        limit = rope.get("original_max_position_embeddings") or own
+        limit = getattr(config, "original_max_position_embeddings", None) or limit
+        if kind == "dynamic" or (own is not None and limit is not None and limit < own):
+            why = (
+                f"beyond {limit} tokens {kind} rotary embeddings depend on the longest sequence "
+                "of the batch"
+            )
+            return limit, why
+    return own, ""
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """One entry, or one for each type of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in found:
+        return [found]
+    return [value for value in found.values() if isinstance(value, dict)]
+
+
+def eos_token_ids(model: Any) -> tuple[int, ...]:
+    """Tokens that end a sequence, as the model's generation settings have it."""
+    for config in (model.generation_config, model.config, model.config.get_text_config()):
+        found = getattr(config, "eos_token_id", None)
+        if found is not None:
+            return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    return ()
+
+
+def choose_device(wanted: str | None) -> torch.device:
+    """The device asked for, else a GPU if there is one.
+
+    Raises:
+        SettingsError: there is no such device.
+    """
+    if wanted is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise SettingsError("--device", wanted, "expected cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingsError("--device", wanted, "expected cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SettingsError("--device", wanted, f"there are {torch.cuda.device_count()} GPUs")
+    return device
+
+
+def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> torch.dtype:
+    """Type of weights and KV cache; by default the model's own where the device is fast with it.
+
+    Raises:
+        SettingsError: the device cannot compute with it.
+    """
+    if wanted is not None:
+        dtype: torch.dtype = getattr(torch, wanted)
+        if dtype == torch.float16 and device.type == "cpu":
+            raise SettingsError("--dtype", wanted, "is not supported on CPUs; take float32")
+        return dtype
+    if device.type != "cpu":
+        return own
+    return torch.bfloat16 if own == torch.bfloat16 and _cpu_is_fast_with_bf16() else torch.float32
+
+
+def _own_dtype(config: Any) -> torch.dtype:
+    found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
+def _cpu_is_fast_with_bf16() -> bool:
+    """Whether the CPU has instructions that multiply bf16."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _check_path(model: str) -> None:
+    """A folder must be there; what could be a hub id is left to transformers."""
+    if Path(model).is_dir():
+        if not (Path(model) / "config.json").is_file():
+            raise ModelUnsupported(f"{model}: the folder has no config.json")
+        return
+    if model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
+        raise ModelUnsupported(f"{model}: there is no such folder")

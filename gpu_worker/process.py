@@ -1,0 +1,92 @@
+"""The worker as a process: signals, states on the bus, exit codes."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from uuid import uuid4
+
+import uvloop
+
+from gpu_worker.assembly import Worker, build_worker
+from gpu_worker.lease import Lease
+from gpu_worker.observer import Observer
+from gpu_worker.service import WorkerService
+from gpu_worker.settings import WorkerSettings
+from shared.bus.keys import EngineKeys
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
+from shared.logs import EventLog
+from shared.metrics import WorkerMetrics
+from shared.model_name import model_name
+
+EXIT_HOPELESS = 78  # EX_CONFIG: a restart would end the same way
+_RANK = 0
+
+log = EventLog(__name__)
+
+
+def run(settings: WorkerSettings) -> int:
+    """Load the model, serve until SIGTERM or SIGINT; the process's exit code."""
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: sys.exit(0))  # while the model loads
+    instance = uuid4().hex
+    _publish(settings, lambda lease: lease.loading(instance))
+    try:
+        worker = build_worker(settings)
+    except (ModelUnsupported, SettingsError) as error:
+        log.error("this model cannot be served", reason=error)
+        why = str(error)
+        _publish(settings, lambda lease: lease.failed(instance, why))
+        return EXIT_HOPELESS
+    except Exception as error:
+        log.exception("the worker could not start")
+        why = f"{type(error).__name__}: {error}"
+        _publish(settings, lambda lease: lease.failed(instance, why))
+        return 1
+    return uvloop.run(_serve(settings, worker))
+
+
+def _publish(settings: WorkerSettings, say: Callable[[Lease], Awaitable[None]]) -> None:
+    """Say one thing through a connection of its own; loading blocks, and so keeps none."""
+
+    async def publish() -> None:
+        bus = RedisBus(settings.redis_url)
+        try:
+            await say(Lease(bus, EngineKeys(settings.engine_id), _RANK))
+        except BusUnavailable as error:
+            log.warning("Redis does not hear the worker's state", error=error)
+        finally:
+            await bus.close()
+
+    asyncio.run(publish())
+
+
+async def _serve(settings: WorkerSettings, worker: Worker) -> int:
+    metrics = WorkerMetrics(
+        model_name(settings.model, settings.served_model_name), settings.engine_id
+    )
+    metrics.kv_pool_bytes.set(worker.pool_bytes)
+    metrics.weight_bytes.set(worker.weight_bytes)
+    metrics.serve(settings.worker_metrics_host, settings.worker_metrics_port)
+    bus = RedisBus(settings.redis_url)
+    service = WorkerService(
+        bus,
+        settings.engine_id,
+        worker.executor,
+        worker.model,
+        worker.executor.limits.kv,
+        Observer(metrics, worker.executor),
+        _RANK,
+    )
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, service.stop)
+    try:
+        await service.run()
+    except Exception:
+        log.exception("a step failed")
+        return 1
+    finally:
+        await bus.close()
+    return 0

@@ -1,0 +1,65 @@
+"""What one step computes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shared.codec import IntArray
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRows:
+    """Tokens [start, stop) of a sequence that does not decode yet."""
+
+    slot: int
+    handle: int
+    tokens: IntArray  # all of the sequence's
+    start: int
+    stop: int
+    num_prompt_tokens: int
+    num_prompt_logprobs: int | None  # top ones wanted at each prompt position; None: nothing
+
+    @property
+    def size(self) -> int:
+        """Tokens to compute."""
+        return self.stop - self.start
+
+    @property
+    def samples(self) -> bool:
+        """Whether the chunk reaches the last token, so that the next one can be drawn."""
+        return self.stop == len(self.tokens)
+
+    @property
+    def token_ids(self) -> Indices:
+        """Tokens to compute, [size]."""
+        return self.tokens[self.start : self.stop].astype(np.int64)
+
+    @property
+    def num_scored(self) -> int:
+        """Leading rows of the chunk whose logits score a token of the prompt."""
+        if self.num_prompt_logprobs is None:
+            return 0
+        return max(0, min(self.stop, self.num_prompt_tokens - 1) - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A ragged batch; decoding sequences come first, with one row each."""
+
+    slots: Indices  # [S]
+    token_ids: Indices  # [T]
+    positions: Indices  # [T]
+    slot_mapping: Indices  # [T]
+    sizes: Indices | None  # [S] rows of each sequence; None: one each, so T == S
+    chunks: tuple[ChunkRows, ...]  # of the last sequences, in their order
+    sampled: Indices  # [R] slots that sample
+    sample_rows: Indices | None  # [R] their rows; None: every row samples
+    version: int  # of the batch: equal versions and no chunks mean the same slots
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return len(self.token_ids)

@@ -1,0 +1,128 @@
+"""Choosing the next token of each row.
+
+Greedy, or Gumbel-max: the argmax of filtered logits plus noise is a draw from their softmax. The
+noise does not depend on the batch, so neither does the draw.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker import cpu_draw, torch_draw
+from gpu_worker.batch import BatchState, Slots
+from gpu_worker.noise import row_keys
+
+_BANNED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """Sampling parameters of the rows of a step; the same object serves while the rows stay."""
+
+    drawn: Slots  # [D] rows with a temperature; the others are greedy
+    seeds: npt.NDArray[np.uint64]  # [D]
+    choices: npt.NDArray[np.int64]  # [D]
+    temperature: npt.NDArray[np.float32]  # [D]
+    top_k: npt.NDArray[np.int64]  # [D]
+    top_p: npt.NDArray[np.float32]  # [D]
+    min_p: npt.NDArray[np.float32]  # [D]
+    on_device: "DeviceDraw | None"  # the same where a GPU wants it
+    has_minimum: bool  # some row may not end yet
+
+    @staticmethod
+    def of(batch: BatchState, slots: Slots, device: torch.device) -> "RowSampling":
+        """Parameters of the sequences in ``slots``."""
+        temperature = batch.temperature[slots]
+        drawn = np.flatnonzero(temperature > 0)
+        of_drawn = slots[drawn]
+        top_k, top_p, min_p = batch.top_k[of_drawn], batch.top_p[of_drawn], batch.min_p[of_drawn]
+        on_device = None
+        if device.type != "cpu":
+            on_device = DeviceDraw(
+                torch.from_numpy(drawn).to(device),
+                torch.from_numpy(temperature[drawn]).to(device),
+                torch_draw.Filters.of(top_k, top_p, min_p, device),
+            )
+        return RowSampling(
+            drawn=drawn,
+            seeds=batch.seed[of_drawn],
+            choices=batch.choice[of_drawn],
+            temperature=temperature[drawn],
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            on_device=on_device,
+            has_minimum=bool((batch.num_tokens[slots] < batch.min_length[slots]).any()),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDraw:
+    """What ``torch_draw`` needs."""
+
+    drawn: torch.Tensor  # [D] int64
+    temperature: torch.Tensor  # [D] float32
+    filters: torch_draw.Filters | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The tokens chosen.
+
+    Attributes:
+        tokens: [R] int64.
+        broken: rows whose logits were no numbers; their token is a stopgap.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    broken: npt.NDArray[np.int64]
+
+
+def sample(
+    logits: torch.Tensor,  # [R, V]
+    rows: RowSampling,
+    positions: npt.NDArray[np.int64],  # [R] of the tokens that are drawn
+) -> Sample:
+    """Choose a token for each row."""
+    best, tokens = logits.max(dim=-1)  # both [R]; a NaN anywhere in a row is its maximum
+    if len(rows.drawn):
+        keys = row_keys(rows.seeds, rows.choices, positions[rows.drawn])
+        _draw(logits, rows, keys, tokens)
+    broken = (~best.isfinite()).nonzero().squeeze(1)
+    if len(broken):
+        tokens[broken] = torch.nan_to_num(logits[broken].float(), _BANNED, _BANNED).argmax(-1)
+    return Sample(tokens.cpu().numpy(), broken.cpu().numpy())
+
+
+def ban_ends(
+    logits: torch.Tensor,  # [R, V], changed in place
+    batch: BatchState,
+    slots: Slots,  # [R]
+) -> None:
+    """Take the end away from rows that have not generated their minimum."""
+    for row in np.flatnonzero(batch.num_tokens[slots] < batch.min_length[slots]).tolist():
+        ends = batch.end_tokens[slots[row]]
+        ends = ends[(ends >= 0) & (ends < logits.shape[1])]
+        logits[row, torch.from_numpy(ends).to(logits.device)] = _BANNED
+
+
+def _draw(
+    logits: torch.Tensor,  # [R, V]
+    rows: RowSampling,
+    keys: npt.NDArray[np.int32],  # [2, D]
+    tokens: torch.Tensor,  # [R], those of the D rows that draw are replaced
+) -> None:
+    all_draw = len(rows.drawn) == len(logits)
+    if (device := rows.on_device) is not None:
+        wanted = logits if all_draw else logits[device.drawn]
+        place = torch.from_numpy(keys).to(logits.device)
+        tokens[device.drawn] = torch_draw.draw(wanted, device.temperature, device.filters, place)
+        return
+    drawn = torch.from_numpy(rows.drawn)
+    wanted = (logits if all_draw else logits[drawn]).float().contiguous()
+    found = cpu_draw.draw(
+        wanted.numpy(), rows.temperature, rows.top_k, rows.top_p, rows.min_p, keys
+    )
+    tokens[drawn] = torch.from_numpy(found)

@@ -1,0 +1,206 @@
+"""The worker's loop: plans in, results out, for as long as an epoch names this worker."""
+
+import asyncio
+import time
+from typing import Protocol
+from uuid import uuid4
+
+from gpu_worker.batch import PlanRefused
+from gpu_worker.lease import Lease, LeaseTaken
+from shared.bus.api import Append, Bus, Entry, EntryId
+from shared.bus.keys import EngineKeys
+from shared.codec import decode, encode
+from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
+from shared.logs import EventLog
+from shared.messages import EpochStarted, KVGeometry, ModelInfo, StepPlan, StepResult
+
+_BLOCK_MS = 500  # an idle loop wakes this often to renew its lease
+_RETRY_S = 0.5
+_MAX_ENTRIES = 64
+
+log = EventLog(__name__)
+
+
+class PlanExecutor(Protocol):
+    """What carries out plans; the loop knows no more of it."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan.
+
+        Raises:
+            PlanRefused: it does not fit what went before.
+        """
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+
+
+class StepObserver(Protocol):
+    """Hears of every step whose result is in the log."""
+
+    def step(self, result: StepResult) -> None:
+        """Take note of one."""
+
+
+class InstanceOver(PageStreamError):
+    """This instance cannot go on; the same worker can, under a new name."""
+
+
+class WorkerService:
+    """One rank of an engine.
+
+    Args:
+        bus: where the logs are.
+        engine_id: the engine to work for.
+        executor: a loaded model.
+        model: what it serves.
+        kv: its pool.
+        observer: gets every step.
+        rank: its place among the engine's workers.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine_id: str,
+        executor: PlanExecutor,
+        model: ModelInfo,
+        kv: KVGeometry,
+        observer: StepObserver,
+        rank: int = 0,
+    ) -> None:
+        self._bus = bus
+        self._keys = EngineKeys(engine_id)
+        self._executor = executor
+        self._model = model
+        self._kv = kv
+        self._observer = observer
+        self._rank = rank
+        self._lease = Lease(bus, self._keys, rank)
+        self._stopping = asyncio.Event()
+        self._longest_step_s = 0.0
+        self._instance = ""
+        self._run_id = ""
+        self._epoch: int | None = None  # None: not named, so nothing is executed
+        self._step = 0  # last one executed
+
+    def stop(self) -> None:
+        """End after the current step."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve one instance after the other until stopped.
+
+        Raises:
+            Exception: whatever the model raises in a step.
+        """
+        try:
+            while not self._stopping.is_set():
+                await self._live_once()
+        finally:
+            await self._leave()
+
+    async def _live_once(self) -> None:
+        try:
+            await self._live()
+        except InstanceOver as reason:
+            log.warning("instance over", instance=self._instance, reason=reason)
+        except LeaseTaken as taken:
+            log.warning("standing by", instance=self._instance, reason=taken)
+            while not self._stopping.is_set() and await self._lease.is_foreign():
+                await self._pause()
+        except BusUnavailable as error:
+            log.warning("waiting for Redis", error=error)
+            await self._pause()
+
+    async def _live(self) -> None:
+        """One instance: an empty batch, a fresh name, and plans from here on."""
+        self._instance = uuid4().hex
+        self._idle()
+        self._run_id = await self._bus.run_id()
+        cursor = await self._bus.last_id(self._keys.plans)
+        await self._lease.ready(self._instance, self._model, self._kv)
+        log.info("worker ready", instance=self._instance, plans_from=cursor)
+        while not self._stopping.is_set():
+            await self._keep_lease()
+            found = await self._bus.read({self._keys.plans: cursor}, _BLOCK_MS, _MAX_ENTRIES)
+            for entry in found.get(self._keys.plans, ()):
+                if self._stopping.is_set():
+                    return
+                await self._take(entry)
+                cursor = entry.id
+
+    async def _keep_lease(self) -> None:
+        if not await self._lease.renew_if_due(self._longest_step_s):
+            return
+        # A reconnection may go unnoticed, and the server behind it have forgotten its last entries.
+        if await self._bus.run_id() != self._run_id:
+            raise InstanceOver("Redis was restarted")
+
+    async def _take(self, entry: Entry) -> None:
+        for data in entry.messages:
+            try:
+                message = decode(data)
+            except DecodeError as error:
+                raise InstanceOver(f"unreadable entry {entry.id} in plans: {error}") from None
+            if isinstance(message, EpochStarted):
+                self._start(message)
+            elif isinstance(message, StepPlan) and entry.id.epoch == self._epoch:
+                await self._carry_out(message)
+                await self._keep_lease()
+
+    def _start(self, started: EpochStarted) -> None:
+        self._idle()
+        if self._instance in started.workers:
+            self._epoch = started.epoch
+            log.info("named in epoch", epoch=started.epoch, scheduler=started.scheduler)
+        else:
+            log.info("not named in epoch", epoch=started.epoch, instance=self._instance)
+
+    def _idle(self) -> None:
+        """Forget the epoch and its sequences."""
+        self._epoch = None
+        self._step = 0
+        self._executor.reset()
+
+    async def _carry_out(self, plan: StepPlan) -> None:
+        if plan.step <= self._step:
+            return
+        if plan.step != self._step + 1:
+            raise InstanceOver(f"step {plan.step} follows {self._step} in plans")
+        trim_below = _parse_id(plan)
+        began = time.perf_counter()
+        try:
+            result = self._executor.execute(plan)
+        except PlanRefused as error:
+            raise InstanceOver(f"plan of step {plan.step}: {error}") from error
+        self._step = plan.step
+        self._longest_step_s = max(self._longest_step_s, time.perf_counter() - began)
+        append = Append(self._keys.outputs, [encode(result)], self._epoch, trim_below=trim_below)
+        try:
+            await self._bus.append(append)
+        except StaleWriter as error:
+            log.warning("fenced off", epoch=self._epoch, error=error)
+            self._idle()
+            return
+        self._observer.step(result)
+
+    async def _pause(self) -> None:
+        try:
+            await asyncio.wait_for(self._stopping.wait(), _RETRY_S)
+        except TimeoutError:
+            return
+
+    async def _leave(self) -> None:
+        try:
+            await self._lease.release()
+        except BusUnavailable as error:
+            log.warning("Redis is gone already", error=error)
+        log.info("worker stopped")
+
+
+def _parse_id(plan: StepPlan) -> EntryId:
+    try:
+        return EntryId.parse(plan.outputs_min_id)
+    except ValueError as error:
+        raise InstanceOver(f"plan of step {plan.step}: {error}") from None

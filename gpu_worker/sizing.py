@@ -1,0 +1,96 @@
+"""How large the KV pool may be."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from gpu_worker.memory import bytes_per_block
+from gpu_worker.model import LayerShape
+from gpu_worker.settings import WorkerSettings
+from shared.errors import SettingsError
+
+_CPU_SHARE = 0.25
+_CPU_MOST_BYTES = 4 * 2**30
+# More sequences of full length than these never run at once: a tiny model needs no huge pool.
+_MOST_SEQUENCES = 256
+_UNLIMITED = 2**60  # larger limits than this are cgroups' way to say that there is none
+
+
+def choose_num_blocks(
+    settings: WorkerSettings,
+    shapes: Sequence[LayerShape],
+    max_model_len: int,
+    device: torch.device,
+    activation_bytes: int,
+) -> int:
+    """Blocks in the pool, from settings or from the memory that is free.
+
+    Args:
+        settings: ``num_blocks`` wins over ``kv_memory_bytes``.
+        shapes: the model's attention layers.
+        max_model_len: longest sequence in tokens.
+        device: where the pool will lie; the weights are there already.
+        activation_bytes: what a step may need besides, on a GPU.
+
+    Raises:
+        SettingsError: not even one block fits.
+    """
+    if settings.num_blocks is not None:
+        return settings.num_blocks
+    each = bytes_per_block(shapes, settings.block_size)
+    if settings.kv_memory_bytes is not None:
+        num_blocks = settings.kv_memory_bytes // each
+        if num_blocks == 0:
+            reason = f"one block takes {each} bytes"
+            raise SettingsError("--kv-memory-bytes", settings.kv_memory_bytes, reason)
+        return num_blocks
+    if device.type == "cuda":
+        budget = _gpu_budget(device, settings.gpu_memory_utilization, activation_bytes)
+    else:
+        budget = min(int(_CPU_SHARE * available_memory()), _CPU_MOST_BYTES)
+    most = _MOST_SEQUENCES * -(-max_model_len // settings.block_size)
+    num_blocks = min(budget // each, most)
+    if num_blocks < 1:
+        reason = f"{max(budget, 0)} bytes are left for a pool whose blocks take {each}"
+        raise SettingsError("--kv-memory-bytes", "auto", reason)
+    return num_blocks
+
+
+def _gpu_budget(device: torch.device, utilization: float, activation_bytes: int) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    return int(utilization * total) - (total - free) - activation_bytes
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take, by the system and by its control group."""
+    found = [_meminfo_available(), _cgroup_available()]
+    known = [size for size in found if size is not None]
+    return min(known, default=4 * 2**30)
+
+
+def _meminfo_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _cgroup_available() -> int | None:
+    """What version 2 or version 1 control groups leave."""
+    root = Path("/sys/fs/cgroup")
+    for limit, used in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            left = int((root / limit).read_text()) - int((root / used).read_text())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        if left < _UNLIMITED:
+            return max(left, 0)
+    return None

@@ -1,0 +1,178 @@
+"""What the worker refuses to serve, and that it says why."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from gpu_worker.assembly import build_worker
+from gpu_worker.check import check_model
+from gpu_worker.loader import choose_dtype, context_length, load_model
+from gpu_worker.settings import WorkerSettings
+from kernels.interface import AttentionBackend, AttentionParams, LayerCache, RaggedBatch
+from kernels.reference import ReferenceBackend
+from shared.errors import ModelUnsupported, SettingsError
+from tests.gpu_worker.conftest import MakeWorker, ModelPath
+from tests.support.models import tiny_model
+
+CPU = torch.device("cpu")
+
+
+class Careless(ReferenceBackend):
+    """A backend that overlooks one thing that a layer asks for."""
+
+    def __init__(self, overlooked: str) -> None:
+        self._overlooked = overlooked
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        params: AttentionParams,
+        out: torch.Tensor,
+    ) -> None:
+        values = {
+            "scale": params.scale,
+            "sliding_window": params.sliding_window,
+            "softcap": params.softcap,
+        }
+        values[self._overlooked] = 1.0 if self._overlooked == "scale" else None
+        super().attend(query, cache, batch, AttentionParams(**values), out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("bloom", "ALiBi"),
+        ("falcon", "ALiBi"),
+        ("mamba", "linear_attention"),
+        ("t5", "encoder"),
+    ],
+)
+def test_models_that_paged_attention_cannot_serve_are_refused(
+    kind: str, why: str, make_worker: MakeWorker
+) -> None:
+    with pytest.raises(ModelUnsupported, match=f"{kind}.*{why}"):
+        make_worker(kind)
+
+
+def test_falcon_without_alibi_is_refused_because_its_attention_is_built_in(tmp_path: Path) -> None:
+    path = tiny_model("falcon", tmp_path, alibi=False)
+    with pytest.raises(ModelUnsupported, match=r"falcon.*built in"):
+        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "overlooked"),
+    [
+        ("gemma2", "softcap"),
+        ("gemma2", "sliding_window"),
+        ("mistral", "sliding_window"),
+        ("llama", "scale"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_kernels_that_overlook_something_fail_the_check(
+    kind: str, overlooked: str, dtype: str, model_path: ModelPath
+) -> None:
+    settings = WorkerSettings(
+        model=str(model_path(kind)), device="cpu", dtype=dtype, num_blocks=8, num_threads=1
+    )
+    with pytest.raises(ModelUnsupported, match=rf"{kind}.*deviate"):
+        build_worker(settings, Careless(overlooked))
+
+
+def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path) -> None:
+    path = tiny_model("mistral", tmp_path, sliding_window=400)
+    model = load_model(WorkerSettings(model=str(path), dtype="float32"), CPU)
+    shapes = model.observe_layers()
+    result = check_model(model, shapes, ReferenceBackend(), 16, 512)
+    assert result.num_tokens < 200
+    with pytest.raises(ModelUnsupported, match="deviate"):
+        check_model(model, shapes, Careless("sliding_window"), 16, 512)
+    assert {shape.params.sliding_window for shape in model.observe_layers()} == {400}
+
+
+def test_geometry_is_what_the_layers_hand_in(model_path: ModelPath) -> None:
+    model = load_model(WorkerSettings(model=str(model_path("qwen3")), dtype="float32"), CPU)
+    shapes = model.observe_layers()
+    assert [(shape.num_kv_heads, shape.head_dim) for shape in shapes] == [(2, 16), (2, 16)]
+    assert shapes[0].bytes_per_token == 2 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize("backend", [ReferenceBackend()])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("block_size", [1, 16, 256])
+def test_any_block_size_passes_the_check(
+    block_size: int, dtype: str, backend: AttentionBackend, model_path: ModelPath
+) -> None:
+    settings = WorkerSettings(
+        model=str(model_path("gemma2")), dtype=dtype, block_size=block_size, num_blocks=8
+    )
+    assert build_worker(settings, backend).model.dtype == dtype
+
+
+def llama_config(**rope: Any) -> Any:
+    return transformers.LlamaConfig(
+        max_position_embeddings=1024, rope_parameters={"rope_theta": 1e4, **rope}
+    )
+
+
+def test_rope_that_depends_on_the_batch_is_kept_within_its_fixed_part() -> None:
+    dynamic = llama_config(rope_type="dynamic", factor=4.0)
+    assert context_length(dynamic, None) == 1024
+    with pytest.raises(SettingsError, match=r"2048.*at most 1024.*dynamic"):
+        context_length(dynamic, 2048)
+    factors = [1.0] * 64
+    longrope = llama_config(
+        rope_type="longrope",
+        short_factor=factors,
+        long_factor=factors,
+        original_max_position_embeddings=256,
+    )
+    assert context_length(longrope, None) == 256
+    assert context_length(longrope, 100) == 100
+    with pytest.raises(SettingsError, match=r"512.*at most 256.*longrope"):
+        context_length(longrope, 512)
+
+
+def test_context_is_the_models_own_or_shorter() -> None:
+    assert context_length(llama_config(rope_type="default"), None) == 1024
+    assert context_length(transformers.GPT2Config(n_positions=77), None) == 77
+    with pytest.raises(SettingsError, match="--max-model-len=1025"):
+        context_length(llama_config(rope_type="default"), 1025)
+
+
+def test_settings_that_do_not_fit_are_refused(make_worker: MakeWorker, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--block-size=12"):
+        make_worker("llama", block_size=12)
+    with pytest.raises(SettingsError, match="--kv-memory-bytes=100"):
+        make_worker("llama", num_blocks=None, kv_memory_bytes=100)
+    with pytest.raises(SettingsError, match="--device='tpu0'"):
+        make_worker("llama", device="tpu0")
+    with pytest.raises(SettingsError, match="--dtype='float16'"):
+        make_worker("llama", dtype="float16")
+    with pytest.raises(ModelUnsupported, match="no such folder"):
+        build_worker(WorkerSettings(model=str(tmp_path / "nothing")))
+    with pytest.raises(ModelUnsupported, match=r"no config\.json"):
+        build_worker(WorkerSettings(model=str(tmp_path)))
+
+
+def test_the_pool_takes_the_memory_it_was_given(make_worker: MakeWorker) -> None:
+    worker = make_worker("llama", num_blocks=None, kv_memory_bytes=1_000_000)
+    kv = worker.executor.limits.kv
+    assert kv.bytes_per_block == 16 * 2 * 2 * 2 * 16 * 4
+    assert kv.num_blocks == 1_000_000 // kv.bytes_per_block
+    assert worker.pool_bytes <= 1_000_000
+    automatic = make_worker("llama", num_blocks=None)
+    assert automatic.executor.limits.kv.num_blocks == 256 * 512 // 16
+
+
+def test_types_by_default_are_those_the_device_is_fast_with() -> None:
+    assert choose_dtype(None, torch.float16, CPU) == torch.float32
+    assert choose_dtype(None, torch.float32, CPU) == torch.float32
+    assert choose_dtype(None, torch.float16, torch.device("cuda")) == torch.float16
+    assert choose_dtype("bfloat16", torch.float32, CPU) == torch.bfloat16

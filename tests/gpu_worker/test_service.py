@@ -1,0 +1,353 @@
+"""The worker's loop on a bus: whom it obeys, and what makes it start afresh."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from gpu_worker.batch import PlanRefused
+from gpu_worker.lease import Lease
+from gpu_worker.service import WorkerService
+from shared.bus.api import START, Append, EntryId
+from shared.bus.keys import EngineKeys
+from shared.bus.memory import MemoryBus
+from shared.codec import decode, decode_as, encode
+from shared.errors import BusUnavailable
+from shared.messages import (
+    EpochStarted,
+    KVGeometry,
+    ModelInfo,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+    WorkerState,
+)
+from tests.gpu_worker.planner import ints, step_plan
+
+KEYS = EngineKeys("engine-0")
+MODEL = ModelInfo("tiny", 100, 64, "float32", (2,))
+KV = KVGeometry(8, 16, 1024)
+
+
+class Clock:
+    """The bus's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now_ms = 1_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class FlakyBus(MemoryBus):
+    """A bus whose next append can be made to fail, before or after it was carried out."""
+
+    def __init__(self, clock_ms: Callable[[], int]) -> None:
+        super().__init__(clock_ms)
+        self.fail: str = ""
+        self.server = "first"
+
+    async def append(self, append: Append) -> EntryId:
+        fail, self.fail = self.fail, ""
+        if fail == "before":
+            raise BusUnavailable("connection lost")
+        found = await super().append(append)
+        if fail == "after":
+            raise BusUnavailable("reply lost")
+        return found
+
+    async def run_id(self) -> str:
+        return self.server
+
+
+@dataclass
+class FakeExecutor:
+    """Remembers what it was asked to do."""
+
+    steps: list[int] = field(default_factory=list)
+    resets: int = 0
+    refuse: bool = False
+    error: Exception | None = None
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.refuse:
+            raise PlanRefused("sequence 9 is unknown")
+        if self.error is not None:
+            raise self.error
+        self.steps.append(plan.step)
+        none = ints()
+        return StepResult(plan.step, none, none, none, none, (), (), 0, 1, 2)
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.steps.clear()
+
+
+class NoObserver:
+    def step(self, result: StepResult) -> None:
+        pass
+
+
+class Stage:
+    """A worker at work, and the scheduler's side of the logs."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.bus = FlakyBus(self.clock)
+        self.executor = FakeExecutor()
+        self.service = WorkerService(self.bus, "engine-0", self.executor, MODEL, KV, NoObserver())
+        self.task = asyncio.create_task(self.service.run())
+
+    async def until(self, found: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not found():  # noqa: ASYNC110 - what it waits for is no event
+                await asyncio.sleep(0.001)
+
+    async def lease(self) -> WorkerInfo | None:
+        value = await self.bus.get(KEYS.worker(0))
+        return None if value is None else decode_as(WorkerInfo, value)
+
+    async def instance(self, other_than: str = "") -> str:
+        """Name of the worker once it is ready."""
+        async with asyncio.timeout(5):
+            while True:
+                lease = await self.lease()
+                if (
+                    lease is not None
+                    and lease.state == WorkerState.READY
+                    and lease.instance != other_than
+                ):
+                    return lease.instance
+                await asyncio.sleep(0.001)
+
+    async def start_epoch(self, epoch: int, *workers: str) -> None:
+        started = encode(EpochStarted(epoch, "scheduler", workers))
+        await self.bus.append_all(
+            [Append(KEYS.plans, [started], epoch, 0), Append(KEYS.outputs, [started], epoch, 0)]
+        )
+
+    async def plan(self, epoch: int, step: int, outputs_min_id: str = "0-0") -> None:
+        plan = step_plan(step, outputs_min_id=outputs_min_id)
+        await self.bus.append(Append(KEYS.plans, [encode(plan)], epoch, step))
+
+    async def results(self, num: int) -> list[tuple[int, int]]:
+        """The first results in the log, as (epoch, step)."""
+        found: list[tuple[int, int]] = []
+        async with asyncio.timeout(5):
+            while len(found) < num:
+                await asyncio.sleep(0.001)
+                found = await self.results_now()
+        return found
+
+    async def results_now(self) -> list[tuple[int, int]]:
+        entries = (await self.bus.read({KEYS.outputs: START}, 0, 1000)).get(KEYS.outputs, [])
+        return [
+            (entry.id.epoch, message.step)
+            for entry in entries
+            for message in map(decode, entry.messages)
+            if isinstance(message, StepResult)
+        ]
+
+    async def quiet(self) -> None:
+        """Let the worker do whatever it may still do."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.service.stop()
+    await asyncio.wait_for(stage.task, 5)
+
+
+async def test_a_ready_worker_says_what_it_serves(stage: Stage) -> None:
+    await stage.instance()
+    lease = await stage.lease()
+    assert lease is not None
+    assert (lease.model, lease.kv, lease.rank) == (MODEL, KV, 0)
+
+
+async def test_plans_of_an_epoch_that_names_the_worker_are_executed_in_order(
+    stage: Stage,
+) -> None:
+    await stage.start_epoch(10, await stage.instance())
+    for step in (1, 2, 3):
+        await stage.plan(10, step)
+    assert await stage.results(3) == [(10, 1), (10, 2), (10, 3)]
+
+
+async def test_results_trim_the_log_below_what_the_plan_says(stage: Stage) -> None:
+    await stage.start_epoch(10, await stage.instance())
+    await stage.plan(10, 1)
+    await stage.results(1)
+    await stage.plan(10, 2, outputs_min_id="10-2")
+    await stage.until(lambda: stage.executor.steps == [1, 2])
+    await stage.quiet()
+    assert await stage.results_now() == [(10, 2)]
+
+
+async def test_an_epoch_that_names_others_leaves_the_worker_idle(stage: Stage) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, "somebody else")
+    await stage.plan(10, 1)
+    await stage.quiet()
+    assert stage.executor.steps == []
+    await stage.start_epoch(11, mine)
+    await stage.plan(11, 1)
+    assert await stage.results(1) == [(11, 1)]
+
+
+async def test_plans_before_any_epoch_are_not_executed(stage: Stage) -> None:
+    await stage.instance()
+    await stage.plan(9, 1)
+    await stage.quiet()
+    assert stage.executor.steps == []
+
+
+async def test_a_new_epoch_starts_with_an_empty_batch(stage: Stage) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, mine)
+    await stage.plan(10, 1)
+    await stage.results(1)
+    resets = stage.executor.resets
+    await stage.start_epoch(11, mine)
+    await stage.plan(11, 1)
+    assert await stage.results(2) == [(10, 1), (11, 1)]
+    assert stage.executor.resets > resets
+
+
+async def test_a_fenced_worker_forgets_the_epoch_and_waits_to_be_named(stage: Stage) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, mine)
+    # A newer epoch stands in outputs already, its entry in plans has not been read yet.
+    started = encode(EpochStarted(20, "scheduler", (mine,)))
+    await stage.bus.append(Append(KEYS.outputs, [started], 20, 0))
+    await stage.plan(10, 1)
+    await stage.plan(10, 2)
+    await stage.quiet()
+    assert await stage.results_now() == []
+    assert stage.executor.steps == []
+    await stage.bus.append(Append(KEYS.plans, [started], 20, 0))
+    await stage.plan(20, 1)
+    assert await stage.results(1) == [(20, 1)]
+    assert await stage.instance() == mine
+
+
+@pytest.mark.parametrize("fail", ["before", "after"])
+async def test_an_append_of_unknown_fate_makes_a_new_instance(stage: Stage, fail: str) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, mine)
+    plan = encode(step_plan(1))
+    await stage.quiet()
+    stage.bus.fail = fail
+    # Past the flaky append, which is to hit the worker's.
+    await MemoryBus.append(stage.bus, Append(KEYS.plans, [plan], 10, 1))
+    other = await stage.instance(other_than=mine)
+    await stage.plan(10, 2)
+    await stage.quiet()
+    assert await stage.results_now() == ([] if fail == "before" else [(10, 1)])
+    await stage.start_epoch(11, other)
+    await stage.plan(11, 1)
+    await stage.results(1 if fail == "before" else 2)
+
+
+async def test_a_gap_in_the_steps_makes_a_new_instance(stage: Stage) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, mine)
+    await stage.plan(10, 1)
+    await stage.plan(10, 3)
+    await stage.instance(other_than=mine)
+    assert await stage.results_now() == [(10, 1)]
+
+
+async def test_an_unreadable_plan_makes_a_new_instance(stage: Stage) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, mine)
+    await stage.bus.append(Append(KEYS.plans, [b"nonsense"], 10, 1))
+    await stage.instance(other_than=mine)
+
+
+async def test_a_plan_with_an_unreadable_id_makes_a_new_instance(stage: Stage) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, mine)
+    await stage.plan(10, 1, outputs_min_id="soon")
+    await stage.instance(other_than=mine)
+    assert await stage.results_now() == []
+
+
+async def test_a_plan_that_does_not_fit_makes_a_new_instance(stage: Stage) -> None:
+    mine = await stage.instance()
+    await stage.start_epoch(10, mine)
+    stage.executor.refuse = True
+    await stage.plan(10, 1)
+    await stage.instance(other_than=mine)
+
+
+async def test_a_restarted_redis_makes_a_new_instance(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = await stage.instance()
+    stage.bus.server = "second"
+    monkeypatch.setattr(stage.service._lease, "_due_s", 0.0)
+    await stage.start_epoch(10, "somebody else")  # wakes the loop
+    await stage.instance(other_than=mine)
+
+
+async def test_the_lease_is_let_go_on_the_way_out(stage: Stage) -> None:
+    await stage.instance()
+    stage.service.stop()
+    await stage.start_epoch(10, "somebody else")  # wakes the loop
+    await asyncio.wait_for(stage.task, 5)
+    stage.clock.now_ms += 2
+    assert await stage.lease() is None
+
+
+async def test_a_step_that_fails_ends_the_loop_and_the_lease() -> None:
+    stage = Stage()
+    await stage.start_epoch(10, await stage.instance())
+    stage.executor.error = MemoryError("no room for activations")
+    await stage.plan(10, 1)
+    with pytest.raises(MemoryError):
+        await asyncio.wait_for(stage.task, 5)
+    stage.clock.now_ms += 2
+    assert await stage.lease() is None
+
+
+async def test_a_later_worker_takes_over_and_the_earlier_stands_by() -> None:
+    stage = Stage()
+    mine = await stage.instance()
+    later = Lease(stage.bus, KEYS, 0)
+    await later.ready("later", MODEL, KV)
+    stage.service._lease._due_s = 0.0
+    await stage.start_epoch(10, "later")
+    await stage.quiet()
+    stage.clock.now_ms += 4_000
+    lease = await stage.lease()
+    assert lease is not None
+    assert lease.instance == "later"
+    stage.clock.now_ms += 2_000  # its lease runs out
+    assert await stage.instance() != mine
+    stage.service.stop()
+    await stage.start_epoch(11, "later")
+    await asyncio.wait_for(stage.task, 5)
+
+
+async def test_states_before_ready_leave_a_living_workers_lease_alone() -> None:
+    clock = Clock()
+    bus = MemoryBus(clock)
+    await Lease(bus, KEYS, 0).ready("first", MODEL, KV)
+    second = Lease(bus, KEYS, 0)
+    await second.loading("second")
+    assert decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"").instance == "first"
+    clock.now_ms += 10_000
+    await second.loading("second")
+    found = decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"")
+    assert (found.state, found.instance) == (WorkerState.LOADING, "second")
+    await second.failed("second", "no such model")
+    clock.now_ms += 30 * 60 * 1_000
+    found = decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"")
+    assert (found.state, found.detail) == (WorkerState.FAILED, "no such model")
