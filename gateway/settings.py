@@ -22,6 +22,7 @@ class GatewaySettings:
     max_body_bytes: int = setting(
         4 * 2**20, "Largest request body accepted.", parse=byte_size, minimum=1024
     )
+    max_prompts: int = setting(128, "Most prompts in one call.", minimum=1)
     drain_timeout: float = setting(
         30.0, "Seconds that open streams may take to end after SIGTERM.", minimum=0
     )

@@ -1,0 +1,64 @@
+"""``python -m gateway``: settings, tokenizer, then serve."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvloop
+
+from gateway.server import Server, leave_on_signals
+from gateway.settings import GatewaySettings
+from gateway.tokenizer import Tokenizer
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable, ModelUnsupported
+from shared.logs import EventLog, setup_logging
+from shared.settings import load_or_exit
+
+_log = EventLog("gateway")
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Keep transformers from importing torch, where it is installed for other services.
+
+    A gateway needs the tokenizer alone, and torch costs seconds and hundreds of megabytes.
+    """
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+
+
+async def _serve(settings: GatewaySettings, tokenizer: Tokenizer) -> int:
+    bus = RedisBus(settings.redis_url)
+    try:
+        _log.info("connected to Redis", version=await bus.check_server())
+    except BusUnavailable as error:
+        # It may come yet: the server below keeps trying, and is not ready until then.
+        _log.warning("starting without Redis", error=error)
+    try:
+        server = Server(settings, bus, tokenizer)
+        leave_on_signals(server)
+        return await server.run()
+    finally:
+        await bus.close()
+
+
+def main() -> int:
+    """Exit status of the process."""
+    settings = load_or_exit(GatewaySettings, "PageStream's gateway: the OpenAI API over Redis.")
+    setup_logging("gateway", settings.log_level)
+    try:
+        with _without_torch():
+            tokenizer = Tokenizer.load(settings.model, settings.trust_remote_code)
+    except ModelUnsupported as error:
+        _log.error("cannot serve", error=error)
+        return 1
+    return uvloop.run(_serve(settings, tokenizer))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

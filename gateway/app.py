@@ -1,0 +1,71 @@
+"""The FastAPI application: endpoints, and one place that turns errors into answers."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from gateway.call import AccessLog, call_of
+from gateway.errors import ApiError, failed
+from gateway.generation_api import generate_router
+from gateway.inspection_api import inspection_router
+from gateway.openapi import describe
+from gateway.schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeChatBody,
+    TokenizeTextBody,
+)
+from gateway.service import Service
+from gateway.version import version
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application that serves one gateway's clients."""
+    app = FastAPI(title="PageStream", version=version())
+    app.include_router(generate_router(service))
+    app.include_router(inspection_router(service, version()))
+    app.add_middleware(AccessLog)
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_bug)
+    bodies: list[type[BaseModel]] = [
+        CompletionBody,
+        ChatBody,
+        TokenizeTextBody,
+        TokenizeChatBody,
+        DetokenizeBody,
+    ]
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app, bodies)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+async def _answer_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    fields = call_of(request).fields
+    fields["error"] = error.code or "invalid"
+    if error.param is not None:
+        fields["param"] = error.param
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {request.url.path}"
+    known = {404: f"there is no {path}", 405: f"{path} is not allowed"}
+    message = known.get(error.status_code, str(error.detail))
+    body = ApiError(error.status_code, message).body()
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return JSONResponse(failed("internal error", "internal_error").body(), 500)

@@ -1,0 +1,130 @@
+"""One HTTP call: its id, its body, and its line in the access log."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.errors import body_too_large, invalid
+from shared.logs import EventLog
+
+_log = EventLog("gateway.access")
+_SCOPE_KEY = "pagestream.call"
+# Asked every few seconds by machines, and answered without work.
+_QUIET_PATHS = ("/health/", "/metrics")
+_DISCARD_BYTES = 64 * 2**20
+_DISCARD_S = 2.0
+
+
+@dataclass(slots=True)
+class Call:
+    """What is known of a call in flight.
+
+    Attributes:
+        id: 128 random bits in hex; stands in the log and in the ``X-Request-Id`` header.
+        status: of the response, 0 before it starts.
+        fields: more to say in the access log; never a client's text.
+    """
+
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    started_s: float = field(default_factory=time.monotonic)
+    status: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def call_of(request: Request) -> Call:
+    """The call that a request belongs to."""
+    return cast(Call, request.scope[_SCOPE_KEY])
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, never more than ``limit`` bytes of it.
+
+    Raises:
+        ApiError: 413, it is longer.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    body = request.stream()
+    try:
+        # The HTTP parser accepts digits alone here.
+        if int(request.headers.get("content-length", "0")) > limit:
+            # A client that asks first is told before it sends anything.
+            if "expect" not in request.headers:
+                await _discard(body)
+            raise body_too_large(limit)
+        async for chunk in body:
+            size += len(chunk)
+            if size > limit:
+                chunks.clear()
+                await _discard(body)
+                raise body_too_large(limit)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise invalid(None, "the client left before the body was complete") from None
+    return b"".join(chunks)
+
+
+async def _discard(body: AsyncIterator[bytes]) -> None:
+    """Read on for a while, keeping nothing.
+
+    Closing a connection that holds unread data resets it, and then the client never sees the
+    answer that says what was wrong.
+    """
+    size = 0
+    try:
+        async with asyncio.timeout(_DISCARD_S):
+            async for chunk in body:
+                size += len(chunk)
+                if size > _DISCARD_BYTES:
+                    return
+    except TimeoutError:
+        return
+
+
+class AccessLog:
+    """Gives every call an id, and logs one line when it is over."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = Call()
+        scope[_SCOPE_KEY] = call
+        header = (b"x-request-id", call.id.encode())
+
+        async def send_noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except Exception:
+            call.status = 500
+            raise
+        finally:
+            self._write(scope, call)
+
+    @staticmethod
+    def _write(scope: Scope, call: Call) -> None:
+        path: str = scope["path"]
+        write = _log.debug if path.startswith(_QUIET_PATHS) else _log.info
+        write(
+            "call",
+            id=call.id,
+            method=scope["method"],
+            path=path,
+            status=call.status,
+            ms=round(1000 * (time.monotonic() - call.started_s), 1),
+            **call.fields,
+        )

@@ -1,0 +1,106 @@
+"""One choice: tokens in, text out, cut where a stop string says so."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.detokenize import Detokenizer
+from gateway.stops import StopFinder
+from shared.messages import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log-probability."""
+
+    token: int
+    offset: int  # characters of text before it
+    scores: TokenLogprobs | None  # None for the first token of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a choice has to show since the last time."""
+
+    text: str
+    token_ids: list[int]
+    scored: list[ScoredToken]
+    finish_reason: FinishReason | None
+
+
+class Choice:
+    """The text of one sequence.
+
+    Args:
+        offset: characters that the client sees before the text, for offsets of tokens.
+        min_tokens: stop strings are not looked for in the text of so many first tokens.
+        show_tokens: token ids are worth showing even before they make text.
+
+    Attributes:
+        num_tokens: generated tokens that count, the last one included even if it is cut.
+        finish_reason: None while more is to come.
+        stopped: a stop string was found, which the engine does not know.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        offset: int = 0,
+        show_tokens: bool = False,
+    ) -> None:
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stopped = False
+        self._detokenizer = detokenizer
+        self._stops = StopFinder(stops)
+        self._min_tokens = min_tokens
+        self._chars = offset
+        self._show_tokens = show_tokens
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._scored: list[ScoredToken] = []
+        self._finish_shown = False
+
+    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Tokens in their order, with a log-probability for each, or none at all."""
+        for index, token in enumerate(tokens):
+            if self.finish_reason is not None:
+                return
+            self.num_tokens += 1
+            self._token_ids.append(token)
+            if logprobs:
+                self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
+            self._show(self._detokenizer.push(token))
+
+    def end(self, reason: FinishReason) -> None:
+        """No more tokens; what was held back is shown now."""
+        if self.finish_reason is not None:
+            return
+        self._show(self._detokenizer.finish())
+        if self.finish_reason is None:
+            self._text.append(self._stops.finish())
+            self.finish_reason = reason
+
+    def take(self) -> Delta | None:
+        """What is new, None if that is nothing to see."""
+        text = "".join(self._text)
+        finishes = self.finish_reason is not None and not self._finish_shown
+        if not (text or finishes or (self._show_tokens and self._token_ids)):
+            return None
+        delta = Delta(text, self._token_ids, self._scored, self.finish_reason)
+        self._text, self._token_ids, self._scored = [], [], []
+        self._finish_shown = finishes
+        return delta
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        self._chars += len(text)
+        if self.num_tokens > self._min_tokens:
+            text = self._stops.push(text)
+            if self._stops.found is not None:
+                self.finish_reason = FinishReason.STOP
+                self.stopped = True
+        self._text.append(text)

@@ -1,0 +1,214 @@
+"""The gateway's side of one engine: submits requests and reads what becomes of them."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.backoff import Backoff
+from gateway.mailbox import Mailbox, ServerLeaves
+from gateway.outbox import Outbox
+from gateway.sessions import RequestFailed, Sessions
+from shared.bus.api import Append, Bus
+from shared.bus.keys import EngineKeys
+from shared.codec import decode_as, encode
+from shared.errors import BusUnavailable, DecodeError
+from shared.logs import EventLog
+from shared.messages import Abort, EngineInfo, EngineState, KVGeometry, ModelInfo, Stop, Submit
+from shared.metrics import GatewayMetrics
+
+_log = EventLog("gateway.engine")
+
+_BLOCK_MS = 1_000
+_MAX_ENTRIES = 512
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that can take requests."""
+
+    model: ModelInfo
+    kv: KVGeometry
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens of one request, prompt and output together, that can be served at all."""
+        return min(self.model.max_model_len, self.pool_tokens)
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the whole KV pool holds."""
+        return self.kv.num_blocks * self.kv.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAway:
+    """Why no request can be taken now."""
+
+    detail: str
+
+
+class EngineClient:
+    """One reader of the outputs log for all requests of this process.
+
+    Args:
+        model_name: the model that this gateway speaks for; an engine with another is of no use.
+        instance: names this gateway in the log.
+    """
+
+    def __init__(
+        self, bus: Bus, engine_id: str, model_name: str, instance: str, metrics: GatewayMetrics
+    ) -> None:
+        self.instance = instance
+        self._bus = bus
+        self._keys = EngineKeys(engine_id)
+        self._model_name = model_name
+        self._metrics = metrics
+        self._sessions = Sessions()
+        self._outbox = Outbox(bus, self._keys.requests)
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._run_id: str | None = None
+        self._must_compare_run_id = True
+        self._positioned = asyncio.Event()
+        self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
+
+    @property
+    def status(self) -> Engine | EngineAway:
+        """The engine as of the last look, at most about a second ago."""
+        if not self._positioned.is_set() and isinstance(self._status, Engine):
+            return EngineAway("the log of outputs was not found yet")
+        return self._status
+
+    async def run(self) -> None:
+        """Read, poll and append until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._read_outputs())
+            tasks.create_task(self._poll_status())
+            tasks.create_task(self._outbox.run())
+
+    async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> None:
+        """Append requests, all or none; their events will arrive in ``mailbox``.
+
+        Raises:
+            BusUnavailable: nobody will work on them.
+        """
+        for submit in submits:
+            scored = submit.sampling.num_logprobs is not None
+            self._sessions.open(submit.request_id, scored=scored)
+            self._mailboxes[submit.request_id] = mailbox
+        self._none_open.clear()
+        append = Append(
+            self._keys.requests,
+            [encode(submit) for submit in submits],
+            trim_below=self._sessions.requests_cursor,
+        )
+        try:
+            await self._bus.append(append)
+        except BusUnavailable:
+            # Whether it was carried out is unknown.
+            for submit in submits:
+                self.close(submit.request_id)
+                self.send(Abort(submit.request_id, submit.attachment, "submit failed"))
+            raise
+
+    def send(self, message: Stop | Abort) -> None:
+        """Tell the scheduler, as soon as the bus allows it."""
+        self._outbox.send(message)
+
+    def close(self, request_id: str) -> None:
+        """Nobody waits for this request any more."""
+        self._sessions.close(request_id)
+        self._mailboxes.pop(request_id, None)
+        if not self._mailboxes:
+            self._none_open.set()
+
+    def leave(self) -> None:
+        """Tell every open call that this process ends."""
+        for mailbox in set(self._mailboxes.values()):
+            mailbox.put(ServerLeaves())
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self._mailboxes)
+
+    async def all_closed(self) -> None:
+        """Return when nobody waits for anything."""
+        await self._none_open.wait()
+
+    async def flushed(self) -> None:
+        """Return when all Stops and Aborts have been appended."""
+        await self._outbox.flushed()
+
+    async def _read_outputs(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                if self._must_compare_run_id:
+                    await self._compare_run_id()
+                cursors = {self._keys.outputs: self._sessions.cursor}
+                found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
+            except BusUnavailable as error:
+                self._must_compare_run_id = True
+                _log.warning("cannot read outputs", error=error)
+                await backoff.wait()
+                continue
+            backoff.reset()
+            entries = found.get(self._keys.outputs, ())
+            self._metrics.outputs_lag_entries.set(len(entries))
+            for entry in entries:
+                for event in self._sessions.apply(entry):
+                    mailbox = self._mailboxes.get(event.request_id)
+                    if mailbox is not None:
+                        mailbox.put(event)
+                    if isinstance(event, RequestFailed):
+                        _log.warning("request failed", id=event.request_id, error=event.error)
+
+    async def _compare_run_id(self) -> None:
+        """Find the place in the log: its end at first, and after a restart of the server."""
+        self._must_compare_run_id = False
+        run_id = await self._bus.run_id()
+        if run_id == self._run_id:
+            return
+        last = await self._bus.last_id(self._keys.outputs)
+        if self._run_id is None:
+            self._sessions.cursor = last
+        else:
+            _log.warning("the bus's server restarted", last=last, cursor=self._sessions.cursor)
+            self._sessions.server_restarted(last)
+        self._run_id = run_id
+        self._positioned.set()
+
+    async def _poll_status(self) -> None:
+        while True:
+            status = await self._look()
+            if status != self._status:
+                detail = status.detail if isinstance(status, EngineAway) else "ready"
+                _log.info("engine", status=detail)
+            self._status = status
+            await asyncio.sleep(_POLL_S)
+
+    async def _look(self) -> Engine | EngineAway:
+        try:
+            # A connection can be renewed without an error that the reader would see.
+            if self._run_id is not None and await self._bus.run_id() != self._run_id:
+                self._must_compare_run_id = True
+            data = await self._bus.get(self._keys.info)
+            info = None if data is None else decode_as(EngineInfo, data)
+        except (BusUnavailable, DecodeError) as error:
+            return EngineAway(str(error))
+        return _usable(info, self._keys.engine_id, self._model_name)
+
+
+def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine | EngineAway:
+    if info is None:
+        return EngineAway(f"no scheduler serves engine {engine_id!r}")
+    if info.state != EngineState.READY or info.model is None or info.kv is None:
+        return EngineAway(f"engine {engine_id!r} is {info.state}: {info.detail or 'no detail'}")
+    if info.model.name != model_name:
+        return EngineAway(
+            f"engine {engine_id!r} serves {info.model.name!r}, this gateway {model_name!r}"
+        )
+    return Engine(info.model, info.kv)

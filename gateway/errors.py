@@ -1,0 +1,158 @@
+"""Everything that a client can be told, in OpenAI's error format. The one place for it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+_SHOWN_VALUE_CHARS = 80
+_RETRY_AFTER_S = 2
+
+_TYPES = {
+    400: "invalid_request_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    503: "service_unavailable",
+}
+
+
+class ApiError(Exception):
+    """An answer other than success.
+
+    Args:
+        param: field of the request that is at fault.
+        code: a word for programs.
+        rejection: label of the rejections metric, None if nothing was rejected.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        rejection: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.rejection = rejection
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kind = _TYPES.get(self.status, "server_error")
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+
+def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """400: the request can never work as it stands."""
+    return ApiError(400, message, param=param, code=code, rejection="invalid")
+
+
+def invalid_value(param: str, value: object, reason: str) -> ApiError:
+    """400 that names the field and its value."""
+    return invalid(param, f"{param}={shown(value)}: {reason}", "invalid_value")
+
+
+def too_long(message: str, param: str) -> ApiError:
+    """400: more tokens than the model or the KV cache holds."""
+    return ApiError(400, message, param=param, code="context_length_exceeded", rejection="too_long")
+
+
+def unknown_model(name: str) -> ApiError:
+    """404, as OpenAI says it."""
+    return ApiError(
+        404,
+        f"The model {shown(name)} does not exist",
+        param="model",
+        code="model_not_found",
+        rejection="unknown_model",
+    )
+
+
+def body_too_large(limit: int) -> ApiError:
+    """413; the connection closes because the rest of the body is not read."""
+    return ApiError(
+        413,
+        f"The request body is larger than {limit} bytes",
+        code="body_too_large",
+        rejection="too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def unavailable(message: str) -> ApiError:
+    """503: there is no engine now; the same request may work later."""
+    headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    return ApiError(503, message, code="engine_unavailable", rejection="no_engine", headers=headers)
+
+
+def shutting_down(accepted: bool) -> ApiError:
+    """503: another gateway must serve this."""
+    headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    rejection = None if accepted else "draining"
+    return ApiError(
+        503,
+        "the gateway is shutting down",
+        code="shutting_down",
+        rejection=rejection,
+        headers=headers,
+    )
+
+
+def failed(message: str, code: str = "generation_failed") -> ApiError:
+    """500: an accepted request did not end well."""
+    return ApiError(500, message, code=code)
+
+
+def from_validation(error: ValidationError) -> ApiError:
+    """What is wrong with a body, from pydantic's first finding."""
+    details = error.errors(include_url=False, include_context=False)[0]
+    kind = details["type"]
+    param = _path(details)
+    if kind == "json_invalid":
+        return invalid(None, f"The body is not valid JSON: {details['msg']}", "invalid_json")
+    if param is None:
+        return invalid(None, f"The body must be a JSON object, got {shown(details['input'])}")
+    if kind == "missing":
+        return invalid(param, f"{param}: this field is required", "missing_field")
+    if kind == "extra_forbidden":
+        return unsupported(param, details["input"])
+    message = details["msg"].removeprefix("Value error, ")
+    return invalid_value(param, details["input"], message)
+
+
+def unsupported(param: str, value: object) -> ApiError:
+    """400: a field, or a value of it, that would have to be ignored."""
+    return invalid(
+        param, f"{param}={shown(value)}: this field is not supported", "unsupported_parameter"
+    )
+
+
+def shown(value: object) -> str:
+    """A value as it appears in messages: never all of a long one."""
+    # repr of a long list or text would be built in full only to be cut.
+    if isinstance(value, str):
+        text = repr(value[: _SHOWN_VALUE_CHARS + 1])
+    elif isinstance(value, (list, dict)):
+        return f"a {'list' if isinstance(value, list) else 'map'} of {len(value)}"
+    else:
+        text = repr(value)
+    return text if len(text) <= _SHOWN_VALUE_CHARS else text[:_SHOWN_VALUE_CHARS] + "..."
+
+
+def _path(details: ErrorDetails) -> str | None:
+    parts: list[str] = []
+    for part in details["loc"]:
+        if isinstance(part, int):
+            parts.append(f"[{part}]")
+        elif not part.startswith("as "):  # tags of unions are ours, not the client's
+            parts.append(f".{part}" if parts else part)
+    return "".join(parts) or None

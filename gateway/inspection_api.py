@@ -1,0 +1,122 @@
+"""Endpoints that generate nothing: models, tokens, health, metrics."""
+
+import json
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response
+
+from gateway.call import read_body
+from gateway.engine import Engine
+from gateway.errors import invalid_value, unknown_model
+from gateway.openapi import takes
+from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
+from gateway.service import Service
+from shared.metrics import CONTENT_TYPE
+
+
+def inspection_router(service: Service, version: str) -> APIRouter:
+    """The endpoints that look at the model and at the gateway."""
+    router = APIRouter()
+
+    @router.get("/v1/models", tags=["model"])
+    async def list_models() -> Response:
+        """The one model that is served here."""
+        return JSONResponse({"object": "list", "data": [_model_card(service)]})
+
+    @router.get("/v1/models/{model_id:path}", tags=["model"])
+    async def retrieve_model(model_id: str) -> Response:
+        """One model."""
+        if model_id != service.model_name:
+            raise unknown_model(model_id)
+        return JSONResponse(_model_card(service))
+
+    @router.post(
+        "/tokenize", tags=["tokens"], openapi_extra=takes(TokenizeTextBody, TokenizeChatBody)
+    )
+    async def tokenize(request: Request) -> Response:
+        """Tokens of a text or of a conversation."""
+        data = await read_body(request, service.max_body_bytes)
+        return JSONResponse(await _tokenize(service, data))
+
+    @router.post("/detokenize", tags=["tokens"], openapi_extra=takes(DetokenizeBody))
+    async def detokenize(request: Request) -> Response:
+        """Text of tokens, special tokens included."""
+        body = parse_body(DetokenizeBody, await read_body(request, service.max_body_bytes))
+        service.check_model(body.model)
+        size = service.tokenizer.size
+        for index, token in enumerate(body.tokens):
+            if token >= size:
+                reason = f"the tokenizer has the tokens 0 to {size - 1}"
+                raise invalid_value(f"tokens[{index}]", token, reason)
+        return JSONResponse({"prompt": await service.prompts.text(body.tokens, skip_special=False)})
+
+    @router.get("/version", tags=["gateway"])
+    async def show_version() -> Response:
+        """Version of PageStream."""
+        return JSONResponse({"version": version})
+
+    @router.get("/health/live", tags=["gateway"])
+    async def live() -> Response:
+        """200 as long as the process works at all."""
+        return JSONResponse({"status": "alive"})
+
+    @router.get("/health/ready", tags=["gateway"])
+    async def ready() -> Response:
+        """200 if a request sent now would be taken."""
+        reason = service.why_not_ready()
+        if reason is None:
+            return JSONResponse({"status": "ready"})
+        detail = {"status": "not ready", "detail": str(reason)}
+        return JSONResponse(detail, reason.status, reason.headers)
+
+    @router.get("/metrics", tags=["gateway"])
+    async def metrics() -> Response:
+        """Prometheus's text format."""
+        return Response(service.metrics.render(), media_type=CONTENT_TYPE)
+
+    return router
+
+
+async def _tokenize(service: Service, data: bytes) -> dict[str, Any]:
+    body: TokenizeTextBody | TokenizeChatBody
+    if _has_messages(data):
+        body = parse_body(TokenizeChatBody, data)
+        service.check_model(body.model)
+        generation_prompt = body.add_generation_prompt is not False
+        tokens = await service.prompts.chat_tokens(body.messages, generation_prompt)
+    else:
+        body = parse_body(TokenizeTextBody, data)
+        service.check_model(body.model)
+        special = body.add_special_tokens is not False
+        tokens = await service.prompts.text_tokens(body.prompt, special)
+    engine = service.engine.status
+    answer: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
+        "tokens": tokens,
+    }
+    if body.return_token_strs:
+        name = service.tokenizer.token_bytes
+        answer["token_strs"] = [name(token).decode(errors="replace") for token in tokens]
+    return answer
+
+
+def _has_messages(data: bytes) -> bool:
+    """Whether a body is a conversation; what is no JSON at all is refused later."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and "messages" in body
+
+
+def _model_card(service: Service) -> dict[str, Any]:
+    engine = service.engine.status
+    return {
+        "id": service.model_name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "pagestream",
+        "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
+    }

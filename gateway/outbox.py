@@ -1,0 +1,55 @@
+"""Messages that must reach the scheduler though nobody waits for them: Stop and Abort."""
+
+import asyncio
+
+from gateway.backoff import Backoff
+from shared.bus.api import Append, Bus
+from shared.codec import encode
+from shared.errors import BusUnavailable
+from shared.logs import EventLog
+from shared.messages import Abort, Stop
+
+_log = EventLog("gateway.outbox")
+
+
+class Outbox:
+    """Appends to one requests log, in order, and tries again while the bus is away.
+
+    That is safe for these messages alone: hearing one twice is like hearing it once.
+    """
+
+    def __init__(self, bus: Bus, log: str) -> None:
+        self._bus = bus
+        self._requests_log = log
+        self._waiting: list[Stop | Abort] = []
+        self._work = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def send(self, message: Stop | Abort) -> None:
+        """Append as soon as possible."""
+        self._waiting.append(message)
+        self._idle.clear()
+        self._work.set()
+
+    async def flushed(self) -> None:
+        """Return when everything sent so far has been appended."""
+        await self._idle.wait()
+
+    async def run(self) -> None:
+        """Append until cancelled."""
+        backoff = Backoff()
+        while True:
+            await self._work.wait()
+            batch = list(self._waiting)
+            try:
+                await self._bus.append(Append(self._requests_log, [encode(m) for m in batch]))
+            except BusUnavailable as error:
+                _log.warning("cannot append", messages=len(batch), error=error)
+                await backoff.wait()
+                continue
+            backoff.reset()
+            del self._waiting[: len(batch)]
+            if not self._waiting:
+                self._work.clear()
+                self._idle.set()

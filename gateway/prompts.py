@@ -1,0 +1,110 @@
+"""From what clients send to prompt tokens, without holding up other requests."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+from gateway.admission import Prompt
+from gateway.errors import invalid
+from gateway.schema import ChatMessage, CompletionBody
+from gateway.tokenizer import TemplateRefused, Tokenizer
+
+# Below, encoding takes less than handing it to a thread and back.
+_INLINE_CHARS = 4_000
+_THREADS = 2
+
+_T = TypeVar("_T")
+
+
+class PromptReader:
+    """Turns bodies into prompts, the long ones on threads of its own."""
+
+    def __init__(self, tokenizer: Tokenizer, max_prompts: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_prompts = max_prompts
+        self._threads = ThreadPoolExecutor(_THREADS, "tokenize")
+
+    async def completion(self, body: CompletionBody) -> list[Prompt]:
+        """The prompts of a completion, one for each choice."""
+        given = body.prompt
+        if isinstance(given, str):
+            return [await self._from_text(given, "prompt")]
+        if isinstance(given[0], int):
+            return [self._from_tokens(given, "prompt")]
+        if len(given) > self._max_prompts:
+            raise invalid(
+                "prompt", f"prompt: {len(given)} prompts; at most {self._max_prompts} in one call"
+            )
+        return [
+            await self._from_text(item, f"prompt[{index}]")
+            if isinstance(item, str)
+            else self._from_tokens(cast("list[int]", item), f"prompt[{index}]")
+            for index, item in enumerate(given)
+        ]
+
+    async def chat(self, messages: Sequence[ChatMessage]) -> Prompt:
+        """The prompt that asks for the next turn of a conversation."""
+        tokens = await self.chat_tokens(messages, add_generation_prompt=True)
+        return Prompt(tokens, None, "messages")
+
+    async def chat_tokens(
+        self, messages: Sequence[ChatMessage], add_generation_prompt: bool
+    ) -> list[int]:
+        """Tokens of a conversation."""
+        if not self._tokenizer.has_chat_template:
+            raise invalid("messages", "this model has no chat template; use /v1/completions")
+        plain = [_plain(message) for message in messages]
+
+        def render_and_encode() -> list[int]:
+            # Special tokens stand in the template already.
+            text = self._tokenizer.render_chat(plain, add_generation_prompt)
+            return self._tokenizer.encode(text, add_special_tokens=False)
+
+        size = sum(len(message["content"]) for message in plain)
+        try:
+            return await self._run(size, render_and_encode)
+        except TemplateRefused as error:
+            reason = f"the chat template refuses these messages: {error}"
+            raise invalid("messages", reason) from None
+
+    async def text_tokens(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Tokens of a text."""
+        encode = self._tokenizer.encode
+        return await self._run(len(text), lambda: encode(text, add_special_tokens))
+
+    async def text(self, tokens: Sequence[int], skip_special: bool) -> str:
+        """Text of tokens."""
+        decode = self._tokenizer.decode
+        return await self._run(4 * len(tokens), lambda: decode(tokens, skip_special))
+
+    def close(self) -> None:
+        """Give the threads up; nothing may be asked afterwards."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _from_text(self, text: str, path: str) -> Prompt:
+        return Prompt(self._never_empty(await self.text_tokens(text, True)), text, path)
+
+    def _from_tokens(self, tokens: list[int], path: str) -> Prompt:
+        return Prompt(self._never_empty(tokens), None, path)
+
+    def _never_empty(self, tokens: list[int]) -> list[int]:
+        bos = self._tokenizer.bos_token_id
+        return [bos] if not tokens and bos is not None else tokens
+
+    async def _run(self, size: int, work: Callable[[], _T]) -> _T:
+        if size <= _INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _plain(message: ChatMessage) -> dict[str, Any]:
+    """A message as chat templates expect it: not all of them know parts or developers."""
+    content = message.content
+    plain: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content if isinstance(content, str) else "\n".join(p.text for p in content),
+    }
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain

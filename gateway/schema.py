@@ -1,0 +1,224 @@
+"""The bodies that clients may send, with strict types.
+
+Fields that are not here are refused by name, unless they hold a value that changes nothing.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
+
+from gateway.errors import from_validation, invalid, unsupported
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 256
+MAX_SEED = 2**63 - 1
+
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Annotated[list[_TokenId], Field(fail_fast=True)]
+
+
+def _prompt_kind(value: object) -> str:
+    if not isinstance(value, list):
+        return "as text"
+    if not value or isinstance(value[0], str):
+        return "as texts"
+    return "as lists" if isinstance(value[0], list) else "as tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("as text")]
+    | Annotated[list[str], Field(fail_fast=True, min_length=1), Tag("as texts")]
+    | Annotated[TokenIds, Tag("as tokens")]
+    | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1), Tag("as lists")],
+    Discriminator(_prompt_kind),
+]
+
+_StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[
+    Annotated[_StopText, Tag("as text")]
+    | Annotated[list[_StopText], Field(fail_fast=True, max_length=MAX_STOPS), Tag("as list")],
+    Discriminator(lambda value: "as list" if isinstance(value, list) else "as text"),
+]
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Body(BaseModel):
+    # Extra fields are kept for `refuse_extra`, which knows those that change nothing.
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(_Part):
+    """How a stream is written."""
+
+    include_usage: bool | None = None
+
+
+class GenerationBody(_Body):
+    """What both ways to generate have in common."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[_Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[_Number, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    min_p: Annotated[_Number, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+
+class TextPart(_Part):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("as text")]
+    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag("as parts")],
+    Discriminator(lambda value: "as parts" if isinstance(value, list) else "as text"),
+]
+
+
+class ChatMessage(_Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    name: str | None = None
+
+
+class _ChatMessages(_Body):
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+
+
+class ChatBody(GenerationBody, _ChatMessages):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class TokenizeTextBody(_Body):
+    """POST /tokenize with a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(_ChatMessages):
+    """POST /tokenize with a conversation."""
+
+    model: str | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Body):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
+
+
+# Values with which a field that is not supported asks for nothing. null always does.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "use_beam_search": (False,),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "metadata": ({},),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+    "prediction": (),
+    "audio": (),
+    "parallel_tool_calls": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "web_search_options": (),
+    "prompt_logprobs": (),
+}
+# An assistant's message, as the official clients give it out and users send it back.
+_NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
+    "refusal": (),
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "tool_calls": ([],),
+    "token_ids": (),
+}
+
+_B = TypeVar("_B", bound=_Body)
+
+
+def parse_body(cls: type[_B], data: bytes) -> _B:
+    """A validated body.
+
+    Raises:
+        ApiError: 400 that names the field and its value.
+    """
+    try:
+        body = cls.model_validate_json(data)
+    except ValidationError as error:
+        raise from_validation(error) from None
+    _refuse_extra(body, "", _NEUTRAL if isinstance(body, GenerationBody) else {})
+    if isinstance(body, _ChatMessages):
+        for index, message in enumerate(body.messages):
+            _refuse_extra(message, f"messages[{index}].", _NEUTRAL_IN_MESSAGE)
+    if isinstance(body, GenerationBody) and body.stream_options is not None and not body.stream:
+        raise invalid("stream_options", "stream_options: only allowed when stream is true")
+    return body
+
+
+def _refuse_extra(body: _Body, path: str, neutral: dict[str, tuple[Any, ...]]) -> None:
+    for name, value in (body.model_extra or {}).items():
+        harmless = name in neutral and (
+            value is None
+            # True equals 1, but is no number
+            or any(type(value) is type(other) and value == other for other in neutral[name])
+        )
+        if not harmless:
+            raise unsupported(path + name[:80], value)

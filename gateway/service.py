@@ -1,0 +1,57 @@
+"""What all endpoints share."""
+
+from dataclasses import dataclass
+
+from gateway.engine import Engine, EngineAway, EngineClient
+from gateway.errors import ApiError, shutting_down, unavailable, unknown_model
+from gateway.prompts import PromptReader
+from gateway.tokenizer import Tokenizer
+from shared.metrics import GatewayMetrics
+
+
+@dataclass(slots=True)
+class Service:
+    """One gateway.
+
+    Attributes:
+        created: when it started, seconds since 1970.
+        draining: it ends as soon as its open streams have ended.
+    """
+
+    model_name: str
+    max_body_bytes: int
+    created: int
+    tokenizer: Tokenizer
+    prompts: PromptReader
+    engine: EngineClient
+    metrics: GatewayMetrics
+    draining: bool = False
+
+    def check_model(self, name: str | None) -> None:
+        """Refuse what is not served here.
+
+        Raises:
+            ApiError: 404.
+        """
+        if name is not None and name != self.model_name:
+            raise unknown_model(name)
+
+    def ready_engine(self) -> Engine:
+        """An engine that takes requests.
+
+        Raises:
+            ApiError: 503.
+        """
+        reason = self.why_not_ready()
+        if reason is not None:
+            raise reason
+        engine = self.engine.status
+        assert isinstance(engine, Engine), engine
+        return engine
+
+    def why_not_ready(self) -> ApiError | None:
+        """None if requests can be taken."""
+        if self.draining:
+            return shutting_down(accepted=False)
+        status = self.engine.status
+        return unavailable(status.detail) if isinstance(status, EngineAway) else None

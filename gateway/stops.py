@@ -1,0 +1,71 @@
+"""Stop strings: found across the borders of tokens, never shown in part."""
+
+from collections.abc import Sequence
+
+
+class StopFinder:
+    """Looks for the first of several strings in text that arrives in pieces.
+
+    The first is the one that is complete first; of those complete at the same character, the
+    longest. That depends on the text alone, not on how it was cut into pieces. Each string is a
+    Knuth-Morris-Pratt automaton, so a character costs the same however long the strings are.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        # Longest first: of two that are complete at once, it begins earlier.
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._borders = [_borders(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)  # characters of each stop that the text ends with
+        self._held = ""
+        self.found: str | None = None
+
+    def push(self, text: str) -> str:
+        """Text that can be shown now; once a stop string is found, nothing more."""
+        if self.found is not None:
+            return ""
+        if not self._stops:
+            return text
+        for position, char in enumerate(text):
+            stop = self._advance(char)
+            if stop is not None:
+                self.found = stop
+                seen = self._held + text[: position + 1]
+                self._held = ""
+                return seen[: len(seen) - len(stop)]
+        seen = self._held + text
+        cut = len(seen) - max(self._matched)
+        self._held = seen[cut:]
+        return seen[:cut]
+
+    def finish(self) -> str:
+        """What was held back and turned out to be no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _advance(self, char: str) -> str | None:
+        found = None
+        for index, stop in enumerate(self._stops):
+            borders = self._borders[index]
+            matched = self._matched[index]
+            while matched and stop[matched] != char:
+                matched = borders[matched - 1]
+            if stop[matched] == char:
+                matched += 1
+            self._matched[index] = matched
+            if matched == len(stop):
+                found = found or stop
+                self._matched[index] = 0
+        return found
+
+
+def _borders(pattern: str) -> list[int]:
+    """For every prefix: length of its longest proper suffix that is also a prefix."""
+    borders = [0] * len(pattern)
+    length = 0
+    for position in range(1, len(pattern)):
+        while length and pattern[position] != pattern[length]:
+            length = borders[length - 1]
+        if pattern[position] == pattern[length]:
+            length += 1
+        borders[position] = length
+    return borders

@@ -1,0 +1,135 @@
+"""A real gateway on a real port, with a bus in memory and an engine that tests play."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from gateway.server import Server
+from gateway.settings import GatewaySettings
+from gateway.tokenizer import Tokenizer
+from shared.bus.api import Bus
+from shared.bus.memory import MemoryBus
+from tests.gateway.fake_engine import FakeEngine, Reply
+
+DEMO_MODEL = str(Path(__file__).parents[2] / "models" / "demo")
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(DEMO_MODEL, trust_remote_code=False)
+
+
+@dataclass
+class Stage:
+    """Everything on the stage of one test."""
+
+    server: Server
+    engine: FakeEngine
+    tokenizer: Tokenizer
+    url: str
+    http: httpx.AsyncClient
+    running: "asyncio.Task[int]"
+    tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
+
+    def openai(self) -> AsyncOpenAI:
+        """The official client."""
+        return AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
+        )
+
+    def answer(self, reply: Reply, **kwargs: Any) -> None:
+        """Answer every request in the background."""
+        self.spawn(self.engine.serve(reply, **kwargs))
+
+    def answer_text(self, text: str, **kwargs: Any) -> None:
+        """Answer every request with a text."""
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        self.answer(lambda _: tokens, **kwargs)
+
+    def spawn(self, work: Any) -> "asyncio.Task[Any]":
+        task = asyncio.ensure_future(work)
+        self.tasks.append(task)
+        return task
+
+    async def complete(self, **body: Any) -> httpx.Response:
+        """POST /v1/completions."""
+        return await self.http.post(
+            "/v1/completions", json={"model": "demo", "prompt": "Hello", **body}
+        )
+
+    async def chat(self, **body: Any) -> httpx.Response:
+        """POST /v1/chat/completions."""
+        messages = [{"role": "user", "content": "Hello"}]
+        return await self.http.post(
+            "/v1/chat/completions", json={"model": "demo", "messages": messages, **body}
+        )
+
+    async def until(self, what: Callable[[], Any], timeout_s: float = 5.0) -> None:
+        """Wait for something that nothing announces."""
+        deadline = time.monotonic() + timeout_s
+        while not what():
+            assert time.monotonic() < deadline, "waited in vain"
+            await asyncio.sleep(0.002)
+
+
+MakeStage = Callable[..., Awaitable[Stage]]
+
+
+@asynccontextmanager
+async def _open_stage(tokenizer: Tokenizer, bus: Bus, ready: bool, **changes: Any) -> Any:
+    settings = GatewaySettings(**{"model": DEMO_MODEL, "port": 0, **changes})
+    engine = FakeEngine(bus)
+    await engine.start_epoch()
+    if ready:
+        await engine.publish()
+    server = Server(settings, bus, tokenizer)
+    running = asyncio.ensure_future(server.run())
+    url = f"http://127.0.0.1:{await server.listening()}"
+    async with httpx.AsyncClient(base_url=url, timeout=20) as http:
+        stage = Stage(server, engine, tokenizer, url, http, running)
+        if ready:
+            await stage.until(lambda: server.service.why_not_ready() is None)
+        yield stage
+        for task in stage.tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+    server.leave()
+    await running
+
+
+@pytest.fixture
+async def make_stage(tokenizer: Tokenizer) -> AsyncIterator[MakeStage]:
+    """Opens stages with settings of their own."""
+    async with AsyncExitStack() as stack:
+
+        async def make(bus: Bus | None = None, ready: bool = True, **changes: Any) -> Stage:
+            bus = bus or MemoryBus(lambda: time.time_ns() // 1_000_000)
+            stage: Stage = await stack.enter_async_context(
+                _open_stage(tokenizer, bus, ready, **changes)
+            )
+            return stage
+
+        yield make
+
+
+@pytest.fixture
+async def stage(make_stage: MakeStage) -> Stage:
+    """A gateway whose engine is ready."""
+    return await make_stage()
+
+
+def events(response_text: str) -> list[str]:
+    """The data of every Server-Sent Event."""
+    blocks = response_text.split("\n\n")
+    assert blocks.pop() == "", "a stream ends after an event"
+    assert all(block.startswith("data: ") for block in blocks), blocks
+    return [block.removeprefix("data: ") for block in blocks]

@@ -1,0 +1,192 @@
+"""Scheduler and worker in one, at the border of the logs: it says what a test wants to be said."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.keys import EngineKeys
+from shared.codec import Message, decode, encode
+from shared.messages import (
+    Abort,
+    ChoiceState,
+    EndFlag,
+    EngineInfo,
+    EpochStarted,
+    KVGeometry,
+    ModelInfo,
+    PromptLogprobs,
+    RequestEnded,
+    RequestState,
+    StepResult,
+    Stop,
+    Submit,
+    TokenLogprobs,
+)
+
+INFO = EngineInfo(
+    engine_id="engine-0",
+    scheduler="fake",
+    epoch=1,
+    state="ready",
+    detail="",
+    model=ModelInfo(
+        "demo", vocab_size=4096, max_model_len=256, dtype="float32", eos_token_ids=(1,)
+    ),
+    kv=KVGeometry(num_blocks=64, block_size=16, bytes_per_block=4096),
+    num_running=0,
+    num_waiting=0,
+)
+_READ_MS = 1_000
+_PATIENCE_S = 5.0
+
+Reply = Callable[[Submit], Sequence[int]]
+"""The tokens that a request is answered with; the last one ends it."""
+
+
+class FakeEngine:
+    """Plays one epoch after another on the logs of an engine."""
+
+    def __init__(self, bus: Bus, engine_id: str = "engine-0") -> None:
+        self.bus = bus
+        self.keys = EngineKeys(engine_id)
+        self.epoch = 0
+        self.step_number = 0
+        self.handles: dict[str, int] = {}
+        self.requests_cursor = START
+        self.pending: list[Message] = []
+        self.heard: list[Message] = []
+        self._next_handle = 1
+
+    async def publish(self, **changes: Any) -> None:
+        """Renew the engine's lease; ``changes`` by field of EngineInfo."""
+        info = replace(INFO, **{"epoch": self.epoch, **changes})
+        await self.bus.put(self.keys.info, encode(info), 3_600_000)
+
+    async def start_epoch(self, epoch: int | None = None) -> None:
+        """A new scheduler took over."""
+        self.epoch = max(self.epoch + 1, await self.bus.now_ms()) if epoch is None else epoch
+        self.step_number = 0
+        self.handles.clear()
+        started = encode(EpochStarted(self.epoch, "fake", ("worker",)))
+        await self.bus.append(Append(self.keys.outputs, [started], self.epoch, 0))
+
+    async def say(self, *messages: Message) -> EntryId:
+        """One entry in the outputs log."""
+        data = [encode(message) for message in messages]
+        return await self.bus.append(Append(self.keys.outputs, data, self.epoch))
+
+    async def say_raw(self, data: bytes) -> None:
+        """Bytes that need not be a message."""
+        await self.bus.append(Append(self.keys.outputs, [data], self.epoch))
+
+    async def hear(self) -> Message:
+        """The next message of the requests log."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self.pending:
+            cursors = {self.keys.requests: self.requests_cursor}
+            found = await self.bus.read(cursors, _READ_MS, 100)
+            assert found or time.monotonic() < deadline, "nothing arrived in the requests log"
+            for entry in found.get(self.keys.requests, ()):
+                self.requests_cursor = entry.id
+                self.pending += [decode(data) for data in entry.messages]
+        message = self.pending.pop(0)
+        self.heard.append(message)
+        return message
+
+    async def hear_submit(self) -> Submit:
+        message = await self.hear()
+        assert isinstance(message, Submit), message
+        return message
+
+    async def hear_stop(self) -> Stop:
+        message = await self.hear()
+        assert isinstance(message, Stop), message
+        return message
+
+    async def hear_abort(self) -> Abort:
+        message = await self.hear()
+        assert isinstance(message, Abort), message
+        return message
+
+    def state(self, submit: Submit, output: Sequence[int] = (), reason: str = "") -> RequestState:
+        """The state of a request, under a new handle."""
+        self.handles[submit.request_id] = self._next_handle
+        self._next_handle += 1
+        choice = ChoiceState(self._next_handle - 1, np.array(output, np.int32), reason)
+        return RequestState(submit, (choice,), str(self.requests_cursor))
+
+    async def accept(self, submit: Submit, output: Sequence[int] = ()) -> None:
+        """Put a request's state into the log."""
+        await self.say(self.state(submit, output))
+
+    async def accept_next(self) -> Submit:
+        """Wait for a request and accept it."""
+        submit = await self.hear_submit()
+        await self.accept(submit)
+        return submit
+
+    def result(
+        self,
+        tokens: Mapping[str, int],
+        ended: Mapping[str, EndFlag] | None = None,
+        logprobs: Mapping[str, TokenLogprobs] | None = None,
+        prompts: Mapping[str, Sequence[TokenLogprobs]] | None = None,
+    ) -> StepResult:
+        """The result of the next step, by request."""
+        self.step_number += 1
+        rows = list(tokens)
+        ended = ended or {}
+        return StepResult(
+            step=self.step_number,
+            handles=np.array([self.handles[row] for row in rows], np.int32),
+            tokens=np.array([tokens[row] for row in rows], np.int32),
+            ended_rows=np.array([rows.index(row) for row in ended], np.int32),
+            ended_flags=np.array(list(ended.values()), np.int32),
+            logprobs=tuple(
+                replace(scores, row=rows.index(row)) for row, scores in (logprobs or {}).items()
+            ),
+            prompt_logprobs=tuple(
+                PromptLogprobs(self.handles[row], tuple(scores))
+                for row, scores in (prompts or {}).items()
+            ),
+            num_batched_tokens=len(rows),
+            model_us=0,
+            step_us=0,
+        )
+
+    async def step(self, *args: Any, **kwargs: Any) -> None:
+        """Execute one step, see ``result``."""
+        await self.say(self.result(*args, **kwargs))
+
+    async def generate(
+        self, submit: Submit, tokens: Sequence[int], flag: EndFlag | None = EndFlag.LENGTH
+    ) -> None:
+        """One step for each token; the last one ends the request unless ``flag`` is None."""
+        name = submit.request_id
+        for position, token in enumerate(tokens):
+            last = flag is not None and position == len(tokens) - 1
+            await self.step({name: token}, {name: flag} if last else {})
+
+    async def end(self, submit: Submit, reason: str, error: str = "") -> None:
+        """End a request otherwise than by a result."""
+        cursor = str(self.requests_cursor)
+        await self.say(RequestEnded(submit.request_id, reason, error, cursor))
+
+    async def serve(self, reply: Reply, flag: EndFlag = EndFlag.LENGTH) -> None:
+        """Answer every request until cancelled."""
+        while True:
+            message = await self.hear()
+            if isinstance(message, Submit):
+                await self.accept(message)
+                await self.generate(message, reply(message), flag)
+
+
+def scores(token: int, logprob: float, top: Mapping[int, float], row: int = 0) -> TokenLogprobs:
+    """Log-probabilities at one position."""
+    return TokenLogprobs(
+        row, logprob, np.array(list(top), np.int32), np.array(list(top.values()), np.float32)
+    )

@@ -1,0 +1,271 @@
+"""Whatever is wrong with a request is answered in OpenAI's format, by name, and nothing else."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from shared.messages import KVGeometry
+from tests.gateway.conftest import MakeStage, Stage
+
+VALUES: list[tuple[str, str]] = [
+    # (field, JSON)
+    ("max_tokens", "0"),
+    ("max_tokens", "-1"),
+    ("max_tokens", "true"),
+    ("max_tokens", '"5"'),
+    ("max_tokens", "1.5"),
+    ("max_tokens", "1e309"),
+    ("max_tokens", "NaN"),
+    ("max_tokens", "[]"),
+    ("max_tokens", "1" + "0" * 30),
+    ("temperature", "NaN"),
+    ("temperature", "Infinity"),
+    ("temperature", "1e309"),
+    ("temperature", "-0.1"),
+    ("temperature", "2.1"),
+    ("temperature", "true"),
+    ("temperature", '"1"'),
+    ("top_p", "0"),
+    ("top_p", "1.01"),
+    ("top_p", "-1"),
+    ("top_k", "-1"),
+    ("top_k", "true"),
+    ("top_k", "4294967296"),
+    ("min_p", "2"),
+    ("min_p", "-0.5"),
+    ("seed", "-1"),
+    ("seed", "9223372036854775808"),
+    ("seed", "1.5"),
+    ("stop", '""'),
+    ("stop", "5"),
+    ("stop", '["a", 5]'),
+    ("stop", json.dumps(["a"] * 17)),
+    ("stop", json.dumps("a" * 1025)),
+    ("stop_token_ids", "[4096]"),
+    ("stop_token_ids", "[-1]"),
+    ("stop_token_ids", "[true]"),
+    ("stop_token_ids", '"5"'),
+    ("ignore_eos", "1"),
+    ("ignore_eos", '"yes"'),
+    ("min_tokens", "-1"),
+    ("min_tokens", "17"),
+    ("stream", "1"),
+    ("stream", '"true"'),
+    ("stream_options", '{"include_usage": true}'),
+    ("return_token_ids", "1"),
+    ("user", "5"),
+    ("n", "2"),
+    ("n", "true"),
+    ("n", "0"),
+    ("best_of", "3"),
+    ("frequency_penalty", "0.5"),
+    ("presence_penalty", "-1"),
+    ("logit_bias", '{"5": 10}'),
+    ("response_format", '{"type": "json_object"}'),
+    ("use_beam_search", "true"),
+    ("service_tier", '"priority"'),
+    ("no_such_field", "1"),
+    ("no_such_field", "null"),
+    ("model", "5"),
+    ("model", "null"),
+]
+COMPLETION_VALUES: list[tuple[str, str]] = [
+    ("prompt", "null"),
+    ("prompt", "5"),
+    ("prompt", "{}"),
+    ("prompt", "[]"),
+    ("prompt", "[4096]"),
+    ("prompt", "[-1]"),
+    ("prompt", "[1, 99999999999999999999]"),
+    ("prompt", "[true]"),
+    ("prompt", "[1.5]"),
+    ("prompt", '["a", 5]'),
+    ("prompt", '[[1], "a"]'),
+    ("prompt", '[[1, "a"]]'),
+    ("prompt", json.dumps(["a"] * 129)),
+    ("logprobs", "true"),
+    ("logprobs", "-1"),
+    ("logprobs", "21"),
+    ("echo", '"yes"'),
+    ("suffix", '"."'),
+    ("messages", "[]"),
+    ("max_completion_tokens", "5"),
+]
+CHAT_VALUES: list[tuple[str, str]] = [
+    ("messages", "[]"),
+    ("messages", '"hi"'),
+    ("messages", "[5]"),
+    ("messages", '[{"role": "user"}]'),
+    ("messages", '[{"content": "hi"}]'),
+    ("messages", '[{"role": "tool", "content": "hi"}]'),
+    ("messages", '[{"role": "user", "content": null}]'),
+    ("messages", '[{"role": "user", "content": []}]'),
+    ("messages", '[{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]'),
+    ("messages", '[{"role": "user", "content": [{"type": "text"}]}]'),
+    ("messages", '[{"role": "user", "content": "hi", "mood": "good"}]'),
+    ("messages", '[{"role": "assistant", "content": "hi", "tool_calls": [{}]}]'),
+    ("messages", '[{"role": "user", "content": "hi", "name": 5}]'),
+    ("prompt", '"hi"'),
+    ("logprobs", "1"),
+    ("top_logprobs", "5"),
+    ("echo", "true"),
+    ("tools", '[{"type": "function"}]'),
+    ("tool_choice", '"auto"'),
+    ("max_completion_tokens", "0"),
+]
+
+
+def body(base: dict[str, Any], field: str, value: str) -> bytes:
+    """JSON that Python would not write, as a client might send it."""
+    fields = {key: json.dumps(item) for key, item in base.items()}
+    fields[field] = value
+    return ("{" + ",".join(f'"{key}": {item}' for key, item in fields.items()) + "}").encode()
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.json().keys() == {"error"}
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    if param is not None:
+        assert error["param"].partition("[")[0].partition(".")[0] == param, error
+        assert param in error["message"]
+    return error
+
+
+async def test_every_bad_value_is_a_400_that_names_the_field(stage: Stage) -> None:
+    completion = {"model": "demo", "prompt": "Hello"}
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+    cases = [("/v1/completions", completion, *case) for case in VALUES + COMPLETION_VALUES]
+    cases += [("/v1/chat/completions", chat, *case) for case in VALUES + CHAT_VALUES]
+    for path, base, field, value in cases:
+        if path.endswith("chat/completions") and (field, value) == ("min_tokens", "17"):
+            continue  # there is room for more in a chat
+        response = await stage.http.post(path, content=body(base, field, value))
+        error = check_error(response, 400, field)
+        assert error["type"] == "invalid_request_error", (field, value)
+    assert stage.engine.heard == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"model": "demo", "prompt": "\xff"}',
+        b'{"model": "demo", "prompt": "\\ud800"}',
+        b'{"model": "demo", "prompt": "a\nb"}',
+        b'{"model": "demo", "prompt": "a"} {}',
+        b"[" * 100_000,
+        b'{"model": "demo", "max_tokens": ' + b"9" * 5_000 + b"}",
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_a_400(stage: Stage, content: bytes) -> None:
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        check_error(await stage.http.post(path, content=content), 400)
+
+
+async def test_a_missing_field_is_named(stage: Stage) -> None:
+    response = await stage.http.post("/v1/completions", json={"model": "demo"})
+    check_error(response, 400, "prompt")
+    response = await stage.http.post("/v1/chat/completions", json={"messages": []})
+    check_error(response, 400)
+
+
+async def test_the_value_is_shown_but_never_all_of_a_long_one(stage: Stage) -> None:
+    error = check_error(await stage.complete(temperature=-3.25), 400, "temperature")
+    assert "-3.25" in error["message"]
+    error = check_error(await stage.complete(max_tokens="x" * 10_000), 400, "max_tokens")
+    assert len(error["message"]) < 300
+
+
+async def test_an_unknown_model_is_a_404(stage: Stage) -> None:
+    for response in (await stage.complete(model="gpt-9"), await stage.chat(model="gpt-9")):
+        error = check_error(response, 404)
+        assert error["code"] == "model_not_found"
+        assert "gpt-9" in error["message"]
+    check_error(await stage.http.get("/v1/models/gpt-9"), 404)
+
+
+async def test_unknown_paths_and_methods_are_answered_in_the_same_format(stage: Stage) -> None:
+    check_error(await stage.http.get("/v1/nothing"), 404)
+    check_error(await stage.http.get("/v1/completions"), 405)
+    check_error(await stage.http.delete("/v1/models"), 405)
+
+
+async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(stage: Stage) -> None:
+    error = check_error(await stage.complete(prompt=[5] * 300), 400, "prompt")
+    assert error["code"] == "context_length_exceeded"
+    assert "300" in error["message"]
+    assert "256" in error["message"]
+
+
+async def test_a_prompt_longer_than_the_kv_cache_is_refused_with_both_numbers(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage(ready=False)
+    await stage.engine.publish(kv=KVGeometry(num_blocks=4, block_size=16, bytes_per_block=1))
+    await stage.until(lambda: stage.server.service.why_not_ready() is None)
+    error = check_error(await stage.complete(prompt=[5] * 100), 400, "prompt")
+    assert "100" in error["message"]
+    assert "64" in error["message"]
+    error = check_error(await stage.complete(prompt=[5] * 60, max_tokens=5), 400, "max_tokens")
+    for number in ("60", "5", "65", "64"):
+        assert number in error["message"]
+
+
+async def test_max_tokens_beyond_the_context_is_refused_with_the_numbers(stage: Stage) -> None:
+    error = check_error(await stage.complete(prompt=[5] * 200, max_tokens=57), 400, "max_tokens")
+    for number in ("200", "57", "257", "256"):
+        assert number in error["message"]
+    error = check_error(await stage.chat(max_completion_tokens=10**9), 400)
+    assert error["param"] == "max_completion_tokens"
+
+
+async def test_a_body_over_the_limit_is_a_413(make_stage: MakeStage) -> None:
+    stage = await make_stage(max_body_bytes=10_000)
+    check_error(await stage.complete(prompt="x" * 20_000), 413)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'{"model": "demo", "prompt": "'
+        for _ in range(100):
+            yield b"x" * 1_000
+
+    response = await stage.http.post("/v1/completions", content=chunks())
+    check_error(response, 413)
+    stage.answer_text("Hi")
+    assert (await stage.complete(prompt="x " * 100, max_tokens=1)).status_code == 200
+
+
+async def test_an_endless_body_is_not_read_to_its_end(make_stage: MakeStage) -> None:
+    stage = await make_stage(max_body_bytes=10_000)
+    host, port = stage.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+    writer.write(b"4000\r\n" + b"x" * 0x4000 + b"\r\n")  # and no end
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert answer.startswith(b"HTTP/1.1 413")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_refusals_are_counted_by_reason(stage: Stage) -> None:
+    await stage.complete(max_tokens=-1)
+    await stage.complete(model="gpt-9")
+    await stage.complete(prompt=[5] * 300)
+    text = (await stage.http.get("/metrics")).text
+    for reason in ("invalid", "unknown_model", "too_long"):
+        [line] = [
+            line
+            for line in text.splitlines()
+            if "admission_rejections_total{" in line and f'reason="{reason}"' in line
+        ]
+        assert line.endswith(" 1.0")

@@ -1,0 +1,110 @@
+"""Models, tokens, health and metrics."""
+
+import json
+import re
+
+import pytest
+
+from gateway.version import version
+from tests.gateway.conftest import MakeStage, Stage
+
+
+async def test_the_one_model_is_listed_and_found(stage: Stage) -> None:
+    client = stage.openai()
+    models = [model async for model in client.models.list()]
+    assert [model.id for model in models] == ["demo"]
+    assert (await client.models.retrieve("demo")).owned_by == "pagestream"
+
+
+async def test_a_model_may_be_served_under_another_name(make_stage: MakeStage) -> None:
+    stage = await make_stage(ready=False, served_model_name="org/other")
+    response = await stage.http.get("/v1/models/org/other")
+    assert response.json()["id"] == "org/other"
+
+
+async def test_text_becomes_tokens_and_text_again(stage: Stage) -> None:
+    text = "Good day, “sir” 😀"
+    tokens = stage.tokenizer.encode(text)
+    found = (await stage.http.post("/tokenize", json={"model": "demo", "prompt": text})).json()
+    assert found == {"count": len(tokens), "max_model_len": 256, "tokens": tokens}
+    bare = await stage.http.post(
+        "/tokenize", json={"prompt": text, "add_special_tokens": False, "return_token_strs": True}
+    )
+    assert bare.json()["tokens"] == tokens[1:]
+    assert len(bare.json()["token_strs"]) == len(tokens) - 1
+    back = await stage.http.post("/detokenize", json={"tokens": tokens})
+    assert back.json() == {"prompt": "<|bos|>" + text}
+
+
+async def test_a_conversation_becomes_tokens(stage: Stage) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    for prompt, text in ((True, "<|bos|><|user|>Hi<|assistant|>"), (False, "<|bos|><|user|>Hi")):
+        body = {"messages": messages, "add_generation_prompt": prompt}
+        tokens = (await stage.http.post("/tokenize", json=body)).json()["tokens"]
+        back = await stage.http.post("/detokenize", json={"tokens": tokens})
+        assert back.json() == {"prompt": text}
+
+
+async def test_tokens_out_of_the_vocabulary_have_no_text(stage: Stage) -> None:
+    response = await stage.http.post("/detokenize", json={"tokens": [1, 4096]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tokens[1]"
+
+
+async def test_the_version_is_told(stage: Stage) -> None:
+    assert (await stage.http.get("/version")).json() == {"version": version()}
+
+
+async def test_a_ready_gateway_says_so(stage: Stage) -> None:
+    assert (await stage.http.get("/health/live")).status_code == 200
+    ready = await stage.http.get("/health/ready")
+    assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+
+
+async def test_the_api_describes_itself(stage: Stage) -> None:
+    assert (await stage.http.get("/docs")).status_code == 200
+    described = (await stage.http.get("/openapi.json")).json()
+    refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)))
+    assert refs <= described["components"]["schemas"].keys()
+    assert {"CompletionBody", "ChatBody"} <= refs
+    chat = described["components"]["schemas"]["ChatBody"]
+    assert set(chat["required"]) == {"model", "messages"}
+
+
+async def test_every_call_has_an_id_that_the_log_repeats(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.answer_text("secret answer")
+    with caplog.at_level("INFO", "gateway.access"):
+        response = await stage.complete(prompt="secret question", max_tokens=40)
+    [record] = [record for record in caplog.records if record.name == "gateway.access"]
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields["id"] == response.headers["x-request-id"]
+    assert response.json()["id"] == f"cmpl-{fields['id']}"
+    assert fields["status"] == 200
+    assert fields["completion_tokens"] == response.json()["usage"]["completion_tokens"]
+    assert fields["finish_reason"] == "length"
+    assert "secret" not in str(fields)
+
+
+async def test_latencies_and_lengths_are_measured(stage: Stage) -> None:
+    stage.answer_text("Good day to you")
+    body = (await stage.complete(max_tokens=40)).json()
+    text = (await stage.http.get("/metrics")).text
+
+    def value(name: str) -> float:
+        [line] = [
+            line
+            for line in text.splitlines()
+            if line.startswith(f"pagestream:{name}{{") and ("reason" not in line or "leng" in line)
+        ]
+        return float(line.rpartition(" ")[2])
+
+    tokens = body["usage"]["completion_tokens"]
+    assert value("time_to_first_token_seconds_count") == 1
+    assert value("inter_token_latency_seconds_count") == tokens - 1
+    assert value("e2e_request_latency_seconds_count") == 1
+    assert value("request_generation_tokens_sum") == tokens
+    assert value("request_prompt_tokens_sum") == body["usage"]["prompt_tokens"]
+    assert value("request_success_total") == 1
+    assert value("open_streams") == 0

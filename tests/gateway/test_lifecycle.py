@@ -1,0 +1,404 @@
+"""What happens to a request when the engine, the bus, the client or the gateway goes away."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+from openai import APIError
+
+from shared.bus.api import Append, Entry, EntryId
+from shared.bus.memory import MemoryBus
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable
+from shared.messages import EndFlag, ModelInfo
+from tests.gateway.conftest import MakeStage, Stage, events
+
+
+class Stream:
+    """A streamed completion, read event by event."""
+
+    def __init__(self, stage: Stage, **body: object) -> None:
+        self._request = stage.http.stream(
+            "POST", "/v1/completions", json={"model": "demo", "prompt": "Hi", "stream": True} | body
+        )
+        self.text = ""
+        self.raw = ""
+
+    async def __aenter__(self) -> "Stream":
+        self._response = await self._request.__aenter__()
+        self._chunks = self._response.aiter_text()
+        return self
+
+    async def __aexit__(self, *args: object) -> None:
+        await self._request.__aexit__(None, None, None)
+
+    @property
+    def status(self) -> int:
+        return self._response.status_code
+
+    async def read_text(self, length: int) -> str:
+        """The next events, until there is so much text altogether."""
+        while len(self.text) < length:
+            chunk = await asyncio.wait_for(anext(self._chunks), 5)
+            self.raw += chunk
+            for event in events(chunk):
+                self.text += json.loads(event)["choices"][0]["text"]
+        return self.text
+
+    async def rest(self) -> list[str]:
+        """All events that remain."""
+        return events("".join([chunk async for chunk in self._chunks]))
+
+
+def tokens_of(stage: Stage, text: str) -> list[int]:
+    return stage.tokenizer.encode(text, add_special_tokens=False)
+
+
+# ------------------------------------------------------------------ the engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"state": "starting", "detail": "loading weights"}, "loading weights"),
+        ({"state": "failed", "detail": "ALiBi is not served"}, "ALiBi"),
+        ({"model": None}, "ready"),
+        ({"model": ModelInfo("other", 8, 8, "float32", ())}, "'other'"),
+    ],
+)
+async def test_an_engine_that_cannot_serve_is_a_503_that_says_why(
+    make_stage: MakeStage, changes: Mapping[str, object], said: str
+) -> None:
+    stage = await make_stage(ready=False)
+    await stage.engine.publish(**changes)
+    service = stage.server.service
+    await stage.until(lambda: said in str(service.why_not_ready()))
+    for response in (await stage.complete(), await stage.chat()):
+        assert response.status_code == 503
+        assert int(response.headers["retry-after"]) > 0
+        assert said in response.json()["error"]["message"]
+    ready = await stage.http.get("/health/ready")
+    assert ready.status_code == 503
+    assert said in ready.json()["detail"]
+    assert (await stage.http.get("/health/live")).status_code == 200
+
+
+async def test_an_engine_whose_lease_ran_out_is_a_503(make_stage: MakeStage) -> None:
+    clock = [1_000_000]
+    stage = await make_stage(bus=MemoryBus(lambda: clock[0]))
+    assert (await stage.http.get("/health/ready")).status_code == 200
+    clock[0] += 10_000_000
+    await stage.until(lambda: stage.server.service.why_not_ready() is not None)
+    assert (await stage.complete()).status_code == 503
+
+
+async def test_an_open_stream_survives_a_new_epoch(stage: Stage) -> None:
+    engine = stage.engine
+    tokens = tokens_of(stage, "abcdef")
+    async with Stream(stage) as stream:
+        submit = await engine.accept_next()
+        await engine.generate(submit, tokens[:2], flag=None)
+        await stream.read_text(2)
+        await engine.publish(state="starting")
+        await engine.start_epoch()
+        await engine.accept(submit, tokens[:2])
+        await engine.generate(submit, tokens[2:])
+        *chunks, done = await stream.rest()
+    assert done == "[DONE]"
+    text = stream.text + "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+    assert text == "abcdef"
+
+
+async def test_a_failed_request_ends_its_stream_with_an_error_and_no_done(stage: Stage) -> None:
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        await stage.engine.end(submit, "error", "the worker ran out of luck")
+        [last] = await stream.rest()
+    assert json.loads(last)["error"]["message"] == "the worker ran out of luck"
+    stage.answer_text("Hi")
+    await stage.complete()
+    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit", "Submit"]
+
+
+async def test_the_official_client_raises_on_a_failed_stream(stage: Stage) -> None:
+    stream = await stage.openai().completions.create(model="demo", prompt="Hi", stream=True)
+    submit = await stage.engine.accept_next()
+    await stage.engine.end(submit, "error", "out of luck")
+    with pytest.raises(APIError, match="out of luck"):
+        async for _ in stream:
+            pass
+
+
+async def test_a_failed_whole_answer_is_a_500(stage: Stage) -> None:
+    waiting = stage.spawn(stage.chat())
+    submit = await stage.engine.accept_next()
+    await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+    await stage.engine.end(submit, "error", "out of luck")
+    response = await waiting
+    assert response.status_code == 500
+    assert response.json()["error"]["message"] == "out of luck"
+
+
+async def test_a_request_that_the_engine_aborts_is_an_error(stage: Stage) -> None:
+    waiting = stage.spawn(stage.complete())
+    submit = await stage.engine.accept_next()
+    await stage.engine.end(submit, "abort")
+    response = await waiting
+    assert response.status_code == 500
+    assert "abort" in response.json()["error"]["message"]
+
+
+async def test_a_request_ended_by_reason_alone_finishes_with_it(stage: Stage) -> None:
+    waiting = stage.spawn(stage.complete())
+    submit = await stage.engine.accept_next()
+    await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+    await stage.engine.end(submit, "length")
+    response = await waiting
+    assert response.json()["choices"][0]["text"] == "ab"
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_gap_ends_the_stream_with_an_error_and_tells_the_engine(stage: Stage) -> None:
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        stage.engine.step_number += 1
+        await stage.engine.generate(submit, tokens_of(stage, "cd"))
+        [last] = await stream.rest()
+    assert "cannot be continued" in json.loads(last)["error"]["message"]
+    abort = await stage.engine.hear_abort()
+    assert (abort.request_id, abort.attachment) == (submit.request_id, submit.attachment)
+
+
+async def test_another_history_in_the_log_ends_the_stream_with_an_error(stage: Stage) -> None:
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        await stage.engine.start_epoch()
+        await stage.engine.accept(submit, tokens_of(stage, "aX"))
+        [last] = await stream.rest()
+    assert "history" in json.loads(last)["error"]["message"]
+
+
+# ------------------------------------------------------------------ the client
+
+
+async def test_a_client_that_leaves_a_stream_aborts_its_request(stage: Stage) -> None:
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+    abort = await stage.engine.hear_abort()
+    assert (abort.request_id, abort.attachment) == (submit.request_id, submit.attachment)
+    assert "disconnect" in abort.reason
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_before_the_first_token_aborts_its_requests(
+    stage: Stage, stream: bool
+) -> None:
+    waiting = stage.spawn(stage.complete(stream=stream, prompt=["Hi", "Ho"]))
+    submits = [await stage.engine.hear_submit() for _ in range(2)]
+    waiting.cancel()
+    aborts = [await stage.engine.hear_abort() for _ in range(2)]
+    assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
+    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+
+
+async def open_unread_stream(stage: Stage) -> asyncio.StreamWriter:
+    """A client that asks for more than its buffers hold, and reads none of it."""
+    host, port = stage.url.removeprefix("http://").split(":")
+    _reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+    body = json.dumps({"model": "demo", "prompt": "Hi", "stream": True, "max_tokens": 200})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write((head + body).encode())
+    submit = await stage.engine.accept_next()
+    await stage.engine.generate(submit, tokens_of(stage, "word " * 25_000), flag=None)
+    return writer
+
+
+async def test_a_client_that_does_not_read_holds_up_nobody_else(stage: Stage) -> None:
+    writer = await open_unread_stream(stage)
+    stage.answer_text("Hi")
+    assert (await stage.complete()).json()["choices"][0]["text"] == "Hi"
+    writer.transport.abort()
+    await stage.until(lambda: any(type(m).__name__ == "Abort" for m in stage.engine.heard))
+
+
+async def test_a_client_that_does_not_read_cannot_hold_up_the_end(make_stage: MakeStage) -> None:
+    stage = await make_stage(drain_timeout=0.0)
+    writer = await open_unread_stream(stage)
+    stage.server.leave()
+    assert await stage.running == 0
+    await stage.engine.hear_abort()
+    writer.transport.abort()
+
+
+# --------------------------------------------------------------------- the bus
+
+
+class FlakyBus(MemoryBus):
+    """A bus that can be away, and come back as another server."""
+
+    away = False
+    server = "first"
+    refuse_appends = False
+
+    async def append(self, append: Append) -> EntryId:
+        self._check(self.refuse_appends)
+        return await super().append(append)
+
+    async def read(
+        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
+    ) -> dict[str, list[Entry]]:
+        self._check()
+        return await super().read(cursors, min(block_ms, 10), max_entries)
+
+    async def run_id(self) -> str:
+        self._check()
+        return self.server
+
+    def forget_from(self, log: str, first: EntryId) -> None:
+        """Lose the tail of a log."""
+        kept = [entry for entry in self._logs[log].entries if entry.id < first]
+        self._logs[log].entries = kept
+        self._logs[log].last = kept[-1].id
+
+    def _check(self, too: bool = False) -> None:
+        if self.away or too:
+            raise BusUnavailable("away")
+
+
+async def flaky_stage(make_stage: MakeStage) -> tuple[Stage, FlakyBus]:
+    ticks = iter(range(1_000, 10**9))
+    bus = FlakyBus(lambda: next(ticks))
+    return await make_stage(bus=bus), bus
+
+
+async def test_a_request_that_cannot_be_appended_is_a_503(make_stage: MakeStage) -> None:
+    stage, bus = await flaky_stage(make_stage)
+    bus.refuse_appends = True
+    response = await stage.complete()
+    assert response.status_code == 503
+    assert "retry-after" in response.headers
+    bus.refuse_appends = False
+    # It may have been carried out all the same.
+    await stage.engine.hear_abort()
+
+
+async def test_an_open_stream_survives_a_bus_that_is_away_for_a_while(
+    make_stage: MakeStage,
+) -> None:
+    stage, bus = await flaky_stage(make_stage)
+    waiting = stage.spawn(stage.complete())
+    submit = await stage.engine.accept_next()
+    await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+    bus.away = True
+    await stage.until(lambda: stage.server.service.engine._must_compare_run_id)
+    bus.away = False
+    await stage.engine.generate(submit, tokens_of(stage, "cd"))
+    assert (await waiting).json()["choices"][0]["text"] == "abcd"
+
+
+async def test_after_a_lost_tail_a_stream_waits_for_a_newer_epoch(make_stage: MakeStage) -> None:
+    stage, bus = await flaky_stage(make_stage)
+    engine = stage.engine
+    async with Stream(stage) as stream:
+        submit = await engine.accept_next()
+        await engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        last = await bus.last_id(engine.keys.outputs)
+        await stream.read_text(2)
+        bus.away = True
+        await stage.until(lambda: stage.server.service.engine._must_compare_run_id)
+        bus.forget_from(engine.keys.outputs, last)
+        bus.server = "second"
+        bus.away = False
+        await stage.until(lambda: stage.server.service.engine._run_id == "second")
+        # The old epoch writes another token where one was lost: nobody may see it.
+        engine.step_number -= 1
+        await engine.generate(submit, tokens_of(stage, "X"), flag=None)
+        await engine.start_epoch()
+        await engine.accept(submit, tokens_of(stage, "ab"))
+        await engine.generate(submit, tokens_of(stage, "cd"), EndFlag.STOP)
+        *chunks, done = await stream.rest()
+    assert done == "[DONE]"
+    rest = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+    assert stream.text + rest == "abcd"
+
+
+async def test_requests_that_the_log_reflects_are_trimmed(stage: Stage) -> None:
+    stage.answer_text("Hi")
+    for _ in range(4):
+        await stage.complete()
+    assert await stage.engine.bus.length(stage.engine.keys.requests) < 4
+
+
+async def test_the_gateway_works_over_redis(make_stage: MakeStage, redis_url: str) -> None:
+    buses = [RedisBus(redis_url), RedisBus(redis_url)]
+    stage = await make_stage(bus=buses[0])
+    stage.engine.bus = buses[1]
+    stage.answer_text("It works.")
+    assert (await stage.complete()).json()["choices"][0]["text"] == "It works."
+    async with Stream(stage) as stream:
+        *_, done = await stream.rest()
+    assert done == "[DONE]"
+    stage.server.leave()
+    assert await stage.running == 0
+    for task in stage.tasks:
+        task.cancel()
+    await asyncio.gather(*stage.tasks, return_exceptions=True)
+    for bus in buses:
+        await bus.close()
+
+
+# ----------------------------------------------------------------- the gateway
+
+
+async def test_a_draining_gateway_refuses_requests_and_lets_streams_end(stage: Stage) -> None:
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        stage.server.leave()
+        await stage.until(lambda: stage.server.service.draining)
+        refused = await stage.complete()
+        assert refused.status_code == 503
+        assert "retry-after" in refused.headers
+        assert (await stage.http.get("/health/ready")).status_code == 503
+        assert (await stage.http.get("/health/live")).status_code == 200
+        await stage.engine.generate(submit, tokens_of(stage, "ab"))
+        *_, done = await stream.rest()
+    assert done == "[DONE]"
+    assert await stage.running == 0
+
+
+async def test_streams_that_outlast_the_drain_end_with_an_error(make_stage: MakeStage) -> None:
+    stage = await make_stage(drain_timeout=0.05)
+    waiting = stage.spawn(stage.complete())
+    async with Stream(stage) as stream:
+        submits = [await stage.engine.accept_next() for _ in range(2)]
+        stage.server.leave()
+        [last] = await stream.rest()
+    assert "shutting down" in json.loads(last)["error"]["message"]
+    assert (await waiting).status_code == 503
+    assert await stage.running == 0
+    aborts = [await stage.engine.hear_abort() for _ in range(2)]
+    assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
+
+
+async def test_a_gateway_whose_reader_fails_leaves_with_an_error(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    waiting = stage.spawn(stage.complete())
+    await stage.engine.accept_next()
+    engine = stage.server.service.engine
+
+    def broken(entry: Entry) -> Sequence[object]:
+        raise RuntimeError("a bug")
+
+    engine._sessions.apply = broken  # type: ignore[method-assign,assignment]
+    await stage.engine.start_epoch()
+    assert (await waiting).status_code == 503
+    assert await stage.running == 1

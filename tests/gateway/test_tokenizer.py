@@ -1,0 +1,111 @@
+"""Tokens as transformers makes them, without holding up others."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from gateway.errors import ApiError
+from gateway.prompts import PromptReader
+from gateway.schema import ChatMessage, CompletionBody
+from gateway.tokenizer import TemplateRefused, Tokenizer
+from shared.errors import ModelUnsupported
+from tests.gateway.conftest import DEMO_MODEL
+from tests.gateway.tokenizers_for_tests import FAMILIES, byte_level
+
+TEXTS = ["", " ", "Hello", "a<|eos|>b", "<|bos|>twice", "naïve 😀\n\n\t", "日本語", "\u0000"]
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_MODEL)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("special", [True, False])
+def test_texts_are_encoded_as_transformers_does(
+    tokenizer: Tokenizer, reference: Any, text: str, special: bool
+) -> None:
+    expected = reference(text, add_special_tokens=special).input_ids
+    assert tokenizer.encode(text, special) == expected
+    assert tokenizer.decode(expected) == reference.decode(expected, skip_special_tokens=True)
+
+
+def test_conversations_are_rendered_as_transformers_does(
+    tokenizer: Tokenizer, reference: Any
+) -> None:
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
+    text = tokenizer.render_chat(messages, add_generation_prompt=True)
+    expected = reference.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=True
+    ).input_ids
+    assert tokenizer.encode(text, add_special_tokens=False) == expected
+
+
+def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ModelUnsupported, match=str(tmp_path)):
+        Tokenizer.load(str(tmp_path), trust_remote_code=False)
+
+
+def test_truncation_that_came_with_the_tokenizer_is_off() -> None:
+    source = byte_level()
+    source.backend_tokenizer.enable_truncation(2)
+    assert len(Tokenizer(source).encode("abcdef" * 5)) > 2
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_token_has_bytes(family: str) -> None:
+    tokenizer = Tokenizer(FAMILIES[family]())
+    assert all(isinstance(tokenizer.token_bytes(token), bytes) for token in range(tokenizer.size))
+
+
+async def test_a_model_without_a_template_says_so() -> None:
+    prompts = PromptReader(Tokenizer(byte_level()), max_prompts=1)
+    with pytest.raises(ApiError, match="chat template"):
+        await prompts.chat([ChatMessage(role="user", content="Hi")])
+
+
+async def test_what_a_template_refuses_is_the_clients_fault() -> None:
+    source = byte_level()
+    source.chat_template = "{{ raise_exception('roles must alternate') }}"
+    tokenizer = Tokenizer(source)
+    with pytest.raises(TemplateRefused, match="alternate"):
+        tokenizer.render_chat([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    with pytest.raises(ApiError, match="alternate") as caught:
+        await PromptReader(tokenizer, 1).chat([ChatMessage(role="user", content="Hi")])
+    assert caught.value.status == 400
+
+
+async def test_a_template_that_knows_names_gets_them() -> None:
+    source = byte_level()
+    source.chat_template = (
+        "{% for m in messages %}{{ m.role }}:{{ m.name }}:{{ m.content }}{% endfor %}"
+    )
+    tokenizer = Tokenizer(source)
+    message = ChatMessage(role="developer", content="be brief", name="Ann")
+    prompt = await PromptReader(tokenizer, 1).chat([message])
+    assert tokenizer.decode(prompt.tokens) == "system:Ann:be brief"
+
+
+async def test_a_prompt_that_stays_empty_is_kept_empty_for_the_check() -> None:
+    source = byte_level()
+    source.bos_token = None
+    prompts = PromptReader(Tokenizer(source), 1)
+    [prompt] = await prompts.completion(CompletionBody(model="m", prompt=""))
+    assert prompt.tokens == []
+
+
+async def test_a_huge_prompt_does_not_hold_up_the_loop(tokenizer: Tokenizer) -> None:
+    prompts = PromptReader(tokenizer, max_prompts=1)
+    work = asyncio.ensure_future(prompts.text_tokens("one two three " * 200_000, True))
+    longest, last = 0.0, time.perf_counter()
+    while not work.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert len(await work) > 500_000
+    assert longest < 0.5
+    prompts.close()
