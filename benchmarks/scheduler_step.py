@@ -1,0 +1,163 @@
+"""Time of one scheduling step: ``schedule`` and ``apply`` of the core, without Redis.
+
+    python -m benchmarks.scheduler_step [--json]
+
+Every sequence decodes (block size 16, prompts of 128 tokens); ``churn`` adds four arrivals and four
+endings per step, ``churn_100k_waiting`` the same with 100,000 requests in the waiting queue.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+
+import numpy as np
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from shared.bus.api import EntryId
+from shared.codec import IntArray
+from shared.messages import EndFlag, StepPlan, StepResult, Submit
+from shared.sampling import SamplingParams
+
+_SIZES = (64, 256, 1024, 4096)
+_PROMPT = 128
+_CONTEXT = 2_048
+_CHURN = 4  # arrivals, and endings, per step
+_SAMPLING = SamplingParams(
+    max_tokens=_CONTEXT - _PROMPT,
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    seed=0,
+    stop_token_ids=(),
+    ignore_eos=True,
+    min_tokens=0,
+    num_logprobs=None,
+    num_prompt_logprobs=None,
+)
+
+
+class _Rows:
+    """The worker's side: which sequences give a token in a step."""
+
+    def __init__(self) -> None:
+        self._prompt_left: dict[int, int] = {}
+        self._handles: IntArray = np.empty(0, np.int32)
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self._handles)
+
+    def run(self, plan: StepPlan, num_ending: int) -> StepResult:
+        """Execute a plan; the oldest ``num_ending`` sequences end."""
+        if len(plan.retired):
+            self._handles = self._handles[~np.isin(self._handles, plan.retired)]
+        for admission in plan.admissions:
+            self._prompt_left[admission.handle] = len(admission.tokens)
+        started = []
+        for handle, count in zip(plan.chunk_handles, plan.chunk_tokens, strict=True):
+            self._prompt_left[handle] -= count
+            if self._prompt_left[handle] == 0:
+                del self._prompt_left[handle]
+                started.append(handle)
+        if started:
+            self._handles = np.concatenate([self._handles, np.array(started, np.int32)])
+        ended = np.arange(min(num_ending, self.num_decoding), dtype=np.int32)
+        result = StepResult(
+            step=plan.step,
+            handles=self._handles,
+            tokens=np.full(len(self._handles), 7, np.int32),
+            ended_rows=ended,
+            ended_flags=np.full(len(ended), EndFlag.STOP, np.int32),
+            logprobs=(),
+            prompt_logprobs=(),
+            num_batched_tokens=len(self._handles),
+            model_us=0,
+            step_us=0,
+        )
+        self._handles = self._handles[len(ended) :]
+        return result
+
+
+class _Engine:
+    """A core with ``size`` decoding sequences, and the other ends of its logs."""
+
+    def __init__(self, size: int, num_waiting: int) -> None:
+        blocks = (size + 64) * _CONTEXT // 16
+        self.core = Scheduler(
+            SchedulerConfig(blocks, 16, _CONTEXT, size, size + 4 * _PROMPT, 2, 0, 10_000)
+        )
+        self.rows = _Rows()
+        self._ids = self._entry_ids()
+        self._num_submitted = 0
+        self._plans: deque[StepPlan] = deque()
+        self.submit(size + num_waiting)
+        while self.rows.num_decoding < size:
+            self.step(0)
+        for _ in range(20):
+            self.step(0)
+
+    def submit(self, count: int) -> None:
+        """New requests."""
+        prompt = np.arange(_PROMPT, dtype=np.int32)
+        for _ in range(count):
+            self._num_submitted += 1
+            name = f"r{self._num_submitted}"
+            self.core.apply(Submit(name, "g", "a", prompt, _SAMPLING, 0), next(self._ids))
+
+    def step(self, num_churn: int) -> float:
+        """One step with as many arrivals and endings; seconds in the core."""
+        began = time.perf_counter()
+        self.submit(num_churn)
+        while (plan := self.core.schedule(0)) is not None:
+            self._plans.append(plan)
+        spent = time.perf_counter() - began
+        result = self.rows.run(self._plans.popleft(), num_churn)
+        began = time.perf_counter()
+        self.core.apply(result, next(self._ids))
+        spent += time.perf_counter() - began
+        self.core.take_notes()
+        return spent
+
+    def _entry_ids(self) -> Iterator[EntryId]:
+        seq = 0
+        while True:
+            seq += 1
+            yield EntryId(1, seq)
+
+
+def measure(size: int, num_waiting: int, num_churn: int, steps: int) -> float:
+    """Median milliseconds of a step."""
+    engine = _Engine(size, num_waiting)
+    return 1_000 * statistics.median(engine.step(num_churn) for _ in range(steps))
+
+
+def main() -> None:
+    """Measure all cases and print one table or one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--steps", type=int, default=400, help="steps per case")
+    args = parser.parse_args()
+    cases = {
+        "steady_ms": (0, 0),
+        "churn_ms": (0, _CHURN),
+        "churn_100k_waiting_ms": (100_000, _CHURN),
+    }
+    found = {
+        name: {str(size): round(measure(size, *case, args.steps), 4) for size in _SIZES}
+        for name, case in cases.items()
+    }
+    if args.json:
+        print(json.dumps(found))
+        return
+    print(f"{'ms per step':<24}" + "".join(f"{size:>10}" for size in _SIZES))
+    for name, row in found.items():
+        print(f"{name:<24}" + "".join(f"{value:>10.4f}" for value in row.values()))
+
+
+if __name__ == "__main__":
+    main()

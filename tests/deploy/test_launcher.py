@@ -1,0 +1,198 @@
+"""The launcher with its real services: what a user sees, and what happens when something dies."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.settings import REPOSITORY
+from tests.deploy.running import SERVICES, STOP_DEADLINE_S, Running, alive, ready_lines
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="the tests read /proc")
+
+RECOVERY_DEADLINE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    started = Running(tmp_path_factory.mktemp("serve"))
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def running(shared: Running) -> Running:
+    """A launcher that is ready; the same one for all tests, as long as they leave it running."""
+    if shared.process.poll() is not None:
+        shared.start()
+    shared.until_ready()
+    return shared
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    started: list[Running] = []
+
+    def start(*flags: str, environ: dict[str, str] | None = None) -> Running:
+        started.append(Running(tmp_path, *flags, environ=environ))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+
+
+def test_it_says_once_that_it_is_ready_and_the_command_it_gives_works(running: Running) -> None:
+    [line] = ready_lines(running.said())
+    assert running.url in line
+    assert "serves demo" in line
+    command = shlex.split(line.partition("try: ")[2])
+    assert command[0] == "curl"
+    done = subprocess.run(
+        [*command, "--silent", "--fail"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, running.story()
+    assert '"text"' in done.stdout
+
+
+def test_a_second_launcher_on_the_same_folder_is_told_who_has_it(running: Running) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "deploy.serve", "--state-dir", running.state, "--port", "0"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert second.returncode == 1
+    assert f"in use by process {running.process.pid}:" in second.stderr
+    assert "started" not in second.stdout
+
+
+def test_services_do_not_get_the_terminals_signals(running: Running) -> None:
+    for pid in running.pids().values():
+        assert os.getsid(pid) == pid
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_killed_service_comes_back_and_the_same_request_gets_the_same_answer(
+    running: Running, service: str
+) -> None:
+    before = running.complete()
+    pids = running.pids()
+    os.kill(pids[service], signal.SIGKILL)
+
+    def is_back() -> bool:
+        try:
+            return running.pid(service) != pids[service]
+        except (FileNotFoundError, ValueError):
+            return False
+
+    running.until(is_back, RECOVERY_DEADLINE_S, f"the restart of {service}")
+    assert running.complete() == before
+    others = {name: pid for name, pid in running.pids().items() if name != service}
+    assert others == {name: pid for name, pid in pids.items() if name != service}
+    assert re.search(rf"{service} +died \(signal SIGKILL\)", running.said())
+
+
+def test_a_killed_launcher_takes_its_services_along_and_the_next_start_works(
+    running: Running,
+) -> None:
+    text = running.complete()
+    pids = running.pids()
+    running.process.kill()
+    running.process.wait(STOP_DEADLINE_S)
+    running.start()  # at once: it must cope with services that are still going away
+    running.until_ready()
+    # Ready means the new worker, not the lease of the killed one that Redis still holds.
+    assert "worker ready" in (running.state / "log" / "worker.log").read_text()
+    assert not [name for name, pid in pids.items() if alive(pid)]
+    assert running.complete() == text
+
+
+def test_sigterm_ends_everything_in_order_with_exit_code_zero(running: Running) -> None:
+    pids = running.pids()
+    assert running.stop() == 0, running.story()
+    stopped = re.findall(r"(\w+) +stopped", running.said())
+    assert stopped == ["gateway", "worker", "scheduler", "redis"]
+    assert not [name for name, pid in pids.items() if alive(pid)]
+    assert not list((running.state / "run").glob("[!s]*.pid"))
+    assert len(ready_lines(running.said())) == 1
+
+
+def test_a_model_that_cannot_be_served_is_explained_and_the_gateway_answers_503(
+    launch: Callable[..., Running], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (broken / name).write_bytes((REPOSITORY / "models" / "demo" / name).read_bytes())
+    (broken / "config.json").write_text('{"model_type": "t5", "vocab_size": 4096}')
+    running = launch("--model", str(broken))
+    running.until(
+        lambda: "worker    cannot run (exit code 78)" in running.said(), 60.0, "giving up"
+    )
+
+    def says_503() -> bool:
+        body = {"model": "broken", "prompt": "Once", "max_tokens": 1}
+        try:
+            return running.post("/v1/completions", body)[0] == 503
+        except OSError:
+            return False
+
+    running.until(says_503, 60.0, "an answer of the gateway")
+    assert "    | " in running.said()
+    assert not ready_lines(running.said())
+    assert running.stop() == 1, running.story()
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        (["--block-size", "many"], {}, "--block-size='many'"),
+        ([], {"PAGESTREAM_PORTT": "1"}, "PAGESTREAM_PORTT='1'"),
+    ],
+)
+def test_a_bad_setting_is_refused_before_anything_starts(
+    launch: Callable[..., Running], flags: list[str], environ: dict[str, str], message: str
+) -> None:
+    running = launch(*flags, environ=environ)
+    assert running.process.wait(STOP_DEADLINE_S) == 2
+    assert message in running.said()
+    assert not running.state.exists()
+
+
+def test_a_port_in_use_is_reported_at_once(launch: Callable[..., Running]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        running = launch("--port", str(port))
+        assert running.process.wait(STOP_DEADLINE_S) == 1
+    assert f"--port={port}" in running.said()
+    assert "started" not in running.said()
+
+
+def test_the_second_request_to_stop_ends_everything_at_once(
+    launch: Callable[..., Running],
+) -> None:
+    running = launch()
+    running.until(lambda: "gateway   started" in running.said(), 20.0, "the start")
+    pids = running.pids()
+    os.kill(pids["gateway"], signal.SIGSTOP)  # a gateway that would never drain
+    running.process.send_signal(signal.SIGINT)
+    running.until(lambda: "stopping" in running.said(), 10.0, "the first request")
+    running.until(lambda: _stops_on_another(running), 20.0, "the end")
+    assert running.process.returncode == 1
+    assert not [name for name, pid in pids.items() if alive(pid)]
+
+
+def _stops_on_another(running: Running) -> bool:
+    if running.process.poll() is None:
+        running.process.send_signal(signal.SIGINT)
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""One launcher per state folder, and what a killed one leaves behind."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.state_dir import StateDir
+from shared.errors import PageStreamError
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait(10)
+
+
+def test_a_second_launcher_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+    with (
+        StateDir(tmp_path),
+        pytest.raises(PageStreamError, match=rf"in use by process {os.getpid()}\b"),
+        StateDir(tmp_path),
+    ):
+        pass
+
+
+def test_a_folder_that_was_left_can_be_used_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with StateDir(tmp_path):
+            assert (tmp_path / "run" / "serve.pid").read_text() == f"{os.getpid()}\n"
+    assert (tmp_path / "run" / "serve.pid").read_text() == ""
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(PageStreamError, match="state"), StateDir(tmp_path / "state"):
+        pass
+
+
+@pytest.mark.parametrize("text", ["", "abc", "999999999\n"])
+def test_a_pid_file_without_a_process_is_removed(tmp_path: Path, text: str) -> None:
+    stale = tmp_path / "run" / "worker.pid"
+    stale.parent.mkdir()
+    stale.write_text(text)
+    with StateDir(tmp_path):
+        assert not stale.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_service_that_outlived_its_launcher_is_ended(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    left = tmp_path / "run" / "redis.pid"
+    left.parent.mkdir()
+    left.write_text(str(sleeper.pid))
+    with StateDir(tmp_path):
+        assert sleeper.wait(10) == -9
+        assert not left.exists()
+
+
+def test_a_process_that_only_has_the_same_id_is_left_alone(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    stale = tmp_path / "run" / "redis.pid"
+    stale.parent.mkdir()
+    stale.write_text(str(sleeper.pid))
+    os.utime(stale, (1_600_000_000, 1_600_000_000))
+    with StateDir(tmp_path):
+        assert not stale.exists()
+    assert sleeper.poll() is None
+
+
+def test_logs_of_the_start_before_are_kept_beside_the_new_ones(tmp_path: Path) -> None:
+    with StateDir(tmp_path) as state:
+        state.log("worker").write_text("old")
+    with StateDir(tmp_path) as state:
+        assert not state.log("worker").exists()
+        assert (tmp_path / "log" / "worker.log.1").read_text() == "old"

@@ -1,0 +1,40 @@
+"""Alert rules, judged by Prometheus's own tool."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.monitoring.expressions import MONITORING
+
+CASES = Path(__file__).with_name("alerts_test.yml")
+
+
+def promtool(*arguments: str | Path) -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.fail("promtool is not on PATH: it comes with Prometheus (scripts/test installs it)")
+    done = subprocess.run([tool, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_accepts_its_configuration_and_the_rules() -> None:
+    promtool("check", "config", MONITORING / "prometheus.yml")
+
+
+def test_each_alert_fires_when_it_should_and_not_before() -> None:
+    promtool("test", "rules", CASES)
+
+
+def test_each_alert_has_a_case() -> None:
+    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
+    cases = yaml.safe_load(CASES.read_text())["tests"]
+    tried = {
+        test["alertname"]
+        for case in cases
+        for test in case["alert_rule_test"]
+        if test.get("exp_alerts")
+    }
+    assert tried == {rule["alert"] for rule in rules}
