@@ -7,7 +7,8 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
@@ -69,17 +70,13 @@ class Server:
             await self._drain(0.0 if failed else self._settings.drain_timeout)
             http.should_exit = True
             await asyncio.wait({serving}, timeout=2 * _LAST_EVENTS_S)
-            await asyncio.wait({asyncio.ensure_future(self._flush(engine))}, timeout=_LAST_EVENTS_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._flush(engine), _LAST_EVENTS_S)
         finally:
-            for task in (engine, serving, leaving, announcing):
-                task.cancel()
-            results = await asyncio.gather(engine, serving, return_exceptions=True)
+            tasks = (engine, serving, leaving, announcing)
+            ended_well = [await _end(task) for task in tasks]
             self.service.prompts.close()
-        for result in results:
-            if isinstance(result, Exception):
-                _log.error("failed", error=f"{type(result).__name__}: {result}")
-                failed = True
-        return 1 if failed else 0
+        return 1 if failed or not all(ended_well) else 0
 
     async def listening(self) -> int:
         """The port, as soon as connections are accepted."""
@@ -131,6 +128,19 @@ class Server:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(_LAST_EVENTS_S),
         )
+
+
+async def _end(task: "asyncio.Task[Any]") -> bool:
+    """Cancel a task and wait for it; whether it did not fail."""
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        pass
+    except Exception:
+        _log.exception("failed")
+        return False
+    return True
 
 
 class _Http(uvicorn.Server):

@@ -37,13 +37,8 @@ class Stage:
     url: str
     http: httpx.AsyncClient
     running: "asyncio.Task[int]"
+    openai: AsyncOpenAI
     tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
-
-    def openai(self) -> AsyncOpenAI:
-        """The official client."""
-        return AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=self.http
-        )
 
     def answer(self, reply: Reply, **kwargs: Any) -> None:
         """Answer every request in the background."""
@@ -55,7 +50,7 @@ class Stage:
         self.answer(lambda _: tokens, **kwargs)
 
     def spawn(self, work: Any) -> "asyncio.Task[Any]":
-        task = asyncio.ensure_future(work)
+        task: asyncio.Task[Any] = asyncio.ensure_future(work)
         self.tasks.append(task)
         return task
 
@@ -93,8 +88,9 @@ async def _open_stage(tokenizer: Tokenizer, bus: Bus, ready: bool, **changes: An
     server = Server(settings, bus, tokenizer)
     running = asyncio.ensure_future(server.run())
     url = f"http://127.0.0.1:{await server.listening()}"
-    async with httpx.AsyncClient(base_url=url, timeout=20) as http:
-        stage = Stage(server, engine, tokenizer, url, http, running)
+    openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    async with openai, httpx.AsyncClient(base_url=url, timeout=20) as http:
+        stage = Stage(server, engine, tokenizer, url, http, running, openai)
         if ready:
             await stage.until(lambda: server.service.why_not_ready() is None)
         yield stage

@@ -138,8 +138,8 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
 
 
 async def test_every_bad_value_is_a_400_that_names_the_field(stage: Stage) -> None:
-    completion = {"model": "demo", "prompt": "Hello"}
-    chat = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
+    completion: dict[str, Any] = {"model": "demo", "prompt": "Hello"}
+    chat: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
     cases = [("/v1/completions", completion, *case) for case in VALUES + COMPLETION_VALUES]
     cases += [("/v1/chat/completions", chat, *case) for case in VALUES + CHAT_VALUES]
     for path, base, field, value in cases:

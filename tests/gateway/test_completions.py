@@ -13,7 +13,7 @@ TEXT = "It was a fine day 😀, and “she” said so."
 
 async def test_a_whole_completion_has_text_usage_and_finish_reason(stage: Stage) -> None:
     stage.answer_text(TEXT)
-    answer = await stage.openai().completions.create(model="demo", prompt="Hello", max_tokens=200)
+    answer = await stage.openai.completions.create(model="demo", prompt="Hello", max_tokens=200)
     tokens = stage.tokenizer.encode(TEXT, add_special_tokens=False)
     [choice] = answer.choices
     assert choice.text == TEXT
@@ -31,7 +31,7 @@ async def test_a_whole_completion_has_text_usage_and_finish_reason(stage: Stage)
 
 async def test_a_streamed_completion_concatenates_to_the_same_text(stage: Stage) -> None:
     stage.answer_text(TEXT, flag=EndFlag.STOP)
-    stream = await stage.openai().completions.create(
+    stream = await stage.openai.completions.create(
         model="demo",
         prompt="Hello",
         max_tokens=200,
@@ -52,7 +52,7 @@ async def test_a_streamed_completion_concatenates_to_the_same_text(stage: Stage)
 
 async def test_a_whole_chat_answers_as_the_assistant(stage: Stage) -> None:
     stage.answer_text(TEXT, flag=EndFlag.STOP)
-    answer = await stage.openai().chat.completions.create(
+    answer = await stage.openai.chat.completions.create(
         model="demo",
         messages=[
             {"role": "system", "content": "Be kind."},
@@ -69,7 +69,7 @@ async def test_a_whole_chat_answers_as_the_assistant(stage: Stage) -> None:
 
 async def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(stage: Stage) -> None:
     stage.answer_text(TEXT)
-    stream = await stage.openai().chat.completions.create(
+    stream = await stage.openai.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "Hello"}],
         stream=True,
@@ -109,13 +109,13 @@ async def test_the_answer_to_a_chat_is_prompted_by_the_template_with_one_bos(sta
 async def test_several_prompts_are_answered_under_their_indexes(stage: Stage) -> None:
     stage.answer(lambda submit: submit.prompt.tolist()[1:])
     tokenizer = stage.tokenizer
-    answer = await stage.openai().completions.create(
+    answer = await stage.openai.completions.create(
         model="demo", prompt=["Hello", "Good day", "Farewell"], max_tokens=50
     )
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert [choice.text for choice in answer.choices] == ["Hello", "Good day", "Farewell"]
     lists = [tokenizer.encode(text) for text in ("One", "Two words")]
-    stream = await stage.openai().completions.create(model="demo", prompt=lists, stream=True)
+    stream = await stage.openai.completions.create(model="demo", prompt=lists, stream=True)
     texts = {0: "", 1: ""}
     reasons = []
     async for chunk in stream:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.detokenize import Detokenizer
@@ -38,6 +38,7 @@ def token_lists(draw: st.DrawFn) -> tuple[str, list[int]]:
     return family, draw(st.lists(st.integers(0, size - 1), max_size=40))
 
 
+@settings(deadline=None)
 @given(token_lists())
 def test_any_tokens_in_pieces_are_the_text_of_the_whole(
     given_tokens: tuple[str, list[int]],
@@ -52,6 +53,7 @@ def test_the_exact_ways_are_chosen_where_they_hold(family: str) -> None:
     assert not isinstance(tokenizer_of(family)._vocabulary, OpaqueVocabulary)
 
 
+@settings(deadline=None)
 @given(token_lists(), st.integers(0, 40))
 def test_the_text_after_a_position_depends_only_on_the_tokens_before_it(
     given_tokens: tuple[str, list[int]], position: int
@@ -63,12 +65,26 @@ def test_the_text_after_a_position_depends_only_on_the_tokens_before_it(
     assert [part.push(token) for token in tokens[:position]] == texts[:position]
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_text_of_any_script_never_shows_half_a_character(text: str) -> None:
     tokenizer = tokenizer_of("byte level")
     shown = pieces(tokenizer.detokenizer(), tokenizer.encode(text, add_special_tokens=False))
     assert "".join(shown) == text
     assert REPLACEMENT in text or not any(REPLACEMENT in piece for piece in shown)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=30), st.integers(0, 5))
+def test_text_survives_a_tokenizer_that_can_only_be_asked_to_decode(text: str, known: int) -> None:
+    tokenizer = tokenizer_of("byte level")
+    opaque = OpaqueVocabulary(tokenizer.decode, lambda t: tokenizer.decode(t, skip_special=False))
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    context = tokenizer.encode("words"[:known], add_special_tokens=False)
+    shown = pieces(opaque.detokenizer(context), tokens)
+    assert "".join(shown) == text
+    assert REPLACEMENT in text or not any(REPLACEMENT in piece for piece in shown)
+    assert opaque.token_bytes(tokens[0] if tokens else 0)
 
 
 def test_an_emoji_of_four_tokens_comes_with_the_last_one(tokenizer: Tokenizer) -> None:

@@ -10,7 +10,7 @@ from tests.gateway.conftest import MakeStage, Stage
 
 
 async def test_the_one_model_is_listed_and_found(stage: Stage) -> None:
-    client = stage.openai()
+    client = stage.openai
     models = [model async for model in client.models.list()]
     assert [model.id for model in models] == ["demo"]
     assert (await client.models.retrieve("demo")).owned_by == "pagestream"

@@ -124,7 +124,7 @@ async def test_a_failed_request_ends_its_stream_with_an_error_and_no_done(stage:
 
 
 async def test_the_official_client_raises_on_a_failed_stream(stage: Stage) -> None:
-    stream = await stage.openai().completions.create(model="demo", prompt="Hi", stream=True)
+    stream = await stage.openai.completions.create(model="demo", prompt="Hi", stream=True)
     submit = await stage.engine.accept_next()
     await stage.engine.end(submit, "error", "out of luck")
     with pytest.raises(APIError, match="out of luck"):

@@ -39,7 +39,7 @@ async def test_a_completion_lists_tokens_scores_and_offsets(stage: Stage) -> Non
     text = "Good day"
     tokens = stage.tokenizer.encode(text, add_special_tokens=False)
     playing = stage.spawn(play(stage, tokens))
-    answer = await stage.openai().completions.create(
+    answer = await stage.openai.completions.create(
         model="demo", prompt="Hello", logprobs=2, max_tokens=50
     )
     submit = await playing
@@ -78,7 +78,7 @@ async def test_streamed_scores_are_those_of_the_whole_answer(stage: Stage) -> No
 async def test_a_chat_lists_tokens_with_their_bytes(stage: Stage) -> None:
     tokens = stage.tokenizer.encode(EMOJI, add_special_tokens=False)
     playing = stage.spawn(play(stage, tokens))
-    answer = await stage.openai().chat.completions.create(
+    answer = await stage.openai.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "Hello"}],
         logprobs=True,
@@ -97,7 +97,7 @@ async def test_a_chat_lists_tokens_with_their_bytes(stage: Stage) -> None:
 async def test_a_streamed_chat_carries_scores(stage: Stage) -> None:
     tokens = stage.tokenizer.encode("Good day", add_special_tokens=False)
     playing = stage.spawn(play(stage, tokens))
-    stream = await stage.openai().chat.completions.create(
+    stream = await stage.openai.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": "Hi"}], logprobs=True, stream=True
     )
     names = []

@@ -4,8 +4,13 @@ import json
 
 import pytest
 
+from gateway.admission import Output, Prompt
+from gateway.generation import ClientLeft, Generation, Planned
+from gateway.mailbox import ClientGone
+from gateway.sessions import TokensArrived
 from shared.messages import EndFlag, Stop
 from tests.gateway.conftest import Stage, events
+from tests.support.requests import sampling
 
 
 def letters(stage: Stage, text: str) -> list[int]:
@@ -107,3 +112,28 @@ async def test_a_text_that_ends_in_half_a_character_ends_with_a_replacement(stag
     text = (await waiting).json()["choices"][0]["text"]
     assert text == stage.tokenizer.decode(tokens)
     assert text.endswith("\N{REPLACEMENT CHARACTER}")
+
+
+async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
+    stage: Stage,
+) -> None:
+    service = stage.server.service
+    prompt = Prompt([5], None, "prompt")
+    output = Output(("END",), 0, None, echo=False, generate=True, token_ids=False)
+    generation = Generation(
+        service.engine,
+        service.tokenizer,
+        service.metrics,
+        "name",
+        [Planned(prompt, sampling(), continues=True)],
+        output,
+        0.0,
+    )
+    await generation.submit()
+    generation.mailbox.put(TokensArrived("name", 0, letters(stage, "END"), ()))
+    generation.mailbox.put(ClientGone())
+    with pytest.raises(ClientLeft):
+        await anext(generation.deltas())
+    generation.close()
+    await stage.engine.hear_submit()
+    assert (await stage.engine.hear_abort()).request_id == "name"

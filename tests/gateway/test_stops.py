@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.stops import StopFinder
@@ -27,6 +27,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
     return [text[start:end] for start, end in pairwise(borders)]
 
 
+@settings(deadline=None)
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=12))
 def test_however_the_text_is_cut_the_result_is_that_of_the_whole(
     text: str, stops: list[str], places: list[int]
@@ -39,6 +40,7 @@ def test_however_the_text_is_cut_the_result_is_that_of_the_whole(
     assert (shown, finder.found) == expected(text, stops)
 
 
+@settings(deadline=None)
 @given(TEXTS, STOPS)
 def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stops: list[str]) -> None:
     finder = StopFinder(stops)

@@ -43,6 +43,7 @@ class Engine:
     def __init__(self, bus: Bus, metrics: SchedulerMetrics) -> None:
         self.metrics = metrics
         self.answers: dict[str, Answer] = {}
+        self.num_results = 0
         self._bus = bus
         self._keys = EngineKeys(_ENGINE)
         self._cursor = EntryId(0, 0)
@@ -70,10 +71,11 @@ class Engine:
             for data in entry.messages:
                 self._take(decode(data))
 
-    def used_blocks(self) -> int:
-        """Blocks in use by the scheduler's own gauges, as of its last look."""
-        share = self.metrics.kv_cache_usage_perc._value.get()
-        return round(share * 1_000_000)
+    async def until_idle(self) -> None:
+        """Wait until the scheduler's own gauges say that no block is in use."""
+        async with asyncio.timeout(DEADLINE_S):
+            while self.metrics.kv_cache_usage_perc._value.get() > 0:
+                await asyncio.sleep(0.01)
 
     def num_preemptions(self) -> int:
         """Preemptions since the start."""
@@ -85,6 +87,7 @@ class Engine:
                 self._by_handle[message.choices[0].handle] = message.submit.request_id
                 self.answers[message.submit.request_id].tokens = message.choices[0].output.tolist()
             case StepResult():
+                self.num_results += 1
                 ended = dict(
                     zip(message.ended_rows.tolist(), message.ended_flags.tolist(), strict=True)
                 )
