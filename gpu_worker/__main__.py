@@ -1,6 +1,7 @@
 """``python -m gpu_worker``: the worker as a process."""
 
 import os
+import signal
 import sys
 
 from gpu_worker.settings import WorkerSettings
@@ -20,6 +21,8 @@ def main() -> None:
     """
     settings = load_or_exit(WorkerSettings, "PageStream's worker: runs the model.")
     setup_logging("worker", settings.log_level)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: sys.exit(0))  # until the loop runs and takes them over
     os.environ.setdefault(*_OPENMP)
     from gpu_worker.process import run  # torch's threads read the environment when it is imported
 

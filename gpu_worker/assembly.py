@@ -50,6 +50,8 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     """
     check_block_size(settings.block_size)
     device = choose_device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where kernels are launched
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     began = time.monotonic()

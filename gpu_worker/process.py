@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
@@ -28,8 +27,6 @@ log = EventLog(__name__)
 
 def run(settings: WorkerSettings) -> int:
     """Load the model, serve until SIGTERM or SIGINT; the process's exit code."""
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, lambda *_: sys.exit(0))  # while the model loads
     instance = uuid4().hex
     _publish(settings, lambda lease: lease.loading(instance))
     try:

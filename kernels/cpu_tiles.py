@@ -7,8 +7,6 @@ transposed and no lanes are summed up. Tables of addresses make the loops blind 
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
-import math
-
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic

@@ -26,14 +26,15 @@ def _load_block_ids(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _tanh(x):  # type: ignore[no-untyped-def]
+def _tanh(x):
     """Near zero Lambert's continued fraction: a quotient of exponentials would cancel there."""
     square = tl.minimum(x * x, 1.0)
     above = 945.0 + square * (105.0 + square)
     near = x * above / (945.0 + square * (420.0 + 15.0 * square))
-    power = tl.exp2(-2.0 * LOG2_E * tl.abs(x))  # never overflows
+    magnitude = tl.where(x < 0.0, 0.0 - x, x)
+    power = tl.exp2(magnitude * (-2.0 * LOG2_E))  # never overflows
     far = (1.0 - power) / (1.0 + power)
-    return tl.where(tl.abs(x) < 1.0, near, tl.where(x < 0, -far, far))
+    return tl.where(magnitude < 1.0, near, tl.where(x < 0.0, 0.0 - far, far))
 
 
 @triton.jit

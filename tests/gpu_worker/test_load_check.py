@@ -11,11 +11,11 @@ from gpu_worker.assembly import build_worker
 from gpu_worker.check import check_model
 from gpu_worker.loader import choose_dtype, context_length, load_model
 from gpu_worker.settings import WorkerSettings
-from kernels.interface import AttentionBackend, AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
 from shared.errors import ModelUnsupported, SettingsError
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
-from tests.support.models import tiny_model
+from tests.support.models import SERVED, tiny_model
 
 CPU = torch.device("cpu")
 
@@ -96,6 +96,11 @@ def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path)
     assert {shape.params.sliding_window for shape in model.observe_layers()} == {400}
 
 
+@pytest.mark.parametrize("kind", SERVED)
+def test_rounding_in_bfloat16_does_not_fail_the_check(kind: str, make_worker: MakeWorker) -> None:
+    assert make_worker(kind, dtype="bfloat16").model.dtype == "bfloat16"
+
+
 def test_geometry_is_what_the_layers_hand_in(model_path: ModelPath) -> None:
     model = load_model(WorkerSettings(model=str(model_path("qwen3")), dtype="float32"), CPU)
     shapes = model.observe_layers()
@@ -103,16 +108,15 @@ def test_geometry_is_what_the_layers_hand_in(model_path: ModelPath) -> None:
     assert shapes[0].bytes_per_token == 2 * 2 * 16 * 4
 
 
-@pytest.mark.parametrize("backend", [ReferenceBackend()])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("block_size", [1, 16, 256])
 def test_any_block_size_passes_the_check(
-    block_size: int, dtype: str, backend: AttentionBackend, model_path: ModelPath
+    block_size: int, dtype: str, model_path: ModelPath
 ) -> None:
     settings = WorkerSettings(
         model=str(model_path("gemma2")), dtype=dtype, block_size=block_size, num_blocks=8
     )
-    assert build_worker(settings, backend).model.dtype == dtype
+    assert build_worker(settings, ReferenceBackend()).model.dtype == dtype
 
 
 def llama_config(**rope: Any) -> Any:
