@@ -137,13 +137,17 @@ class Running:
         return "\n".join(["--- launcher", self.said(), *logs])
 
 
+def process_state(pid: int) -> str:
+    """The kernel's letter for what a process does; X if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "X"
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
+    return process_state(pid) not in "ZX"
 
 
 def ready_lines(text: str) -> Sequence[str]:

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from deploy.settings import REPOSITORY
-from tests.deploy.running import SERVICES, STOP_DEADLINE_S, Running, alive, ready_lines
+from tests.deploy.running import (
+    SERVICES,
+    STOP_DEADLINE_S,
+    Running,
+    alive,
+    process_state,
+    ready_lines,
+)
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="the tests read /proc")
 
@@ -184,10 +191,11 @@ def test_the_second_request_to_stop_ends_everything_at_once(
     running.until(lambda: "gateway   started" in running.said(), 20.0, "the start")
     pids = running.pids()
     os.kill(pids["gateway"], signal.SIGSTOP)  # a gateway that would never drain
+    running.until(lambda: process_state(pids["gateway"]) == "T", 10.0, "the gateway's stop")
     running.process.send_signal(signal.SIGINT)
     running.until(lambda: "stopping" in running.said(), 10.0, "the first request")
     running.until(lambda: _stops_on_another(running), 20.0, "the end")
-    assert running.process.returncode == 1
+    assert running.process.returncode == 1, running.story()
     assert not [name for name, pid in pids.items() if alive(pid)]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from deploy.settings import REPOSITORY
 from deploy.supervisor import Died, Event, GaveUp, Service, Started, State, Stopped, Supervisor
+from tests.deploy.running import alive
 
 DEADLINE_S = 10.0
 
@@ -169,7 +170,7 @@ def test_a_service_that_does_not_stop_is_killed_with_all_it_started(
     made.now += 5
     stopped = made.until(Stopped)
     assert stopped == Stopped("service", "signal SIGKILL", killed=True)
-    made.tick_until(lambda: not _runs(grandchild))
+    made.tick_until(lambda: not alive(grandchild))
 
 
 def test_a_service_told_to_stop_while_backing_off_stays_down(
@@ -206,13 +207,5 @@ def test_a_service_dies_with_a_killed_launcher(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + DEADLINE_S
-    while _runs(pid):
+    while alive(pid):
         assert time.monotonic() < deadline
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"

@@ -101,7 +101,7 @@ class Stage:
 
     async def until(self, found: Callable[[], object]) -> None:
         async with asyncio.timeout(5):
-            while not found():  # noqa: ASYNC110 - what it waits for is no event
+            while not found():
                 await asyncio.sleep(0.001)
 
     async def lease(self) -> WorkerInfo | None:

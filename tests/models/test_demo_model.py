@@ -98,7 +98,7 @@ def test_english_is_far_likelier_than_chance(model: Any, tokenizer: Any) -> None
         "fortune, must be in want of a wife."
     )
     loss = mean_loss(model, tokenizer, sentence)
-    assert loss < 0.65 * math.log(model.config.vocab_size), loss
+    assert loss < 0.55 * math.log(model.config.vocab_size), loss
 
 
 def test_words_in_order_are_likelier_than_the_same_words_shuffled(
@@ -111,7 +111,7 @@ def test_words_in_order_are_likelier_than_the_same_words_shuffled(
 
 def test_late_positions_are_as_predictable_as_early_ones(model: Any, tokenizer: Any) -> None:
     sentence = " He was very glad to see her, and she said that it was a fine day."
-    ids = tokenizer(sentence * 120, return_tensors="pt").input_ids[:, :2048]
+    ids = tokenizer(sentence * 113, return_tensors="pt").input_ids  # just under 2,048 tokens
     with torch.no_grad():
         logits = model(input_ids=ids).logits[0, :-1]
     losses = torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="none")

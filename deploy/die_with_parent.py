@@ -1,0 +1,26 @@
+"""Becomes a command that is killed when the launcher dies: die_with_parent.py LAUNCHER COMMAND ...
+
+A program of its own, because a fork that runs Python before its exec is not safe beside threads.
+Linux only; elsewhere services outlive a killed launcher, and its next start ends them.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Ask the kernel, then run the command in this process."""
+    launcher, *command = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(launcher):  # it died before the call above
+        sys.exit(1)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Health checks for containers: ``python -m deploy.health SERVICE``.
+
+It exits with 0, or says what is wrong and exits with 1. Scheduler and worker are healthy while
+their loops renew their leases in Redis; the gateway while it would serve a request. A thread that
+answers proves nothing, so none is asked.
+"""
+
+import asyncio
+import os
+import sys
+
+from deploy.probe import is_ready
+from gateway.settings import GatewaySettings
+from shared.bus.keys import EngineKeys
+from shared.errors import PageStreamError
+from shared.settings import load
+
+_RANK = 0
+
+
+async def lease_exists(redis_url: str, key: str) -> bool:
+    """Whether a service has renewed this key lately."""
+    from shared.bus.redis_bus import RedisBus
+
+    bus = RedisBus(redis_url)
+    try:
+        return await bus.get(key) is not None
+    finally:
+        await bus.close()
+
+
+def trouble_of(service: str) -> str | None:
+    """What is wrong with a service of this machine; None if nothing is."""
+    settings = load(GatewaySettings, {}, os.environ)  # Redis and engine are named alike everywhere
+    if service == "gateway":
+        ready = is_ready(settings.host, settings.port)
+        return None if ready else "the gateway is not ready"
+    keys = EngineKeys(settings.engine_id)
+    key = {"scheduler": keys.info, "worker": keys.worker(_RANK)}[service]
+    try:
+        found = asyncio.run(lease_exists(settings.redis_url, key))
+    except PageStreamError as error:
+        return str(error)
+    return None if found else f"{key} is not in Redis: the {service} makes no progress"
+
+
+if __name__ == "__main__":
+    sys.exit(trouble_of(sys.argv[1]))

@@ -1,0 +1,184 @@
+"""Runs every service of one machine, from the first process to the last.
+
+Start: Redis (unless one was named), then scheduler, worker and gateway at once. Stop: gateway
+first, which lets open streams end, then worker, scheduler and Redis.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+from deploy.options import Options
+from deploy.ports import free_port
+from deploy.probe import forget_keys, is_ready, reachable_host, redis_answers, served_model
+from deploy.redis_server import find_redis_server, server_command
+from deploy.signals import Signals
+from deploy.state_dir import StateDir
+from deploy.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
+from deploy.terminal import Terminal
+from shared.bus.keys import EngineKeys
+from shared.errors import PageStreamError
+
+_MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "gateway"}
+_STOP_ORDER = ("gateway", "worker", "scheduler", "redis")
+
+_GRACE_S = 15.0
+_POLL_S = 0.1  # while something is awaited that announces itself by no signal
+_IDLE_S = 5.0
+_NEWS_EVERY_S = 10.0
+_REDIS_DEATHS_AT_START = 3
+
+
+class Launcher:
+    """All services of one machine."""
+
+    def __init__(
+        self, options: Options, state: StateDir, signals: Signals, terminal: Terminal
+    ) -> None:
+        self._options = options
+        self._state = state
+        self._signals = signals
+        self._terminal = terminal
+        self._environ = dict(options.environ)
+        self._environ.setdefault("NUMBA_CACHE_DIR", str(state.numba))
+        self._services: dict[str, Supervisor] = {}
+        self._clean = True  # nothing was given up, nothing had to be killed
+
+    def run(self) -> int:
+        """Serve until told to stop.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            PageStreamError: Redis cannot be started.
+        """
+        try:
+            if self._options.own_redis:
+                self._start_redis()
+            if not self._signals.num_stops:
+                for name, module in _MODULES.items():
+                    self._start(name, [sys.executable, "-m", module])
+                self._await_ready()
+            self._until(self._is_lost, _IDLE_S)
+        except BaseException:
+            self._kill_all()
+            raise
+        self._drain()
+        return 0 if self._clean else 1
+
+    def _start(self, name: str, command: list[str]) -> Supervisor:
+        grace_s = _GRACE_S
+        if name == "gateway":
+            grace_s += self._options.gateway.drain_timeout
+        log, pid_file = self._state.log(name), self._state.pid_file(name)
+        service = Service(name, command, self._environ, log, pid_file, grace_s)
+        supervisor = Supervisor(service, self._note)
+        self._services[name] = supervisor
+        supervisor.start(time.monotonic())
+        return supervisor
+
+    def _start_redis(self) -> None:
+        port = free_port()
+        self._environ["REDIS_URL"] = f"redis://127.0.0.1:{port}/0"
+        redis = self._start("redis", server_command(find_redis_server(), port, self._state.redis))
+
+        # Whoever held a lease when this Redis last ran has ended, but a lease that was killed off
+        # in mid-life is still in the data, and a gateway would take its holder for alive.
+        engine = EngineKeys(self._options.gateway.engine_id)
+        leases = (engine.info, engine.worker(0))
+
+        def settled() -> bool:
+            if redis.num_deaths >= _REDIS_DEATHS_AT_START:
+                return True
+            return redis_answers(port) and forget_keys(port, leases)
+
+        self._until(settled, _POLL_S)
+        if redis.num_deaths >= _REDIS_DEATHS_AT_START:
+            raise PageStreamError(
+                f"Redis does not start; if its data cannot be read, move {self._state.redis} away"
+            )
+
+    def _await_ready(self) -> None:
+        """Wait until requests would be served, and say so in one line."""
+        gateway = self._options.gateway
+        news_at = self._terminal.age_s + _NEWS_EVERY_S
+
+        def settled() -> bool:
+            nonlocal news_at
+            if self._terminal.age_s >= news_at:
+                news_at += _NEWS_EVERY_S
+                self._tell_news()
+            return self._has_failed() or is_ready(gateway.host, gateway.port)
+
+        self._until(settled, _POLL_S)
+        if self._signals.num_stops or self._has_failed():
+            return
+        url = f"http://{_url_host(reachable_host(gateway.host))}:{gateway.port}"
+        model = served_model(gateway.host, gateway.port)
+        body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
+        self._terminal.say(
+            f"ready: {url} serves {model}; try: curl {url}/v1/completions "
+            f"-H 'Content-Type: application/json' -d '{body}'"
+        )
+
+    def _tell_news(self) -> None:
+        for name in ("worker", "gateway"):
+            supervisor = self._services[name]
+            last = supervisor.log_tail(1) or ["(no output yet)"]
+            self._terminal.say(f"{name:<9} is {supervisor.state.name.lower()}: {last[0]}")
+
+    def _until(self, done: Callable[[], bool], poll_s: float) -> None:
+        """Keep services running until ``done``, or until told to stop."""
+        while not self._signals.num_stops and not done():
+            self._turn(poll_s)
+
+    def _turn(self, longest_s: float) -> None:
+        """Wait for something to happen, then let the supervisors act on it."""
+        now = time.monotonic()
+        due = [s.next_deadline for s in self._services.values() if s.next_deadline is not None]
+        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]))
+        for supervisor in self._services.values():
+            supervisor.tick(time.monotonic())
+
+    def _drain(self) -> None:
+        """Stop one service after the other; the ones not yet told to stop are kept running."""
+        self._terminal.say("stopping; press Ctrl-C again to end everything at once")
+        for name in _STOP_ORDER:
+            supervisor = self._services.get(name)
+            if supervisor is None:
+                continue
+            supervisor.stop(time.monotonic())
+            while supervisor.state is State.STOPPING:
+                if self._signals.num_stops > 1:
+                    self._kill_all()
+                    return
+                self._turn(_IDLE_S)
+
+    def _kill_all(self) -> None:
+        for supervisor in self._services.values():
+            supervisor.stop(time.monotonic())
+            supervisor.kill()
+        while any(s.state is State.STOPPING for s in self._services.values()):
+            self._turn(_POLL_S)
+
+    def _note(self, event: Event) -> None:
+        self._terminal.report(event)
+        if isinstance(event, GaveUp) or (isinstance(event, Stopped) and event.killed):
+            self._clean = False
+        if isinstance(event, GaveUp) and event.service != "gateway":
+            self._terminal.complain(
+                "the gateway answers 503 until this is mended: press Ctrl-C and start again"
+            )
+
+    def _has_failed(self) -> bool:
+        return any(s.state is State.FAILED for s in self._services.values())
+
+    def _is_lost(self) -> bool:
+        """Whether nobody is left to answer clients, not even with an error."""
+        gateway = self._services.get("gateway")
+        return gateway is not None and gateway.state is State.FAILED
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,93 @@
+"""What the launcher is told: the settings of all services, from flags and environment.
+
+Everything is read and checked here, before anything starts; the services then read the same values
+from the environment that is made for them.
+"""
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.settings import REPOSITORY, LauncherSettings
+from gateway.settings import GatewaySettings
+from gpu_worker.settings import WorkerSettings
+from scheduler_svc.settings import SchedulerSettings
+from shared.settings import add_flags, check_environment, env_name, load
+
+_CLASSES = (LauncherSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of everything that is started.
+
+    Attributes:
+        environ: environment of the services: the launcher's own, with the flags written into it.
+        own_redis: whether the launcher starts a Redis, because none was named.
+    """
+
+    launcher: LauncherSettings
+    gateway: GatewaySettings
+    scheduler: SchedulerSettings
+    worker: WorkerSettings
+    environ: Mapping[str, str]
+    own_redis: bool
+
+
+def read_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Settings from a command line and an environment; ``--help`` and unknown flags exit.
+
+    Raises:
+        SettingsError: a variable is unknown, or a value cannot be used.
+    """
+    flags = vars(_parser().parse_args(argv))
+    check_environment(_CLASSES, environ)
+    made = service_environ(flags, environ)
+    return Options(
+        launcher=load(LauncherSettings, flags, environ),
+        gateway=load(GatewaySettings, flags, made),
+        scheduler=load(SchedulerSettings, flags, made),
+        worker=load(WorkerSettings, flags, made),
+        environ=made,
+        own_redis="redis_url" not in flags and not environ.get("REDIS_URL"),
+    )
+
+
+def service_environ(flags: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Environment in which a service reads the settings that were given as flags."""
+    names = {field.name: env_name(field) for cls in _CLASSES for field in dataclasses.fields(cls)}
+    made = dict(environ) | {names[name]: text for name, text in flags.items()}
+    # Services run from the user's folder, so that relative paths of theirs mean what they say, and
+    # with a search path that this folder cannot shadow.
+    path = environ.get("PYTHONPATH", "").split(os.pathsep)
+    others = [folder for folder in path if folder not in ("", str(REPOSITORY))]
+    made["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *others])
+    made["PYTHONSAFEPATH"] = "1"
+    made["PYTHONUNBUFFERED"] = "1"
+    return made
+
+
+def find_model(model: str) -> str:
+    """Absolute path of a model's folder, here or in the repository; else the hub id it must be."""
+    for base in (Path.cwd(), REPOSITORY):
+        folder = base / Path(model).expanduser()
+        if folder.is_dir():
+            return str(folder)
+    return model
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scripts/serve",
+        description="Serve a model on this machine: starts Redis, a scheduler, a worker and a "
+        "gateway, restarts what dies, and drains on Ctrl-C. With --redis-url, that Redis is used "
+        "instead. Every flag is also an environment variable (in brackets); the flag wins.",
+        allow_abbrev=False,
+    )
+    seen: set[str] = set()
+    for cls in _CLASSES:
+        add_flags(parser, cls, seen)
+    return parser

@@ -1,0 +1,125 @@
+"""The folder in which one launcher keeps everything.
+
+run/serve.pid          the launcher; locked while it lives
+run/<service>.pid      its services
+log/<service>.log      their output; the previous start's is <service>.log.1
+redis/                 data of the launcher's own Redis, kept between starts
+numba/                 compiled kernels
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from shared.errors import PageStreamError
+
+_LEFTOVER_DEADLINE_S = 15.0
+# A pid file is written right after its process starts; the clock of process start times ticks
+# every 10 ms. Anything further apart is a process that was given an old id.
+_SAME_START_S = 2.0
+
+
+class StateDir:
+    """Exclusive use of a state folder, as a context manager.
+
+    Raises (on entering):
+        PageStreamError: another launcher uses it, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> "StateDir":
+        try:
+            for folder in (self.path / "run", self.path / "log", self.redis, self.numba):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / "run" / "serve.pid").open("a+")
+        except OSError as error:
+            raise PageStreamError(f"cannot use the state folder {self.path}: {error}") from None
+        self._claim(self._lock)
+        for pid_file in (self.path / "run").glob("*.pid"):
+            if pid_file.name != "serve.pid":
+                _end_leftover(pid_file)
+        for log in (self.path / "log").glob("*.log"):
+            log.replace(log.with_suffix(".log.1"))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._lock is not None:
+            self._lock.truncate(0)
+            self._lock.close()
+
+    @property
+    def redis(self) -> Path:
+        return self.path / "redis"
+
+    @property
+    def numba(self) -> Path:
+        return self.path / "numba"
+
+    def log(self, service: str) -> Path:
+        return self.path / "log" / f"{service}.log"
+
+    def pid_file(self, service: str) -> Path:
+        return self.path / "run" / f"{service}.pid"
+
+    def _claim(self, lock: IO[str]) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            lock.close()
+            raise PageStreamError(
+                f"the state folder {self.path} is in use by process {owner}: stop that one, or "
+                "choose another folder with --state-dir"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+
+
+def _end_leftover(pid_file: Path) -> None:
+    """Forget a service of an earlier start, and end it if it still runs."""
+    try:
+        pid = int(pid_file.read_text())
+    except (OSError, ValueError):
+        pid_file.unlink(missing_ok=True)
+        return
+    written = pid_file.stat().st_mtime
+    deadline = time.monotonic() + _LEFTOVER_DEADLINE_S
+    while _runs_since(pid, written):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # each service leads a group of its own
+        if time.monotonic() > deadline:
+            raise PageStreamError(f"process {pid} of an earlier start does not end ({pid_file})")
+        time.sleep(0.02)  # it is no child of ours, so there is nothing to wait on
+    pid_file.unlink(missing_ok=True)
+
+
+def _runs_since(pid: int, started: float) -> bool:
+    """Whether a live process has this id and started at about this time."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = next(
+            int(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime")
+        )
+    except (OSError, StopIteration):
+        return False
+    # A zombie whose other threads are not gone yet still holds its ports.
+    state, num_threads, ticks = fields[0], int(fields[17]), int(fields[19])
+    age = boot + ticks / os.sysconf("SC_CLK_TCK") - started
+    return (state != "Z" or num_threads > 1) and abs(age) < _SAME_START_S
