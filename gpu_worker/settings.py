@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shared.settings import byte_size, setting
+from shared.settings import byte_size, power_of_two, setting
 
 DEMO_MODEL = "models/demo"
 
@@ -28,7 +28,9 @@ class WorkerSettings:
         "Kernels; auto takes triton on GPUs and cpu elsewhere.",
         choices=("reference", "cpu", "triton"),
     )
-    block_size: int = setting(16, "Tokens in a KV block, a power of two.", minimum=1, maximum=256)
+    block_size: int = setting(
+        16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256
+    )
     num_blocks: int | None = setting(
         None, "Blocks in the KV pool; auto derives them from kv-memory-bytes.", minimum=1
     )

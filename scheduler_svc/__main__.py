@@ -10,11 +10,11 @@ from scheduler_svc.observer import Observer
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable, SettingsError
+from shared.errors import BusUnavailable
 from shared.logs import EventLog, setup_logging
 from shared.metrics import SchedulerMetrics
 from shared.model_name import model_name
-from shared.settings import exit_with, load_or_exit
+from shared.settings import load_or_exit
 
 log = EventLog(__name__)
 
@@ -43,11 +43,6 @@ async def _serve(settings: SchedulerSettings) -> int:
 def main() -> None:
     """Run until SIGTERM or SIGINT; exit non-zero on failure, 2 on bad settings."""
     settings = load_or_exit(SchedulerSettings, "PageStream's scheduler.")
-    if settings.max_num_batched_tokens < settings.max_num_sequences:
-        reason = f"must be at least max-num-sequences, which is {settings.max_num_sequences}"
-        exit_with(
-            SettingsError("--max-num-batched-tokens", settings.max_num_batched_tokens, reason)
-        )
     setup_logging("scheduler", settings.log_level)
     sys.exit(uvloop.run(_serve(settings)))
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shared.errors import SettingsError
 from shared.settings import setting
 
 DEMO_MODEL = "models/demo"
@@ -39,3 +40,12 @@ class SchedulerSettings:
     log_level: str = setting(
         "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
     )
+
+    def __post_init__(self) -> None:
+        if self.max_num_batched_tokens < self.max_num_sequences:
+            raise SettingsError(
+                "--max-num-batched-tokens",
+                self.max_num_batched_tokens,
+                f"must be at least --max-num-sequences, which is {self.max_num_sequences}: every "
+                "running sequence needs a token in each step",
+            )

@@ -67,6 +67,18 @@ def byte_size(text: str) -> int:
     return int(float(match[1]) * (1024**power))
 
 
+def power_of_two(text: str) -> int:
+    """``16``: a power of two.
+
+    Raises:
+        ValueError: anything else.
+    """
+    value = _parse_int(text)
+    if value < 1 or value & (value - 1):
+        raise ValueError("must be a power of two")
+    return value
+
+
 def env_name(field: "dataclasses.Field[Any]") -> str:
     """Environment variable of a setting."""
     meta: _Meta = field.metadata["setting"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from shared.errors import SettingsError
-from shared.settings import byte_size, check_environment, load, setting
+from shared.settings import byte_size, check_environment, load, power_of_two, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,13 @@ def test_a_misspelled_variable_is_refused() -> None:
     check_environment([Settings], {"PAGESTREAM_BLOCK_SIZE": "16", "HOME": "/root"})
     with pytest.raises(SettingsError, match="PAGESTREAM_BLOK_SIZE='16': there is no such setting"):
         check_environment([Settings], {"PAGESTREAM_BLOK_SIZE": "16"})
+
+
+@pytest.mark.parametrize("text", ["0", "12", "-16", "x"])
+def test_what_is_no_power_of_two(text: str) -> None:
+    assert power_of_two("64") == 64
+    with pytest.raises(ValueError, match=r"power of two|whole number"):
+        power_of_two(text)
 
 
 @pytest.mark.parametrize(
