@@ -7,6 +7,7 @@ from the environment that is made for them.
 import argparse
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,11 @@ from deploy.settings import REPOSITORY, LauncherSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
+from shared.errors import SettingsError
 from shared.settings import add_flags, check_environment, env_name, load
 
+# What the hub calls a model; anything else can only be a folder.
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _CLASSES = (LauncherSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
 
 
@@ -71,11 +75,19 @@ def service_environ(flags: Mapping[str, str], environ: Mapping[str, str]) -> dic
 
 
 def find_model(model: str) -> str:
-    """Absolute path of a model's folder, here or in the repository; else the hub id it must be."""
+    """Absolute path of a model's folder, here or in the repository; else the hub id it must be.
+
+    Raises:
+        SettingsError: it can only be a folder, and there is none.
+    """
     for base in (Path.cwd(), REPOSITORY):
         folder = base / Path(model).expanduser()
         if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise SettingsError("--model", model, "the folder has no config.json")
             return str(folder)
+    if not _HUB_ID.fullmatch(model):
+        raise SettingsError("--model", model, "there is no such folder, and it is no hub id")
     return model
 
 

@@ -10,6 +10,7 @@ import uvloop
 from gateway.server import Server, leave_on_signals
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
+from gateway.unserved import serve_unserved
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, ModelUnsupported
 from shared.logs import EventLog, setup_logging
@@ -56,7 +57,7 @@ def main() -> int:
             tokenizer = Tokenizer.load(settings.model, settings.trust_remote_code)
     except ModelUnsupported as error:
         _log.error("cannot serve", error=error)
-        return 1
+        return uvloop.run(serve_unserved(settings, str(error)))
     return uvloop.run(_serve(settings, tokenizer))
 
 

@@ -111,13 +111,26 @@ def test_a_port_that_is_taken_is_a_failure(start: Start) -> None:
     assert second.wait() == 1
 
 
-def test_a_model_without_a_tokenizer_is_a_failure(start: Start, tmp_path: Path) -> None:
-    process = start("--model", str(tmp_path))
-    assert process.wait() == 1
-    assert str(tmp_path) in process.said
-
-
 def test_a_bad_setting_is_refused_by_name(start: Start) -> None:
     process = start("--max-body-bytes", "many")
     assert process.wait() == 2
     assert "--max-body-bytes='many'" in process.said
+
+
+def test_without_a_tokenizer_it_stays_up_and_says_why(
+    start: Start, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
+    process = start("--model", str(tmp_path), "--port", str(unused_tcp_port))
+    process.wait_for("answering 503")
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    with httpx.Client(transport=httpx.HTTPTransport(retries=20)) as client:
+        assert client.get(f"{url}/health/live").status_code == 200
+        assert client.get(f"{url}/health/ready").status_code == 503
+        refused = client.post(f"{url}/v1/completions", json={"model": "bloom", "prompt": "x"})
+        assert "admission_rejections" in client.get(f"{url}/metrics").text
+    assert refused.status_code == 503
+    assert "retry-after" in refused.headers
+    assert "no tokenizer" in refused.json()["error"]["message"]
+    process.popen.send_signal(signal.SIGTERM)
+    assert process.wait() == 1, process.said
