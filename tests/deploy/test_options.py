@@ -68,10 +68,21 @@ def test_a_model_is_looked_for_here_then_in_the_repository_then_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     assert find_model("mine") == str(tmp_path / "mine")
     assert find_model("models/demo") == str(REPOSITORY / "models" / "demo")
     assert find_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
+
+
+@pytest.mark.parametrize("model", ["/no/where", "./here", "a/b/c", "empty"])
+def test_what_can_be_no_model_is_refused_before_anything_starts(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=f"--model='{model}'"):
+        find_model(model)
 
 
 def test_port_zero_becomes_a_free_port_that_the_gateway_is_told() -> None:
