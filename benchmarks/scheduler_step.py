@@ -26,6 +26,7 @@ _SIZES = (64, 256, 1024, 4096)
 _PROMPT = 128
 _CONTEXT = 2_048
 _CHURN = 4  # arrivals, and endings, per step
+_NONE = np.empty(0, np.int32)
 _SAMPLING = SamplingParams(
     max_tokens=_CONTEXT - _PROMPT,
     temperature=0.0,
@@ -75,6 +76,8 @@ class _Rows:
             ended_flags=np.full(len(ended), EndFlag.STOP, np.int32),
             logprobs=(),
             prompt_logprobs=(),
+            admitted_handles=_NONE,
+            admitted_computed=_NONE,
             num_batched_tokens=len(self._handles),
             model_us=0,
             step_us=0,
@@ -103,11 +106,23 @@ class _Engine:
 
     def submit(self, count: int) -> None:
         """New requests."""
-        prompt = np.arange(_PROMPT, dtype=np.int32)
         for _ in range(count):
             self._num_submitted += 1
-            name = f"r{self._num_submitted}"
-            self.core.apply(Submit(name, "g", "a", prompt, _SAMPLING, 0), next(self._ids))
+            self.core.apply(self._new_request(self._num_submitted), next(self._ids))
+
+    def _new_request(self, number: int) -> Submit:
+        prompt = np.arange(number, number + _PROMPT, dtype=np.int32)  # nothing to share
+        return Submit(
+            request_id=f"r{number}",
+            gateway="g",
+            attachment="a",
+            prompt=prompt,
+            sampling=_SAMPLING,
+            received_ms=0,
+            num_choices=1,
+            priority=0,
+            cache_salt="",
+        )
 
     def step(self, num_churn: int) -> float:
         """One step with as many arrivals and endings; seconds in the core."""

@@ -13,7 +13,7 @@ _COMPLETION_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What one choice continues."""
+    """What the choices of one request continue."""
 
     tokens: list[int]
     text: str | None  # as the client gave it, None if it gave tokens
@@ -30,12 +30,28 @@ class Output:
     echo: bool
     generate: bool  # False: only the prompt is looked at; the one token generated is dropped
     token_ids: bool
+    num_choices: int  # shown for each prompt
+    num_candidates: int  # generated for each prompt; of these the likeliest are shown
+
+    @property
+    def is_ranked(self) -> bool:
+        """There are candidates that will not be shown."""
+        return self.num_candidates > self.num_choices
 
 
 def completion_output(body: CompletionBody) -> Output:
     """What a completion shows."""
     if body.max_tokens == 0 and not body.echo:
         raise invalid_value("max_tokens", 0, "must be at least 1 unless echo is true")
+    num_choices = body.n or 1
+    num_candidates = num_choices if body.best_of is None else body.best_of
+    if num_candidates < num_choices:
+        raise invalid_value(
+            "best_of", num_candidates, f"must be at least n, which is {num_choices}"
+        )
+    if body.stream and body.best_of is not None and body.best_of > 1:
+        reason = "which is best is known at the end only, so there is nothing to stream"
+        raise invalid_value("best_of", num_candidates, reason)
     return Output(
         stops=_stops(body),
         min_tokens=body.min_tokens or 0,
@@ -43,6 +59,8 @@ def completion_output(body: CompletionBody) -> Output:
         echo=bool(body.echo),
         generate=body.max_tokens != 0,
         token_ids=bool(body.return_token_ids),
+        num_choices=num_choices,
+        num_candidates=num_candidates,
     )
 
 
@@ -57,16 +75,24 @@ def chat_output(body: ChatBody) -> Output:
         echo=False,
         generate=True,
         token_ids=bool(body.return_token_ids),
+        num_choices=body.n or 1,
+        num_candidates=body.n or 1,
     )
 
 
-def completion_max_tokens(body: CompletionBody, prompt: Prompt, engine: Engine) -> int:
-    """How many tokens to generate at most."""
+def completion_max_tokens(
+    body: CompletionBody, prompt: Prompt, output: Output, engine: Engine
+) -> int:
+    """How many tokens to generate at most, by default as OpenAI does."""
     explicit = 1 if body.max_tokens == 0 else body.max_tokens
-    return _max_tokens(explicit, _COMPLETION_MAX_TOKENS, "max_tokens", prompt, engine)
+    if explicit is None:
+        room = engine.max_tokens_for(len(prompt.tokens), output.num_candidates)
+        return min(_COMPLETION_MAX_TOKENS, room)
+    _check_room(explicit, "max_tokens", prompt, output, engine)
+    return explicit
 
 
-def chat_max_tokens(body: ChatBody, prompt: Prompt, engine: Engine) -> int:
+def chat_max_tokens(body: ChatBody, prompt: Prompt, output: Output, engine: Engine) -> int:
     """How many tokens to generate at most: by default all that fit."""
     field, explicit = "max_completion_tokens", body.max_completion_tokens
     if explicit is None:
@@ -77,7 +103,10 @@ def chat_max_tokens(body: ChatBody, prompt: Prompt, engine: Engine) -> int:
         )
     if explicit == 0:
         raise invalid_value(field, 0, "must be at least 1")
-    return _max_tokens(explicit, None, field, prompt, engine)
+    if explicit is None:
+        return engine.max_tokens_for(len(prompt.tokens), output.num_candidates)
+    _check_room(explicit, field, prompt, output, engine)
+    return explicit
 
 
 def sampling_params(
@@ -99,12 +128,12 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
-        num_logprobs=output.num_logprobs,
+        num_logprobs=0 if output.is_ranked and output.num_logprobs is None else output.num_logprobs,
         num_prompt_logprobs=output.num_logprobs if output.echo else None,
     )
 
 
-def check_prompt(prompt: Prompt, engine: Engine) -> None:
+def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:
     """Refuse tokens that the model does not have, and prompts that leave no room for an answer."""
     if not prompt.tokens:
         raise invalid(prompt.path, f"{prompt.path}: the prompt is empty, and the model has no bos")
@@ -115,31 +144,46 @@ def check_prompt(prompt: Prompt, engine: Engine) -> None:
             f"{engine.model.max_model_len} tokens, prompt and output together",
             prompt.path,
         )
-    if length >= engine.pool_tokens:
+    if engine.max_tokens_for(length, 1) < 1:
         raise too_long(
             f"the prompt has {length} tokens; the whole KV cache holds {engine.pool_tokens}, "
             "prompt and output together",
             prompt.path,
         )
+    if engine.max_tokens_for(length, output.num_candidates) < 1:
+        field = "best_of" if output.is_ranked else "n"
+        raise too_long(
+            f"the prompt has {length} tokens and {field} is {output.num_candidates}; "
+            + _blocks(prompt, 1, output, engine),
+            field,
+        )
     _check_vocabulary(prompt.path, prompt.tokens, engine)
 
 
-def _max_tokens(
-    explicit: int | None, default: int | None, field: str, prompt: Prompt, engine: Engine
-) -> int:
-    length = len(prompt.tokens)
-    room = engine.capacity_tokens - length
-    if explicit is None:
-        return room if default is None else min(default, room)
-    if explicit > room:
-        model, pool = engine.model.max_model_len, engine.pool_tokens
-        what = "model's context is" if model <= pool else "whole KV cache holds"
+def _check_room(
+    max_tokens: int, field: str, prompt: Prompt, output: Output, engine: Engine
+) -> None:
+    length, context = len(prompt.tokens), engine.model.max_model_len
+    given = f"the prompt has {length} tokens and {field} is {max_tokens}"
+    if length + max_tokens > context:
         raise too_long(
-            f"the prompt has {length} tokens and {field} is {explicit}, together "
-            f"{length + explicit}; the {what} {min(model, pool)} tokens",
+            f"{given}, together {length + max_tokens}; the model's context is {context} tokens",
             field,
         )
-    return explicit
+    needed = engine.blocks_needed(length, max_tokens, output.num_candidates)
+    if needed > engine.kv.num_blocks:
+        raise too_long(f"{given}; {_blocks(prompt, max_tokens, output, engine)}", field)
+
+
+def _blocks(prompt: Prompt, max_tokens: int, output: Output, engine: Engine) -> str:
+    """What a request needs of the KV cache, and what there is."""
+    num_candidates = output.num_candidates
+    needed = engine.blocks_needed(len(prompt.tokens), max_tokens, num_candidates)
+    whose = "it needs" if num_candidates == 1 else f"{num_candidates} choices need"
+    return (
+        f"{whose} {needed} blocks of {engine.kv.block_size} tokens, "
+        f"the whole KV cache has {engine.kv.num_blocks}"
+    )
 
 
 def _check_vocabulary(path: str, tokens: list[int] | tuple[int, ...], engine: Engine) -> None:

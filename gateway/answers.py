@@ -75,7 +75,7 @@ class StreamAnswer(Response):
 
 
 async def whole_answer(
-    generation: Generation, wire: Wire, call: Call, receive: Receive, num_choices: int
+    generation: Generation, wire: Wire, call: Call, receive: Receive
 ) -> Response:
     """The answer in one piece.
 
@@ -84,7 +84,8 @@ async def whole_answer(
     """
     try:
         async with _watching(receive, generation.mailbox):
-            choices = await _collect(generation, num_choices)
+            candidates = await _collect(generation)
+        choices = [candidates[index] for index in generation.best()]
         return Response(wire.whole(choices, generation.usage), media_type="application/json")
     except ClientLeft:
         generation.note_unfinished(FinishReason.ABORT)
@@ -98,8 +99,8 @@ async def whole_answer(
         _note(call, generation)
 
 
-async def _collect(generation: Generation, num_choices: int) -> list[Delta]:
-    parts: list[list[Delta]] = [[] for _ in range(num_choices)]
+async def _collect(generation: Generation) -> list[Delta]:
+    parts: list[list[Delta]] = [[] for _ in range(generation.num_candidates)]
     async with aclosing(generation.deltas()) as deltas:
         async for shown in deltas:
             for index, delta in shown:

@@ -34,6 +34,7 @@ class Choice:
         offset: characters that the client sees before the text, for offsets of tokens.
         min_tokens: stop strings are not looked for in the text of so many first tokens.
         show_tokens: token ids are worth showing even before they make text.
+        show_scores: log-probabilities are shown, and not only added up.
 
     Attributes:
         num_tokens: generated tokens that count, the last one included even if it is cut.
@@ -49,6 +50,7 @@ class Choice:
         min_tokens: int = 0,
         offset: int = 0,
         show_tokens: bool = False,
+        show_scores: bool = False,
     ) -> None:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -58,10 +60,17 @@ class Choice:
         self._min_tokens = min_tokens
         self._chars = offset
         self._show_tokens = show_tokens
+        self._show_scores = show_scores
+        self._sum_logprobs = 0.0
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._scored: list[ScoredToken] = []
         self._finish_shown = False
+
+    @property
+    def mean_logprob(self) -> float:
+        """How likely its tokens were on the average, 0 if there are none."""
+        return self._sum_logprobs / max(1, self.num_tokens)
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
         """Tokens in their order, with a log-probability for each, or none at all."""
@@ -71,7 +80,9 @@ class Choice:
             self.num_tokens += 1
             self._token_ids.append(token)
             if logprobs:
-                self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
+                self._sum_logprobs += logprobs[index].logprob
+                if self._show_scores:
+                    self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
             self._show(self._detokenizer.push(token))
 
     def end(self, reason: FinishReason) -> None:

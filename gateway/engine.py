@@ -31,14 +31,30 @@ class Engine:
     kv: KVGeometry
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens of one request, prompt and output together, that can be served at all."""
-        return min(self.model.max_model_len, self.pool_tokens)
-
-    @property
     def pool_tokens(self) -> int:
         """Tokens that the whole KV pool holds."""
         return self.kv.num_blocks * self.kv.block_size
+
+    def blocks_needed(self, num_prompt: int, max_tokens: int, num_choices: int) -> int:
+        """Blocks that a request can come to need.
+
+        The choices share the full blocks of their prompt; the token that is drawn last is never
+        computed and needs no slot.
+        """
+        shared = self._shared_blocks(num_prompt)
+        each = -(-(num_prompt + max_tokens - 1) // self.kv.block_size)
+        return shared + num_choices * (each - shared)
+
+    def max_tokens_for(self, num_prompt: int, num_choices: int) -> int:
+        """Tokens that each choice can generate at most; less than one if they do not fit at all."""
+        shared = self._shared_blocks(num_prompt)
+        own = (self.kv.num_blocks - shared) // num_choices
+        fits_pool = (shared + own) * self.kv.block_size - num_prompt + 1
+        return min(self.model.max_model_len - num_prompt, fits_pool)
+
+    def _shared_blocks(self, num_prompt: int) -> int:
+        # The block of the last prompt token is written by each choice for itself.
+        return (num_prompt - 1) // self.kv.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +112,7 @@ class EngineClient:
         """
         for submit in submits:
             scored = submit.sampling.num_logprobs is not None
-            self._sessions.open(submit.request_id, scored=scored)
+            self._sessions.open(submit.request_id, submit.num_choices, scored)
             self._mailboxes[submit.request_id] = mailbox
         self._none_open.clear()
         append = Append(
@@ -116,6 +132,10 @@ class EngineClient:
     def send(self, message: Stop | Abort) -> None:
         """Tell the scheduler, as soon as the bus allows it."""
         self._outbox.send(message)
+
+    def close_choice(self, request_id: str, index: int) -> None:
+        """Nobody waits for more of one choice; others of the request may go on."""
+        self._sessions.close_choice(request_id, index)
 
     def close(self, request_id: str) -> None:
         """Nobody waits for this request any more."""

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from gateway.admission import (
     Output,
+    Prompt,
     chat_max_tokens,
     chat_output,
     check_prompt,
@@ -18,11 +19,13 @@ from gateway.admission import (
 from gateway.answers import StreamAnswer, whole_answer
 from gateway.call import Call, call_of, read_body
 from gateway.errors import ApiError
-from gateway.generation import Generation, Planned
+from gateway.generation import Generation
 from gateway.openapi import takes
+from gateway.pending import Planned
 from gateway.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.service import Service
 from gateway.wire import AnswerHead, ChatWire, CompletionWire, Wire
+from shared.sampling import SamplingParams
 
 
 def generate_router(service: Service) -> APIRouter:
@@ -62,12 +65,12 @@ async def _complete(service: Service, request: Request) -> Response:
     engine = service.ready_engine()
     planned = []
     for prompt in await service.prompts.completion(body):
-        check_prompt(prompt, engine)
-        max_tokens = completion_max_tokens(body, prompt, engine)
+        check_prompt(prompt, output, engine)
+        max_tokens = completion_max_tokens(body, prompt, output, engine)
         sampling = sampling_params(body, output, max_tokens, engine)
-        planned.append(Planned(prompt, sampling, continues=True))
+        planned.append(_planned(body, prompt, sampling, continues=True))
     call = call_of(request)
-    head = _head(service, body, f"cmpl-{call.id}", planned)
+    head = _head(service, body, f"cmpl-{call.id}", planned, output)
     wire = CompletionWire(head, service.tokenizer)
     return await _answer(service, request, body, planned, output, wire)
 
@@ -78,12 +81,12 @@ async def _chat(service: Service, request: Request) -> Response:
     output = chat_output(body)
     engine = service.ready_engine()
     prompt = await service.prompts.chat(body.messages)
-    check_prompt(prompt, engine)
-    max_tokens = chat_max_tokens(body, prompt, engine)
+    check_prompt(prompt, output, engine)
+    max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, max_tokens, engine)
-    planned = [Planned(prompt, sampling, continues=False)]
+    planned = [_planned(body, prompt, sampling, continues=False)]
     call = call_of(request)
-    head = _head(service, body, f"chatcmpl-{call.id}", planned)
+    head = _head(service, body, f"chatcmpl-{call.id}", planned, output)
     wire = ChatWire(head, service.tokenizer)
     return await _answer(service, request, body, planned, output, wire)
 
@@ -111,18 +114,28 @@ async def _answer(
     await generation.submit()
     if body.stream:
         return StreamAnswer(generation, wire, _include_usage(body), call)
-    return await whole_answer(generation, wire, call, request.receive, len(planned))
+    return await whole_answer(generation, wire, call, request.receive)
+
+
+def _planned(
+    body: GenerationBody, prompt: Prompt, sampling: SamplingParams, continues: bool
+) -> Planned:
+    return Planned(prompt, sampling, continues, body.priority or 0, body.cache_salt or "")
 
 
 def _head(
-    service: Service, body: GenerationBody, answer_id: str, planned: Sequence[Planned]
+    service: Service,
+    body: GenerationBody,
+    answer_id: str,
+    planned: Sequence[Planned],
+    output: Output,
 ) -> AnswerHead:
     return AnswerHead(
         id=answer_id,
         model=service.model_name,
         include_usage=_include_usage(body),
         token_ids=bool(body.return_token_ids),
-        prompt_tokens=[item.prompt.tokens for item in planned],
+        prompt_tokens=[item.prompt.tokens for item in planned for _ in range(output.num_choices)],
     )
 
 

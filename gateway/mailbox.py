@@ -24,11 +24,12 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._letters: list[Letter] = []
+        self._last_tokens: dict[tuple[str, int], TokensArrived] = {}  # by request and choice
         self._arrived = asyncio.Event()
 
     def put(self, letter: Letter) -> None:
         """Never blocks: the log is not to wait for one slow client."""
-        if not self._joins_last(letter):
+        if not self._joins_waiting(letter):
             self._letters.append(letter)
         self._arrived.set()
 
@@ -37,16 +38,19 @@ class Mailbox:
         await self._arrived.wait()
         self._arrived.clear()
         letters, self._letters = self._letters, []
+        self._last_tokens.clear()
         return letters
 
-    def _joins_last(self, letter: Letter) -> bool:
-        """Tokens that a slow reader has not taken yet wait as plain numbers."""
-        if not self._letters or not isinstance(letter, TokensArrived) or letter.logprobs:
+    def _joins_waiting(self, letter: Letter) -> bool:
+        """Tokens that a slow reader has not taken yet wait as plain numbers.
+
+        They go to those of the same choice that wait already: letters of other choices between
+        them say nothing about this one.
+        """
+        if not isinstance(letter, TokensArrived) or letter.logprobs:
             return False
-        last = self._letters[-1]
-        if not isinstance(last, TokensArrived) or last.logprobs:
-            return False
-        if (last.request_id, last.choice) != (letter.request_id, letter.choice):
+        last = self._last_tokens.setdefault((letter.request_id, letter.choice), letter)
+        if last is letter:
             return False
         last.tokens.extend(letter.tokens)
         return True

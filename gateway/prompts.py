@@ -26,7 +26,7 @@ class PromptReader:
         self._threads = ThreadPoolExecutor(_THREADS, "tokenize")
 
     async def completion(self, body: CompletionBody) -> list[Prompt]:
-        """The prompts of a completion, one for each choice."""
+        """The prompts of a completion, one for each request."""
         given = body.prompt
         if isinstance(given, str):
             return [await self._from_text(given, "prompt")]

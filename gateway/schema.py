@@ -21,8 +21,11 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKENS = 256
 MAX_SEED = 2**63 - 1
+MAX_CHOICES = 128
+MAX_SALT_CHARS = 256
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
 TokenIds = Annotated[list[_TokenId], Field(fail_fast=True)]
 
 
@@ -71,6 +74,7 @@ class GenerationBody(_Body):
     """What both ways to generate have in common."""
 
     model: str
+    n: _NumChoices | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[_Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[_Number, Field(gt=0, le=1)] | None = None
@@ -84,6 +88,8 @@ class GenerationBody(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
     user: str | None = None
 
 
@@ -91,6 +97,7 @@ class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
     prompt: Prompt
+    best_of: _NumChoices | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
 
@@ -155,7 +162,6 @@ class DetokenizeBody(_Body):
 
 # Values with which a field that is not supported asks for nothing. null always does.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),

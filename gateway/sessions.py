@@ -11,6 +11,7 @@ from shared.bus.api import START, Entry, EntryId
 from shared.codec import decode
 from shared.errors import DecodeError
 from shared.messages import (
+    ChoiceEnded,
     ChoiceState,
     EndFlag,
     EpochStarted,
@@ -41,7 +42,15 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceEnded:
+class PrefixFound:
+    """So much of a request's tokens lay in the prefix cache when it was first admitted."""
+
+    request_id: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
     """The engine generates no more of this choice."""
 
     request_id: str
@@ -58,7 +67,7 @@ class RequestFailed:
     engine_knows: bool  # False: the engine may still be generating, and must be told
 
 
-Event = TokensArrived | PromptScored | ChoiceEnded | RequestFailed
+Event = TokensArrived | PromptScored | PrefixFound | ChoiceFinished | RequestFailed
 
 
 @dataclass(slots=True)
@@ -71,6 +80,18 @@ class _Choice:
     tokens: list[int] = field(default_factory=list)
     handle: int | None = None
     ended: bool = False
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request that somebody waits for."""
+
+    choices: list[_Choice]
+    was_admitted: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        return all(choice.ended for choice in self.choices)
 
 
 class Sessions:
@@ -88,7 +109,7 @@ class Sessions:
         self._epoch: int | None = None
         self._step: int | None = None  # None: the next result may be any
         self._awaits_epoch = False
-        self._requests: dict[str, list[_Choice]] = {}
+        self._requests: dict[str, _Request] = {}
         self._by_handle: dict[int, _Choice] = {}
         # Accepted in an earlier epoch; the states of this one come before its first result.
         self._unstated: set[str] = set()
@@ -98,14 +119,23 @@ class Sessions:
 
     def open(self, request_id: str, num_choices: int = 1, scored: bool = False) -> None:
         """Wait for a request; before its Submit is appended, or its state could be missed."""
-        self._requests[request_id] = [
-            _Choice(request_id, index, scored) for index in range(num_choices)
-        ]
+        self._requests[request_id] = _Request(
+            [_Choice(request_id, index, scored) for index in range(num_choices)]
+        )
 
     def close(self, request_id: str) -> None:
         """Nobody waits any more."""
-        for choice in self._requests.pop(request_id, ()):
-            self._forget_handle(choice)
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            for choice in request.choices:
+                self._forget_handle(choice)
+
+    def close_choice(self, request_id: str, index: int) -> None:
+        """Nobody waits for more of this choice, whatever the engine still makes of it."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.choices[index].ended = True
+            self._forget_handle(request.choices[index])
 
     def server_restarted(self, last: EntryId) -> None:
         """The server is not the one that was read so far; ``last`` is the log's last entry now."""
@@ -147,6 +177,8 @@ class Sessions:
             return [*missed, *self._on_result(message)]
         if isinstance(message, RequestState):
             return [*missed, *self._on_state(message)]
+        if isinstance(message, ChoiceEnded):
+            return [*missed, *self._on_choice_ended(message)]
         if isinstance(message, RequestEnded):
             return [*missed, *self._on_ended(message)]
         raise DecodeError(f"{type(message).__name__} does not belong into outputs")
@@ -174,74 +206,101 @@ class Sessions:
                 yield from self._lose_all("results are missing in the log")
                 return
         self._step = result.step
-        handles, tokens = result.handles.tolist(), result.tokens.tolist()
-        if len(handles) != len(tokens):
-            raise DecodeError(f"{len(handles)} handles, {len(tokens)} tokens")
-        flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
-        # From here on nothing can be wrong: a result counts as a whole or not at all.
-        ended = dict(zip(result.ended_rows.tolist(), flags, strict=True))
-        logprobs = {item.row: item for item in result.logprobs}
+        # A result counts as a whole or not at all: what could be wrong is looked at first.
+        rows = _rows(result)
+        admitted = _admitted(result)
         if self._unstated:
             for request_id in self._unstated & self._requests.keys():
                 yield self._lost(request_id, "the log has forgotten this request")
             self._unstated.clear()
         if not self._by_handle:
             return
+        for handle, num_computed in admitted:
+            yield from self._on_admission(handle, num_computed)
         for part in result.prompt_logprobs:
             scored = self._by_handle.get(part.handle)
             if scored is not None and scored.index == 0:
                 yield PromptScored(scored.request_id, part.positions)
-        for row, (handle, token) in enumerate(zip(handles, tokens, strict=True)):
+        logprobs = {item.row: item for item in result.logprobs}
+        for row, (handle, token, flag) in enumerate(rows):
             choice = self._by_handle.get(handle)
             if choice is None:
                 continue
             choice.tokens.append(token)
             scores = (logprobs[row],) if choice.scored and row in logprobs else ()
             yield TokensArrived(choice.request_id, choice.index, [token], scores)
-            if row in ended:
-                yield self._end(choice, ended[row].finish_reason())
+            if flag is not None:
+                yield self._end(choice, flag.finish_reason())
+
+    def _on_admission(self, handle: int, num_computed: int) -> Iterator[Event]:
+        """Only the first admission is a prompt's: later ones find what the request left itself."""
+        choice = self._by_handle.get(handle)
+        if choice is None:
+            return
+        request = self._requests[choice.request_id]
+        if not request.was_admitted:
+            request.was_admitted = True
+            yield PrefixFound(choice.request_id, num_computed)
 
     def _on_state(self, state: RequestState) -> Iterator[Event]:
         self.requests_cursor = EntryId.parse(state.requests_cursor)
         request_id = state.submit.request_id
-        reasons = [
-            FinishReason(c.finish_reason) if c.finish_reason else None for c in state.choices
-        ]
+        known = {choice.choice: choice for choice in state.choices}
+        reasons = {
+            index: FinishReason(choice.finish_reason) if choice.finish_reason else None
+            for index, choice in known.items()
+        }
         self._unstated.discard(request_id)
-        choices = self._requests.get(request_id)
-        if choices is None:
+        request = self._requests.get(request_id)
+        if request is None:
             return
-        if len(choices) != len(state.choices):
-            yield self._lost(request_id, "the log has another number of choices")
+        if sorted(known) != list(range(len(request.choices))):
+            yield self._lost(request_id, "the log has other choices of this request")
             return
-        for choice, known, reason in zip(choices, state.choices, reasons, strict=True):
+        for choice in request.choices:
             self._forget_handle(choice)
+        for index, choice in enumerate(request.choices):
             if choice.ended:
                 continue
-            more = _continuation(choice, known)
+            more = _continuation(choice, known[index])
             if more is None:
                 yield self._lost(request_id, "the log has another history of this request")
                 return
-            choice.handle = known.handle
-            self._by_handle[known.handle] = choice
             if more:
                 choice.tokens += more
-                yield TokensArrived(request_id, choice.index, more, ())
+                yield TokensArrived(request_id, index, more, ())
+            reason = reasons[index]
             if reason is not None:
                 yield self._end(choice, reason)
+            else:
+                choice.handle = known[index].handle
+                self._by_handle[choice.handle] = choice
+
+    def _on_choice_ended(self, message: ChoiceEnded) -> Iterator[Event]:
+        self.requests_cursor = EntryId.parse(message.requests_cursor)
+        reason = FinishReason(message.reason)
+        request = self._requests.get(message.request_id)
+        if request is None:
+            return
+        if not 0 <= message.choice < len(request.choices):
+            yield self._lost(message.request_id, "the log has other choices of this request")
+            return
+        choice = request.choices[message.choice]
+        if not choice.ended:
+            yield self._end(choice, reason)
 
     def _on_ended(self, message: RequestEnded) -> Iterator[Event]:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
-        choices = self._requests.get(message.request_id)
-        if choices is None:
+        request = self._requests.get(message.request_id)
+        if request is None:
             return
         reason = FinishReason(message.reason)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            for choice in choices:
+            for choice in request.choices:
                 if not choice.ended:
                     yield self._end(choice, reason)
             return
-        if not all(choice.ended for choice in choices):
+        if not request.has_ended:
             error = message.error or f"the request ended with {reason.value!r}"
             yield RequestFailed(message.request_id, error, engine_knows=True)
         self.close(message.request_id)
@@ -257,7 +316,7 @@ class Sessions:
     def _end(self, choice: _Choice, reason: FinishReason) -> Event:
         choice.ended = True
         self._forget_handle(choice)
-        return ChoiceEnded(choice.request_id, choice.index, reason)
+        return ChoiceFinished(choice.request_id, choice.index, reason)
 
     def _forget_handle(self, choice: _Choice) -> None:
         if choice.handle is not None:
@@ -273,3 +332,20 @@ def _continuation(choice: _Choice, known: ChoiceState) -> list[int] | None:
         return None
     # Log-probabilities are not part of a state: without them the tokens are not what was asked for.
     return None if choice.scored and len(output) > have else output[have:]
+
+
+def _rows(result: StepResult) -> list[tuple[int, int, EndFlag | None]]:
+    """Handle, token and end of every row."""
+    handles, tokens = result.handles.tolist(), result.tokens.tolist()
+    flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
+    ended = dict(zip(result.ended_rows.tolist(), flags, strict=True))
+    return [
+        (handle, token, ended.get(row))
+        for row, (handle, token) in enumerate(zip(handles, tokens, strict=True))
+    ]
+
+
+def _admitted(result: StepResult) -> list[tuple[int, int]]:
+    """Handle of every admitted sequence, and how many of its tokens needed no computing."""
+    handles, computed = result.admitted_handles.tolist(), result.admitted_computed.tolist()
+    return list(zip(handles, computed, strict=True))

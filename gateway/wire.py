@@ -24,8 +24,9 @@ _LOWEST_LOGPROB = -9999.0
 class Usage:
     """What an answer cost."""
 
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int  # each prompt once, however many choices continue it
+    completion_tokens: int  # of all that was generated, shown or not
+    cached_tokens: int  # of the prompts, found in the prefix cache
 
     def body(self) -> dict[str, Any]:
         """As clients read it."""
@@ -33,7 +34,7 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
@@ -157,8 +158,8 @@ class ChatWire:
     def chunk(self, index: int, delta: Delta) -> bytes:
         events = b""
         if index not in self._begun:
-            self._begun.add(index)
             events = self._first(index)
+            self._begun.add(index)
         token_ids = f',"token_ids":{json.dumps(delta.token_ids)}' if self._head.token_ids else ""
         if delta.text or delta.scored or (self._head.token_ids and delta.token_ids):
             logprobs = json.dumps(self._logprobs(delta.scored)) if delta.scored else "null"
@@ -196,7 +197,7 @@ class ChatWire:
 
     def _first(self, index: int) -> bytes:
         extra = ""
-        if self._head.token_ids:
+        if self._head.token_ids and not self._begun:  # all choices have the same prompt
             extra = f',"prompt_token_ids":{json.dumps(self._head.prompt_tokens[index])}'
         return self._frame.event(
             f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'

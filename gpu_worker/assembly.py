@@ -6,19 +6,20 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker import cpu_draw
-from gpu_worker.batch import Limits
+from gpu_worker.admissible import Limits
 from gpu_worker.check import check_model
 from gpu_worker.executor import Executor
 from gpu_worker.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.memory import PagedMemory, check_block_size
 from gpu_worker.model import LayerShape, RaggedModel
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.sizing import choose_num_blocks
+from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks
+from gpu_worker.speeds import measure_speeds
 from kernels.interface import AttentionBackend
 from kernels.select import select_backend
 from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
-from shared.messages import ModelInfo
+from shared.messages import ModelInfo, Speeds
 from shared.model_name import model_name
 
 # A GPU's pool leaves room for the activations of a step of this many tokens.
@@ -33,12 +34,13 @@ class Worker:
 
     executor: Executor
     model: ModelInfo
+    speeds: Speeds
     weight_bytes: int
     pool_bytes: int
 
 
 def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = None) -> Worker:
-    """Load the model, check it, and allocate the pool.
+    """Load the model, check it, allocate the pools, and measure what preemption costs.
 
     Args:
         settings: of the worker.
@@ -74,15 +76,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     max_model_len = context_length(model.config, settings.max_model_len)
     activation_bytes = _check(model, shapes, backend, settings.block_size, max_model_len)
     num_blocks = choose_num_blocks(settings, shapes, max_model_len, device, activation_bytes)
-    memory = PagedMemory(shapes, num_blocks, settings.block_size, device)
-    pool_bytes = num_blocks * memory.geometry.bytes_per_block
-    log.info(
-        "KV pool allocated",
-        blocks=num_blocks,
-        block_size=settings.block_size,
-        tokens=num_blocks * settings.block_size,
-        bytes=pool_bytes,
-    )
+    memory = _allocate(settings, shapes, num_blocks, device)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
     info = ModelInfo(
@@ -92,7 +86,9 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         dtype=str(model.dtype).removeprefix("torch."),
         eos_token_ids=eos,
     )
-    return Worker(Executor(model, memory, backend, limits), info, model.weight_bytes, pool_bytes)
+    executor = Executor(model, memory, backend, limits)
+    pool_bytes = num_blocks * memory.geometry.bytes_per_block
+    return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
 
 
 def observe(model: RaggedModel) -> tuple[LayerShape, ...]:
@@ -116,6 +112,39 @@ def _backend(
         name = settings.attention_backend or "auto"
         raise SettingsError("--attention-backend", name, str(error)) from error
     return backend
+
+
+def _allocate(
+    settings: WorkerSettings,
+    shapes: tuple[LayerShape, ...],
+    num_blocks: int,
+    device: torch.device,
+) -> PagedMemory:
+    num_host_blocks = choose_num_host_blocks(settings, shapes, num_blocks)
+    memory = PagedMemory(shapes, num_blocks, settings.block_size, device, num_host_blocks)
+    bytes_each = memory.geometry.bytes_per_block
+    log.info(
+        "KV pools allocated",
+        blocks=num_blocks,
+        block_size=settings.block_size,
+        tokens=num_blocks * settings.block_size,
+        bytes=num_blocks * bytes_each,
+        host_blocks=num_host_blocks,
+        host_bytes=num_host_blocks * bytes_each,
+    )
+    return memory
+
+
+def _measure(executor: Executor, memory: PagedMemory) -> Speeds:
+    began = time.monotonic()
+    speeds = measure_speeds(executor, memory)
+    log.info(
+        "speeds measured",
+        prefill_tokens_per_s=round(speeds.prefill_tokens_per_s),
+        swap_bytes_per_s=round(speeds.swap_bytes_per_s),
+        seconds=round(time.monotonic() - began, 2),
+    )
+    return speeds
 
 
 def _check(

@@ -5,105 +5,43 @@ interpreted work: every array is indexed by *slot*, and a step takes all decodin
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpu_worker.rows import ChunkRows, Rows
-from shared.codec import IntArray
-from shared.errors import PageStreamError
-from shared.messages import Admission, EndFlag, KVGeometry, StepPlan
-
-_FIRST_CAPACITY = 64
-_NO_TOKEN = -1  # pads rows of token ids; no token has this id
-
-Slots = npt.NDArray[np.int64]
-
-
-class PlanRefused(PageStreamError):
-    """A plan does not fit the sequences that this worker holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What sequences may be."""
-
-    kv: KVGeometry
-    vocab_size: int
-    max_model_len: int
-    eos_token_ids: tuple[int, ...]
-
-
-# Columns by slot: name, type, value of an unused slot.
-_COLUMNS: tuple[tuple[str, type, Any], ...] = (
-    ("handle", np.int32, 0),
-    ("choice", np.int64, 0),
-    ("seed", np.uint64, 0),
-    ("last_token", np.int64, 0),
-    ("num_tokens", np.int64, 0),  # prompt and output
-    ("num_computed", np.int64, 0),  # tokens with K/V
-    ("num_slots", np.int64, 0),  # tokens that the block table has room for
-    ("num_prompt_tokens", np.int64, 0),
-    ("min_length", np.int64, 0),  # up to here neither end-of-sequence nor stop tokens
-    ("max_length", np.int64, 0),
-    ("decodes", np.bool_, False),
-    ("ended", np.bool_, False),
-    ("ignores_eos", np.bool_, False),
-    ("temperature", np.float32, 0.0),
-    ("top_k", np.int64, 0),
-    ("top_p", np.float32, 1.0),
-    ("min_p", np.float32, 0.0),
-    ("wants_logprobs", np.bool_, False),
-    ("num_logprobs", np.int64, 0),
+from gpu_worker.admissible import (
+    Limits,
+    PlanRefused,
+    check_admission,
+    check_block,
+    check_copies,
+    check_swaps,
 )
+from gpu_worker.rows import ChunkRows, Forks, Rows
+from gpu_worker.slots import SlotArrays, Slots
+from shared.codec import IntArray
+from shared.messages import Admission, EndFlag, StepPlan
 
 
-class BatchState:
+class BatchState(SlotArrays):
     """Sequences by slot.
 
     Args:
         limits: of the model and the pool.
     """
 
-    handle: npt.NDArray[np.int32]
-    choice: npt.NDArray[np.int64]
-    seed: npt.NDArray[np.uint64]
-    last_token: npt.NDArray[np.int64]
-    num_tokens: npt.NDArray[np.int64]
-    num_computed: npt.NDArray[np.int64]
-    num_slots: npt.NDArray[np.int64]
-    num_prompt_tokens: npt.NDArray[np.int64]
-    min_length: npt.NDArray[np.int64]
-    max_length: npt.NDArray[np.int64]
-    decodes: npt.NDArray[np.bool_]
-    ended: npt.NDArray[np.bool_]
-    ignores_eos: npt.NDArray[np.bool_]
-    temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int64]
-    top_p: npt.NDArray[np.float32]
-    min_p: npt.NDArray[np.float32]
-    wants_logprobs: npt.NDArray[np.bool_]
-    num_logprobs: npt.NDArray[np.int64]
-
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._shift = limits.kv.block_size.bit_length() - 1
-        self._max_blocks = -(-limits.max_model_len // limits.kv.block_size)
+        super().__init__(limits)
         self.reset()
 
     def reset(self) -> None:
         """Forget every sequence."""
+        super().reset()
         self._slot_of: dict[int, int] = {}
         self._tokens: dict[int, IntArray] = {}  # by slot, those still needed
         self._prompt_logprobs: dict[int, int] = {}  # by slot: how many top ones
-        for name, dtype, value in _COLUMNS:
-            setattr(self, name, np.full(_FIRST_CAPACITY, value, dtype))
-        self._tables = np.zeros((_FIRST_CAPACITY, self._max_blocks), np.int32)
-        # End-of-sequence tokens first, then the request's own; padded with _NO_TOKEN.
-        self.end_tokens = np.empty((_FIRST_CAPACITY, len(self._limits.eos_token_ids)), np.int64)
-        self._free = list(range(_FIRST_CAPACITY - 1, -1, -1))
         self.version = 0  # changes whenever the set of decoding slots may have changed
         self._decoding: Slots = np.empty(0, np.int64)
         self._decoding_version = -1
@@ -114,23 +52,33 @@ class BatchState:
     # -------------------------------------------------------------------- plans
 
     def apply(self, plan: StepPlan) -> None:
-        """Retire, admit and grow.
+        """Retire, put copies in place, admit, grow and fork.
+
+        Forks come last, so that children get what the plan adds to their parents' tables. Swaps
+        and the copies themselves are the caller's.
 
         Raises:
             PlanRefused: the plan speaks of sequences or blocks that cannot be.
         """
+        check_swaps(plan, self._limits)
         for handle in plan.retired.tolist():
             self._retire(handle)
+        self._replace(plan)
         for admission in plan.admissions:
             self._admit(admission)
-        for handle, block in _pairs(plan.grown_handles, plan.grown_blocks):
+        for handle, block in _tuples(plan.grown_handles, plan.grown_blocks):
             self._grow(handle, block)
+        for parent, child, choice in _tuples(
+            plan.fork_parents, plan.fork_children, plan.fork_choices
+        ):
+            self._fork(parent, child, choice)
 
     def rows(self, plan: StepPlan) -> Rows:
         """What the plan computes: one row per decoding sequence, then the chunks.
 
         Raises:
-            PlanRefused: a chunk or a decoding sequence does not fit its tokens or its blocks.
+            PlanRefused: a chunk or a decoding sequence does not fit its tokens or its blocks, or
+                a parent does not sample.
         """
         decoding = self._decoding_slots()
         positions = self.num_computed[decoding]
@@ -146,13 +94,16 @@ class BatchState:
             chunks=chunks,
             sampled=decoding,
             sample_rows=None,
+            forks=None,
             version=self.version,
         )
-        return self._with_chunks(rows, chunks) if chunks else rows
+        if chunks:
+            rows = self._with_chunks(rows, chunks)
+        return self._with_forks(rows, plan) if len(plan.fork_children) else rows
 
     def tables(self, slots: Slots, num_blocks: int) -> npt.NDArray[np.int32]:
         """The first columns of the block tables, [S, num_blocks]."""
-        return np.take(self._tables[:, :num_blocks], slots, axis=0)
+        return np.take(self.block_tables[:, :num_blocks], slots, axis=0)
 
     def complete(
         self, rows: Rows, tokens: npt.NDArray[np.int64]
@@ -173,6 +124,10 @@ class BatchState:
                 self.decodes[chunk.slot] = True
                 self._tokens.pop(chunk.slot)
                 self.version += 1
+        if (forks := rows.forks) is not None:
+            self.num_computed[forks.children] = self.num_computed[forks.parents]
+            self.decodes[forks.children] = True
+            self.version += 1
         flags = self._end_flags(slots, tokens)
         ended = flags.nonzero()[0]
         if len(ended):
@@ -199,82 +154,59 @@ class BatchState:
             raise PlanRefused(f"unknown sequence {handle} is retired")
         self._tokens.pop(slot, None)
         self._prompt_logprobs.pop(slot, None)
-        self.decodes[slot] = False
-        self._free.append(slot)
+        self.free_slot(slot)
         self.version += 1
 
     def _admit(self, new: Admission) -> None:
-        self._check_admission(new)
-        if not self._free:
-            self._enlarge()
-        slot = self._free.pop()
+        if new.handle in self._slot_of:
+            raise PlanRefused(f"admission of {new.handle}: it is here already")
+        check_admission(new, self._limits)
+        slot = self.take_slot()
+        self.fill(slot, new)
         self._slot_of[new.handle] = slot
         self._tokens[slot] = new.tokens
-        sampling = new.sampling
-        num_blocks = len(new.block_table)
-        self._tables[slot, :num_blocks] = new.block_table
-        self.handle[slot] = new.handle
-        self.choice[slot] = new.choice
-        self.seed[slot] = sampling.seed
-        self.last_token[slot] = new.tokens[-1]
-        self.num_tokens[slot] = len(new.tokens)
-        self.num_computed[slot] = new.num_computed
-        self.num_slots[slot] = num_blocks << self._shift
-        self.num_prompt_tokens[slot] = new.num_prompt_tokens
-        self.min_length[slot] = new.num_prompt_tokens + sampling.min_tokens
-        self.max_length[slot] = min(
-            new.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_len
+        # Choices of one request have one prompt, which is scored once.
+        if new.sampling.num_prompt_logprobs is not None and new.choice == 0:
+            self._prompt_logprobs[slot] = new.sampling.num_prompt_logprobs
+
+    def _fork(self, parent: int, child: int, choice: int) -> None:
+        if child in self._slot_of:
+            raise PlanRefused(f"fork of {parent}: {child} is here already")
+        original = self._slot(parent)
+        if choice < 0 or choice == self.choice[original]:
+            raise PlanRefused(f"fork of {parent}: it cannot have choice {choice}")
+        slot = self.take_slot()
+        self.copy_slot(original, slot)
+        self.handle[slot] = child
+        self.choice[slot] = choice
+        self.decodes[slot] = False  # from the next step on
+        self._slot_of[child] = slot
+
+    def _replace(self, plan: StepPlan) -> None:
+        """Let the copies of blocks take the originals' places in block tables."""
+        check_copies(plan, self._limits)
+        replaced = _tuples(
+            plan.replaced_handles, plan.replaced_columns, plan.copy_sources, plan.copy_targets
         )
-        self.decodes[slot] = False
-        self.ended[slot] = False
-        self.ignores_eos[slot] = sampling.ignore_eos
-        self.temperature[slot] = sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.wants_logprobs[slot] = sampling.num_logprobs is not None
-        self.num_logprobs[slot] = sampling.num_logprobs or 0
-        if sampling.num_prompt_logprobs is not None:
-            self._prompt_logprobs[slot] = sampling.num_prompt_logprobs
-        self._set_end_tokens(slot, sampling.stop_token_ids)
-
-    def _check_admission(self, new: Admission) -> None:
-        where = f"admission of {new.handle}"
-        if new.handle in self._slot_of:
-            raise PlanRefused(f"{where}: it is here already")
-        if not 0 <= new.num_computed < len(new.tokens):
-            raise PlanRefused(f"{where}: {new.num_computed} of {len(new.tokens)} tokens computed")
-        if len(new.tokens) >= self._limits.max_model_len:
-            raise PlanRefused(f"{where}: {len(new.tokens)} tokens leave no room in the context")
-        if new.tokens.min() < 0 or new.tokens.max() >= self._limits.vocab_size:
-            raise PlanRefused(f"{where}: a token is outside the vocabulary")
-        if len(new.block_table) > self._max_blocks:
-            raise PlanRefused(f"{where}: {len(new.block_table)} blocks are more than it can fill")
-        for block in (new.block_table.min(initial=0), new.block_table.max(initial=0)):
-            self._check_block(int(block))
-
-    def _check_block(self, block: int) -> None:
-        if not 0 <= block < self._limits.kv.num_blocks:
-            raise PlanRefused(f"there is no block {block}")
-
-    def _set_end_tokens(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
-        ids = (*self._limits.eos_token_ids, *stop_token_ids)
-        width = self.end_tokens.shape[1]
-        if len(ids) > width:
-            more = ((0, 0), (0, len(ids) - width))
-            self.end_tokens = np.pad(self.end_tokens, more, constant_values=_NO_TOKEN)
-        self.end_tokens[slot] = _NO_TOKEN
-        self.end_tokens[slot, : len(ids)] = ids
+        for handle, column, source, target in replaced:
+            slot = self._slot(handle)
+            if self.ended[slot]:
+                continue  # planned before the end was known
+            if not 0 <= column < int(self.num_slots[slot]) >> self._shift:
+                raise PlanRefused(f"sequence {handle} has no block at {column} to replace")
+            if self.block_tables[slot, column] != source:
+                raise PlanRefused(f"sequence {handle} does not have block {source} at {column}")
+            self.block_tables[slot, column] = target
 
     def _grow(self, handle: int, block: int) -> None:
         slot = self._slot(handle)
         if self.ended[slot]:
             return  # planned before the end was known
-        self._check_block(block)
+        check_block(block, self._limits)
         column = int(self.num_slots[slot]) >> self._shift
-        if column == self._max_blocks:
+        if column == self.block_tables.shape[1]:
             raise PlanRefused(f"sequence {handle} grows beyond the model's context")
-        self._tables[slot, column] = block
+        self.block_tables[slot, column] = block
         self.num_slots[slot] += self._limits.kv.block_size
 
     def _slot(self, handle: int) -> int:
@@ -282,16 +214,6 @@ class BatchState:
         if slot is None:
             raise PlanRefused(f"sequence {handle} is unknown")
         return slot
-
-    def _enlarge(self) -> None:
-        """Twice as many slots."""
-        capacity = len(self.handle)
-        for name, dtype, value in _COLUMNS:
-            more: npt.NDArray[Any] = np.full(capacity, value, dtype)
-            setattr(self, name, np.concatenate([getattr(self, name), more]))
-        self._tables = np.concatenate([self._tables, np.zeros_like(self._tables)])
-        self.end_tokens = np.concatenate([self.end_tokens, np.empty_like(self.end_tokens)])
-        self._free = list(range(2 * capacity - 1, capacity - 1, -1))
 
     # --------------------------------------------------------------------- rows
 
@@ -305,7 +227,7 @@ class BatchState:
         if not len(plan.chunk_handles):
             return ()
         chunks: dict[int, ChunkRows] = {}
-        for handle, size in _pairs(plan.chunk_handles, plan.chunk_tokens):
+        for handle, size in _tuples(plan.chunk_handles, plan.chunk_tokens):
             slot = self._slot(handle)
             if self.ended[slot]:
                 continue
@@ -329,7 +251,7 @@ class BatchState:
     def _slot_mapping(self, slots: Any, positions: npt.NDArray[np.int64]) -> Slots:
         """Where the K/V of tokens [n] go; ``slots`` is [n] or one slot for all."""
         block_size = self._limits.kv.block_size
-        blocks = self._tables[slots, positions >> self._shift].astype(np.int64)
+        blocks = self.block_tables[slots, positions >> self._shift].astype(np.int64)
         mapping: Slots = (blocks << self._shift) + (positions & (block_size - 1))
         return mapping
 
@@ -354,12 +276,29 @@ class BatchState:
             chunks=chunks,
             sampled=slots[samples],
             sample_rows=ends[samples] - 1,
+            forks=None,
             version=self.version,
         )
 
+    def _with_forks(self, rows: Rows, plan: StepPlan) -> Rows:
+        parents = np.array([self._slot_of[handle] for handle in plan.fork_parents.tolist()])
+        children = np.array([self._slot_of[handle] for handle in plan.fork_children.tolist()])
+        num_own = len(rows.sampled)
+        place = np.full(len(self.handle), -1, np.int64)  # by slot, in rows.sampled
+        place[rows.sampled] = np.arange(num_own)
+        if (place[parents] < 0).any():
+            idle = self.handle[parents[place[parents] < 0]].tolist()
+            raise PlanRefused(f"sequences {idle} have forks, but do not sample in this step")
+        return replace(
+            rows,
+            sampled=np.concatenate([rows.sampled, children]),
+            forks=Forks(parents, children, np.concatenate([np.arange(num_own), place[parents]])),
+        )
 
-def _pairs(first: IntArray, second: IntArray) -> Iterator[tuple[int, int]]:
-    """Entries of two arrays of a plan that belong together."""
-    if len(first) != len(second):
-        raise PlanRefused(f"arrays of {len(first)} and {len(second)} entries belong together")
-    return zip(first.tolist(), second.tolist(), strict=True)
+
+def _tuples(*arrays: IntArray) -> Iterator[tuple[int, ...]]:
+    """Entries of arrays of a plan that belong together."""
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        raise PlanRefused(f"arrays of {lengths} entries belong together")
+    return zip(*(array.tolist() for array in arrays), strict=True)

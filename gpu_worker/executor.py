@@ -1,18 +1,21 @@
 """Executes step plans on one model: plan in, result out, no bus."""
 
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
+from gpu_worker.admissible import Limits
 from gpu_worker.attention import PagedStep
-from gpu_worker.batch import BatchState, Limits
+from gpu_worker.batch import BatchState
 from gpu_worker.logprobs import prompt_logprobs, token_logprobs
 from gpu_worker.memory import KVMemory
 from gpu_worker.model import RaggedModel
 from gpu_worker.rows import Indices, Rows
 from gpu_worker.sampling import RowSampling, ban_ends, sample
 from kernels.interface import AttentionBackend, RaggedBatch
+from shared.codec import IntArray
 from shared.logs import EventLog
 from shared.messages import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 
@@ -60,6 +63,7 @@ class Executor:
         began = time.perf_counter()
         self.batch.apply(plan)
         rows = self.batch.rows(plan)
+        self._move_blocks(plan)
         if rows.num_tokens == 0:
             return self._empty_result(plan, began)
         model_began = time.perf_counter()
@@ -77,10 +81,29 @@ class Executor:
             ended_flags=ended_flags,
             logprobs=logprobs,
             prompt_logprobs=scored,
+            admitted_handles=_packed(new.handle for new in plan.admissions),
+            admitted_computed=_packed(new.num_computed for new in plan.admissions),
             num_batched_tokens=rows.num_tokens,
             model_us=int((sample_began - model_began) * 1e6),
             step_us=int((ended - began) * 1e6),
         )
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """All that blocks get from elsewhere: swaps, then copy-on-write.
+
+        Before anything is computed: what goes must be kept, and originals and copies part.
+        """
+        if len(plan.swap_out_device):
+            self._memory.swap_out(plan.swap_out_device, plan.swap_out_host)
+        if len(plan.swap_in_device):
+            self._memory.swap_in(plan.swap_in_host, plan.swap_in_device)
+        if not len(plan.copy_sources):
+            return
+        device = self._model.device
+        sources = torch.from_numpy(plan.copy_sources.astype(np.int64)).to(device)
+        targets = torch.from_numpy(plan.copy_targets.astype(np.int64)).to(device)
+        for cache in self._memory.layers.values():
+            self._backend.copy_blocks(cache, sources, targets)
 
     def _compute(self, rows: Rows) -> tuple[torch.Tensor, tuple[PromptLogprobs, ...]]:
         """Logits [R, V] of the rows that sample, and log-probabilities of prompt tokens."""
@@ -99,7 +122,10 @@ class Executor:
                 last = first + chunk.num_scored
                 scored.append(prompt_logprobs(logits[first:last], chunk))
                 first = last
-        return logits[first:], tuple(scored)
+        logits = logits[first:]
+        if rows.forks is not None:
+            logits = logits[torch.from_numpy(rows.forks.logit_rows).to(device)]
+        return logits, tuple(scored)
 
     def _ragged(self, rows: Rows) -> RaggedBatch:
         device = self._model.device
@@ -149,16 +175,33 @@ class Executor:
 
     def _sampling_of(self, rows: Rows) -> RowSampling:
         """Parameters of the rows; those of the step before if nothing changed."""
-        if rows.chunks or self._row_sampling is None or self._row_version != rows.version:
+        known = rows.only_decodes and self._row_version == rows.version
+        if self._row_sampling is None or not known:
             self._row_sampling = RowSampling.of(self.batch, rows.sampled, self._model.device)
-            self._row_version = -1 if rows.chunks else rows.version
+            self._row_version = rows.version if rows.only_decodes else -1
         return self._row_sampling
 
     def _empty_result(self, plan: StepPlan, began: float) -> StepResult:
         none = np.empty(0, np.int32)
         self.sample_s = 0.0
-        step_us = int((time.perf_counter() - began) * 1e6)
-        return StepResult(plan.step, none, none, none, none, (), (), 0, 0, step_us)
+        return StepResult(
+            step=plan.step,
+            handles=none,
+            tokens=none,
+            ended_rows=none,
+            ended_flags=none,
+            logprobs=(),
+            prompt_logprobs=(),
+            admitted_handles=_packed(new.handle for new in plan.admissions),
+            admitted_computed=_packed(new.num_computed for new in plan.admissions),
+            num_batched_tokens=0,
+            model_us=0,
+            step_us=int((time.perf_counter() - began) * 1e6),
+        )
+
+
+def _packed(numbers: Iterable[int]) -> IntArray:
+    return np.array(list(numbers), np.int32)
 
 
 def _wanted_rows(rows: Rows) -> tuple[Indices | None, int]:

@@ -8,7 +8,7 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import DecodeError, PageStreamError
 from shared.logs import EventLog
-from shared.messages import KVGeometry, ModelInfo, WorkerInfo, WorkerState
+from shared.messages import KVGeometry, ModelInfo, Speeds, WorkerInfo, WorkerState
 
 TTL_MS = 5_000
 _RENEWAL_S = 1.5
@@ -46,12 +46,12 @@ class Lease:
         """Say that a model is being loaded."""
         if await self._is_served():
             return  # by whoever is about to be replaced; a standing epoch is not to be disturbed
-        info = WorkerInfo(instance, self._rank, WorkerState.LOADING, "", None, None)
+        info = WorkerInfo(instance, self._rank, WorkerState.LOADING, "", None, None, None)
         await self._bus.put(self._key, encode(info), _LOADING_TTL_MS)
 
     async def failed(self, instance: str, why: str) -> None:
         """Say why there will be no worker; outlives the process."""
-        info = WorkerInfo(instance, self._rank, WorkerState.FAILED, why, None, None)
+        info = WorkerInfo(instance, self._rank, WorkerState.FAILED, why, None, None, None)
         for _ in range(_FAILED_ATTEMPTS):
             if not await self._is_served():
                 await self._bus.put(self._key, encode(info), _FAILED_TTL_MS)
@@ -59,9 +59,9 @@ class Lease:
             await asyncio.sleep(TTL_MS / 1000 / _FAILED_ATTEMPTS)
         log.warning("another worker serves this engine; its lease is left alone")
 
-    async def ready(self, instance: str, model: ModelInfo, kv: KVGeometry) -> None:
+    async def ready(self, instance: str, model: ModelInfo, kv: KVGeometry, speeds: Speeds) -> None:
         """Take the lease, from whoever had it; from here on it wants to be renewed."""
-        info = WorkerInfo(instance, self._rank, WorkerState.READY, "", model, kv)
+        info = WorkerInfo(instance, self._rank, WorkerState.READY, "", model, kv, speeds)
         self._ready = encode(info)
         self._instance = instance
         await self._put(TTL_MS)

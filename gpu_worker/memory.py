@@ -1,13 +1,16 @@
-"""The KV pool: one allocation per layer, cut into blocks."""
+"""The KV pools: on the device one allocation per layer, cut into blocks, and on the host."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
+from gpu_worker.host_pool import HostPool
 from gpu_worker.model import LayerShape
 from kernels.interface import LayerCache
+from shared.codec import IntArray
 from shared.errors import SettingsError
 from shared.messages import KVGeometry
 
@@ -17,11 +20,17 @@ class KVMemory(Protocol):
 
     @property
     def geometry(self) -> KVGeometry:
-        """Size of the pool."""
+        """Size of the pools."""
 
     @property
     def layers(self) -> Mapping[nn.Module, LayerCache]:
-        """The pool's part of each attention module."""
+        """The device pool's part of each attention module."""
+
+    def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
+        """Copy blocks [n] of the device pool, which may repeat, to blocks [n] of the host pool."""
+
+    def swap_in(self, host_blocks: IntArray, device_blocks: IntArray) -> None:
+        """Copy blocks [n] of the host pool, which may repeat, to blocks [n] of the device pool."""
 
 
 class PagedMemory:
@@ -29,9 +38,10 @@ class PagedMemory:
 
     Args:
         shapes: the model's attention layers.
-        num_blocks: size of the pool.
+        num_blocks: size of the device pool.
         block_size: tokens in a block.
-        device: where the pool lies.
+        device: where the device pool lies.
+        num_host_blocks: size of the host pool.
     """
 
     def __init__(
@@ -40,8 +50,11 @@ class PagedMemory:
         num_blocks: int,
         block_size: int,
         device: torch.device,
+        num_host_blocks: int = 0,
     ) -> None:
-        self._geometry = KVGeometry(num_blocks, block_size, bytes_per_block(shapes, block_size))
+        self._geometry = KVGeometry(
+            num_blocks, block_size, bytes_per_block(shapes, block_size), num_host_blocks
+        )
         self._layers: dict[nn.Module, LayerCache] = {}
         for shape in shapes:
             # zeros, not empty: on CPUs the pages come from the system zeroed anyway, when touched.
@@ -51,6 +64,8 @@ class PagedMemory:
                 device=device,
             )
             self._layers[shape.module] = LayerCache(key=pool[0], value=pool[1])
+        device_layers = [self._layers[shape.module] for shape in shapes]
+        self._host = HostPool(shapes, device_layers, num_host_blocks, block_size, device)
 
     @property
     def geometry(self) -> KVGeometry:
@@ -59,6 +74,17 @@ class PagedMemory:
     @property
     def layers(self) -> Mapping[nn.Module, LayerCache]:
         return self._layers
+
+    def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
+        self._host.swap_out(_index(device_blocks), _index(host_blocks))
+
+    def swap_in(self, host_blocks: IntArray, device_blocks: IntArray) -> None:
+        self._host.swap_in(_index(host_blocks), _index(device_blocks))
+
+
+def _index(blocks: IntArray) -> torch.Tensor:
+    """Block ids [n] int64, on the CPU."""
+    return torch.from_numpy(blocks.astype(np.int64))
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], block_size: int) -> int:

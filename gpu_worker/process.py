@@ -73,6 +73,7 @@ async def _serve(settings: WorkerSettings, worker: Worker) -> int:
         worker.executor,
         worker.model,
         worker.executor.limits.kv,
+        worker.speeds,
         Observer(metrics, worker.executor),
         _RANK,
     )

@@ -46,6 +46,15 @@ class ChunkRows:
 
 
 @dataclass(frozen=True, slots=True)
+class Forks:
+    """New sequences that sample in this step from their parents' logits."""
+
+    parents: Indices  # [F] slots
+    children: Indices  # [F] slots, the last F of those that sample
+    logit_rows: Indices  # [R] which row of the logits each sequence samples from
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """A ragged batch; decoding sequences come first, with one row each."""
 
@@ -55,11 +64,17 @@ class Rows:
     slot_mapping: Indices  # [T]
     sizes: Indices | None  # [S] rows of each sequence; None: one each, so T == S
     chunks: tuple[ChunkRows, ...]  # of the last sequences, in their order
-    sampled: Indices  # [R] slots that sample
-    sample_rows: Indices | None  # [R] their rows; None: every row samples
-    version: int  # of the batch: equal versions and no chunks mean the same slots
+    sampled: Indices  # [R] slots that sample, children of forks last
+    sample_rows: Indices | None  # [R - F] rows of those before; None: every row samples
+    forks: Forks | None
+    version: int  # of the batch: if equal and nothing is new, the slots are the same
 
     @property
     def num_tokens(self) -> int:
         """T."""
         return len(self.token_ids)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether nothing is new: no chunks and no forks."""
+        return not self.chunks and self.forks is None

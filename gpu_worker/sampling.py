@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 
 from gpu_worker import cpu_draw, torch_draw
-from gpu_worker.batch import BatchState, Slots
+from gpu_worker.batch import BatchState
 from gpu_worker.noise import row_keys
+from gpu_worker.slots import Slots
 
 _BANNED = float("-inf")
 

@@ -5,14 +5,14 @@ import time
 from typing import Protocol
 from uuid import uuid4
 
-from gpu_worker.batch import PlanRefused
+from gpu_worker.admissible import PlanRefused
 from gpu_worker.lease import Lease, LeaseTaken
 from shared.bus.api import Append, Bus, Entry, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode
 from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
 from shared.logs import EventLog
-from shared.messages import EpochStarted, KVGeometry, ModelInfo, StepPlan, StepResult
+from shared.messages import EpochStarted, KVGeometry, ModelInfo, Speeds, StepPlan, StepResult
 
 _BLOCK_MS = 500  # an idle loop wakes this often to renew its lease
 _RETRY_S = 0.5
@@ -54,7 +54,8 @@ class WorkerService:
         engine_id: the engine to work for.
         executor: a loaded model.
         model: what it serves.
-        kv: its pool.
+        kv: its pools.
+        speeds: what preemption costs here.
         observer: gets every step.
         rank: its place among the engine's workers.
     """
@@ -66,6 +67,7 @@ class WorkerService:
         executor: PlanExecutor,
         model: ModelInfo,
         kv: KVGeometry,
+        speeds: Speeds,
         observer: StepObserver,
         rank: int = 0,
     ) -> None:
@@ -74,6 +76,7 @@ class WorkerService:
         self._executor = executor
         self._model = model
         self._kv = kv
+        self._speeds = speeds
         self._observer = observer
         self._rank = rank
         self._lease = Lease(bus, self._keys, rank)
@@ -119,7 +122,7 @@ class WorkerService:
         self._idle()
         self._run_id = await self._bus.run_id()
         cursor = await self._bus.last_id(self._keys.plans)
-        await self._lease.ready(self._instance, self._model, self._kv)
+        await self._lease.ready(self._instance, self._model, self._kv, self._speeds)
         log.info("worker ready", instance=self._instance, plans_from=cursor)
         while not self._stopping.is_set():
             await self._keep_lease()

@@ -40,6 +40,17 @@ class WorkerSettings:
         parse=byte_size,
         minimum=1,
     )
+    num_host_blocks: int | None = setting(
+        None,
+        "Blocks in the host pool, for swapping; auto derives them from host-kv-memory-bytes.",
+        minimum=0,
+    )
+    host_kv_memory_bytes: int | None = setting(
+        None,
+        "Memory for the host pool, 0 for no swapping; auto takes a share of what is free.",
+        parse=byte_size,
+        minimum=0,
+    )
     gpu_memory_utilization: float = setting(
         0.9, "Share of a GPU's memory that may be used.", minimum=0.05, maximum=1.0
     )

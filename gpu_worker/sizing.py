@@ -1,4 +1,4 @@
-"""How large the KV pool may be."""
+"""How large the KV pools may be."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +12,8 @@ from shared.errors import SettingsError
 
 _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 4 * 2**30
+_HOST_SHARE = 0.1
+_HOST_MOST_BYTES = 4 * 2**30
 # More sequences of full length than these never run at once: a tiny model needs no huge pool.
 _MOST_SEQUENCES = 256
 _UNLIMITED = 2**60  # larger limits than this are cgroups' way to say that there is none
@@ -55,6 +57,31 @@ def choose_num_blocks(
         reason = f"{max(budget, 0)} bytes are left for a pool whose blocks take {each}"
         raise SettingsError("--kv-memory-bytes", "auto", reason)
     return num_blocks
+
+
+def choose_num_host_blocks(
+    settings: WorkerSettings, shapes: Sequence[LayerShape], num_blocks: int
+) -> int:
+    """Blocks in the host pool, from settings or from the memory that is free.
+
+    Args:
+        settings: ``num_host_blocks`` wins over ``host_kv_memory_bytes``.
+        shapes: the model's attention layers.
+        num_blocks: of the device pool; more than it holds at once are hardly swapped out.
+
+    Raises:
+        SettingsError: memory is given, but not even one block fits.
+    """
+    if settings.num_host_blocks is not None:
+        return settings.num_host_blocks
+    each = bytes_per_block(shapes, settings.block_size)
+    given = settings.host_kv_memory_bytes
+    if given is not None:
+        if 0 < given < each:
+            raise SettingsError("--host-kv-memory-bytes", given, f"one block takes {each} bytes")
+        return given // each
+    budget = min(int(_HOST_SHARE * available_memory()), _HOST_MOST_BYTES)
+    return min(budget // each, num_blocks)
 
 
 def _gpu_budget(device: torch.device, utilization: float, activation_bytes: int) -> int:

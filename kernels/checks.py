@@ -50,6 +50,23 @@ def check_write(
     _check_vector("slot_mapping", slot_mapping, torch.int64)
 
 
+def check_copy(
+    cache: LayerCache,
+    sources: torch.Tensor,  # [P] int64
+    targets: torch.Tensor,  # [P] int64
+) -> None:
+    """There is a target for each source; block ids are the caller's to check.
+
+    Raises:
+        ValueError: if they do not fit each other.
+    """
+    check_cache(cache)
+    _check_vector("sources", sources, torch.int64)
+    _check_vector("targets", targets, torch.int64)
+    if sources.shape != targets.shape:
+        raise ValueError(f"{sources.shape[0]} sources and {targets.shape[0]} targets")
+
+
 def check_attend(
     query: torch.Tensor,  # [T, H, D]
     cache: LayerCache,

@@ -3,10 +3,12 @@
 import asyncio
 import signal
 import sys
+from pathlib import Path
 
 import uvloop
 
 from scheduler_svc.observer import Observer
+from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
@@ -25,7 +27,8 @@ async def _serve(settings: SchedulerSettings) -> int:
     )
     metrics.serve(settings.scheduler_metrics_host, settings.scheduler_metrics_port)
     bus = RedisBus(settings.redis_url)
-    service = SchedulerService(bus, settings, Observer(metrics))
+    recorder = None if settings.record is None else FileRecorder(Path(settings.record))
+    service = SchedulerService(bus, settings, Observer(metrics), recorder)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, service.stop)
@@ -37,6 +40,8 @@ async def _serve(settings: SchedulerSettings) -> int:
         return 1
     finally:
         await bus.close()
+        if recorder is not None:
+            recorder.close()
     return 0
 
 

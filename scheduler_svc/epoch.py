@@ -3,6 +3,7 @@
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold
+from scheduler_svc.recording import Recorder
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
@@ -22,6 +23,7 @@ async def start_epoch(
     config: SchedulerConfig,
     scheduler: str,
     workers: tuple[str, ...],
+    recorder: Recorder,
 ) -> tuple[int, Scheduler]:
     """Begin a new epoch of the named parties; its number and a core that knows what is unfinished.
 
@@ -42,11 +44,13 @@ async def start_epoch(
     fold = await _fold_until(bus, keys.outputs, fence)
     core = Scheduler(config, fold.requests_cursor)
     states: list[Message] = []
-    for submit, output in fold.in_order():
-        states += core.recover(submit, output)
+    for request in fold.in_order():
+        states += core.recover(request.submit, request.outputs(), request.ended)
     core.outputs_cursor = fence
-    for first in range(0, len(states), _STATES_PER_ENTRY):
-        batch = [encode(state) for state in states[first : first + _STATES_PER_ENTRY]]
+    data = [encode(state) for state in states]
+    recorder.epoch(fence, config, fold.requests_cursor, data)
+    for first in range(0, len(data), _STATES_PER_ENTRY):
+        batch = data[first : first + _STATES_PER_ENTRY]
         await bus.append(Append(keys.outputs, batch, epoch))
     log.info("epoch started", epoch=epoch, workers=",".join(workers), recovered=len(states))
     return epoch, core

@@ -38,6 +38,9 @@ class Observer:
     def planned(self, plan: StepPlan) -> None:
         """A plan is about to be appended."""
         self._planned_s[plan.step] = self._clock_s()
+        self._metrics.copied_blocks.inc(len(plan.copy_sources))
+        self._metrics.swapped_blocks["out"].inc(len(plan.swap_out_host))
+        self._metrics.swapped_blocks["in"].inc(len(plan.swap_in_host))
 
     def result(self, result: StepResult) -> None:
         """A result was read."""
@@ -68,9 +71,13 @@ class Observer:
                 case notes.Admitted():
                     self._admitted(note, now_s)
                 case notes.Preempted():
-                    self._metrics.num_preemptions["recompute"].inc()
+                    self._metrics.num_preemptions[note.kind].inc()
                     log.info(
-                        "preempted", request=note.request_id, by=note.by, tokens=note.num_tokens
+                        "preempted",
+                        request=note.request_id,
+                        by=note.by,
+                        kind=note.kind,
+                        tokens=note.num_tokens,
                     )
                 case notes.FirstToken():
                     self._first_token_s[note.request_id] = now_s
@@ -87,12 +94,16 @@ class Observer:
         metrics = self._metrics
         metrics.num_requests_running.set(stats.num_running)
         metrics.num_requests_waiting.set(stats.num_waiting)
+        metrics.num_requests_swapped.set(stats.num_swapped)
         metrics.kv_cache_usage_perc.set(stats.num_used_blocks / kv.num_blocks)
         metrics.kv_cache_token_usage_perc.set(stats.num_kv_tokens / slots)
         used_slots = stats.num_used_blocks * kv.block_size
         metrics.kv_cache_bytes["tokens"].set(stats.num_kv_tokens * bytes_per_slot)
         metrics.kv_cache_bytes["reserved"].set((used_slots - stats.num_kv_tokens) * bytes_per_slot)
-        metrics.kv_cache_bytes["free"].set((slots - used_slots) * bytes_per_slot)
+        cached_slots = stats.num_cached_blocks * kv.block_size
+        metrics.kv_cache_bytes["cached"].set(cached_slots * bytes_per_slot)
+        metrics.kv_cache_bytes["free"].set((slots - used_slots - cached_slots) * bytes_per_slot)
+        metrics.shared_blocks.set(stats.num_shared_blocks)
         return stats
 
     def log_lengths(self, lengths: dict[str, int]) -> None:
@@ -104,10 +115,13 @@ class Observer:
         if (since_s := self._accepted_s.pop(note.request_id, None)) is not None:
             self._metrics.request_queue_time.observe(now_s - since_s)
         if note.again:
-            self._metrics.recomputed_tokens.inc(note.num_recomputed)
-            log.info("admitted again", request=note.request_id, recomputed=note.num_recomputed)
+            num_recomputed = note.num_tokens - note.num_reused
+            self._metrics.recomputed_tokens.inc(num_recomputed)
+            log.info("admitted again", request=note.request_id, recomputed=num_recomputed)
         else:
             self._admitted_s[note.request_id] = now_s
+            self._metrics.prefix_cache_queries.inc(note.num_tokens)
+            self._metrics.prefix_cache_hits.inc(note.num_reused)
 
     def _ended(self, note: notes.Ended, now_s: float) -> None:
         if (since_s := self._first_token_s.pop(note.request_id, None)) is not None:

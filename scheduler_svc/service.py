@@ -8,6 +8,7 @@ from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.epoch import start_epoch
 from scheduler_svc.observer import Observer
+from scheduler_svc.recording import NoRecorder, Recorder
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, Entry, EntryId
 from shared.bus.keys import EngineKeys
@@ -51,12 +52,20 @@ class SchedulerService:
         bus: where the logs are.
         settings: limits of a step.
         observer: gets everything worth counting.
+        recorder: gets everything that a replay needs.
     """
 
-    def __init__(self, bus: Bus, settings: SchedulerSettings, observer: Observer) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        settings: SchedulerSettings,
+        observer: Observer,
+        recorder: Recorder | None = None,
+    ) -> None:
         self._bus = bus
         self._settings = settings
         self._observer = observer
+        self._recorder = recorder or NoRecorder()
         self._keys = EngineKeys(settings.engine_id)
         self._instance = uuid4().hex
         self._stopping = asyncio.Event()
@@ -132,7 +141,7 @@ class SchedulerService:
         """Plan for one worker until it is gone."""
         config = self._config(worker)
         epoch, core = await start_epoch(
-            self._bus, self._keys, config, self._instance, (worker.instance,)
+            self._bus, self._keys, config, self._instance, (worker.instance,), self._recorder
         )
         assert worker.kv is not None
         self._observer.new_epoch(epoch, worker.kv)
@@ -157,6 +166,10 @@ class SchedulerService:
             max_plans_in_flight=settings.max_plans_in_flight,
             num_watermark_blocks=int(settings.watermark * worker.kv.num_blocks),
             outputs_retention=settings.outputs_retention,
+            prefix_caching=settings.prefix_caching,
+            num_host_blocks=worker.kv.num_host_blocks,
+            preemption=settings.preemption,
+            **_costs(worker),
         )
 
     async def _turn(self, core: Scheduler, epoch: int) -> None:
@@ -168,11 +181,15 @@ class SchedulerService:
             _BLOCK_MS,
             _MAX_ENTRIES,
         )
+        if not found:
+            return
         began = time.perf_counter()
         answers: list[Message] = []
         for entry in found.get(keys.outputs, ()):
+            self._recorder.entry("outputs", entry)
             self._apply_output(core, entry)
         for entry in found.get(keys.requests, ()):
+            self._recorder.entry("requests", entry)
             answers += self._apply_request(core, entry)
         plans = []
         while (plan := core.schedule(time.time_ns() // 1_000_000)) is not None:
@@ -184,13 +201,14 @@ class SchedulerService:
             appends.append(Append(keys.outputs, [encode(answer) for answer in answers], epoch))
         for plan in plans:
             self._observer.planned(plan)
+            data = encode(plan)
+            self._recorder.plan(EntryId(epoch, plan.step), data)
             trim = EntryId(epoch, core.applied_step)
-            appends.append(Append(keys.plans, [encode(plan)], epoch, plan.step, trim))
+            appends.append(Append(keys.plans, [data], epoch, plan.step, trim))
         if appends:
             await self._bus.append_all(appends)
-        if found:
-            self._observer.turn(spent_s)
-            self._observer.noted(core.take_notes())
+        self._observer.turn(spent_s)
+        self._observer.noted(core.take_notes())
 
     def _apply_output(self, core: Scheduler, entry: Entry) -> None:
         for data in entry.messages:
@@ -280,3 +298,13 @@ class SchedulerService:
         except BusUnavailable as error:
             log.warning("Redis is gone already", error=error)
         log.info("scheduler stopped")
+
+
+def _costs(worker: WorkerInfo) -> dict[str, float]:
+    """What preemption costs on this worker, as the core's configuration wants it."""
+    if worker.speeds is None or worker.kv is None:
+        return {}
+    return {
+        "recompute_us_per_token": 1e6 / worker.speeds.prefill_tokens_per_s,
+        "swap_us_per_block": 1e6 * worker.kv.bytes_per_block / worker.speeds.swap_bytes_per_s,
+    }

@@ -30,8 +30,19 @@ class SchedulerSettings:
     watermark: float = setting(
         0.01, "Share of the blocks kept free when requests are admitted.", minimum=0, maximum=0.5
     )
+    prefix_caching: bool = setting(
+        True, "Keep the KV blocks of finished prompts for requests that begin alike."
+    )
+    preemption: str = setting(
+        "auto",
+        "How requests give up their blocks; auto takes what is cheaper, as measured at start.",
+        choices=("recompute", "swap", "auto"),
+    )
     outputs_retention: int = setting(
         10_000, "Entries of the outputs log kept for slow readers.", minimum=100
+    )
+    record: str | None = setting(
+        None, "File to append all that a replay of the scheduler needs; auto records nothing."
     )
     scheduler_metrics_host: str = setting("127.0.0.1", "Address of the scheduler's /metrics.")
     scheduler_metrics_port: int = setting(

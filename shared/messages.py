@@ -2,7 +2,7 @@
 
 ``{E}:requests``  Submit, Stop, Abort                               gateways -> scheduler
 ``{E}:plans``     EpochStarted, StepPlan                            scheduler -> workers
-``{E}:outputs``   EpochStarted, RequestState, StepResult, RequestEnded
+``{E}:outputs``   EpochStarted, RequestState, StepResult, ChoiceEnded, RequestEnded
                                                                     worker, scheduler -> gateways
 
 Keys with a time to live hold WorkerInfo (by rank) and EngineInfo.
@@ -49,6 +49,9 @@ class Submit(Message):
     prompt: IntArray  # [num_prompt_tokens], never empty
     sampling: SamplingParams
     received_ms: int  # the gateway's wall clock
+    num_choices: int  # continuations of the one prompt, drawn independently
+    priority: int  # lower is served first; equal ones in the order of arrival
+    cache_salt: str  # prefixes are shared only between requests with the same salt
 
 
 @message
@@ -104,6 +107,15 @@ class Admission:
     sampling: SamplingParams
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the scheduler core had been given when it was asked for a plan."""
+
+    now_ms: int
+    requests_cursor: str  # last entry applied of requests
+    outputs_cursor: str  # last entry applied of outputs
+
+
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan(Message):
@@ -118,15 +130,27 @@ class StepPlan(Message):
 
     step: int  # dense, 1 is the first of an epoch
     now_ms: int  # the time that the scheduler core was given
-    requests_cursor: str  # last entries applied before planning: a replay is exact
+    requests_cursor: str  # last entries applied before planning
     outputs_cursor: str
     outputs_min_id: str  # the worker trims outputs below this when it appends its result
     retired: IntArray  # [n] handles to forget; their blocks may be handed out again below
+    swap_out_device: IntArray  # [o] blocks whose content goes
+    swap_out_host: IntArray  # [o] to these blocks of the host pool, before anything else
+    swap_in_host: IntArray  # [i] blocks of the host pool whose content then comes
+    swap_in_device: IntArray  # [i] back to these; a host block may go to several
+    copy_sources: IntArray  # [p] blocks to copy before anything is computed (copy-on-write);
+    copy_targets: IntArray  # [p] no block is both a source and a target
+    replaced_handles: IntArray  # [p] whose table gets the copy
+    replaced_columns: IntArray  # [p] at this index
     admissions: tuple[Admission, ...]
+    fork_parents: IntArray  # [f] handles of sequences that sample in this step
+    fork_children: IntArray  # [f] new sequences, equal to the parent in tokens and blocks, that
+    fork_choices: IntArray  # [f] sample from the same logits with the noise of their own choice
     grown_handles: IntArray  # [m] one entry per new block, appended to the handle's table
     grown_blocks: IntArray  # [m]
     chunk_handles: IntArray  # [c]
     chunk_tokens: IntArray  # [c]
+    idle_turns: tuple[Turn, ...] = ()  # since the plan before, those that led to none
 
 
 # ----------------------------------------------------------------- outputs
@@ -162,6 +186,8 @@ class StepResult(Message):
     ended_flags: IntArray  # [num_ended] EndFlag
     logprobs: tuple[TokenLogprobs, ...]
     prompt_logprobs: tuple[PromptLogprobs, ...]
+    admitted_handles: IntArray  # [a] sequences that the plan admitted, and
+    admitted_computed: IntArray  # [a] how many of their tokens came from the prefix cache
     num_batched_tokens: int
     model_us: int  # forward pass
     step_us: int  # all of the step, from having the plan to having the result
@@ -171,6 +197,7 @@ class StepResult(Message):
 class ChoiceState:
     """One choice of a request, as the log knows it."""
 
+    choice: int  # index in its request
     handle: int  # StepResults speak of the choice under this handle from here on
     output: IntArray  # [num_generated]
     finish_reason: str  # "" while it runs
@@ -201,6 +228,17 @@ class RequestEnded(Message):
     requests_cursor: str
 
 
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class ChoiceEnded(Message):
+    """One of several choices ended otherwise than by a flag; the request goes on."""
+
+    request_id: str
+    choice: int
+    reason: str  # FinishReason
+    requests_cursor: str
+
+
 # -------------------------------------------------------------------- keys
 
 
@@ -222,12 +260,21 @@ class KVGeometry:
     num_blocks: int
     block_size: int  # tokens
     bytes_per_block: int  # K and V, all layers
+    num_host_blocks: int  # of the host pool, for swapping
 
 
 class WorkerState(StrEnum):
     LOADING = "loading"
     READY = "ready"
     FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What preemption costs on this machine, measured at start."""
+
+    prefill_tokens_per_s: float
+    swap_bytes_per_s: float  # between the two pools, either way
 
 
 @message
@@ -241,6 +288,7 @@ class WorkerInfo(Message):
     detail: str  # why it failed
     model: ModelInfo | None
     kv: KVGeometry | None
+    speeds: Speeds | None
 
 
 class EngineState(StrEnum):

@@ -142,6 +142,9 @@ class SchedulerMetrics(_Metrics):
         super().__init__(model_name, engine)
         self.num_requests_running = self._gauge("num_requests_running", "Requests with blocks.")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait.")
+        self.num_requests_swapped = self._gauge(
+            "num_requests_swapped", "Waiting requests whose keys and values are in the host pool."
+        )
         self.kv_cache_usage_perc = self._gauge(
             "kv_cache_usage_perc", "Share of the blocks that are in use, 0 to 1."
         )
@@ -153,15 +156,31 @@ class SchedulerMetrics(_Metrics):
         )
         self.kv_cache_bytes = self._gauges(
             "kv_cache_bytes",
-            "KV pool by state: token states, reserved slots of last blocks, free blocks.",
+            "KV pool by state: token states, reserved slots, cached prefixes, free blocks.",
             "state",
-            ("tokens", "reserved", "free"),
+            ("tokens", "reserved", "cached", "free"),
         )
         self.num_preemptions = self._counters(
-            "num_preemptions", "Requests that lost their blocks.", "kind", ("recompute",)
+            "num_preemptions", "Requests that lost their blocks.", "kind", ("recompute", "swap")
         )
         self.recomputed_tokens = self._counter(
             "recomputed_tokens", "Tokens computed again after preemption or recovery."
+        )
+        self.prefix_cache_queries = self._counter(
+            "prefix_cache_queries", "Tokens looked up in the prefix cache."
+        )
+        self.prefix_cache_hits = self._counter(
+            "prefix_cache_hits", "Tokens found in the prefix cache."
+        )
+        self.shared_blocks = self._gauge(
+            "kv_blocks_saved_by_sharing", "Blocks that would be needed more without sharing."
+        )
+        self.copied_blocks = self._counter("kv_copy_on_write_blocks", "Blocks copied on write.")
+        self.swapped_blocks = self._counters(
+            "kv_swapped_blocks",
+            "Blocks moved to and from the host pool.",
+            "direction",
+            ("out", "in"),
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")

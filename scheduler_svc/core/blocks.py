@@ -1,42 +1,119 @@
-"""The device pool's free blocks (PagedAttention, section 4.2: the KV cache manager)."""
+"""Blocks of the device pool: reference counts, and a cache of those that nobody refers to.
+
+PagedAttention, sections 4.2 to 4.4. A block is in one of three places: referred to by at least one
+block table, cached (full, findable by the hash of everything up to its end, but referred to by
+nobody), or free. Cached blocks count as free: they are given away, least recently used first, when
+nothing else is left.
+"""
+
+from collections.abc import Iterable, Sequence
+
+BlockHash = bytes
 
 
 class BlockPool:
-    """Fixed-size blocks, all alike; which one is handed out does not matter.
+    """``allocate``, ``fork`` and ``free`` are the only ways in which blocks change hands.
 
-    The last block freed is the first handed out again: it is the likeliest to be in a cache.
+    Args:
+        num_blocks: blocks of the pool.
+        keeps_cached: whether blocks stay findable when nobody refers to them any more.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, keeps_cached: bool = True) -> None:
         self.num_blocks = num_blocks
+        self._keeps_cached = keeps_cached
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._in_use = bytearray(num_blocks)
+        self._references = [0] * num_blocks
+        self._hash_of: dict[int, BlockHash] = {}
+        self._block_of: dict[BlockHash, int] = {}
+        self._cached: dict[int, None] = {}  # oldest first
 
     @property
     def num_free(self) -> int:
         """Blocks that ``allocate`` can still hand out."""
-        return len(self._free)
+        return len(self._free) + len(self._cached)
 
     @property
     def num_used(self) -> int:
-        """Blocks handed out."""
-        return self.num_blocks - len(self._free)
+        """Blocks that some table refers to, each counted once."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks whose content can still be found."""
+        return len(self._cached)
+
+    def references(self, block: int) -> int:
+        """Tables that refer to a block."""
+        return self._references[block]
 
     def allocate(self, count: int) -> list[int] | None:
         """``count`` blocks, or None, and nothing changed, if there are not as many."""
-        if count > len(self._free):
+        if count > self.num_free:
             return None
-        if count == 0:
-            return []
-        blocks = self._free[-count:]
-        del self._free[-count:]
+        while len(self._free) < count:
+            self._evict()
+        blocks = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
         for block in blocks:
-            self._in_use[block] = 1
+            self._references[block] = 1
         return blocks
 
-    def free(self, blocks: list[int]) -> None:
-        """Take blocks back."""
+    def fork(self, blocks: Sequence[int]) -> None:
+        """One more table refers to these blocks."""
         for block in blocks:
-            assert self._in_use[block], f"block {block} is freed twice"
-            self._in_use[block] = 0
-        self._free.extend(reversed(blocks))
+            assert self._references[block] > 0, f"block {block} is forked but nobody's"
+            self._references[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """One table less refers to these blocks."""
+        # The end of a table goes first: its beginning is likelier to be asked for again.
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} is freed twice"
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._set_aside(block)
+
+    # ------------------------------------------------------------------ the cache
+
+    def register(self, block: int, block_hash: BlockHash) -> None:
+        """Make a full block findable; the first of several with the same content is kept."""
+        assert self._references[block] > 0, f"block {block} is registered but nobody's"
+        if block_hash not in self._block_of and block not in self._hash_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+
+    def find(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """The longest run of known blocks that starts with the first hash; takes no reference."""
+        found: list[int] = []
+        for block_hash in hashes:
+            block = self._block_of.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """One more table refers to these found blocks, cached or in use."""
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._references[block] += 1
+
+    def num_cached_in(self, blocks: Iterable[int]) -> int:
+        """How many of these found blocks ``take`` would take from ``num_free``."""
+        return sum(block in self._cached for block in blocks)
+
+    def _set_aside(self, block: int) -> None:
+        """Nobody refers to the block any more."""
+        if block not in self._hash_of:
+            self._free.append(block)
+            return
+        self._cached[block] = None
+        if not self._keeps_cached:
+            self._evict()
+
+    def _evict(self) -> None:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        del self._block_of[self._hash_of.pop(block)]
+        self._free.append(block)

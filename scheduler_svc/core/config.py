@@ -1,12 +1,21 @@
 """What the scheduler core must know of the engine; fixed for an epoch."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from shared.errors import PageStreamError
 
 
 class ProtocolError(PageStreamError):
     """A result contradicts the plans: the epoch cannot be continued."""
+
+
+class Preemption(StrEnum):
+    """How a group gives its blocks up (PagedAttention, section 4.5)."""
+
+    RECOMPUTE = "recompute"  # they are computed again
+    SWAP = "swap"  # they are kept in the host pool, while that has room
+    AUTO = "auto"  # whichever is cheaper for the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,11 @@ class SchedulerConfig:
     max_plans_in_flight: int
     num_watermark_blocks: int  # kept free on admission while others run
     outputs_retention: int  # entries of the outputs log kept for slow readers
+    prefix_caching: bool = True  # blocks stay findable when nobody refers to them any more
+    num_host_blocks: int = 0
+    preemption: str = Preemption.AUTO
+    recompute_us_per_token: float = 1.0  # what preemption costs, for AUTO
+    swap_us_per_block: float = 1.0  # one way
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_sequences:

@@ -6,7 +6,7 @@ import numpy as np
 
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import Admission, StepPlan
+from shared.messages import Admission, StepPlan, Turn
 
 
 @dataclass(slots=True)
@@ -15,7 +15,18 @@ class PlanDraft:
 
     step: int
     budget: int = 0  # tokens that may still be added
+    swap_out_device: list[int] = field(default_factory=list)
+    swap_out_host: list[int] = field(default_factory=list)
+    swap_in_host: list[int] = field(default_factory=list)
+    swap_in_device: list[int] = field(default_factory=list)
+    copy_sources: list[int] = field(default_factory=list)
+    copy_targets: list[int] = field(default_factory=list)
+    replaced_handles: list[int] = field(default_factory=list)
+    replaced_columns: list[int] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
+    fork_parents: list[int] = field(default_factory=list)
+    fork_children: list[int] = field(default_factory=list)
+    fork_choices: list[int] = field(default_factory=list)
     grown_handles: list[int] = field(default_factory=list)
     grown_blocks: list[int] = field(default_factory=list)
     chunk_handles: list[int] = field(default_factory=list)
@@ -25,6 +36,29 @@ class PlanDraft:
         """Append a block to a table that the worker has."""
         self.grown_handles.append(handle)
         self.grown_blocks.append(block)
+
+    def swap_out(self, device: int, host: int) -> None:
+        """Keep a block's content in the host pool."""
+        self.swap_out_device.append(device)
+        self.swap_out_host.append(host)
+
+    def swap_in(self, host: int, device: int) -> None:
+        """Bring a block's content back."""
+        self.swap_in_host.append(host)
+        self.swap_in_device.append(device)
+
+    def copy(self, handle: int, column: int, source: int, target: int) -> None:
+        """Give a sequence its own copy of a shared block."""
+        self.copy_sources.append(source)
+        self.copy_targets.append(target)
+        self.replaced_handles.append(handle)
+        self.replaced_columns.append(column)
+
+    def fork(self, parent: int, child: int, choice: int) -> None:
+        """Let a new sequence sample from its parent's logits in this step."""
+        self.fork_parents.append(parent)
+        self.fork_children.append(child)
+        self.fork_choices.append(choice)
 
     def chunk(self, handle: int, num_tokens: int) -> None:
         """Compute the next ``num_tokens`` tokens of a sequence."""
@@ -39,6 +73,7 @@ class PlanDraft:
         outputs_cursor: EntryId,
         outputs_min_id: EntryId,
         retired: list[int],
+        idle_turns: list[Turn],
     ) -> StepPlan:
         """The plan, with what is known only at the end."""
         return StepPlan(
@@ -48,11 +83,23 @@ class PlanDraft:
             outputs_cursor=str(outputs_cursor),
             outputs_min_id=str(outputs_min_id),
             retired=_packed(retired),
+            swap_out_device=_packed(self.swap_out_device),
+            swap_out_host=_packed(self.swap_out_host),
+            swap_in_host=_packed(self.swap_in_host),
+            swap_in_device=_packed(self.swap_in_device),
+            copy_sources=_packed(self.copy_sources),
+            copy_targets=_packed(self.copy_targets),
+            replaced_handles=_packed(self.replaced_handles),
+            replaced_columns=_packed(self.replaced_columns),
             admissions=tuple(self.admissions),
+            fork_parents=_packed(self.fork_parents),
+            fork_children=_packed(self.fork_children),
+            fork_choices=_packed(self.fork_choices),
             grown_handles=_packed(self.grown_handles),
             grown_blocks=_packed(self.grown_blocks),
             chunk_handles=_packed(self.chunk_handles),
             chunk_tokens=_packed(self.chunk_tokens),
+            idle_turns=tuple(idle_turns),
         )
 
 

@@ -1,6 +1,10 @@
 """What the core tells the service for logs and metrics; it decides nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.sequence import SequenceGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +21,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A sequence got its blocks. ``num_recomputed`` tokens had been computed before."""
+    """A group got its blocks."""
 
     request_id: str
-    again: bool
-    num_recomputed: int
+    again: bool  # it had been computed before
+    num_tokens: int  # of all its sequences
+    num_reused: int  # of those, found in the prefix cache or brought back from the host pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class Preempted:
 
     request_id: str
     by: str
+    kind: str  # "recompute" or "swap"
     num_tokens: int
 
 
@@ -54,5 +60,37 @@ class Stats:
 
     num_running: int
     num_waiting: int  # preempted ones included
+    num_swapped: int  # of those, with keys and values in the host pool
     num_used_blocks: int
-    num_kv_tokens: int
+    num_cached_blocks: int  # free, but still findable
+    num_shared_blocks: int  # that would be needed more if nothing were shared
+    num_kv_tokens: int  # token slots filled in used blocks
+
+
+def collect(
+    pool: BlockPool,
+    block_size: int,
+    running: Sequence[SequenceGroup],
+    num_waiting: int,
+    num_swapped: int,
+    step: int,
+) -> Stats:
+    """Look at every running sequence once."""
+    num_references = 0
+    unfilled: dict[int, int] = {}  # by the last block of each table, which several may share
+    for group in running:
+        for sequence in group.sequences:
+            table = sequence.block_table
+            if table:
+                num_references += len(table)
+                tokens = group.kv_tokens_at(step, sequence)
+                unfilled[table[-1]] = len(table) * block_size - tokens
+    return Stats(
+        num_running=len(running),
+        num_waiting=num_waiting,
+        num_swapped=num_swapped,
+        num_used_blocks=pool.num_used,
+        num_cached_blocks=pool.num_cached,
+        num_shared_blocks=num_references - pool.num_used,
+        num_kv_tokens=pool.num_used * block_size - sum(unfilled.values()),
+    )

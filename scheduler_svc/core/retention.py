@@ -5,7 +5,7 @@ find recent entries. Requests that have lived long get a fresh RequestState, so 
 front of them can go.
 """
 
-from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.sequence import SequenceGroup
 from shared.bus.api import START, EntryId
 
 _MAX_REFRESHED = 16  # a step should not pay for many at once
@@ -16,17 +16,17 @@ class Retention:
 
     def __init__(self, num_entries: int) -> None:
         self._num_entries = num_entries
-        self._oldest_first: dict[str, Sequence] = {}
+        self._oldest_first: dict[str, SequenceGroup] = {}
 
-    def stated(self, sequence: Sequence, at: EntryId) -> None:
-        """A RequestState of the sequence was read at this place of the log."""
-        self._oldest_first.pop(sequence.request_id, None)
-        self._oldest_first[sequence.request_id] = sequence
-        sequence.state_id = at
+    def stated(self, group: SequenceGroup, at: EntryId) -> None:
+        """A RequestState of the group was read at this place of the log."""
+        self._oldest_first.pop(group.request_id, None)
+        self._oldest_first[group.request_id] = group
+        group.state_id = at
 
-    def ended(self, sequence: Sequence) -> None:
+    def ended(self, group: SequenceGroup) -> None:
         """The log need not hold the request any more."""
-        self._oldest_first.pop(sequence.request_id, None)
+        self._oldest_first.pop(group.request_id, None)
 
     def min_id(self, head: EntryId) -> EntryId:
         """Entries below may be trimmed when ``head`` is the last entry."""
@@ -38,12 +38,12 @@ class Retention:
             return enough
         return min(enough, oldest.state_id)
 
-    def overdue(self, head: EntryId) -> list[Sequence]:
-        """Sequences whose RequestState holds the log back, or soon will."""
-        due: list[Sequence] = []
+    def overdue(self, head: EntryId) -> list[SequenceGroup]:
+        """SequenceGroups whose RequestState holds the log back, or soon will."""
+        due: list[SequenceGroup] = []
         limit = EntryId(head.epoch, head.seq - self._num_entries // 2)
-        for sequence in self._oldest_first.values():
-            if len(due) == _MAX_REFRESHED or (sequence.state_id or START) >= limit:
+        for group in self._oldest_first.values():
+            if len(due) == _MAX_REFRESHED or (group.state_id or START) >= limit:
                 break
-            due.append(sequence)
+            due.append(group)
         return due

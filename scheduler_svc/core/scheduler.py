@@ -4,29 +4,39 @@ Pure: no clock, no log, no Redis. The service feeds it what it read, and publish
 the same calls with the same arguments give the same plans.
 
 Progress is a number of planned tokens that chases the number of tokens; prefill and decode are no
-modes. Interpreted work per step is proportional to what changed: a sequence that stays inside its
-last block costs nothing. Its lengths follow from step numbers, and two calendars say in which step
-it opens a block and in which one it ends at the latest.
+modes. Interpreted work per step is proportional to what changed: a group whose sequences stay
+inside their last blocks costs nothing. Its lengths follow from step numbers, and calendars say in
+which step it opens a block, has filled one, and ends at the latest.
 """
 
 from bisect import insort
-from collections import defaultdict, deque
+from collections import defaultdict
+from collections.abc import Mapping
+from heapq import heappop, heappush
 from operator import attrgetter
 
 import numpy as np
 
 from scheduler_svc.core import notes
-from scheduler_svc.core.blocks import BlockPool
-from scheduler_svc.core.config import ProtocolError, SchedulerConfig
+from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.prefix import first_hash
 from scheduler_svc.core.retention import Retention
-from scheduler_svc.core.sequence import Sequence, SequenceState
+from scheduler_svc.core.sequence import (
+    NO_TOKENS,
+    EndedChoice,
+    GroupState,
+    Sequence,
+    SequenceGroup,
+)
+from scheduler_svc.core.tables import BlockTables
 from scheduler_svc.core.tokens import TokenStore
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.messages import (
     Abort,
     Admission,
+    ChoiceEnded,
     ChoiceState,
     EndFlag,
     FinishReason,
@@ -36,17 +46,19 @@ from shared.messages import (
     StepResult,
     Stop,
     Submit,
+    Turn,
 )
 
-_S = SequenceState
-_BY_ARRIVAL = attrgetter("arrival")
+_S = GroupState
+_BY_RANK = attrgetter("rank")
 
 
 class Scheduler:
-    """FCFS continuous batching over a paged pool, with preemption by recomputation.
+    """FCFS continuous batching over a paged pool, with preemption by recomputation or swapping.
 
-    Policy (PagedAttention, section 4.5): the earliest arrivals are served first, the latest are
-    preempted first, and nobody new is admitted while a preempted sequence waits.
+    Policy (PagedAttention, section 4.5): by priority and then by arrival the earliest are served
+    first and the latest preempted first; a group's sequences run together or not at all; nobody new
+    is admitted while a preempted group waits.
     """
 
     def __init__(self, config: SchedulerConfig, requests_cursor: EntryId = START) -> None:
@@ -55,30 +67,41 @@ class Scheduler:
         self.outputs_cursor = START
         self.planned_step = 0
         self.applied_step = 0
-        self.pool = BlockPool(config.num_blocks)
+        self._tables = BlockTables(config)
+        self.pool = self._tables.pool
+        self.host_pool = self._tables.host_pool
         self._tokens = TokenStore(config.max_num_sequences, config.max_model_len)
         self._retention = Retention(config.outputs_retention)
-        self._by_request: dict[str, Sequence] = {}
-        self._by_handle: dict[int, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
-        self._num_waiting = 0  # without those in the deque that have ended
-        self._preempted: list[Sequence] = []  # by arrival
-        self._prefilling: list[Sequence] = []  # by arrival
-        self._running: list[Sequence] = []  # all that hold blocks, by arrival
-        self._num_decoding = 0
+        self._by_request: dict[str, SequenceGroup] = {}
+        self._by_handle: dict[int, tuple[SequenceGroup, Sequence]] = {}
+        self._waiting: list[tuple[tuple[int, int], SequenceGroup]] = []  # a heap
+        self._num_waiting = 0  # without those in the heap that have ended
+        self._preempted: list[SequenceGroup] = []  # by rank
+        self._prefilling: list[SequenceGroup] = []  # by rank
+        self._running: list[SequenceGroup] = []  # all that hold blocks, by rank
+        self._num_decoding = 0  # sequences
+        self._num_accepted = 0
         self._next_handle = 1
         self._retired: list[int] = []  # handles that the next plan takes from the worker
         # The calendars, by step. An entry may be out of date; whoever reads it checks.
-        self._opens_block: defaultdict[int, list[Sequence]] = defaultdict(list)
-        self._reaches_limit: defaultdict[int, list[Sequence]] = defaultdict(list)
-        self._samples_first: defaultdict[int, list[Sequence]] = defaultdict(list)
+        self._opens_block: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        self._idle_turns: list[Turn] = []
         self._notes: list[notes.Note] = []
 
     # ------------------------------------------------------------ what came in
 
-    def recover(self, submit: Submit, output: IntArray) -> list[Message]:
-        """Take over an unfinished request of an earlier epoch; what to append to outputs."""
-        return self._accept(submit, output)
+    def recover(
+        self, submit: Submit, outputs: Mapping[int, IntArray], ended: Mapping[int, EndedChoice]
+    ) -> list[Message]:
+        """Take over an unfinished request of an earlier epoch; what to append to outputs.
+
+        Args:
+            outputs: generated tokens of each choice that has not ended.
+            ended: the choices that have.
+        """
+        return self._accept(submit, outputs, ended)
 
     def apply(self, event: Message, at: EntryId) -> list[Message]:
         """Take note of an entry of ``requests`` or ``outputs``; what to append to outputs.
@@ -93,12 +116,12 @@ class Scheduler:
                 return []
             case RequestState():
                 self.outputs_cursor = at
-                if (sequence := self._by_request.get(event.submit.request_id)) is not None:
-                    self._retention.stated(sequence, at)
+                if (group := self._by_request.get(event.submit.request_id)) is not None:
+                    self._retention.stated(group, at)
                 return []
             case Submit():
                 self.requests_cursor = at
-                return self._accept(event, np.empty(0, np.int32))
+                return self._accept(event, dict.fromkeys(range(event.num_choices), NO_TOKENS), {})
             case Stop():
                 self.requests_cursor = at
                 return self._stop(event)
@@ -127,15 +150,20 @@ class Scheduler:
         self._continue_prefills(draft)
         self._admit(draft)
         if num_decoding == 0 and not draft.chunk_handles:
+            # Looking may have changed something: a replay must look at the same moments.
+            turn = Turn(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
+            self._idle_turns.append(turn)
             return None
         self.planned_step = step
         retired, self._retired = self._retired, []
+        idle_turns, self._idle_turns = self._idle_turns, []
         return draft.finish(
             now_ms,
             self.requests_cursor,
             self.outputs_cursor,
             self._retention.min_id(self.outputs_cursor),
             retired,
+            idle_turns,
         )
 
     def checkpoints(self) -> list[RequestState]:
@@ -145,16 +173,23 @@ class Scheduler:
         """
         return [self.state_of(found) for found in self._retention.overdue(self.outputs_cursor)]
 
-    def state_of(self, sequence: Sequence) -> RequestState:
+    def state_of(self, group: SequenceGroup) -> RequestState:
         """All that the log must know of an unfinished request."""
-        output = sequence.output
-        if sequence.slot is not None:
-            output = self._tokens.output(sequence.slot)
-        return RequestState(
-            submit=sequence.submit,
-            choices=(ChoiceState(sequence.handle, output, finish_reason=""),),
-            requests_cursor=str(self.requests_cursor),
-        )
+        choices = [
+            ChoiceState(
+                sequence.choice,
+                sequence.handle,
+                sequence.output if sequence.slot is None else self._tokens.output(sequence.slot),
+                finish_reason="",
+            )
+            for sequence in group.sequences
+        ]
+        choices += [
+            ChoiceState(choice, 0, found.output, found.reason)
+            for choice, found in group.ended.items()
+        ]
+        choices.sort(key=attrgetter("choice"))
+        return RequestState(group.submit, tuple(choices), str(self.requests_cursor))
 
     def take_notes(self) -> list[notes.Note]:
         """What happened since the last call, for logs and metrics."""
@@ -163,37 +198,54 @@ class Scheduler:
 
     def stats(self) -> notes.Stats:
         """Queues and pool right now; looks at every running sequence."""
-        return notes.Stats(
-            num_running=len(self._running),
+        return notes.collect(
+            self.pool,
+            self.config.block_size,
+            self._running,
             num_waiting=self._num_waiting + len(self._preempted),
-            num_used_blocks=self.pool.num_used,
-            num_kv_tokens=sum(found.kv_tokens_at(self.planned_step) for found in self._running),
+            num_swapped=sum(group.is_swapped for group in self._preempted),
+            step=self.planned_step,
         )
 
     # ------------------------------------------------------------------ events
 
-    def _accept(self, submit: Submit, output: IntArray) -> list[Message]:
+    def _accept(
+        self, submit: Submit, outputs: Mapping[int, IntArray], ended: Mapping[int, EndedChoice]
+    ) -> list[Message]:
         if submit.request_id in self._by_request:
             return []
         num_prompt = len(submit.prompt)
         max_output = min(submit.sampling.max_tokens, self.config.max_model_len - num_prompt)
-        if (reason := self._why_never(num_prompt, max_output)) is not None:
+        if (reason := self._why_never(submit, max_output)) is not None:
             self._notes.append(notes.Refused(submit.request_id, reason))
             return [self._ended(submit.request_id, FinishReason.ERROR, reason)]
-        if len(output) >= max_output:  # recovered into a smaller context than it had
+        if any(len(output) >= max_output for output in outputs.values()):
+            # Recovered into a smaller context than it had.
             return [self._ended(submit.request_id, FinishReason.LENGTH)]
-        handle = self._next_handle
-        self._next_handle += 1
-        sequence = Sequence(submit, handle, handle, max_output, output)
-        self._by_request[submit.request_id] = sequence
-        self._by_handle[handle] = sequence
-        self._waiting.append(sequence)
+        self._num_accepted += 1
+        group = SequenceGroup(
+            submit=submit,
+            arrival=self._num_accepted,
+            max_output=max_output,
+            root=first_hash(submit.cache_salt),
+            sequences=[self._new_sequence(choice, output) for choice, output in outputs.items()],
+            ended=dict(ended),
+        )
+        self._by_request[submit.request_id] = group
+        for sequence in group.sequences:
+            self._by_handle[sequence.handle] = (group, sequence)
+        heappush(self._waiting, (group.rank, group))
         self._num_waiting += 1
         self._notes.append(notes.Accepted(submit.request_id, num_prompt))
-        return [self.state_of(sequence)]
+        return [self.state_of(group)]
 
-    def _why_never(self, num_prompt: int, max_output: int) -> str | None:
+    def _new_sequence(self, choice: int, output: IntArray) -> Sequence:
+        self._next_handle += 1
+        return Sequence(choice, self._next_handle - 1, output)
+
+    def _why_never(self, submit: Submit, max_output: int) -> str | None:
         """Why a request can never run, or None."""
+        num_prompt, num_choices = len(submit.prompt), submit.num_choices
         if num_prompt == 0:
             return "the prompt is empty"
         if max_output < 1:
@@ -201,27 +253,45 @@ class Scheduler:
                 f"the prompt has {num_prompt} tokens, the model's context is "
                 f"{self.config.max_model_len} tokens"
             )
+        if not 1 <= num_choices <= self.config.max_num_sequences:
+            return (
+                f"{num_choices} choices were asked for, "
+                f"at most {self.config.max_num_sequences} sequences run at once"
+            )
         # The last token is sampled but never computed: it needs no slot.
-        needed = self.config.blocks_for(num_prompt + max_output - 1)
+        each = self.config.blocks_for(num_prompt + max_output - 1)
+        shared = (num_prompt - 1) // self.config.block_size
+        needed = shared + num_choices * (each - shared)
         if needed > self.config.num_blocks:
             return (
-                f"{num_prompt} prompt tokens and {max_output} to generate need {needed} KV blocks, "
-                f"the pool has {self.config.num_blocks}"
+                f"{num_prompt} prompt tokens and {num_choices} x {max_output} to generate need "
+                f"{needed} KV blocks, the pool has {self.config.num_blocks}"
             )
         return None
 
     def _stop(self, stop: Stop) -> list[Message]:
-        sequence = self._by_request.get(stop.request_id)
-        if sequence is None:
+        group = self._by_request.get(stop.request_id)
+        if group is None:
             return []
-        self._end(sequence, FinishReason.STOP)
-        return [self._ended(stop.request_id, FinishReason.STOP)]
+        if group.state is _S.PREFILLING and len(group.prefilled) < len(group.sequences):
+            return []  # no choice has a token yet: nothing can have been found in it
+        for sequence in group.sequences:
+            if sequence.choice == stop.choice:
+                self._end(group, sequence, FinishReason.STOP)
+                break
+        else:
+            return []
+        if group.state is _S.ENDED:
+            return [self._ended(stop.request_id, FinishReason.STOP)]
+        cursor = str(self.requests_cursor)
+        return [ChoiceEnded(stop.request_id, stop.choice, FinishReason.STOP, cursor)]
 
     def _abort(self, abort: Abort) -> list[Message]:
-        sequence = self._by_request.get(abort.request_id)
-        if sequence is None or sequence.submit.attachment != abort.attachment:
+        group = self._by_request.get(abort.request_id)
+        if group is None or group.submit.attachment != abort.attachment:
             return []
-        self._end(sequence, FinishReason.ABORT)
+        for sequence in list(group.sequences):
+            self._end(group, sequence, FinishReason.ABORT)
         return [self._ended(abort.request_id, FinishReason.ABORT)]
 
     def _ended(self, request_id: str, reason: FinishReason, error: str = "") -> RequestEnded:
@@ -240,182 +310,283 @@ class Scheduler:
             flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
         except (IndexError, ValueError) as error:
             raise ProtocolError(f"result of step {result.step}: {error}") from None
-        for sequence in self._samples_first.pop(result.step, ()):
-            self._notes.append(notes.FirstToken(sequence.request_id))
+        for group in self._samples_first.pop(result.step, ()):
+            self._notes.append(notes.FirstToken(group.request_id))
         for handle, flag in zip(ended_handles, flags, strict=False):
-            if (ended := self._by_handle.get(handle)) is not None:
-                self._end(ended, flag.finish_reason())
+            if (found := self._by_handle.get(handle)) is not None:
+                self._end(*found, flag.finish_reason())
 
     # ------------------------------------------------------------------ a step
 
     def _drain_those_at_their_limit(self, step: int) -> None:
-        for sequence in self._reaches_limit.pop(step - 1, ()):
-            if sequence.state is _S.DECODING and sequence.last_step == step - 1:
-                sequence.move_to(_S.DRAINING)
-                self._num_decoding -= 1
+        for group in self._reaches_limit.pop(step - 1, ()):
+            if group.state is _S.DECODING and group.last_step == step - 1:
+                group.move_to(_S.DRAINING)
+                self._num_decoding -= len(group.sequences)
 
     def _open_blocks(self, draft: PlanDraft) -> None:
-        """Give a block to each sequence whose next token does not fit its last one."""
+        """Give blocks to each group whose next tokens have no room in blocks of their own."""
         step = draft.step
-        due = self._opens_block.pop(step, None)
-        if due is None:
+        due: list[SequenceGroup] = []
+        for group in self._opens_block.pop(step, ()):
+            if group.state is _S.DECODING and group.next_block_step == step:
+                group.next_block_step = 0  # preempted and back, it may be noted here twice
+                due.append(group)
+        tables = self._tables
+        positions = [group.num_tokens + step - group.decode_from for group in due]
+        needed = sum(map(tables.num_needed, due, positions))
+        blocks = self.pool.allocate(needed)
+        if blocks is None:
+            self._open_blocks_by_rank(due, draft)
             return
-        due.sort(key=_BY_ARRIVAL)
-        for sequence in due:
-            if sequence.state is not _S.DECODING or sequence.next_block_step != step:
-                continue
-            block = self._block_for(sequence)
-            if block is None:
-                continue
-            sequence.block_table.append(block)
-            draft.grow(sequence.handle, block)
-            self._note_next_block(sequence, step + self.config.block_size)
+        for group, position in zip(due, positions, strict=True):
+            tables.make_room(group, position, blocks, draft)
+            self._note_next_block(group, position, step)
 
-    def _block_for(self, sequence: Sequence) -> int | None:
-        """A block, if need be from the latest arrivals; None if the sequence itself had to go."""
-        while (blocks := self.pool.allocate(1)) is None:
+    def _open_blocks_by_rank(self, due: list[SequenceGroup], draft: PlanDraft) -> None:
+        """The same when not all can have what they need: the latest have to go."""
+        for group in sorted(due, key=_BY_RANK):
+            if group.state is not _S.DECODING:
+                continue
+            position = group.num_tokens + draft.step - group.decode_from
+            blocks = self._blocks_for(group, position, draft)
+            if blocks is not None:
+                self._tables.make_room(group, position, blocks, draft)
+                self._note_next_block(group, position, draft.step)
+
+    def _blocks_for(
+        self, group: SequenceGroup, position: int, draft: PlanDraft
+    ) -> list[int] | None:
+        """Free blocks, if need be from the latest; None if the group itself had to go."""
+        needed = self._tables.num_needed(group, position)
+        while (blocks := self.pool.allocate(needed)) is None:
             victim = next(
                 found for found in reversed(self._running) if found.state is not _S.DRAINING
             )
-            self._preempt(victim, sequence)
-            if victim is sequence:
+            self._preempt(victim, group, draft)
+            if victim is group:
                 return None
-        return blocks[0]
+        return blocks
 
-    def _preempt(self, victim: Sequence, beneficiary: Sequence) -> None:
-        lost = victim.kv_tokens_at(self.planned_step)
-        self._notes.append(notes.Preempted(victim.request_id, beneficiary.request_id, lost))
-        self._give_up_blocks(victim)
+    def _note_next_block(self, group: SequenceGroup, position: int, step: int) -> None:
+        """``step`` has room to write at ``position``; note when the block is full."""
+        due = step + self.config.block_size - position % self.config.block_size
+        group.next_block_step = due
+        if due <= group.last_step:
+            self._opens_block[due].append(group)
+
+    def _preempt(self, victim: SequenceGroup, beneficiary: SequenceGroup, draft: PlanDraft) -> None:
+        lost = sum(victim.kv_tokens_at(self.planned_step, found) for found in victim.sequences)
+        kind = self._kind_of_preemption(victim)
+        note = notes.Preempted(victim.request_id, beneficiary.request_id, kind, lost)
+        self._notes.append(note)
+        if kind is Preemption.SWAP:
+            self._tables.swap_out(victim, draft)
+        self._stop_running(victim)
+        for sequence in victim.sequences:
+            self._give_up_blocks(victim, sequence)
         victim.move_to(_S.PREEMPTED)
         victim.last_step = self.planned_step  # its results may come until then
-        insort(self._preempted, victim, key=_BY_ARRIVAL)
+        insort(self._preempted, victim, key=_BY_RANK)
+
+    def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
+        """Swapping if it is wanted, possible, and, if there is a choice, cheaper."""
+        config = self.config
+        if victim.state is not _S.DECODING or config.preemption == Preemption.RECOMPUTE:
+            return Preemption.RECOMPUTE  # half a prompt is not worth keeping
+        num_blocks = self._tables.num_blocks_of(victim)
+        if num_blocks > self._tables.host_pool.num_free:
+            return Preemption.RECOMPUTE
+        if config.preemption == Preemption.SWAP:
+            return Preemption.SWAP
+        swap_us = 2 * num_blocks * config.swap_us_per_block
+        recompute_us = num_blocks * config.block_size * config.recompute_us_per_token
+        return Preemption.SWAP if swap_us < recompute_us else Preemption.RECOMPUTE
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
-        while self._prefilling and draft.budget > 0:
-            self._plan_chunk(self._prefilling[0], draft)
+        for group in list(self._prefilling):
+            if draft.budget <= 0:
+                return
+            self._plan_chunks(group, draft)
 
     def _admit(self, draft: PlanDraft) -> None:
-        while draft.budget > 0 and self._tokens.num_free_slots > 0:
-            sequence = self._next_to_admit()
-            if sequence is None or not self._take_blocks(sequence):
+        while draft.budget > 0:
+            group = self._next_to_admit()
+            if group is None or self._tokens.num_free_slots < len(group.sequences):
                 return
-            self._open(sequence, draft)
-            self._plan_chunk(sequence, draft)
+            reserve = self.config.num_watermark_blocks if self._running else 0
+            group.prepare_prefill()
+            if not self._get_blocks(group, reserve, draft):
+                return
+            self._open(group, draft)
+            self._plan_chunks(group, draft)
 
-    def _next_to_admit(self) -> Sequence | None:
+    def _get_blocks(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
+        """Blocks for all of a group, or nothing; what was swapped out comes back."""
+        if group.is_swapped:
+            return self._tables.swap_in(group, reserve, draft)
+        return self._tables.admit(group, reserve)
+
+    def _next_to_admit(self) -> SequenceGroup | None:
         if self._preempted:
             first = self._preempted[0]
             if first.last_step > self.applied_step:
                 return None  # the tokens of its last plans are not in yet
-            self._hand_in_slot(first)
+            for sequence in first.sequences:
+                self._hand_in_slot(sequence)
             return first
-        while self._waiting and self._waiting[0].state is not _S.WAITING:
-            self._waiting.popleft()  # ended while it waited
-        return self._waiting[0] if self._waiting else None
+        while self._waiting and self._waiting[0][1].state is not _S.WAITING:
+            heappop(self._waiting)  # ended while it waited
+        return self._waiting[0][1] if self._waiting else None
 
-    def _take_blocks(self, sequence: Sequence) -> bool:
-        """Blocks for all the tokens there are."""
-        num_tokens = len(sequence.submit.prompt) + len(sequence.output)
-        needed = self.config.blocks_for(num_tokens)
-        reserve = self.config.num_watermark_blocks if self._running else 0
-        if needed + reserve > self.pool.num_free:
-            return False
-        blocks = self.pool.allocate(needed)
-        assert blocks is not None
-        sequence.block_table = blocks
-        return True
-
-    def _open(self, sequence: Sequence, draft: PlanDraft) -> None:
-        """Put a sequence that has just got its blocks into the plan."""
-        if sequence.state is _S.WAITING:
-            self._waiting.popleft()
+    def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Put a group that has just got its blocks into the plan."""
+        if group.state is _S.WAITING:
+            heappop(self._waiting)
             self._num_waiting -= 1
         else:
-            self._preempted.remove(sequence)
-        sequence.move_to(_S.PREFILLING)
-        sequence.num_tokens = len(sequence.submit.prompt) + len(sequence.output)
-        sequence.num_planned = 0
-        sequence.slot = self._tokens.open(sequence.handle, sequence.output)
-        insort(self._running, sequence, key=_BY_ARRIVAL)
-        insort(self._prefilling, sequence, key=_BY_ARRIVAL)
-        draft.admissions.append(
-            Admission(
-                handle=sequence.handle,
-                choice=0,
-                tokens=np.concatenate([sequence.submit.prompt, sequence.output]),
-                num_prompt_tokens=len(sequence.submit.prompt),
-                num_computed=0,
-                block_table=np.array(sequence.block_table, np.int32),
-                sampling=sequence.submit.sampling,
+            self._preempted.remove(group)
+        group.move_to(_S.PREFILLING)
+        insort(self._running, group, key=_BY_RANK)
+        insort(self._prefilling, group, key=_BY_RANK)
+        for sequence in group.sequences:
+            sequence.slot = self._tokens.open(sequence.handle, sequence.output)
+        for sequence in group.prefilled:
+            draft.admissions.append(
+                Admission(
+                    handle=sequence.handle,
+                    choice=sequence.choice,
+                    tokens=group.tokens_of(sequence),
+                    num_prompt_tokens=group.num_prompt_tokens,
+                    num_computed=sequence.num_planned,
+                    block_table=np.array(sequence.block_table, np.int32),
+                    sampling=group.submit.sampling,
+                )
+            )
+        num_output = group.num_tokens - group.num_prompt_tokens
+        self._notes.append(
+            notes.Admitted(
+                group.request_id,
+                again=group.was_admitted or num_output > 0,
+                num_tokens=group.num_tokens * len(group.prefilled),
+                num_reused=sum(sequence.num_planned for sequence in group.prefilled),
             )
         )
-        again = sequence.was_admitted or len(sequence.output) > 0
-        recomputed = sequence.num_tokens if again else 0
-        self._notes.append(notes.Admitted(sequence.request_id, again, recomputed))
-        sequence.was_admitted = True
+        group.was_admitted = True
 
-    def _plan_chunk(self, sequence: Sequence, draft: PlanDraft) -> None:
-        """As many of a sequence's next tokens as the budget allows."""
-        num_tokens = min(sequence.num_tokens - sequence.num_planned, draft.budget)
+    def _plan_chunks(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """As many of a group's next tokens as the budget allows.
+
+        Sequences that are computed again wait for each other before the last token, so that they
+        stay equally long.
+        """
+        wait_for_each_other = len(group.prefilled) > 1
+        target = group.num_tokens - wait_for_each_other
+        has_chunk = False
+        for sequence in group.prefilled:
+            num_tokens = min(target - sequence.num_planned, draft.budget)
+            if num_tokens > 0:
+                self._plan_chunk(sequence, num_tokens, draft)
+                has_chunk = True
+            if sequence.num_planned < target:
+                return
+        if wait_for_each_other:
+            if has_chunk or draft.budget < len(group.prefilled):
+                return
+            for sequence in group.prefilled:
+                self._plan_chunk(sequence, 1, draft)
+        self._prefilling.remove(group)
+        self._start_decoding(group, draft)
+
+    def _plan_chunk(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> None:
         draft.chunk(sequence.handle, num_tokens)
+        before = sequence.num_planned
         sequence.num_planned += num_tokens
-        if sequence.num_planned == sequence.num_tokens:
-            self._prefilling.remove(sequence)
-            self._start_decoding(sequence, draft.step)
+        self._tables.register_planned(sequence, before)
 
-    def _start_decoding(self, sequence: Sequence, step: int) -> None:
-        """``step`` samples a token; from the next one on the sequence decodes by itself."""
-        num_generated = len(sequence.output)
+    def _start_decoding(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """This step samples a token; from the next one on the group decodes by itself."""
+        step = draft.step
+        parent, *others = group.sequences
+        if len(group.prefilled) < len(group.sequences):
+            for child in others:
+                self._tables.fork(parent, child)
+                draft.fork(parent.handle, child.handle, child.choice)
+        num_generated = group.num_tokens - group.num_prompt_tokens
         if num_generated == 0:
-            self._samples_first[step].append(sequence)
-        sequence.decode_from = step + 1
-        sequence.last_step = step + sequence.max_output - num_generated - 1
-        if sequence.last_step == step:
-            sequence.move_to(_S.DRAINING)
+            self._samples_first[step].append(group)
+        group.decode_from = step + 1
+        group.last_step = step + group.max_output - num_generated - 1
+        if group.last_step == step:
+            group.move_to(_S.DRAINING)
             return
-        sequence.move_to(_S.DECODING)
-        self._num_decoding += 1
-        self._reaches_limit[sequence.last_step].append(sequence)
-        # Step decode_from computes the token at position num_tokens.
-        slots_left = -sequence.num_tokens % self.config.block_size
-        self._note_next_block(sequence, sequence.decode_from + slots_left)
-
-    def _note_next_block(self, sequence: Sequence, step: int) -> None:
-        sequence.next_block_step = step
-        if step <= sequence.last_step:
-            self._opens_block[step].append(sequence)
+        group.move_to(_S.DECODING)
+        self._num_decoding += len(group.sequences)
+        self._reaches_limit[group.last_step].append(group)
+        # Step decode_from computes the token at position num_tokens: at a border it needs a new
+        # block, and forks need room of their own.
+        position = group.num_tokens
+        if position % self.config.block_size == 0 or self._tables.num_needed(group, position):
+            group.next_block_step = group.decode_from
+            self._opens_block[group.decode_from].append(group)
+        else:
+            self._note_next_block(group, position, group.decode_from)
 
     # --------------------------------------------------------------- an ending
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Forget a request; what it held is free for the next plan.
+    def _end(self, group: SequenceGroup, sequence: Sequence, reason: FinishReason) -> None:
+        """Forget a sequence; what it held is free for the next plan.
 
         A plan in flight may still compute it: plans are executed in order, so that is done before
         anybody else gets the blocks.
         """
-        if sequence.state is _S.WAITING:
-            self._num_waiting -= 1
-        elif sequence.state is _S.PREEMPTED:
-            self._preempted.remove(sequence)
-        else:
-            self._give_up_blocks(sequence)
-        self._hand_in_slot(sequence)
-        sequence.move_to(_S.ENDED)
-        del self._by_request[sequence.request_id]
-        del self._by_handle[sequence.handle]
-        self._retention.ended(sequence)
-        self._notes.append(notes.Ended(sequence.request_id, reason, len(sequence.output)))
-
-    def _give_up_blocks(self, sequence: Sequence) -> None:
-        """Free the blocks of a running sequence and have the worker forget it."""
-        if sequence.state is _S.DECODING:
+        if group.state is _S.DECODING:
             self._num_decoding -= 1
-        elif sequence.state is _S.PREFILLING:
-            self._prefilling.remove(sequence)
-        self._running.remove(sequence)
+        if len(group.sequences) == 1:
+            self._leave_queues(group)
+        self._give_up_blocks(group, sequence)
+        self._tables.drop_swapped(sequence)
+        self._hand_in_slot(sequence)
+        group.sequences.remove(sequence)
+        group.ended[sequence.choice] = EndedChoice(sequence.output, reason)
+        del self._by_handle[sequence.handle]
+        if not group.sequences:
+            group.move_to(_S.ENDED)
+            del self._by_request[group.request_id]
+            self._retention.ended(group)
+            num_generated = sum(len(found.output) for found in group.ended.values())
+            self._notes.append(notes.Ended(group.request_id, reason, num_generated))
+
+    def _leave_queues(self, group: SequenceGroup) -> None:
+        """The last sequence of a group is about to end."""
+        if group.state is _S.WAITING:
+            self._num_waiting -= 1
+        elif group.state is _S.PREEMPTED:
+            self._preempted.remove(group)
+        else:
+            self._running.remove(group)
+            if group.state is _S.PREFILLING:
+                self._prefilling.remove(group)
+
+    def _stop_running(self, group: SequenceGroup) -> None:
+        """A running group is about to lose its blocks."""
+        if group.state is _S.DECODING:
+            self._num_decoding -= len(group.sequences)
+        elif group.state is _S.PREFILLING:
+            self._prefilling.remove(group)
+        self._running.remove(group)
+
+    def _give_up_blocks(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Free a sequence's blocks and have the worker forget it, if it has any."""
+        if not sequence.block_table:
+            return
         self._retired.append(sequence.handle)
-        self.pool.free(sequence.block_table)
-        sequence.block_table = []
+        num_computed = sequence.num_planned
+        if sequence.slot is not None and group.state is not _S.PREFILLING:
+            # The last token that is known was sampled, but is not computed for sure.
+            sequence.output = self._tokens.output(sequence.slot)
+            num_computed = group.num_prompt_tokens + len(sequence.output) - 1
+        self._tables.release(group, sequence, num_computed)
 
     def _hand_in_slot(self, sequence: Sequence) -> None:
         if sequence.slot is not None:

@@ -1,27 +1,28 @@
-"""One sequence of tokens: what the scheduler remembers of it, and the states it goes through."""
+"""A request's sequences: what the scheduler remembers of them, and the states they go through."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
 
+from scheduler_svc.core.blocks import BlockHash
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.messages import Submit
 
 
-class SequenceState(Enum):
-    """Where a sequence is in its life."""
+class GroupState(Enum):
+    """Where a sequence group is in its life. Its sequences are scheduled as one (gang)."""
 
     WAITING = auto()  # never planned yet, in this epoch
     PREFILLING = auto()  # has blocks; some of its tokens are not in a plan yet
-    DECODING = auto()  # computes one token in every plan without being named
+    DECODING = auto()  # computes one token per sequence in every plan without being named
     DRAINING = auto()  # its last possible token is planned; results are still to come
     PREEMPTED = auto()  # lost its blocks, waits to get them back
     ENDED = auto()
 
 
-_S = SequenceState
+_S = GroupState
 _TRANSITIONS = {
     _S.WAITING: {_S.PREFILLING, _S.ENDED},
     _S.PREFILLING: {_S.DECODING, _S.DRAINING, _S.PREEMPTED, _S.ENDED},
@@ -36,7 +37,29 @@ NO_TOKENS: IntArray = np.empty(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request's one choice.
+    """One choice of a request."""
+
+    choice: int
+    handle: int
+    output: IntArray  # generated tokens, as of when the sequence was last without a slot
+    slot: int | None = None  # row of the token store
+    block_table: list[int] = field(default_factory=list)
+    host_table: list[int] = field(default_factory=list)  # of the host pool, while swapped out
+    hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks
+    num_planned: int = 0  # tokens that are in a plan, while it prefills
+
+
+@dataclass(frozen=True, slots=True)
+class EndedChoice:
+    """What is left of a choice."""
+
+    output: IntArray
+    reason: str  # FinishReason
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """A request. Those of its sequences that have not ended are always equally long.
 
     Times are step numbers: in every step a decoding sequence grows by one token, so its length at
     any step follows from ``decode_from`` and needs no bookkeeping.
@@ -44,14 +67,13 @@ class Sequence:
 
     submit: Submit
     arrival: int  # order of acceptance
-    handle: int
     max_output: int  # generated tokens at most: the request's limit or the context's end
-    output: IntArray  # generated tokens, as of when the sequence was last without a slot
-    state: SequenceState = SequenceState.WAITING
-    slot: int | None = None  # row of the scheduler's token array
-    block_table: list[int] = field(default_factory=list)
-    num_tokens: int = 0  # prompt and output when it was admitted
-    num_planned: int = 0  # of those, tokens that are in a plan
+    root: BlockHash  # what the chain of block hashes starts from
+    sequences: list[Sequence]  # those that have not ended
+    ended: dict[int, EndedChoice] = field(default_factory=dict)  # by choice
+    prefilled: list[Sequence] = field(default_factory=list)  # those whose prefill makes the group
+    state: GroupState = GroupState.WAITING
+    num_tokens: int = 0  # prompt and output of each sequence when they were admitted
     decode_from: int = 0  # first step that computes a token behind those
     next_block_step: int = 0  # step whose token opens a new block
     last_step: int = 0  # step that reaches max_output; if preempted: last that included it
@@ -60,16 +82,43 @@ class Sequence:
 
     @property
     def request_id(self) -> str:
-        """Id of the request it belongs to."""
+        """Id of the request."""
         return self.submit.request_id
 
-    def move_to(self, state: SequenceState) -> None:
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower is served earlier, and preempted later."""
+        return (self.submit.priority, self.arrival)
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether its keys and values wait in the host pool."""
+        return bool(self.sequences and self.sequences[0].host_table)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.submit.prompt)
+
+    def move_to(self, state: GroupState) -> None:
         """Change state."""
         assert state in _TRANSITIONS[self.state], f"{self.request_id}: {self.state} -> {state}"
         self.state = state
 
-    def kv_tokens_at(self, step: int) -> int:
-        """Tokens with keys and values once ``step`` is done."""
+    def tokens_of(self, sequence: Sequence) -> IntArray:
+        """Prompt and output of a sequence without a slot."""
+        return np.concatenate([self.submit.prompt, sequence.output])
+
+    def prepare_prefill(self) -> None:
+        """Note how long the sequences are, and which of them have to be computed."""
+        num_output = len(self.sequences[0].output)
+        self.num_tokens = self.num_prompt_tokens + num_output
+        # While nothing is generated all sequences are equal: the first is computed, the others
+        # fork from it.
+        self.prefilled = list(self.sequences) if num_output else self.sequences[:1]
+
+    def kv_tokens_at(self, step: int, sequence: Sequence) -> int:
+        """Tokens with keys and values of a sequence once ``step`` is done."""
         if self.state in (_S.DECODING, _S.DRAINING):
             return self.num_tokens + min(step, self.last_step) - self.decode_from + 1
-        return self.num_planned
+        return sequence.num_planned if sequence.block_table else 0

@@ -1,5 +1,7 @@
 """Generated tokens of all admitted sequences, appended with one vectorised write per step."""
 
+from itertools import repeat
+
 import numpy as np
 
 from shared.codec import IntArray
@@ -60,10 +62,8 @@ class TokenStore:
             raise IndexError(f"{len(handles)} handles for {len(tokens)} tokens")
         key = handles.tobytes()
         if key != self._last_handles:
-            find, sink = self._slot_of.get, self._sink
-            self._last_slots = np.fromiter(
-                (find(handle, sink) for handle in handles.tolist()), np.int64, len(handles)
-            )
+            found = map(self._slot_of.get, handles.tolist(), repeat(self._sink))
+            self._last_slots = np.fromiter(found, np.int64, len(handles))
             self._last_handles = key
         slots = self._last_slots
         self._tokens[slots, self._counts[slots]] = tokens

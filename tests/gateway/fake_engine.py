@@ -12,6 +12,7 @@ from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
 from shared.messages import (
     Abort,
+    ChoiceEnded,
     ChoiceState,
     EndFlag,
     EngineInfo,
@@ -27,6 +28,12 @@ from shared.messages import (
     TokenLogprobs,
 )
 
+
+def kv_pool(num_blocks: int, block_size: int = 16) -> KVGeometry:
+    """A pool of which only this matters."""
+    return KVGeometry(num_blocks, block_size, bytes_per_block=4096, num_host_blocks=0)
+
+
 INFO = EngineInfo(
     engine_id="engine-0",
     scheduler="fake",
@@ -36,7 +43,7 @@ INFO = EngineInfo(
     model=ModelInfo(
         "demo", vocab_size=4096, max_model_len=256, dtype="float32", eos_token_ids=(1,)
     ),
-    kv=KVGeometry(num_blocks=64, block_size=16, bytes_per_block=4096),
+    kv=kv_pool(64),
     num_running=0,
     num_waiting=0,
 )
@@ -44,7 +51,10 @@ _READ_MS = 1_000
 _PATIENCE_S = 5.0
 
 Reply = Callable[[Submit], Sequence[int]]
-"""The tokens that a request is answered with; the last one ends it."""
+"""The tokens that a request is answered with, in all its choices; the last one ends them."""
+
+Row = str | tuple[str, int]
+"""A request's first choice, or one by its index."""
 
 
 class FakeEngine:
@@ -55,7 +65,7 @@ class FakeEngine:
         self.keys = EngineKeys(engine_id)
         self.epoch = 0
         self.step_number = 0
-        self.handles: dict[str, int] = {}
+        self.handles: dict[tuple[str, int], int] = {}
         self.requests_cursor = START
         self.pending: list[Message] = []
         self.heard: list[Message] = []
@@ -112,16 +122,30 @@ class FakeEngine:
         assert isinstance(message, Abort), message
         return message
 
-    def state(self, submit: Submit, output: Sequence[int] = (), reason: str = "") -> RequestState:
-        """The state of a request, under a new handle."""
-        self.handles[submit.request_id] = self._next_handle
-        self._next_handle += 1
-        choice = ChoiceState(self._next_handle - 1, np.array(output, np.int32), reason)
-        return RequestState(submit, (choice,), str(self.requests_cursor))
+    def state(
+        self, submit: Submit, *outputs: Sequence[int], ended: Mapping[int, str] | None = None
+    ) -> RequestState:
+        """The state of a request, under new handles.
 
-    async def accept(self, submit: Submit, output: Sequence[int] = ()) -> None:
+        Args:
+            outputs: tokens of the first choices; the others have none.
+            ended: reasons, by choice.
+        """
+        choices = []
+        for number in range(submit.num_choices):
+            output = outputs[number] if number < len(outputs) else ()
+            reason = (ended or {}).get(number, "")
+            handle = 0 if reason else self._next_handle
+            self.handles[submit.request_id, number] = handle
+            self._next_handle += not reason
+            choices.append(ChoiceState(number, handle, np.array(output, np.int32), reason))
+        return RequestState(submit, tuple(choices), str(self.requests_cursor))
+
+    async def accept(
+        self, submit: Submit, *outputs: Sequence[int], ended: Mapping[int, str] | None = None
+    ) -> None:
         """Put a request's state into the log."""
-        await self.say(self.state(submit, output))
+        await self.say(self.state(submit, *outputs, ended=ended))
 
     async def accept_next(self) -> Submit:
         """Wait for a request and accept it."""
@@ -131,18 +155,19 @@ class FakeEngine:
 
     def result(
         self,
-        tokens: Mapping[str, int],
-        ended: Mapping[str, EndFlag] | None = None,
-        logprobs: Mapping[str, TokenLogprobs] | None = None,
-        prompts: Mapping[str, Sequence[TokenLogprobs]] | None = None,
+        tokens: Mapping[Row, int],
+        ended: Mapping[Row, EndFlag] | None = None,
+        logprobs: Mapping[Row, TokenLogprobs] | None = None,
+        prompts: Mapping[Row, Sequence[TokenLogprobs]] | None = None,
+        admitted: Mapping[Row, int] | None = None,
     ) -> StepResult:
-        """The result of the next step, by request."""
+        """The result of the next step, by choice."""
         self.step_number += 1
         rows = list(tokens)
-        ended = ended or {}
+        ended, admitted = ended or {}, admitted or {}
         return StepResult(
             step=self.step_number,
-            handles=np.array([self.handles[row] for row in rows], np.int32),
+            handles=np.array([self.handle(row) for row in rows], np.int32),
             tokens=np.array([tokens[row] for row in rows], np.int32),
             ended_rows=np.array([rows.index(row) for row in ended], np.int32),
             ended_flags=np.array(list(ended.values()), np.int32),
@@ -150,26 +175,56 @@ class FakeEngine:
                 replace(scores, row=rows.index(row)) for row, scores in (logprobs or {}).items()
             ),
             prompt_logprobs=tuple(
-                PromptLogprobs(self.handles[row], tuple(scores))
+                PromptLogprobs(self.handle(row), tuple(scores))
                 for row, scores in (prompts or {}).items()
             ),
+            admitted_handles=np.array([self.handle(row) for row in admitted], np.int32),
+            admitted_computed=np.array(list(admitted.values()), np.int32),
             num_batched_tokens=len(rows),
             model_us=0,
             step_us=0,
         )
+
+    def handle(self, row: Row) -> int:
+        """Under which results speak of a choice."""
+        return self.handles[(row, 0) if isinstance(row, str) else row]
 
     async def step(self, *args: Any, **kwargs: Any) -> None:
         """Execute one step, see ``result``."""
         await self.say(self.result(*args, **kwargs))
 
     async def generate(
-        self, submit: Submit, tokens: Sequence[int], flag: EndFlag | None = EndFlag.LENGTH
+        self,
+        submit: Submit,
+        tokens: Sequence[int],
+        flag: EndFlag | None = EndFlag.LENGTH,
+        choice: int = 0,
     ) -> None:
-        """One step for each token; the last one ends the request unless ``flag`` is None."""
-        name = submit.request_id
-        for position, token in enumerate(tokens):
-            last = flag is not None and position == len(tokens) - 1
-            await self.step({name: token}, {name: flag} if last else {})
+        """One step for each token; the last one ends the choice unless ``flag`` is None."""
+        await self.generate_all(submit, {choice: tokens}, flag)
+
+    async def generate_all(
+        self,
+        submit: Submit,
+        tokens: Mapping[int, Sequence[int]],
+        flag: EndFlag | None = EndFlag.LENGTH,
+    ) -> None:
+        """Several choices, in as many steps as the longest has tokens."""
+        for position in range(max(len(some) for some in tokens.values())):
+            step: dict[Row, int] = {}
+            ended: dict[Row, EndFlag] = {}
+            for choice, some in tokens.items():
+                row = (submit.request_id, choice)
+                if position < len(some):
+                    step[row] = some[position]
+                if flag is not None and position == len(some) - 1:
+                    ended[row] = flag
+            await self.step(step, ended)
+
+    async def end_choice(self, submit: Submit, choice: int, reason: str) -> None:
+        """End one choice otherwise than by a result."""
+        cursor = str(self.requests_cursor)
+        await self.say(ChoiceEnded(submit.request_id, choice, reason, cursor))
 
     async def end(self, submit: Submit, reason: str, error: str = "") -> None:
         """End a request otherwise than by a result."""
@@ -182,7 +237,9 @@ class FakeEngine:
             message = await self.hear()
             if isinstance(message, Submit):
                 await self.accept(message)
-                await self.generate(message, reply(message), flag)
+                tokens = reply(message)
+                choices = dict.fromkeys(range(message.num_choices), tokens)
+                await self.generate_all(message, choices, flag)
 
 
 def scores(token: int, logprob: float, top: Mapping[int, float], row: int = 0) -> TokenLogprobs:

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.messages import KVGeometry
 from tests.gateway.conftest import MakeStage, Stage
+from tests.gateway.fake_engine import kv_pool
 
 VALUES: list[tuple[str, str]] = [
     # (field, JSON)
@@ -58,10 +58,19 @@ VALUES: list[tuple[str, str]] = [
     ("stream_options", '{"include_usage": true}'),
     ("return_token_ids", "1"),
     ("user", "5"),
-    ("n", "2"),
     ("n", "true"),
     ("n", "0"),
-    ("best_of", "3"),
+    ("n", "129"),
+    ("n", "1.5"),
+    ("best_of", "0"),
+    ("best_of", "129"),
+    ("best_of", "true"),
+    ("priority", "2147483648"),
+    ("priority", "-2147483649"),
+    ("priority", "0.5"),
+    ("priority", '"high"'),
+    ("cache_salt", "5"),
+    ("cache_salt", json.dumps("a" * 257)),
     ("frequency_penalty", "0.5"),
     ("presence_penalty", "-1"),
     ("logit_bias", '{"5": 10}'),
@@ -116,6 +125,7 @@ CHAT_VALUES: list[tuple[str, str]] = [
     ("tools", '[{"type": "function"}]'),
     ("tool_choice", '"auto"'),
     ("max_completion_tokens", "0"),
+    ("best_of", "2"),
 ]
 
 
@@ -212,13 +222,13 @@ async def test_a_prompt_longer_than_the_kv_cache_is_refused_with_both_numbers(
     make_stage: MakeStage,
 ) -> None:
     stage = await make_stage(ready=False)
-    await stage.engine.publish(kv=KVGeometry(num_blocks=4, block_size=16, bytes_per_block=1))
+    await stage.engine.publish(kv=kv_pool(4))
     await stage.until(lambda: stage.server.service.why_not_ready() is None)
     error = check_error(await stage.complete(prompt=[5] * 100), 400, "prompt")
     assert "100" in error["message"]
     assert "64" in error["message"]
-    error = check_error(await stage.complete(prompt=[5] * 60, max_tokens=5), 400, "max_tokens")
-    for number in ("60", "5", "65", "64"):
+    error = check_error(await stage.complete(prompt=[5] * 60, max_tokens=6), 400, "max_tokens")
+    for number in ("60 tokens", "is 6", "5 blocks", "16 tokens", "has 4"):
         assert number in error["message"]
 
 

@@ -1,27 +1,35 @@
 """Letters wait in their order, and tokens take little room."""
 
 from gateway.mailbox import ClientGone, Mailbox
-from gateway.sessions import ChoiceEnded, TokensArrived
+from gateway.sessions import ChoiceFinished, TokensArrived
 from shared.messages import FinishReason
 from tests.gateway.fake_engine import scores
 
 
-async def test_tokens_that_wait_are_joined_and_the_order_is_kept() -> None:
+async def test_tokens_that_wait_are_joined_by_choice_and_the_order_is_kept() -> None:
     mailbox = Mailbox()
-    end = ChoiceEnded("a", 0, FinishReason.STOP)
+    end = ChoiceFinished("a", 0, FinishReason.STOP)
     for token in range(3):
         mailbox.put(TokensArrived("a", 0, [token], ()))
     mailbox.put(TokensArrived("b", 0, [7], ()))
+    mailbox.put(TokensArrived("a", 1, [8], ()))
     mailbox.put(TokensArrived("a", 0, [3], ()))
     mailbox.put(end)
     mailbox.put(ClientGone())
     assert await mailbox.take() == [
-        TokensArrived("a", 0, [0, 1, 2], ()),
+        TokensArrived("a", 0, [0, 1, 2, 3], ()),
         TokensArrived("b", 0, [7], ()),
-        TokensArrived("a", 0, [3], ()),
+        TokensArrived("a", 1, [8], ()),
         end,
         ClientGone(),
     ]
+
+
+async def test_what_was_taken_is_not_added_to() -> None:
+    mailbox = Mailbox()
+    for token in range(2):
+        mailbox.put(TokensArrived("a", 0, [token], ()))
+        assert await mailbox.take() == [TokensArrived("a", 0, [token], ())]
 
 
 async def test_tokens_with_log_probabilities_stay_apart() -> None:

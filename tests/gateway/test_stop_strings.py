@@ -5,8 +5,9 @@ import json
 import pytest
 
 from gateway.admission import Output, Prompt
-from gateway.generation import ClientLeft, Generation, Planned
+from gateway.generation import ClientLeft, Generation
 from gateway.mailbox import ClientGone
+from gateway.pending import Planned
 from gateway.sessions import TokensArrived
 from shared.messages import EndFlag, Stop
 from tests.gateway.conftest import Stage, events
@@ -119,7 +120,16 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
 ) -> None:
     service = stage.server.service
     prompt = Prompt([5], None, "prompt")
-    output = Output(("END",), 0, None, echo=False, generate=True, token_ids=False)
+    output = Output(
+        stops=("END",),
+        min_tokens=0,
+        num_logprobs=None,
+        echo=False,
+        generate=True,
+        token_ids=False,
+        num_choices=1,
+        num_candidates=1,
+    )
     generation = Generation(
         service.engine,
         service.tokenizer,

@@ -32,6 +32,26 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+_ARRAYS = (
+    "retired",
+    "swap_out_device",
+    "swap_out_host",
+    "swap_in_host",
+    "swap_in_device",
+    "copy_sources",
+    "copy_targets",
+    "replaced_handles",
+    "replaced_columns",
+    "fork_parents",
+    "fork_children",
+    "fork_choices",
+    "grown_handles",
+    "grown_blocks",
+    "chunk_handles",
+    "chunk_tokens",
+)
+
+
 def step_plan(step: int, **fields: object) -> StepPlan:
     """A plan that does nothing but what is said."""
     values: dict[str, object] = {
@@ -39,12 +59,8 @@ def step_plan(step: int, **fields: object) -> StepPlan:
         "requests_cursor": "0-0",
         "outputs_cursor": "0-0",
         "outputs_min_id": "0-0",
-        "retired": ints(),
         "admissions": (),
-        "grown_handles": ints(),
-        "grown_blocks": ints(),
-        "chunk_handles": ints(),
-        "chunk_tokens": ints(),
+        **{name: ints() for name in _ARRAYS},
     }
     return StepPlan(step=step, **{**values, **fields})  # type: ignore[arg-type]
 
@@ -62,7 +78,7 @@ class Known:
 
 
 class Planner:
-    """Drives an executor; hands out blocks in random order."""
+    """Drives an executor; hands out blocks in random order, and copies shared ones on write."""
 
     def __init__(self, executor: Executor, seed: int = 0) -> None:
         self.executor = executor
@@ -74,6 +90,7 @@ class Planner:
         self._step = 0
         self._admissions: list[Admission] = []
         self._retired: list[int] = []
+        self._forks: list[tuple[int, int, int]] = []
 
     def admit(
         self,
@@ -82,17 +99,21 @@ class Planner:
         params: SamplingParams = GREEDY,
         num_prompt_tokens: int | None = None,
         choice: int = 0,
+        like: int | None = None,
+        num_computed: int = 0,
     ) -> None:
-        """Part of the next plan."""
-        blocks = [self._free.pop() for _ in range(-(-len(tokens) // self._block_size))]
-        self.known[handle] = Known(len(tokens), 0, blocks)
+        """Part of the next plan; the first ``num_computed`` tokens are in blocks of ``like``."""
+        blocks = [] if like is None else self.known[like].blocks[: num_computed // self._block_size]
+        num_more = -(-len(tokens) // self._block_size) - len(blocks)
+        blocks += [self._free.pop() for _ in range(num_more)]
+        self.known[handle] = Known(len(tokens), num_computed, blocks)
         self._admissions.append(
             Admission(
                 handle=handle,
                 choice=choice,
                 tokens=np.array(tokens, np.int32),
                 num_prompt_tokens=num_prompt_tokens or len(tokens),
-                num_computed=0,
+                num_computed=num_computed,
                 block_table=np.array(blocks, np.int32),
                 sampling=params,
             )
@@ -101,35 +122,57 @@ class Planner:
     def retire(self, handle: int) -> Known:
         """Part of the next plan; the blocks are free at once."""
         gone = self.known.pop(handle)
-        self._free = gone.blocks + self._free
+        self._free = [block for block in gone.blocks if not self._num_owners(block)] + self._free
         self._retired.append(handle)
         return gone
+
+    def fork(self, parent: int, child: int, choice: int) -> None:
+        """Part of the next plan, in which the parent has to sample."""
+        self._forks.append((parent, child, choice))
+
+    def _num_owners(self, block: int) -> int:
+        return sum(block in seq.blocks for seq in self.known.values())
 
     def step(self, **chunks: int) -> StepResult:
         """Execute the next plan; chunks as ``s<handle>=<tokens>``."""
         sizes = {int(name[1:]): size for name, size in chunks.items()}
         grown: list[tuple[int, int]] = []
+        copies: list[tuple[int, int, int, int]] = []  # source, target, handle, column
         for handle, seq in self.known.items():
             if seq.decodes and not seq.ended:
+                column = seq.num_computed // self._block_size
                 seq.num_computed += 1
-                if seq.num_computed > len(seq.blocks) * self._block_size:
+                if column == len(seq.blocks):
                     seq.blocks.append(self._free.pop())
-                    grown.append((handle, seq.blocks[-1]))
+                    grown.append((handle, seq.blocks[column]))
+                elif self._num_owners(source := seq.blocks[column]) > 1:
+                    seq.blocks[column] = self._free.pop()
+                    copies.append((source, seq.blocks[column], handle, column))
         self._step += 1
         plan = step_plan(
             self._step,
             retired=ints(*self._retired),
+            copy_sources=ints(*(source for source, *_ in copies)),
+            copy_targets=ints(*(target for _, target, *_ in copies)),
+            replaced_handles=ints(*(handle for *_, handle, _ in copies)),
+            replaced_columns=ints(*(column for *_, column in copies)),
             admissions=tuple(self._admissions),
+            fork_parents=ints(*(parent for parent, _, _ in self._forks)),
+            fork_children=ints(*(child for _, child, _ in self._forks)),
+            fork_choices=ints(*(choice for *_, choice in self._forks)),
             grown_handles=ints(*(handle for handle, _ in grown)),
             grown_blocks=ints(*(block for _, block in grown)),
             chunk_handles=ints(*sizes),
             chunk_tokens=ints(*sizes.values()),
         )
-        self._admissions, self._retired = [], []
         for handle, size in sizes.items():
             seq = self.known[handle]
             seq.num_computed += size
             seq.decodes = seq.num_computed == seq.num_tokens
+        for parent, child, _ in self._forks:
+            old = self.known[parent]
+            self.known[child] = Known(old.num_tokens, old.num_computed, list(old.blocks), True)
+        self._admissions, self._retired, self._forks = [], [], []
         return self._note(self.executor.execute(plan))
 
     def _note(self, result: StepResult) -> StepResult:

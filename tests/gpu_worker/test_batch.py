@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_worker.admissible import PlanRefused
 from gpu_worker.assembly import build_worker
-from gpu_worker.batch import PlanRefused
 from gpu_worker.executor import Executor
 from gpu_worker.settings import WorkerSettings
 from shared.messages import Admission, EndFlag
@@ -187,6 +187,8 @@ def test_slots_are_added_and_reused(make_worker: MakeWorker) -> None:
         ({"admissions": (admission(handle=2, tokens=ints(VOCAB_SIZE)),)}, "outside"),
         ({"admissions": (admission(handle=2, tokens=ints(-1)),)}, "outside"),
         ({"admissions": (admission(handle=2, tokens=ints()),)}, "0 of 0"),
+        ({"admissions": (admission(handle=2, num_computed=-1),)}, "-1 of 3 tokens computed"),
+        ({"admissions": (admission(handle=2, num_computed=1, block_table=ints()),)}, "not fit"),
         ({"admissions": (admission(handle=2, block_table=ints(64)),)}, "no block 64"),
         ({"admissions": (admission(handle=2, block_table=ints(*range(65))),)}, "more than"),
         ({"admissions": (admission(handle=2, tokens=ints(*[5] * MAX_MODEL_LEN)),)}, "no room"),

@@ -39,14 +39,16 @@ async def test_serves_an_epoch_and_leaves_on_sigterm(
     redis_url: str, redis_bus: RedisBus, model_path: ModelPath
 ) -> None:
     path = str(model_path("llama"))
-    process = start(redis_url, "--model", path, "--num-blocks", "8", "--num-threads", "1")
+    flags = ("--num-blocks", "8", "--num-host-blocks", "5", "--num-threads", "1")
+    process = start(redis_url, "--model", path, *flags)
     try:
         async with asyncio.timeout(60):
             while (found := await lease(redis_bus)) is None or found.state != WorkerState.READY:
                 assert process.poll() is None
                 await asyncio.sleep(0.05)
         assert found.kv is not None
-        assert found.kv.num_blocks == 8
+        assert (found.kv.num_blocks, found.kv.num_host_blocks) == (8, 5)
+        assert found.speeds is not None
         epoch = await redis_bus.now_ms()
         started = [encode(EpochStarted(epoch, "scheduler", (found.instance,)))]
         await redis_bus.append_all(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpu_worker.batch import PlanRefused
+from gpu_worker.admissible import PlanRefused
 from gpu_worker.lease import Lease
 from gpu_worker.service import WorkerService
 from shared.bus.api import START, Append, EntryId
@@ -18,6 +18,7 @@ from shared.messages import (
     EpochStarted,
     KVGeometry,
     ModelInfo,
+    Speeds,
     StepPlan,
     StepResult,
     WorkerInfo,
@@ -27,7 +28,8 @@ from tests.gpu_worker.planner import ints, step_plan
 
 KEYS = EngineKeys("engine-0")
 MODEL = ModelInfo("tiny", 100, 64, "float32", (2,))
-KV = KVGeometry(8, 16, 1024)
+KV = KVGeometry(8, 16, 1024, 4)
+SPEEDS = Speeds(1e3, 1e9)
 
 
 class Clock:
@@ -77,7 +79,7 @@ class FakeExecutor:
             raise self.error
         self.steps.append(plan.step)
         none = ints()
-        return StepResult(plan.step, none, none, none, none, (), (), 0, 1, 2)
+        return StepResult(plan.step, none, none, none, none, (), (), none, none, 0, 1, 2)
 
     def reset(self) -> None:
         self.resets += 1
@@ -96,7 +98,9 @@ class Stage:
         self.clock = Clock()
         self.bus = FlakyBus(self.clock)
         self.executor = FakeExecutor()
-        self.service = WorkerService(self.bus, "engine-0", self.executor, MODEL, KV, NoObserver())
+        self.service = WorkerService(
+            self.bus, "engine-0", self.executor, MODEL, KV, SPEEDS, NoObserver()
+        )
         self.task = asyncio.create_task(self.service.run())
 
     async def until(self, found: Callable[[], object]) -> None:
@@ -168,7 +172,7 @@ async def test_a_ready_worker_says_what_it_serves(stage: Stage) -> None:
     await stage.instance()
     lease = await stage.lease()
     assert lease is not None
-    assert (lease.model, lease.kv, lease.rank) == (MODEL, KV, 0)
+    assert (lease.model, lease.kv, lease.speeds, lease.rank) == (MODEL, KV, SPEEDS, 0)
 
 
 async def test_plans_of_an_epoch_that_names_the_worker_are_executed_in_order(
@@ -321,7 +325,7 @@ async def test_a_later_worker_takes_over_and_the_earlier_stands_by() -> None:
     stage = Stage()
     mine = await stage.instance()
     later = Lease(stage.bus, KEYS, 0)
-    await later.ready("later", MODEL, KV)
+    await later.ready("later", MODEL, KV, SPEEDS)
     stage.service._lease._due_s = 0.0
     await stage.start_epoch(10, "later")
     await stage.quiet()
@@ -339,7 +343,7 @@ async def test_a_later_worker_takes_over_and_the_earlier_stands_by() -> None:
 async def test_states_before_ready_leave_a_living_workers_lease_alone() -> None:
     clock = Clock()
     bus = MemoryBus(clock)
-    await Lease(bus, KEYS, 0).ready("first", MODEL, KV)
+    await Lease(bus, KEYS, 0).ready("first", MODEL, KV, SPEEDS)
     second = Lease(bus, KEYS, 0)
     await second.loading("second")
     assert decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"").instance == "first"

@@ -16,8 +16,10 @@ from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.support.requests import submit
 
 
-@pytest.fixture
-async def engine(redis_bus: RedisBus, tmp_path: Path) -> AsyncIterator[Engine]:
+@pytest.fixture(params=["recompute", "swap"])
+async def engine(
+    redis_bus: RedisBus, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[Engine]:
     worker = WorkerSettings(
         model=str(tiny_model("llama", tmp_path / "llama")),
         device="cpu",
@@ -25,8 +27,11 @@ async def engine(redis_bus: RedisBus, tmp_path: Path) -> AsyncIterator[Engine]:
         num_threads=1,
         block_size=4,
         num_blocks=96,
+        num_host_blocks=64,
     )
-    scheduler = SchedulerSettings(max_num_sequences=24, max_num_batched_tokens=64)
+    scheduler = SchedulerSettings(
+        max_num_sequences=24, max_num_batched_tokens=64, preemption=request.param
+    )
     async with running_engine(redis_bus, worker, scheduler) as found:
         yield found
 

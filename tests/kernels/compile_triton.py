@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 
 from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_backend import choose_tile, compile_options
+from kernels.triton_copy import copy_blocks_kernel
 from kernels.triton_write import write_kv_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -25,6 +26,8 @@ TYPES = {
     "context_lens": "*i32",
     "query_starts": "*i32",
     "slot_mapping": "*i64",
+    "sources": "*i64",
+    "targets": "*i64",
     "scale": "fp32",
     "softcap": "fp32",
 }
@@ -88,6 +91,11 @@ def write(dtype, head_dim):
     return build(write_kv_kernel, dtype, constants, {"num_warps": 4})
 
 
+def copy(dtype, head_dim):
+    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_SLOTS": 16}
+    return build(copy_blocks_kernel, dtype, constants, {"num_warps": 4})
+
+
 def main() -> None:
     for head_dim, dtype, decode in (
         (64, torch.bfloat16, True),
@@ -101,6 +109,7 @@ def main() -> None:
         report |= {"kernel": kernel, "head_dim": head_dim, "dtype": str(dtype)[6:]}
         print(json.dumps(report))
     print(json.dumps(resources(write(torch.bfloat16, 128)) | {"kernel": "write"}))
+    print(json.dumps(resources(copy(torch.bfloat16, 128)) | {"kernel": "copy"}))
 
 
 if __name__ == "__main__":

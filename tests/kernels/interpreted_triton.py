@@ -9,7 +9,14 @@ import pytest
 import torch
 
 from kernels.triton_backend import TritonBackend, interpreting
-from tests.kernels.cases import SHAPES, Shape, assert_attends, assert_writes, make_case
+from tests.kernels.cases import (
+    SHAPES,
+    Shape,
+    assert_attends,
+    assert_copies,
+    assert_writes,
+    make_case,
+)
 
 
 def test_the_interpreter_is_on():
@@ -36,6 +43,14 @@ def test_half_types_equal_dense_attention_over_a_poisoned_pool(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_writes_exactly_the_mapped_slots(layout, dtype):
     assert_writes(TritonBackend(), Shape((), layout=layout, dtype=dtype, head_dim=80))
+
+
+@pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [1, 16, 40])
+def test_copies_exactly_the_listed_blocks(layout, dtype, block_size):
+    shape = Shape((), layout=layout, dtype=dtype, block_size=block_size, head_dim=80)
+    assert_copies(TritonBackend(), shape)
 
 
 def test_an_empty_batch_is_served():

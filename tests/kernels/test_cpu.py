@@ -12,7 +12,15 @@ from hypothesis import HealthCheck, given, settings
 
 from kernels.cpu import CpuBackend
 from kernels.cpu_threads import find_parallel_region
-from tests.kernels.cases import SHAPES, Case, Shape, assert_attends, assert_writes, make_case
+from tests.kernels.cases import (
+    SHAPES,
+    Case,
+    Shape,
+    assert_attends,
+    assert_copies,
+    assert_writes,
+    make_case,
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -136,6 +144,14 @@ def test_where_a_prompt_is_cut_does_not_change_a_bit(backend):
 def test_writes_exactly_the_mapped_slots(backend, layout, dtype, block_size, two_threads):
     shape = Shape((), layout=layout, dtype=dtype, block_size=block_size, head_dim=72)
     assert_writes(backend, shape)
+
+
+@pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block_size", [1, 16, 40])
+def test_copies_exactly_the_listed_blocks(backend, layout, dtype, block_size):
+    shape = Shape((), layout=layout, dtype=dtype, block_size=block_size, head_dim=72)
+    assert_copies(backend, shape)
 
 
 def test_refuses_arguments_that_do_not_fit(backend):

@@ -37,11 +37,11 @@ def test_the_kernels_compile_for_sm_90_without_spills(tmp_path):
     done = run(file, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(reports) == 6
+    assert len(reports) == 7
     for report in reports:
         assert report["stack_bytes"] == 0, report
         assert report["shared_bytes"] <= 227 * 1024, report
-        if report["kernel"] != "write":
+        if report["kernel"] in ("decode", "prefill"):
             assert report["async_copies_16_bytes"] > 0, report
     halves = [report for report in reports if report.get("dtype") == "bfloat16"]
     assert all(report["mma"] > 0 for report in halves if report["kernel"] == "decode")

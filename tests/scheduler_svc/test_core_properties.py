@@ -1,23 +1,29 @@
 """Whatever arrives in whatever order: every request ends, and no block is lost or shared."""
 
+import random
 from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler_svc.core import notes
-from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.config import Preemption, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
-from shared.codec import Message
-from shared.messages import Abort, RequestEnded, StepPlan, StepResult, Stop
+from shared.messages import (
+    Abort,
+    ChoiceEnded,
+    RequestEnded,
+    RequestState,
+    StepPlan,
+    StepResult,
+    Stop,
+)
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit
-
-_LETTERS = st.integers(0, 10)
 
 
 @dataclass
@@ -26,14 +32,19 @@ class Client:
 
     num_prompt: int
     max_tokens: int
-    output: list[int]
-    ended: bool = False
+    rank: tuple[int, int]
+    outputs: list[list[int]]
+    running: set[int]
+
+    @property
+    def ended(self) -> bool:
+        return not self.running
 
 
 def drawn(handle: int, position: int) -> tuple[int, bool]:
-    """A token that depends on nothing but who and where; one in 16 ends the sequence."""
-    token = (handle * 7919 + position * 104_729) % 1_000
-    return token, token % 16 == 0
+    """A token that depends on nothing but who and where; one in 29 ends the sequence."""
+    token = (handle * 7919 + position * 104_729) % 997
+    return token, token % 29 == 0
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -45,6 +56,9 @@ class EngineMachine(RuleBasedStateMachine):
         max_sequences=st.integers(1, 6),
         extra_budget=st.integers(0, 8),
         plans_in_flight=st.integers(1, 3),
+        prefix_caching=st.booleans(),
+        num_host_blocks=st.integers(0, 12),
+        preemption=st.sampled_from(list(Preemption)),
     )
     def start(
         self,
@@ -53,6 +67,9 @@ class EngineMachine(RuleBasedStateMachine):
         max_sequences: int,
         extra_budget: int,
         plans_in_flight: int,
+        prefix_caching: bool,
+        num_host_blocks: int,
+        preemption: Preemption,
     ) -> None:
         self.config = SchedulerConfig(
             num_blocks=num_blocks,
@@ -63,41 +80,72 @@ class EngineMachine(RuleBasedStateMachine):
             max_plans_in_flight=plans_in_flight,
             num_watermark_blocks=num_blocks // 10,
             outputs_retention=100,
+            prefix_caching=prefix_caching,
+            num_host_blocks=num_host_blocks,
+            preemption=preemption,
         )
         self.core = Scheduler(self.config)
         self.worker = FakeWorker(block_size, self.config.max_num_batched_tokens, drawn)
         self.plans: deque[StepPlan] = deque()
         self.clients: dict[str, Client] = {}
-        self.handles: dict[int, str] = {}
+        self.handles: dict[int, tuple[str, int]] = {}
         self.num_entries = 0
-        self.admitted: list[str] = []
+        self.started: set[str] = set()
 
-    @rule(num_prompt=st.integers(1, 40), max_tokens=st.integers(1, 30))
-    def arrive(self, num_prompt: int, max_tokens: int) -> None:
+    @rule(
+        num_prompt=st.integers(1, 40),
+        max_tokens=st.integers(1, 30),
+        num_choices=st.integers(1, 4),
+        priority=st.integers(0, 1),
+        family=st.integers(0, 2),
+    )
+    def arrive(
+        self, num_prompt: int, max_tokens: int, num_choices: int, priority: int, family: int
+    ) -> None:
         request_id = f"r{len(self.clients)}"
-        asked = submit(request_id, prompt=range(num_prompt), max_tokens=max_tokens)
+        num_choices = min(num_choices, self.config.max_num_sequences)
+        asked = submit(
+            request_id,
+            prompt=range(family, family + num_prompt),
+            max_tokens=max_tokens,
+            num_choices=num_choices,
+            priority=priority,
+        )
         [answer] = self.core.apply(asked, self._next_id())
-        needed = self.config.blocks_for(num_prompt + max_tokens - 1)
+        shared = (num_prompt - 1) // self.config.block_size
+        each = self.config.blocks_for(num_prompt + max_tokens - 1)
+        needed = shared + num_choices * (each - shared)
         if needed > self.config.num_blocks:
             assert isinstance(answer, RequestEnded)
             assert str(needed) in answer.error
             assert str(self.config.num_blocks) in answer.error
             return
-        assert not isinstance(answer, RequestEnded)
-        self.clients[request_id] = Client(num_prompt, max_tokens, [])
-        [choice] = answer.choices  # type: ignore[attr-defined]
-        assert choice.handle not in self.handles, "handles are never reused"
-        self.handles[choice.handle] = request_id
+        assert isinstance(answer, RequestState)
+        rank = (priority, len(self.clients))
+        outputs: list[list[int]] = [[] for _ in range(num_choices)]
+        running = set(range(num_choices))
+        self.clients[request_id] = Client(num_prompt, max_tokens, rank, outputs, running)
+        for choice in answer.choices:
+            assert choice.handle not in self.handles, "handles are never reused"
+            self.handles[choice.handle] = (request_id, choice.choice)
 
     @precondition(lambda self: any(not c.ended for c in self.clients.values()))
     @rule(data=st.data(), stop=st.booleans())
     def leave(self, data: st.DataObject, stop: bool) -> None:
         alive = [name for name, client in self.clients.items() if not client.ended]
         name = data.draw(st.sampled_from(alive))
-        event: Message = Stop(name, 0, 0) if stop else Abort(name, "attachment", "gone")
-        [answer] = self.core.apply(event, self._next_id())
-        assert isinstance(answer, RequestEnded)
-        self.clients[name].ended = True
+        client = self.clients[name]
+        if not stop:
+            [answer] = self.core.apply(Abort(name, "attachment", "gone"), self._next_id())
+            assert isinstance(answer, RequestEnded)
+            client.running.clear()
+            return
+        found = [choice for choice in client.running if client.outputs[choice]]
+        if found:
+            choice = data.draw(st.sampled_from(found))
+            [answer] = self.core.apply(Stop(name, choice, 1), self._next_id())
+            client.running.remove(choice)
+            assert isinstance(answer, RequestEnded if client.ended else ChoiceEnded)
 
     @rule()
     def plan(self) -> None:
@@ -136,27 +184,35 @@ class EngineMachine(RuleBasedStateMachine):
         assert all(client.ended for client in self.clients.values())
         assert self.core.pool.num_used == 0
         stats = self.core.stats()
-        assert stats == notes.Stats(0, 0, 0, 0)
+        assert (stats.num_running, stats.num_waiting, stats.num_kv_tokens) == (0, 0, 0)
+        assert stats.num_cached_blocks == 0 or self.config.prefix_caching
+        assert self.core.host_pool.num_used == 0
 
     def _deliver(self, result: StepResult) -> None:
         ended = set(result.ended_rows.tolist())
         rows = zip(result.handles.tolist(), result.tokens.tolist(), strict=True)
         for row, (handle, token) in enumerate(rows):
-            client = self.clients[self.handles[handle]]
-            if client.ended:
+            name, choice = self.handles[handle]
+            client = self.clients[name]
+            if choice not in client.running:
                 continue
-            position = client.num_prompt + len(client.output)
+            output = client.outputs[choice]
+            position = client.num_prompt + len(output)
             assert token == drawn(handle, position)[0], "a position is sampled once, in order"
-            client.output.append(token)
-            client.ended = row in ended
-            assert len(client.output) <= client.max_tokens
+            output.append(token)
+            assert len(output) <= client.max_tokens
+            if row in ended:
+                client.running.remove(choice)
 
     def _check_notes(self) -> None:
+        """FCFS within a priority: nobody starts before an earlier one that waits."""
         for note in self.core.take_notes():
             if isinstance(note, notes.Admitted) and not note.again:
-                number = int(note.request_id[1:])
-                assert all(int(name[1:]) < number for name in self.admitted), "FCFS"
-                self.admitted.append(note.request_id)
+                self.started.add(note.request_id)
+                mine = self.clients[note.request_id].rank
+                for name, client in self.clients.items():
+                    earlier = client.rank[1] < mine[1] and client.rank[0] <= mine[0]
+                    assert not earlier or client.ended or name in self.started
 
     def _next_id(self) -> EntryId:
         self.num_entries += 1
@@ -170,15 +226,21 @@ TestEngine = EngineMachine.TestCase
 def test_a_long_random_run_ends_clean() -> None:
     """Many steps of one engine: calendars and arrays stay right over time."""
     rng = np.random.default_rng(7)
-    config = SchedulerConfig(60, 4, 128, 16, 48, 2, 1, 1_000)
+    config = SchedulerConfig(60, 4, 128, 16, 48, 2, 1, 1_000, num_host_blocks=20)
     core = Scheduler(config)
     worker = FakeWorker(config.block_size, config.max_num_batched_tokens, drawn)
     plans: deque[StepPlan] = deque()
     entries = 0
     for arrival in range(400):
         entries += 1
-        prompt = range(int(rng.integers(1, 60)))
-        asked = submit(f"r{arrival}", prompt=prompt, max_tokens=int(rng.integers(1, 60)))
+        first = arrival % 3 * 100 if arrival % 2 else arrival * 100
+        prompt = range(first, first + int(rng.integers(1, 60)))
+        asked = submit(
+            f"r{arrival}",
+            prompt=prompt,
+            max_tokens=int(rng.integers(1, 60)),
+            num_choices=int(rng.integers(1, 3)),
+        )
         core.apply(asked, EntryId(1, entries))
         if rng.random() < 0.1:
             victim = f"r{int(rng.integers(0, arrival + 1))}"
@@ -194,6 +256,34 @@ def test_a_long_random_run_ends_clean() -> None:
             plans.append(plan)
             continue
         core.apply(worker.execute(plans.popleft()), EntryId(1, entries))
-    assert core.stats() == notes.Stats(0, 0, 0, 0)
+    stats = core.stats()
+    assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
     preempted = [note for note in core.take_notes() if isinstance(note, notes.Preempted)]
-    assert preempted, "the pool was meant to be too small"
+    kinds = {note.kind for note in preempted}
+    assert kinds == {"recompute", "swap"}, "the pool was meant to be too small"
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_equal_requests_share_and_preempt_each_other_for_ever_so_long(seed: int) -> None:
+    """Everything that can be shared is, in a pool that is far too small, at any timing."""
+    rng = random.Random(seed)
+    host = rng.choice([0, 10, 40])
+    core = Scheduler(SchedulerConfig(32, 4, 256, 256, 512, 2, 0, 100, num_host_blocks=host))
+    worker = FakeWorker(4, 512, lambda handle, position: (position * 3 + 1, False))
+    coming = [submit(f"r{number}", range(3), max_tokens=90) for number in range(12)]
+    plans: deque[StepPlan] = deque()
+    results: deque[StepResult] = deque()
+    entries = 0
+    while coming or plans or results or core.stats().num_running:
+        if coming and rng.random() < 0.5:
+            entries += 1
+            core.apply(coming.pop(), EntryId(1, entries))
+        while (plan := core.schedule(0)) is not None:
+            plans.append(plan)
+        if plans and rng.random() < 0.7:
+            results.append(worker.execute(plans.popleft()))
+        if results and rng.random() < 0.7:
+            entries += 1
+            core.apply(results.popleft(), EntryId(1, entries))
+    assert core.pool.num_used == 0

@@ -5,6 +5,7 @@ import numpy as np
 from scheduler_svc.fold import Fold
 from shared.bus.api import EntryId
 from shared.messages import (
+    ChoiceEnded,
     ChoiceState,
     EndFlag,
     EpochStarted,
@@ -16,7 +17,7 @@ from tests.support.requests import submit
 
 
 def state(request_id: str, handle: int, output: list[int], cursor: str = "0-0") -> RequestState:
-    choice = ChoiceState(handle, np.array(output, np.int32), finish_reason="")
+    choice = ChoiceState(0, handle, np.array(output, np.int32), finish_reason="")
     return RequestState(submit(request_id), (choice,), cursor)
 
 
@@ -30,6 +31,8 @@ def result(step: int, tokens: dict[int, int], ended: list[int] | None = None) ->
         ended_flags=np.full(len(rows), EndFlag.STOP, np.int32),
         logprobs=(),
         prompt_logprobs=(),
+        admitted_handles=np.empty(0, np.int32),
+        admitted_computed=np.empty(0, np.int32),
         num_batched_tokens=len(tokens),
         model_us=0,
         step_us=0,
@@ -40,7 +43,7 @@ def folded(*messages: object) -> dict[str, list[int]]:
     fold = Fold()
     for message in messages:
         fold.add([message])  # type: ignore[list-item]
-    return {submit.request_id: output.tolist() for submit, output in fold.in_order()}
+    return {found.submit.request_id: found.outputs()[0].tolist() for found in fold.in_order()}
 
 
 STARTED = EpochStarted(5, "scheduler", ("worker",))
@@ -101,3 +104,19 @@ def test_the_furthest_requests_cursor_counts() -> None:
     fold = Fold()
     fold.add([state("a", 1, [], "7-1"), RequestEnded("x", "abort", "", "9-0"), state("b", 2, [])])
     assert fold.requests_cursor == EntryId(9, 0)
+
+
+def test_choices_end_one_by_one() -> None:
+    two = (
+        ChoiceState(0, 1, np.array([5], np.int32), finish_reason=""),
+        ChoiceState(1, 2, np.array([6], np.int32), finish_reason=""),
+    )
+    fold = Fold()
+    fold.add([STARTED, RequestState(submit("a", num_choices=2), two, "0-0")])
+    fold.add([result(1, {1: 10, 2: 20}, ended=[2])])
+    [found] = fold.in_order()
+    assert {number: output.tolist() for number, output in found.outputs().items()} == {0: [5, 10]}
+    assert found.ended[1].output.tolist() == [6, 20]
+    assert found.ended[1].reason == "stop"
+    fold.add([ChoiceEnded("a", 0, "stop", "0-0")])
+    assert fold.in_order() == []

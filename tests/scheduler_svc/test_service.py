@@ -22,6 +22,7 @@ from shared.messages import (
     ModelInfo,
     RequestEnded,
     RequestState,
+    Speeds,
     StepPlan,
     StepResult,
     WorkerInfo,
@@ -56,7 +57,8 @@ class Peer:
             state=state,
             detail=detail,
             model=ModelInfo("demo", 1_000, 256, "float32", (0,)),
-            kv=KVGeometry(num_blocks=32, block_size=4, bytes_per_block=64),
+            kv=KVGeometry(num_blocks=32, block_size=4, bytes_per_block=64, num_host_blocks=8),
+            speeds=Speeds(prefill_tokens_per_s=1e4, swap_bytes_per_s=1e9),
         )
         await self.bus.put(KEYS.worker(0), encode(info), 60_000)
 

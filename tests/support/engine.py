@@ -16,6 +16,7 @@ from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode
 from shared.messages import (
+    ChoiceEnded,
     EndFlag,
     RequestEnded,
     RequestState,
@@ -25,37 +26,57 @@ from shared.messages import (
 from shared.metrics import SchedulerMetrics, WorkerMetrics
 
 DEADLINE_S = 120
-_ENGINE = "engine-0"
 
 
 @dataclass
 class Answer:
     """All that the log says of one request."""
 
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    num_choices: int = 1
+    outputs: dict[int, list[int]] = field(default_factory=dict)  # by choice
+    finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice, once it has ended
+    num_cached: list[int] = field(default_factory=list)  # of each admission: tokens it was spared
     error: str = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Output of the first choice."""
+        return self.outputs.get(0, [])
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the first choice ended."""
+        return self.finish_reasons.get(0)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all choices have ended."""
+        return len(self.finish_reasons) == self.num_choices
+
+    def end(self, choice: int, reason: str) -> None:
+        """The first reason counts."""
+        self.finish_reasons.setdefault(choice, reason)
 
 
 class Engine:
     """Submits requests and follows the outputs log, as a gateway does."""
 
-    def __init__(self, bus: Bus, metrics: SchedulerMetrics) -> None:
+    def __init__(self, bus: Bus, engine_id: str, metrics: SchedulerMetrics) -> None:
         self.metrics = metrics
         self.answers: dict[str, Answer] = {}
         self.num_results = 0
         self._bus = bus
-        self._keys = EngineKeys(_ENGINE)
+        self._keys = EngineKeys(engine_id)
         self._cursor = EntryId(0, 0)
-        self._by_handle: dict[int, str] = {}
+        self._by_handle: dict[int, tuple[Answer, int]] = {}  # with the choice
 
     async def generate(self, submits: Sequence[Submit]) -> list[Answer]:
         """Submit all at once and wait for all."""
         for submit in submits:
-            self.answers[submit.request_id] = Answer()
+            self.answers[submit.request_id] = Answer(submit.num_choices)
         await self._bus.append(Append(self._keys.requests, [encode(submit) for submit in submits]))
         async with asyncio.timeout(DEADLINE_S):
-            while any(self.answers[s.request_id].finish_reason is None for s in submits):
+            while not all(self.answers[s.request_id].is_complete for s in submits):
                 await self.follow()
         return [self.answers[submit.request_id] for submit in submits]
 
@@ -77,31 +98,52 @@ class Engine:
             while self.metrics.kv_cache_usage_perc._value.get() > 0:
                 await asyncio.sleep(0.01)
 
-    def num_preemptions(self) -> int:
-        """Preemptions since the start."""
-        return int(self.metrics.num_preemptions["recompute"]._value.get())
+    def num_preemptions(self, kind: str | None = None) -> int:
+        """Preemptions since the start, of one kind or of any."""
+        counters = self.metrics.num_preemptions
+        kinds = counters if kind is None else (kind,)
+        return sum(int(counters[found]._value.get()) for found in kinds)
 
     def _take(self, message: object) -> None:
         match message:
             case RequestState():
-                self._by_handle[message.choices[0].handle] = message.submit.request_id
-                self.answers[message.submit.request_id].tokens = message.choices[0].output.tolist()
+                self._restate(message)
             case StepResult():
-                self.num_results += 1
-                ended = dict(
-                    zip(message.ended_rows.tolist(), message.ended_flags.tolist(), strict=True)
-                )
-                rows = zip(message.handles.tolist(), message.tokens.tolist(), strict=True)
-                for row, (handle, token) in enumerate(rows):
-                    answer = self.answers[self._by_handle[handle]]
-                    if answer.finish_reason is None:
-                        answer.tokens.append(token)
-                        if row in ended:
-                            answer.finish_reason = EndFlag(ended[row]).finish_reason()
+                self._continue(message)
+            case ChoiceEnded():
+                self.answers[message.request_id].end(message.choice, message.reason)
             case RequestEnded():
                 answer = self.answers[message.request_id]
-                answer.finish_reason = answer.finish_reason or message.reason
+                for choice in range(answer.num_choices):
+                    answer.end(choice, message.reason)
                 answer.error = message.error
+
+    def _restate(self, state: RequestState) -> None:
+        answer = self.answers[state.submit.request_id]
+        for handle in [h for h, (known, _) in self._by_handle.items() if known is answer]:
+            del self._by_handle[handle]
+        for known in state.choices:
+            answer.outputs[known.choice] = known.output.tolist()
+            if known.finish_reason:
+                answer.end(known.choice, known.finish_reason)
+            else:
+                self._by_handle[known.handle] = (answer, known.choice)
+
+    def _continue(self, result: StepResult) -> None:
+        self.num_results += 1
+        admitted = zip(
+            result.admitted_handles.tolist(), result.admitted_computed.tolist(), strict=True
+        )
+        for handle, num_computed in admitted:
+            self._by_handle[handle][0].num_cached.append(num_computed)
+        flags = dict(zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True))
+        rows = zip(result.handles.tolist(), result.tokens.tolist(), strict=True)
+        for row, (handle, token) in enumerate(rows):
+            answer, choice = self._by_handle[handle]
+            if choice not in answer.finish_reasons:
+                answer.outputs[choice].append(token)
+                if row in flags:
+                    answer.end(choice, EndFlag(flags[row]).finish_reason())
 
 
 @asynccontextmanager
@@ -109,21 +151,23 @@ async def running_engine(
     bus: Bus, worker: WorkerSettings, scheduler: SchedulerSettings
 ) -> AsyncIterator[Engine]:
     """Both services as tasks of this loop until the block is left; errors of theirs are raised."""
+    engine_id = scheduler.engine_id
     built = build_worker(worker)
     worker_service = WorkerService(
         bus,
-        _ENGINE,
+        engine_id,
         built.executor,
         built.model,
         built.executor.limits.kv,
-        WorkerObserver(WorkerMetrics("tiny", _ENGINE), built.executor),
+        built.speeds,
+        WorkerObserver(WorkerMetrics("tiny", engine_id), built.executor),
     )
-    metrics = SchedulerMetrics("tiny", _ENGINE)
+    metrics = SchedulerMetrics("tiny", engine_id)
     scheduler_service = SchedulerService(bus, scheduler, SchedulerObserver(metrics))
     services = (worker_service, scheduler_service)
     async with asyncio.TaskGroup() as tasks:
         for service in services:
             tasks.create_task(service.run())
-        yield Engine(bus, metrics)
+        yield Engine(bus, engine_id, metrics)
         for service in services:
             service.stop()

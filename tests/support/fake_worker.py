@@ -1,11 +1,11 @@
 """A worker without a model: executes plans to the letter and checks every promise they make.
 
-It knows each block's content as (sequence, position), so that a block handed out twice, a table
-that is too short, or a token computed twice is seen at once.
+For each slot of the pool it knows which tokens led up to what is stored there. So a block that is
+shared, overwritten, copied or found in the prefix cache wrongly is seen at once.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,10 +25,18 @@ class Resident:
     num_computed: int
     decoding: bool = False
     ended: bool = False
+    contents: list[int] = field(default_factory=list)  # by position: hash of all tokens up to it
 
     @property
     def num_generated(self) -> int:
         return len(self.tokens) - self.admission.num_prompt_tokens
+
+    def content(self, position: int) -> int:
+        """What the slot of this position must hold."""
+        while len(self.contents) <= position:
+            before = self.contents[-1] if self.contents else 0
+            self.contents.append(hash((before, self.tokens[len(self.contents)])))
+        return self.contents[position]
 
 
 class FakeWorker:
@@ -46,7 +54,10 @@ class FakeWorker:
         self.draw = draw
         self.residents: dict[int, Resident] = {}
         self.step = 0
-        self.pool: dict[int, tuple[int, int]] = {}  # slot -> (handle, position) written last
+        self.pool: dict[int, int] = {}  # slot -> content written last
+        self.host: dict[int, list[int | None]] = {}  # host block -> contents of its slots
+        self.num_copies = 0
+        self.num_computed = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
         """One step."""
@@ -60,38 +71,37 @@ class FakeWorker:
         num_batched = sum(chunks.values())
         # None at all if everything planned has ended in a step that was still in flight.
         assert num_batched <= self.max_num_batched_tokens
-        handles, tokens, ended_rows, flags = [], [], [], []
-        for handle, count in chunks.items():
-            resident = self.residents[handle]
-            if resident.ended:
-                continue
-            self._compute(handle, resident, count)
-            if resident.num_computed < len(resident.tokens):
-                continue
-            token, flag = self._sample(handle, resident)
-            handles.append(handle)
-            tokens.append(token)
-            if flag is not None:
-                ended_rows.append(len(handles) - 1)
-                flags.append(flag)
-        return StepResult(
-            step=plan.step,
-            handles=np.array(handles, np.int32),
-            tokens=np.array(tokens, np.int32),
-            ended_rows=np.array(ended_rows, np.int32),
-            ended_flags=np.array(flags, np.int32),
-            logprobs=(),
-            prompt_logprobs=(),
-            num_batched_tokens=num_batched,
-            model_us=0,
-            step_us=0,
-        )
+        sampled = self._compute_all(chunks)
+        sampled += self._fork(plan, sampled)
+        for handle in chunks:
+            self._check(self.residents[handle])
+        return self._sample_all(plan, sampled, num_batched)
 
     def _apply(self, plan: StepPlan) -> None:
         for handle in plan.retired.tolist():
             del self.residents[handle]
+        swaps_out = zip(plan.swap_out_device.tolist(), plan.swap_out_host.tolist(), strict=True)
+        for device, host in swaps_out:
+            self.host[host] = self._content_of(device)
+        assert not set(plan.swap_in_device.tolist()) & set(plan.copy_sources.tolist())
+        swaps_in = zip(plan.swap_in_host.tolist(), plan.swap_in_device.tolist(), strict=True)
+        for host, device in swaps_in:
+            self._put(device, self.host[host])
+        assert not set(plan.copy_sources.tolist()) & set(plan.copy_targets.tolist())
+        for source, target in zip(
+            plan.copy_sources.tolist(), plan.copy_targets.tolist(), strict=True
+        ):
+            self._copy(source, target)
+        for handle, column, block in zip(
+            plan.replaced_handles.tolist(),
+            plan.replaced_columns.tolist(),
+            plan.copy_targets.tolist(),
+            strict=True,
+        ):
+            self.residents[handle].table[column] = block
         for admission in plan.admissions:
             assert admission.handle not in self.residents
+            assert admission.num_computed < len(admission.tokens)
             self.residents[admission.handle] = Resident(
                 admission,
                 admission.tokens.tolist(),
@@ -102,21 +112,85 @@ class FakeWorker:
             plan.grown_handles.tolist(), plan.grown_blocks.tolist(), strict=True
         ):
             self.residents[handle].table.append(block)
-        owned = [block for r in self.residents.values() if not r.ended for block in r.table]
-        assert len(owned) == len(set(owned)), "a block has two owners"
 
-    def _compute(self, handle: int, resident: Resident, count: int) -> None:
-        assert 1 <= count <= len(resident.tokens) - resident.num_computed
-        for position in range(resident.num_computed, resident.num_computed + count):
-            slot = self._slot(resident, position)
-            self.pool[slot] = (handle, position)
-        resident.num_computed += count
-        for position in range(resident.num_computed):
-            assert self.pool[self._slot(resident, position)] == (handle, position)
+    def _copy(self, source: int, target: int) -> None:
+        self.num_copies += 1
+        self._put(target, self._content_of(source))
+
+    def _content_of(self, block: int) -> list[int | None]:
+        first = block * self.block_size
+        return [self.pool.get(slot) for slot in range(first, first + self.block_size)]
+
+    def _put(self, block: int, content: list[int | None]) -> None:
+        for offset, found in enumerate(content):
+            if found is not None:
+                self.pool[block * self.block_size + offset] = found
+
+    def _compute_all(self, chunks: dict[int, int]) -> list[int]:
+        """Write what the step computes; the handles that sample."""
+        sampled = []
+        for handle, count in chunks.items():
+            resident = self.residents[handle]
+            if resident.ended:
+                continue
+            assert 1 <= count <= len(resident.tokens) - resident.num_computed
+            for position in range(resident.num_computed, resident.num_computed + count):
+                self.pool[self._slot(resident, position)] = resident.content(position)
+            resident.num_computed += count
+            self.num_computed += count
+            if resident.num_computed == len(resident.tokens):
+                sampled.append(handle)
+        return sampled
+
+    def _fork(self, plan: StepPlan, sampled: list[int]) -> list[int]:
+        for parent, child, choice in zip(
+            plan.fork_parents.tolist(),
+            plan.fork_children.tolist(),
+            plan.fork_choices.tolist(),
+            strict=True,
+        ):
+            assert parent in sampled, "a fork samples with its parent"
+            assert child not in self.residents
+            assert choice != self.residents[parent].admission.choice
+            old = self.residents[parent]
+            self.residents[child] = Resident(
+                old.admission, list(old.tokens), list(old.table), old.num_computed
+            )
+        return plan.fork_children.tolist()
+
+    def _check(self, resident: Resident) -> None:
+        """All that was computed of a sequence is still there."""
+        if not resident.ended:
+            for position in range(resident.num_computed):
+                assert self.pool[self._slot(resident, position)] == resident.content(position)
 
     def _slot(self, resident: Resident, position: int) -> int:
         block = resident.table[position // self.block_size]
         return block * self.block_size + position % self.block_size
+
+    def _sample_all(self, plan: StepPlan, sampled: list[int], num_batched: int) -> StepResult:
+        tokens, ended_rows, flags = [], [], []
+        for row, handle in enumerate(sampled):
+            token, flag = self._sample(handle, self.residents[handle])
+            tokens.append(token)
+            if flag is not None:
+                ended_rows.append(row)
+                flags.append(flag)
+        admitted = [(new.handle, new.num_computed) for new in plan.admissions]
+        return StepResult(
+            step=plan.step,
+            handles=np.array(sampled, np.int32),
+            tokens=np.array(tokens, np.int32),
+            ended_rows=np.array(ended_rows, np.int32),
+            ended_flags=np.array(flags, np.int32),
+            logprobs=(),
+            prompt_logprobs=(),
+            admitted_handles=np.array([handle for handle, _ in admitted], np.int32),
+            admitted_computed=np.array([count for _, count in admitted], np.int32),
+            num_batched_tokens=num_batched,
+            model_us=0,
+            step_us=0,
+        )
 
     def _sample(self, handle: int, resident: Resident) -> tuple[int, EndFlag | None]:
         token, stop = self.draw(handle, len(resident.tokens))

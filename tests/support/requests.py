@@ -28,7 +28,13 @@ def sampling(**changes: Any) -> SamplingParams:
 
 
 def submit(
-    request_id: str = "r0", prompt: Sequence[int] = (1, 2, 3), received_ms: int = 0, **changes: Any
+    request_id: str = "r0",
+    prompt: Sequence[int] = (1, 2, 3),
+    received_ms: int = 0,
+    num_choices: int = 1,
+    priority: int = 0,
+    cache_salt: str = "",
+    **changes: Any,
 ) -> Submit:
     """A request with this prompt; ``changes`` go to its sampling parameters."""
     return Submit(
@@ -38,4 +44,7 @@ def submit(
         prompt=np.array(prompt, np.int32),
         sampling=sampling(**changes),
         received_ms=received_ms,
+        num_choices=num_choices,
+        priority=priority,
+        cache_salt=cache_salt,
     )

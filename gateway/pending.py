@@ -1,0 +1,116 @@
+"""The engine's requests that one HTTP call waits for, with their choices."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gateway.admission import Prompt
+from gateway.choices import Choice
+from shared.messages import Submit, TokenLogprobs
+from shared.metrics import GatewayMetrics
+from shared.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One prompt that is to be continued."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    continues: bool  # the text continues the prompt's text, and is no text of its own
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class Part:
+    """One choice of a request.
+
+    Attributes:
+        index: in the call, over all its requests.
+        number: in its request, as the engine counts.
+        engine_ended: the engine generates no more of it.
+        settled: all of it was shown.
+    """
+
+    def __init__(self, index: int, number: int, choice: Choice) -> None:
+        self.index = index
+        self.number = number
+        self.choice = choice
+        self.engine_ended = False
+        self.settled = False
+        self.begun = False
+        self.last_token_s: float | None = None
+
+
+class PendingRequest:
+    """One prompt and the choices that continue it.
+
+    Attributes:
+        echo: text that stands before that of every choice.
+        prompt_scores: log-probabilities by position, if the engine was asked for them.
+        cached_tokens: of the prompt, found in the prefix cache.
+    """
+
+    def __init__(self, request_id: str, planned: Planned, parts: Sequence[Part], echo: str) -> None:
+        self.request_id = request_id
+        self.planned = planned
+        self.parts = parts
+        self.echo = echo
+        self.prompt_scores: dict[int, TokenLogprobs] = {}
+        self.cached_tokens = 0
+
+    @property
+    def settled(self) -> bool:
+        """All choices were shown."""
+        return all(part.settled for part in self.parts)
+
+    @property
+    def engine_works(self) -> bool:
+        """There is something left for the engine to do, and nobody told it not to."""
+        return not all(part.engine_ended or part.settled for part in self.parts)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of all choices."""
+        return sum(part.choice.num_tokens for part in self.parts)
+
+    def note_cached(self, num_tokens: int) -> None:
+        """Tokens that lay in the prefix cache; what was generated is none of the prompt's."""
+        self.cached_tokens = min(num_tokens, len(self.planned.prompt.tokens))
+
+    def submit(self, gateway: str, attachment: str, received_ms: int) -> Submit:
+        """What the engine is told."""
+        return Submit(
+            request_id=self.request_id,
+            gateway=gateway,
+            attachment=attachment,
+            prompt=np.asarray(self.planned.prompt.tokens, dtype=np.int32),
+            sampling=self.planned.sampling,
+            received_ms=received_ms,
+            num_choices=len(self.parts),
+            priority=self.planned.priority,
+            cache_salt=self.planned.cache_salt,
+        )
+
+    def observe_tokens(
+        self, metrics: GatewayMetrics, part: Part, num_tokens: int, started_s: float
+    ) -> None:
+        """Tokens that came together are counted as evenly spaced since those before them."""
+        now = time.monotonic()
+        if part.last_token_s is None:
+            if all(other.last_token_s is None for other in self.parts):
+                metrics.time_to_first_token.observe(now - started_s)
+            num_gaps, gap = num_tokens - 1, 0.0
+        else:
+            num_gaps, gap = num_tokens, (now - part.last_token_s) / num_tokens
+        for _ in range(num_gaps):
+            metrics.inter_token_latency.observe(gap)
+        part.last_token_s = now
+
+    def observe_end(self, metrics: GatewayMetrics, started_s: float) -> None:
+        """The last choice was shown."""
+        metrics.e2e_request_latency.observe(time.monotonic() - started_s)
+        metrics.request_prompt_tokens.observe(len(self.planned.prompt.tokens))
+        metrics.request_generation_tokens.observe(self.num_generated)

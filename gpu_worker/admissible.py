@@ -1,0 +1,99 @@
+"""What plans may say: checks that need no more than the limits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shared.codec import IntArray
+from shared.errors import PageStreamError
+from shared.messages import Admission, KVGeometry, StepPlan
+
+
+class PlanRefused(PageStreamError):
+    """A plan does not fit the sequences that this worker holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What sequences may be."""
+
+    kv: KVGeometry
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that a sequence as long as the context fills."""
+        return -(-self.max_model_len // self.kv.block_size)
+
+
+def check_admission(new: Admission, limits: Limits) -> None:
+    """A sequence like this can be.
+
+    Raises:
+        PlanRefused: it cannot.
+    """
+    where = f"admission of {new.handle}"
+    if not 0 <= new.num_computed < len(new.tokens):
+        raise PlanRefused(f"{where}: {new.num_computed} of {len(new.tokens)} tokens computed")
+    if len(new.tokens) >= limits.max_model_len:
+        raise PlanRefused(f"{where}: {len(new.tokens)} tokens leave no room in the context")
+    if new.tokens.min() < 0 or new.tokens.max() >= limits.vocab_size:
+        raise PlanRefused(f"{where}: a token is outside the vocabulary")
+    if len(new.block_table) > limits.max_blocks:
+        raise PlanRefused(f"{where}: {len(new.block_table)} blocks are more than it can fill")
+    if new.num_computed > len(new.block_table) * limits.kv.block_size:
+        raise PlanRefused(f"{where}: {new.num_computed} computed tokens do not fit its blocks")
+    for block in (new.block_table.min(initial=0), new.block_table.max(initial=0)):
+        check_block(int(block), limits)
+
+
+def check_block(block: int, limits: Limits) -> None:
+    """The pool has this block.
+
+    Raises:
+        PlanRefused: it has not.
+    """
+    if not 0 <= block < limits.kv.num_blocks:
+        raise PlanRefused(f"there is no block {block}")
+
+
+def check_swaps(plan: StepPlan, limits: Limits) -> None:
+    """Swaps name blocks of both pools, and the order within each direction does not matter.
+
+    Raises:
+        PlanRefused: they do not, or it would.
+    """
+    _check_swap(plan.swap_out_device, plan.swap_out_host, plan.swap_out_host, limits)
+    _check_swap(plan.swap_in_device, plan.swap_in_host, plan.swap_in_device, limits)
+
+
+def _check_swap(device: IntArray, host: IntArray, targets: IntArray, limits: Limits) -> None:
+    if len(device) != len(host):
+        raise PlanRefused(f"{len(device)} and {len(host)} blocks are swapped with each other")
+    if not len(device):
+        return
+    for block in (device.min(), device.max()):
+        check_block(int(block), limits)
+    for block in (host.min(), host.max()):
+        if not 0 <= block < limits.kv.num_host_blocks:
+            raise PlanRefused(f"there is no host block {block}")
+    if len(np.unique(targets)) < len(targets):
+        raise PlanRefused("a block is swapped to twice")
+
+
+def check_copies(plan: StepPlan, limits: Limits) -> None:
+    """The order in which blocks are copied does not matter, and all of them exist.
+
+    Raises:
+        PlanRefused: it would, or they do not.
+    """
+    sources, targets = plan.copy_sources, plan.copy_targets
+    if not len(sources) and not len(targets):
+        return
+    for blocks in (sources, targets):
+        for block in (blocks.min(initial=0), blocks.max(initial=0)):
+            check_block(int(block), limits)
+    if len(np.unique(targets)) < len(targets) or len(np.intersect1d(sources, targets)):
+        raise PlanRefused("a block is copied to twice, or copied from and to")

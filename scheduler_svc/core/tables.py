@@ -1,0 +1,178 @@
+"""Block tables: which blocks hold which tokens of which sequence, and what they share."""
+
+from scheduler_svc.core import prefix
+from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+
+
+class BlockTables:
+    """Gives blocks to sequences, shares those whose content is known, and takes them back."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._block_size = config.block_size
+        self.pool = BlockPool(config.num_blocks, config.prefix_caching)
+        self.host_pool = BlockPool(config.num_host_blocks, keeps_cached=False)
+
+    def admit(self, group: SequenceGroup, reserve: int) -> bool:
+        """Blocks for all the tokens of those of the group's sequences that are
+        computed, or nothing (all-or-nothing).
+
+        What other sequences have computed, or the group's first one will, is shared; each
+        sequence's ``num_planned`` says how many tokens that is.
+
+        Args:
+            reserve: blocks that must stay free.
+        """
+        hits = [self._hits(group, sequence) for sequence in group.prefilled]
+        num_blocks = -(-group.num_tokens // self._block_size)
+        shared = self._num_shared_prompt_blocks(group)
+        lengths = [len(found) for found in hits]
+        lengths[1:] = [max(length, shared) for length in lengths[1:]]
+        fresh = sum(num_blocks - length for length in lengths)
+        taken = self.pool.num_cached_in({block for found in hits for block in found})
+        if fresh + taken + reserve > self.pool.num_free:
+            return False
+        for sequence, found in zip(group.prefilled, hits, strict=True):
+            self.pool.take(found)
+            sequence.block_table = found
+        for index, sequence in enumerate(group.prefilled):
+            if index > 0 and len(sequence.block_table) < shared:
+                # Computed by the first sequence, whose chunks are planned before this one's.
+                rest = group.prefilled[0].block_table[len(sequence.block_table) : shared]
+                self.pool.fork(rest)
+                sequence.block_table += rest
+            sequence.num_planned = len(sequence.block_table) * self._block_size
+            more = self.pool.allocate(num_blocks - len(sequence.block_table))
+            assert more is not None, "the blocks were counted"
+            sequence.block_table += more
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child shares all of its parent's blocks."""
+        child.block_table = list(parent.block_table)
+        child.hashes = list(parent.hashes)
+        self.pool.fork(child.block_table)
+
+    def num_needed(self, group: SequenceGroup, position: int) -> int:
+        """Blocks that must be free before the group's sequences can write at this position."""
+        if position % self._block_size == 0:
+            return len(group.sequences)
+        column = position // self._block_size
+        owners = {sequence.block_table[column] for sequence in group.sequences}
+        # A block that only this group shares is left to the last of its sequences.
+        return len(group.sequences) - len(owners)
+
+    def make_room(
+        self, group: SequenceGroup, position: int, blocks: list[int], draft: PlanDraft
+    ) -> None:
+        """Put the last ``num_needed`` of the blocks to use: new ones at a border, else copies."""
+        if position % self._block_size == 0:
+            for sequence in group.sequences:
+                block = blocks.pop()
+                sequence.block_table.append(block)
+                draft.grow(sequence.handle, block)
+            return
+        column = position // self._block_size
+        for sequence in group.sequences:
+            table = sequence.block_table
+            if self.pool.references(table[column]) > 1:
+                source, table[column] = table[column], blocks.pop()
+                self.pool.free([source])
+                draft.copy(sequence.handle, column, source, table[column])
+
+    def num_blocks_of(self, group: SequenceGroup) -> int:
+        """Device blocks that the group's tables refer to, each counted once."""
+        return len({block for found in group.sequences for block in found.block_table})
+
+    def swap_out(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Keep the group's blocks in the host pool, which must have room; sharing is kept."""
+        host_of: dict[int, int] = {}
+        for sequence in group.sequences:
+            for block in sequence.block_table:
+                if block in host_of:
+                    self.host_pool.fork([host_of[block]])
+                else:
+                    found = self.host_pool.allocate(1)
+                    assert found is not None, "the host pool was asked"
+                    [host_of[block]] = found
+                    draft.swap_out(block, host_of[block])
+                sequence.host_table.append(host_of[block])
+
+    def swap_in(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
+        """Bring a swapped group back to the device, or nothing.
+
+        Its next tokens are written at position ``num_tokens - 1``: the block there is each
+        sequence's own.
+        """
+        num_blocks = -(-group.num_tokens // self._block_size)
+        column = num_blocks - 1
+        shared = {block for found in group.sequences for block in found.host_table[:column]}
+        needed = len(shared) + len(group.sequences)
+        if needed + reserve > self.pool.num_free:
+            return False
+        blocks = self.pool.allocate(needed)
+        assert blocks is not None, "the blocks were counted"
+        device_of: dict[int, int] = {}
+        for sequence in group.sequences:
+            for host in sequence.host_table[:column]:
+                if host in device_of:
+                    self.pool.fork([device_of[host]])
+                else:
+                    device_of[host] = blocks.pop()
+                    draft.swap_in(host, device_of[host])
+                sequence.block_table.append(device_of[host])
+            sequence.block_table.append(blocks.pop())
+            for host in sequence.host_table[column:]:  # empty if the next token opens a block
+                draft.swap_in(host, sequence.block_table[column])
+            sequence.num_planned = group.num_tokens - 1
+            self.register_planned(sequence, before=0)
+        for sequence in group.sequences:
+            self.drop_swapped(sequence)
+        return True
+
+    def drop_swapped(self, sequence: Sequence) -> None:
+        """What the host pool holds of a sequence is not needed any more.
+
+        The plan's swaps out come before its swaps in, so the host blocks must not be handed out
+        again for this plan; they are not, since a step preempts before it admits.
+        """
+        self.host_pool.free(sequence.host_table)
+        sequence.host_table = []
+
+    def release(self, group: SequenceGroup, sequence: Sequence, num_computed: int) -> None:
+        """Take back all of a sequence's blocks; the full ones stay findable.
+
+        Args:
+            num_computed: tokens, all of them in ``output`` or the prompt, with keys and values.
+        """
+        first = len(sequence.hashes)
+        if num_computed // self._block_size > first:
+            tokens = group.tokens_of(sequence)[first * self._block_size : num_computed]
+            prefix.extend(sequence.hashes, group.root, tokens, first, self._block_size)
+            for column in range(first, len(sequence.hashes)):
+                self.pool.register(sequence.block_table[column], sequence.hashes[column])
+        self.pool.free(sequence.block_table)
+        sequence.block_table = []
+
+    def register_planned(self, sequence: Sequence, before: int) -> None:
+        """Make blocks findable whose last token has been planned since ``before`` tokens were."""
+        # What has no hash yet was generated before a swap; it gets one when it is released.
+        num_full = min(sequence.num_planned // self._block_size, len(sequence.hashes))
+        for column in range(before // self._block_size, num_full):
+            self.pool.register(sequence.block_table[column], sequence.hashes[column])
+
+    def _hits(self, group: SequenceGroup, sequence: Sequence) -> list[int]:
+        """Known blocks with the beginning of a sequence; at least one token is left to compute."""
+        num_full = group.num_tokens // self._block_size
+        first = len(sequence.hashes)
+        if first < num_full:
+            tokens = group.tokens_of(sequence)[first * self._block_size :]
+            prefix.extend(sequence.hashes, group.root, tokens, first, self._block_size)
+        if group.submit.sampling.num_prompt_logprobs is not None:
+            return []  # every prompt token's logits are wanted
+        return self.pool.find(sequence.hashes[: (group.num_tokens - 1) // self._block_size])
+
+    def _num_shared_prompt_blocks(self, group: SequenceGroup) -> int:
+        return min(group.num_prompt_tokens, group.num_tokens - 1) // self._block_size
