@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler_svc.core.sequence import SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.messages import Admission, StepPlan, Turn
@@ -31,6 +32,21 @@ class PlanDraft:
     grown_blocks: list[int] = field(default_factory=list)
     chunk_handles: list[int] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
+
+    def admit(self, group: SequenceGroup) -> None:
+        """Tell the worker all about the sequences of a group that it has to compute."""
+        for sequence in group.prefilled:
+            self.admissions.append(
+                Admission(
+                    handle=sequence.handle,
+                    choice=sequence.choice,
+                    tokens=group.tokens_of(sequence),
+                    num_prompt_tokens=group.num_prompt_tokens,
+                    num_computed=sequence.num_planned,
+                    block_table=_packed(sequence.block_table),
+                    sampling=group.submit.sampling,
+                )
+            )
 
     def grow(self, handle: int, block: int) -> None:
         """Append a block to a table that the worker has."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 from operator import attrgetter
 
-import numpy as np
-
 from scheduler_svc.core import notes
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.limits import kind_of_preemption, why_never
+from scheduler_svc.core.prefill import plan_chunks
 from scheduler_svc.core.prefix import first_hash
 from scheduler_svc.core.retention import Retention
 from scheduler_svc.core.sequence import (
@@ -35,7 +35,6 @@ from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.messages import (
     Abort,
-    Admission,
     ChoiceEnded,
     ChoiceState,
     EndFlag,
@@ -216,7 +215,7 @@ class Scheduler:
             return []
         num_prompt = len(submit.prompt)
         max_output = min(submit.sampling.max_tokens, self.config.max_model_len - num_prompt)
-        if (reason := self._why_never(submit, max_output)) is not None:
+        if (reason := why_never(self.config, submit, max_output)) is not None:
             self._notes.append(notes.Refused(submit.request_id, reason))
             return [self._ended(submit.request_id, FinishReason.ERROR, reason)]
         if any(len(output) >= max_output for output in outputs.values()):
@@ -242,32 +241,6 @@ class Scheduler:
     def _new_sequence(self, choice: int, output: IntArray) -> Sequence:
         self._next_handle += 1
         return Sequence(choice, self._next_handle - 1, output)
-
-    def _why_never(self, submit: Submit, max_output: int) -> str | None:
-        """Why a request can never run, or None."""
-        num_prompt, num_choices = len(submit.prompt), submit.num_choices
-        if num_prompt == 0:
-            return "the prompt is empty"
-        if max_output < 1:
-            return (
-                f"the prompt has {num_prompt} tokens, the model's context is "
-                f"{self.config.max_model_len} tokens"
-            )
-        if not 1 <= num_choices <= self.config.max_num_sequences:
-            return (
-                f"{num_choices} choices were asked for, "
-                f"at most {self.config.max_num_sequences} sequences run at once"
-            )
-        # The last token is sampled but never computed: it needs no slot.
-        each = self.config.blocks_for(num_prompt + max_output - 1)
-        shared = (num_prompt - 1) // self.config.block_size
-        needed = shared + num_choices * (each - shared)
-        if needed > self.config.num_blocks:
-            return (
-                f"{num_prompt} prompt tokens and {num_choices} x {max_output} to generate need "
-                f"{needed} KV blocks, the pool has {self.config.num_blocks}"
-            )
-        return None
 
     def _stop(self, stop: Stop) -> list[Message]:
         group = self._by_request.get(stop.request_id)
@@ -390,18 +363,10 @@ class Scheduler:
         insort(self._preempted, victim, key=_BY_RANK)
 
     def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
-        """Swapping if it is wanted, possible, and, if there is a choice, cheaper."""
-        config = self.config
-        if victim.state is not _S.DECODING or config.preemption == Preemption.RECOMPUTE:
+        if victim.state is not _S.DECODING:
             return Preemption.RECOMPUTE  # half a prompt is not worth keeping
         num_blocks = self._tables.num_blocks_of(victim)
-        if num_blocks > self._tables.host_pool.num_free:
-            return Preemption.RECOMPUTE
-        if config.preemption == Preemption.SWAP:
-            return Preemption.SWAP
-        swap_us = 2 * num_blocks * config.swap_us_per_block
-        recompute_us = num_blocks * config.block_size * config.recompute_us_per_token
-        return Preemption.SWAP if swap_us < recompute_us else Preemption.RECOMPUTE
+        return kind_of_preemption(self.config, num_blocks, self.host_pool.num_free)
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
         for group in list(self._prefilling):
@@ -451,18 +416,7 @@ class Scheduler:
         insort(self._prefilling, group, key=_BY_RANK)
         for sequence in group.sequences:
             sequence.slot = self._tokens.open(sequence.handle, sequence.output)
-        for sequence in group.prefilled:
-            draft.admissions.append(
-                Admission(
-                    handle=sequence.handle,
-                    choice=sequence.choice,
-                    tokens=group.tokens_of(sequence),
-                    num_prompt_tokens=group.num_prompt_tokens,
-                    num_computed=sequence.num_planned,
-                    block_table=np.array(sequence.block_table, np.int32),
-                    sampling=group.submit.sampling,
-                )
-            )
+        draft.admit(group)
         num_output = group.num_tokens - group.num_prompt_tokens
         self._notes.append(
             notes.Admitted(
@@ -475,43 +429,12 @@ class Scheduler:
         group.was_admitted = True
 
     def _plan_chunks(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """As many of a group's next tokens as the budget allows.
+        if plan_chunks(group, draft, self._tables):
+            self._prefilling.remove(group)
+            self._start_decoding(group, draft.step)
 
-        Sequences that are computed again wait for each other before the last token, so that they
-        stay equally long.
-        """
-        wait_for_each_other = len(group.prefilled) > 1
-        target = group.num_tokens - wait_for_each_other
-        has_chunk = False
-        for sequence in group.prefilled:
-            num_tokens = min(target - sequence.num_planned, draft.budget)
-            if num_tokens > 0:
-                self._plan_chunk(sequence, num_tokens, draft)
-                has_chunk = True
-            if sequence.num_planned < target:
-                return
-        if wait_for_each_other:
-            if has_chunk or draft.budget < len(group.prefilled):
-                return
-            for sequence in group.prefilled:
-                self._plan_chunk(sequence, 1, draft)
-        self._prefilling.remove(group)
-        self._start_decoding(group, draft)
-
-    def _plan_chunk(self, sequence: Sequence, num_tokens: int, draft: PlanDraft) -> None:
-        draft.chunk(sequence.handle, num_tokens)
-        before = sequence.num_planned
-        sequence.num_planned += num_tokens
-        self._tables.register_planned(sequence, before)
-
-    def _start_decoding(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """This step samples a token; from the next one on the group decodes by itself."""
-        step = draft.step
-        parent, *others = group.sequences
-        if len(group.prefilled) < len(group.sequences):
-            for child in others:
-                self._tables.fork(parent, child)
-                draft.fork(parent.handle, child.handle, child.choice)
+    def _start_decoding(self, group: SequenceGroup, step: int) -> None:
+        """``step`` samples a token; from the next one on the group decodes by itself."""
         num_generated = group.num_tokens - group.num_prompt_tokens
         if num_generated == 0:
             self._samples_first[step].append(group)
