@@ -150,8 +150,12 @@ def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:
             "prompt and output together",
             prompt.path,
         )
+    field = "best_of" if output.is_ranked else "n"
+    if output.num_candidates > engine.max_num_sequences:
+        raise invalid_value(
+            field, output.num_candidates, f"at most {engine.max_num_sequences} choices run at once"
+        )
     if engine.max_tokens_for(length, output.num_candidates) < 1:
-        field = "best_of" if output.is_ranked else "n"
         raise too_long(
             f"the prompt has {length} tokens and {field} is {output.num_candidates}; "
             + _blocks(prompt, 1, output, engine),

@@ -29,6 +29,7 @@ class Engine:
 
     model: ModelInfo
     kv: KVGeometry
+    max_num_sequences: int  # that run at once
 
     @property
     def pool_tokens(self) -> int:
@@ -231,4 +232,4 @@ def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine 
         return EngineAway(
             f"engine {engine_id!r} serves {info.model.name!r}, this gateway {model_name!r}"
         )
-    return Engine(info.model, info.kv)
+    return Engine(info.model, info.kv, info.max_num_sequences)

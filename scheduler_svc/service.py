@@ -287,6 +287,7 @@ class SchedulerService:
             detail=detail,
             model=self._model,
             kv=self._kv,
+            max_num_sequences=self._settings.max_num_sequences,
             num_running=running,
             num_waiting=waiting,
         )

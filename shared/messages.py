@@ -309,5 +309,6 @@ class EngineInfo(Message):
     detail: str
     model: ModelInfo | None
     kv: KVGeometry | None
+    max_num_sequences: int  # that run at once: a request cannot have more choices
     num_running: int
     num_waiting: int

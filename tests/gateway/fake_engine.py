@@ -44,6 +44,7 @@ INFO = EngineInfo(
         "demo", vocab_size=4096, max_model_len=256, dtype="float32", eos_token_ids=(1,)
     ),
     kv=kv_pool(64),
+    max_num_sequences=16,
     num_running=0,
     num_waiting=0,
 )

@@ -15,7 +15,7 @@ from tests.gateway.fake_engine import kv_pool
 
 def engine(num_blocks: int, block_size: int, max_model_len: int = 10**6) -> Engine:
     model = ModelInfo("demo", 4096, max_model_len, "float32", (1,))
-    return Engine(model, kv_pool(num_blocks, block_size))
+    return Engine(model, kv_pool(num_blocks, block_size), max_num_sequences=16)
 
 
 async def small_stage(make_stage: MakeStage, num_blocks: int) -> Stage:
@@ -172,3 +172,10 @@ async def test_cached_tokens_of_several_prompts_are_added(stage: Stage) -> None:
     )
     usage = (await waiting).json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 3
+
+
+async def test_more_choices_than_run_at_once_are_refused(stage: Stage) -> None:
+    response = await stage.complete(n=17, max_tokens=1)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "n"
+    assert "n=17: at most 16 choices run at once" in response.json()["error"]["message"]

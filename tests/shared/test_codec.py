@@ -86,7 +86,7 @@ MESSAGES: list[Message] = [
     RequestEnded("b", "error", "no room", "5-6"),
     WorkerInfo("w", 0, "ready", "", MODEL, KVGeometry(10, 16, 4096, 4), Speeds(1.5, 2e9)),
     WorkerInfo("w", 0, "loading", "", None, None, None),
-    EngineInfo("e", "s", 7, "ready", "", MODEL, None, 1, 2),
+    EngineInfo("e", "s", 7, "ready", "", MODEL, None, 256, 1, 2),
 ]
 
 
