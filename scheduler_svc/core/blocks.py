@@ -6,6 +6,7 @@ nobody), or free. Cached blocks count as free: they are given away, least recent
 nothing else is left.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 BlockHash = bytes
@@ -26,7 +27,8 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._hash_of: dict[int, BlockHash] = {}
         self._block_of: dict[BlockHash, int] = {}
-        self._cached: dict[int, None] = {}  # oldest first
+        # Oldest first. A plain dict finds its first key slowly once many before it are gone.
+        self._cached: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
@@ -113,7 +115,6 @@ class BlockPool:
             self._evict()
 
     def _evict(self) -> None:
-        block = next(iter(self._cached))
-        del self._cached[block]
+        block, _ = self._cached.popitem(last=False)
         del self._block_of[self._hash_of.pop(block)]
         self._free.append(block)

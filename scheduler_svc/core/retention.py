@@ -5,6 +5,8 @@ find recent entries. Requests that have lived long get a fresh RequestState, so 
 front of them can go.
 """
 
+from collections import OrderedDict
+
 from scheduler_svc.core.sequence import SequenceGroup
 from shared.bus.api import START, EntryId
 
@@ -16,7 +18,7 @@ class Retention:
 
     def __init__(self, num_entries: int) -> None:
         self._num_entries = num_entries
-        self._oldest_first: dict[str, SequenceGroup] = {}
+        self._oldest_first: OrderedDict[str, SequenceGroup] = OrderedDict()
 
     def stated(self, group: SequenceGroup, at: EntryId) -> None:
         """A RequestState of the group was read at this place of the log."""
