@@ -143,11 +143,11 @@ class StepPlan(Message):
     replaced_handles: IntArray  # [p] whose table gets the copy
     replaced_columns: IntArray  # [p] at this index
     admissions: tuple[Admission, ...]
+    grown_handles: IntArray  # [m] one entry per new block, appended to the handle's table
+    grown_blocks: IntArray  # [m]
     fork_parents: IntArray  # [f] handles of sequences that sample in this step
     fork_children: IntArray  # [f] new sequences, equal to the parent in tokens and blocks, that
     fork_choices: IntArray  # [f] sample from the same logits with the noise of their own choice
-    grown_handles: IntArray  # [m] one entry per new block, appended to the handle's table
-    grown_blocks: IntArray  # [m]
     chunk_handles: IntArray  # [c]
     chunk_tokens: IntArray  # [c]
     idle_turns: tuple[Turn, ...] = ()  # since the plan before, those that led to none
