@@ -133,7 +133,7 @@ async def measure(url: str, step_s: float, num_sequences: int) -> np.ndarray:
     executor = NullExecutor(step_s, num_sequences)
     model = ModelInfo("null", 32_000, 2_048, "none", ())
     kv = KVGeometry(num_sequences * 64, 16, 1, 0)
-    worker = WorkerService(bus, _ENGINE, executor, model, kv, Speeds(1.0, 1.0), _Silent())
+    worker = WorkerService(bus, _ENGINE, executor, model, kv, Speeds(1e6, 1e9), _Silent())
     running = asyncio.create_task(worker.run())
     data = [encode(_submit(number)) for number in range(num_sequences)]
     await bus.append(Append(EngineKeys(_ENGINE).requests, data))

@@ -59,12 +59,19 @@ class Lease:
             await asyncio.sleep(TTL_MS / 1000 / _FAILED_ATTEMPTS)
         log.warning("another worker serves this engine; its lease is left alone")
 
-    async def ready(self, instance: str, model: ModelInfo, kv: KVGeometry, speeds: Speeds) -> None:
+    async def ready(
+        self,
+        instance: str,
+        model: ModelInfo,
+        kv: KVGeometry,
+        speeds: Speeds,
+        longest_step_s: float = 0.0,
+    ) -> None:
         """Take the lease, from whoever had it; from here on it wants to be renewed."""
         info = WorkerInfo(instance, self._rank, WorkerState.READY, "", model, kv, speeds)
         self._ready = encode(info)
         self._instance = instance
-        await self._put(TTL_MS)
+        await self._put(_ttl_ms(longest_step_s))
 
     async def renew_if_due(self, longest_step_s: float) -> bool:
         """Renew the lease if it is time; whether it was.
@@ -80,7 +87,7 @@ class Lease:
         if await self.is_foreign():
             self._ready = None
             raise LeaseTaken("another worker has taken the engine over")
-        await self._put(TTL_MS + int(4_000 * longest_step_s))
+        await self._put(_ttl_ms(longest_step_s))
         return True
 
     async def release(self) -> None:
@@ -113,3 +120,8 @@ class Lease:
         assert self._ready is not None, "the lease was never taken"
         await self._bus.put(self._key, self._ready, ttl_ms)
         self._due_s = time.monotonic() + _RENEWAL_S
+
+
+def _ttl_ms(longest_step_s: float) -> int:
+    """A lease outlives a few of the longest steps, in which nothing renews it."""
+    return TTL_MS + int(4_000 * longest_step_s)

@@ -17,6 +17,7 @@ from shared.messages import EpochStarted, KVGeometry, ModelInfo, Speeds, StepPla
 _BLOCK_MS = 500  # an idle loop wakes this often to renew its lease
 _RETRY_S = 0.5
 _MAX_ENTRIES = 64
+_CHUNK_TOKENS = 512  # about as many as schedulers put into a step
 
 log = EventLog(__name__)
 
@@ -81,7 +82,8 @@ class WorkerService:
         self._rank = rank
         self._lease = Lease(bus, self._keys, rank)
         self._stopping = asyncio.Event()
-        self._longest_step_s = 0.0
+        # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
+        self._longest_step_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
         self._instance = ""
         self._run_id = ""
         self._epoch: int | None = None  # None: not named, so nothing is executed
@@ -122,7 +124,9 @@ class WorkerService:
         self._idle()
         self._run_id = await self._bus.run_id()
         cursor = await self._bus.last_id(self._keys.plans)
-        await self._lease.ready(self._instance, self._model, self._kv, self._speeds)
+        await self._lease.ready(
+            self._instance, self._model, self._kv, self._speeds, self._longest_step_s
+        )
         log.info("worker ready", instance=self._instance, plans_from=cursor)
         while not self._stopping.is_set():
             await self._keep_lease()
