@@ -62,9 +62,12 @@ class Observer:
             match note:
                 case notes.Accepted():
                     self._accepted_s[note.request_id] = now_s
-                    self._metrics.prompt_tokens.inc(note.num_prompt_tokens)
+                    if not note.recovered:
+                        self._metrics.prompt_tokens.inc(note.num_prompt_tokens)
                     log.info(
-                        "accepted", request=note.request_id, prompt_tokens=note.num_prompt_tokens
+                        "taken over" if note.recovered else "accepted",
+                        request=note.request_id,
+                        prompt_tokens=note.num_prompt_tokens,
                     )
                 case notes.Refused():
                     log.warning("refused", request=note.request_id, reason=note.reason)

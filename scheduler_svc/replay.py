@@ -13,12 +13,12 @@ from pathlib import Path
 
 from scheduler_svc.core import notes
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.sequence import EndedChoice
+from scheduler_svc.fold import Fold
 from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, read_frames
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode, decode_as, encode
 from shared.errors import DecodeError, PageStreamError
-from shared.messages import RequestState, StepPlan, Turn
+from shared.messages import StepPlan, Turn
 
 
 class ReplayDiffers(PageStreamError):
@@ -40,15 +40,10 @@ class Replay:
 
     def __init__(self, frame: EpochFrame) -> None:
         self.core = Scheduler(frame.config, frame.requests_cursor)
-        for data in frame.states:
-            state: RequestState = decode_as(RequestState, data)
-            running = {c.choice: c.output for c in state.choices if not c.finish_reason}
-            ended = {
-                c.choice: EndedChoice(c.output, c.finish_reason)
-                for c in state.choices
-                if c.finish_reason
-            }
-            self.core.recover(state.submit, running, ended)
+        fold = Fold()
+        fold.add(decode(data) for data in frame.states)
+        for request in fold.in_order():
+            self.core.recover(request.submit, request.outputs(), request.ended)
         self.core.outputs_cursor = frame.fence
         self._entries: dict[str, deque[Entry]] = {"outputs": deque(), "requests": deque()}
 

@@ -175,7 +175,6 @@ class SchedulerService:
     async def _turn(self, core: Scheduler, epoch: int) -> None:
         """Read, apply, plan, append: one round trip each way."""
         keys = self._keys
-        # With nothing to do the first plan must not wait for a lease check.
         found = await self._bus.read(
             {keys.outputs: core.outputs_cursor, keys.requests: core.requests_cursor},
             _BLOCK_MS,

@@ -53,6 +53,17 @@ class PlanDraft:
         self.grown_handles.append(handle)
         self.grown_blocks.append(block)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether a worker would not notice if this were never sent."""
+        return not (
+            self.chunk_handles
+            or self.swap_out_device  # also when nobody is left to compute: the blocks are given up
+            or self.copy_sources
+            or self.grown_handles
+            or self.admissions
+        )
+
     def swap_out(self, device: int, host: int) -> None:
         """Keep a block's content in the host pool."""
         self.swap_out_device.append(device)

@@ -11,6 +11,7 @@ from scheduler_svc.core.sequence import SequenceGroup
 class Accepted:
     request_id: str
     num_prompt_tokens: int
+    recovered: bool  # taken over from an earlier epoch, in which it was accepted
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class Scheduler:
         self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._idle_turns: list[Turn] = []
+        self._was_empty = False  # no request was left at the last idle turn
         self._notes: list[notes.Note] = []
 
     # ------------------------------------------------------------ what came in
@@ -100,7 +101,7 @@ class Scheduler:
             outputs: generated tokens of each choice that has not ended.
             ended: the choices that have.
         """
-        return self._accept(submit, outputs, ended)
+        return self._accept(submit, outputs, ended, recovered=True)
 
     def apply(self, event: Message, at: EntryId) -> list[Message]:
         """Take note of an entry of ``requests`` or ``outputs``; what to append to outputs.
@@ -148,12 +149,11 @@ class Scheduler:
         draft.budget = self.config.max_num_batched_tokens - num_decoding
         self._continue_prefills(draft)
         self._admit(draft)
-        if num_decoding == 0 and not draft.chunk_handles:
-            # Looking may have changed something: a replay must look at the same moments.
-            turn = Turn(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
-            self._idle_turns.append(turn)
+        if num_decoding == 0 and draft.is_empty:
+            self._note_idle_turn(now_ms)
             return None
         self.planned_step = step
+        self._was_empty = False
         retired, self._retired = self._retired, []
         idle_turns, self._idle_turns = self._idle_turns, []
         return draft.finish(
@@ -164,6 +164,18 @@ class Scheduler:
             retired,
             idle_turns,
         )
+
+    def _note_idle_turn(self, now_ms: int) -> None:
+        """Looking may have changed something: a replay must look at the same moments.
+
+        While there is no request at all, only the first moment matters, and an idle engine that is
+        sent nonsense must not collect them without end.
+        """
+        is_empty = not self._by_request
+        if not (is_empty and self._was_empty):
+            turn = Turn(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
+            self._idle_turns.append(turn)
+        self._was_empty = is_empty
 
     def checkpoints(self) -> list[RequestState]:
         """Fresh RequestStates of requests whose old ones hold the outputs log back.
@@ -209,7 +221,11 @@ class Scheduler:
     # ------------------------------------------------------------------ events
 
     def _accept(
-        self, submit: Submit, outputs: Mapping[int, IntArray], ended: Mapping[int, EndedChoice]
+        self,
+        submit: Submit,
+        outputs: Mapping[int, IntArray],
+        ended: Mapping[int, EndedChoice],
+        recovered: bool = False,
     ) -> list[Message]:
         if submit.request_id in self._by_request:
             return []
@@ -235,7 +251,7 @@ class Scheduler:
             self._by_handle[sequence.handle] = (group, sequence)
         heappush(self._waiting, (group.rank, group))
         self._num_waiting += 1
-        self._notes.append(notes.Accepted(submit.request_id, num_prompt))
+        self._notes.append(notes.Accepted(submit.request_id, num_prompt, recovered))
         return [self.state_of(group)]
 
     def _new_sequence(self, choice: int, output: IntArray) -> Sequence:

@@ -287,3 +287,26 @@ def test_equal_requests_share_and_preempt_each_other_for_ever_so_long(seed: int)
             entries += 1
             core.apply(results.popleft(), EntryId(1, entries))
     assert core.pool.num_used == 0
+
+
+def test_what_is_swapped_out_is_sent_even_if_nobody_is_left_to_compute() -> None:
+    config = SchedulerConfig(4, 1, 64, 4, 8, 3, 0, 100, num_host_blocks=4, preemption="swap")
+    core = Scheduler(config)
+    worker = FakeWorker(1, 8, lambda handle, position: (position, False))
+    core.apply(submit("short", [1, 2], max_tokens=1), EntryId(1, 1))
+    core.apply(submit("long", [3], max_tokens=4), EntryId(1, 2))
+    # The short one's blocks are not known to be free yet when the long one needs a fifth.
+    plans = [core.schedule(0) for _ in range(3)]
+    assert plans[2] is not None
+    assert len(plans[2].swap_out_device) == 2
+    entries = 2
+    while plans:
+        if (plan := plans.pop(0)) is not None:
+            entries += 1
+            core.apply(worker.execute(plan), EntryId(1, entries))
+            plans.append(core.schedule(0))
+    assert [note.num_generated for note in core.take_notes() if isinstance(note, notes.Ended)] == [
+        1,
+        4,
+    ]
+    assert core.pool.num_used == core.host_pool.num_used == 0

@@ -119,3 +119,14 @@ def test_the_command_prints_a_timeline(recording: Path) -> None:
     )
     assert "all as recorded" in done.stdout
     assert "preempted" in done.stdout
+
+
+def test_an_idle_engine_that_is_sent_nonsense_collects_nothing() -> None:
+    core = Scheduler(CONFIG)
+    for number in range(1_000):
+        core.apply(Abort("nobody", "attachment", "gone"), EntryId(5, number + 1))
+        assert core.schedule(number) is None
+    core.apply(submit("r0"), EntryId(5, 2_000))
+    plan = core.schedule(2_000)
+    assert plan is not None
+    assert len(plan.idle_turns) == 1
