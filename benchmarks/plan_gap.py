@@ -105,6 +105,7 @@ def _result(plan: StepPlan, handles: IntArray, ended: IntArray) -> StepResult:
         tokens=np.full(len(handles), 7, np.int32),
         ended_rows=ended,
         ended_flags=np.full(len(ended), EndFlag.LENGTH, np.int32),
+        beams=(),
         logprobs=(),
         prompt_logprobs=(),
         admitted_handles=_NONE,

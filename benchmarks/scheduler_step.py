@@ -74,6 +74,7 @@ class _Rows:
             tokens=np.full(len(self._handles), 7, np.int32),
             ended_rows=ended,
             ended_flags=np.full(len(ended), EndFlag.STOP, np.int32),
+            beams=(),
             logprobs=(),
             prompt_logprobs=(),
             admitted_handles=_NONE,

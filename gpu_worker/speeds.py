@@ -110,6 +110,7 @@ def _plan(tokens: IntArray, num_blocks: int) -> StepPlan:
         outputs_cursor="0-0",
         outputs_min_id="0-0",
         retired=none,
+        beams=(),
         swap_out_device=none,
         swap_out_host=none,
         swap_in_host=none,

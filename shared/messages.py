@@ -2,14 +2,16 @@
 
 ``{E}:requests``  Submit, Stop, Abort                               gateways -> scheduler
 ``{E}:plans``     EpochStarted, StepPlan                            scheduler -> workers
-``{E}:outputs``   EpochStarted, RequestState, StepResult, ChoiceEnded, RequestEnded
+``{E}:outputs``   EpochStarted, RequestState, StepResult, ChoiceEnded, BeamsEnded, RequestEnded
                                                                     worker, scheduler -> gateways
 
 Keys with a time to live hold WorkerInfo (by rank) and EngineInfo.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+
+import numpy as np
 
 from shared.codec import FloatArray, IntArray, Message, message
 from shared.sampling import SamplingParams
@@ -49,7 +51,7 @@ class Submit(Message):
     prompt: IntArray  # [num_prompt_tokens], never empty
     sampling: SamplingParams
     received_ms: int  # the gateway's wall clock
-    num_choices: int  # continuations of the one prompt, drawn independently
+    num_choices: int  # continuations of the one prompt, drawn independently, or beams
     priority: int  # lower is served first; equal ones in the order of arrival
     cache_salt: str  # prefixes are shared only between requests with the same salt
 
@@ -108,6 +110,23 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamStep:
+    """The beams of one group, which compute their last tokens in this step.
+
+    Each has an entry in ``chunk_handles``. None of them samples: the worker reports the likeliest
+    continuations of all together.
+    """
+
+    group: int  # under which results speak of the group; never reused in an epoch
+    handles: IntArray  # [w] its beams, in their order
+    scores: FloatArray  # [w] sum of the log-probabilities of what each has generated
+    parents: IntArray  # [w] sequences that the beams continue: a beam that is not its own parent
+    #                    is new here, equal to it in tokens and blocks. Empty if all beams are
+    #                    admitted in this plan or before, and continue nothing.
+    tokens: IntArray  # [w] appended to the beams, with ``parents``
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """What the scheduler core had been given when it was asked for a plan."""
 
@@ -134,6 +153,7 @@ class StepPlan(Message):
     outputs_cursor: str
     outputs_min_id: str  # the worker trims outputs below this when it appends its result
     retired: IntArray  # [n] handles to forget; their blocks may be handed out again below
+    beams: tuple[BeamStep, ...]  # first all new beams are made from their parents, then all grow
     swap_out_device: IntArray  # [o] blocks whose content goes
     swap_out_host: IntArray  # [o] to these blocks of the host pool, before anything else
     swap_in_host: IntArray  # [i] blocks of the host pool whose content then comes
@@ -174,6 +194,21 @@ class PromptLogprobs:
     positions: tuple[TokenLogprobs, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class BeamCandidates:
+    """The likeliest continuations of a beam group, best first.
+
+    ``max(2, 1 + number of end tokens) * width`` of them, so that ``width`` beams can go on however
+    many end, or all there are.
+    """
+
+    group: int
+    parents: IntArray  # [k] index into BeamStep.handles
+    tokens: IntArray  # [k]
+    scores: FloatArray  # [k] sum of log-probabilities, the parent's included
+    flags: IntArray  # [k] EndFlag, 0 where the beam could go on
+
+
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult(Message):
@@ -184,6 +219,7 @@ class StepResult(Message):
     tokens: IntArray  # [num_sampled] one new token for each handle
     ended_rows: IntArray  # [num_ended] indices into handles
     ended_flags: IntArray  # [num_ended] EndFlag
+    beams: tuple[BeamCandidates, ...]  # one for each BeamStep of the plan
     logprobs: tuple[TokenLogprobs, ...]
     prompt_logprobs: tuple[PromptLogprobs, ...]
     admitted_handles: IntArray  # [a] sequences that the plan admitted, and
@@ -193,14 +229,23 @@ class StepResult(Message):
     step_us: int  # all of the step, from having the plan to having the result
 
 
+def _no_scores() -> FloatArray:
+    return np.empty(0, np.float32)
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceState:
-    """One choice of a request, as the log knows it."""
+    """One choice of a request, as the log knows it; in a beam search, one beam.
 
-    choice: int  # index in its request
-    handle: int  # StepResults speak of the choice under this handle from here on
+    Beams that run come in their order, then those that have finished, best first.
+    """
+
+    choice: int  # index in its request; of a beam: among those that run, or have finished
+    handle: int  # StepResults speak of the choice, or of its beam group, under this from here on
     output: IntArray  # [num_generated]
     finish_reason: str  # "" while it runs
+    # [num_generated] sums of log-probabilities up to each token, of a beam
+    scores: FloatArray = field(default_factory=_no_scores)
 
 
 @message
@@ -236,6 +281,26 @@ class ChoiceEnded(Message):
     request_id: str
     choice: int
     reason: str  # FinishReason
+    requests_cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A finished beam."""
+
+    tokens: IntArray  # [num_generated]
+    scores: FloatArray  # [num_generated] sums of log-probabilities up to each token
+    score: float  # the last of them, divided by num_generated ** length_penalty
+    finish_reason: str  # FinishReason
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class BeamsEnded(Message):
+    """A beam search is over: all of its choices at once, best first. The request has ended."""
+
+    request_id: str
+    hypotheses: tuple[Hypothesis, ...]  # as many as the request has choices
     requests_cursor: str
 
 

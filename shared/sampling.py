@@ -1,6 +1,24 @@
 """How the next token of a sequence is chosen: plain data that travels with the request."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class EarlyStopping(StrEnum):
+    """When a beam search ends that has as many finished beams as it is wide."""
+
+    AT_ONCE = "true"
+    ESTIMATED = "false"  # once a running beam, scored at its present length, cannot be among them
+    NEVER = "never"  # the same, scored at the length that suits it best
+
+
+@dataclass(frozen=True, slots=True)
+class BeamParams:
+    """Beam search in the words, and with the meaning, of transformers' ``generate``."""
+
+    width: int  # beams kept, >= 1
+    length_penalty: float  # a finished beam's score is its log-probability / length ** this
+    early_stopping: str  # EarlyStopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,3 +40,4 @@ class SamplingParams:
     min_tokens: int  # end-of-sequence and stop tokens cannot be drawn before
     num_logprobs: int | None  # None: no log-probabilities; k: the chosen token's and the top k
     num_prompt_logprobs: int | None  # likewise for every prompt token but the first
+    beams: BeamParams | None = None  # instead of drawing, which the rest is then neutral for

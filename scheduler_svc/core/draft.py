@@ -7,7 +7,7 @@ import numpy as np
 from scheduler_svc.core.sequence import SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import Admission, StepPlan, Turn
+from shared.messages import Admission, BeamStep, StepPlan, Turn
 
 
 @dataclass(slots=True)
@@ -16,6 +16,7 @@ class PlanDraft:
 
     step: int
     budget: int = 0  # tokens that may still be added
+    beams: list[BeamStep] = field(default_factory=list)
     swap_out_device: list[int] = field(default_factory=list)
     swap_out_host: list[int] = field(default_factory=list)
     swap_in_host: list[int] = field(default_factory=list)
@@ -110,6 +111,7 @@ class PlanDraft:
             outputs_cursor=str(outputs_cursor),
             outputs_min_id=str(outputs_min_id),
             retired=_packed(retired),
+            beams=tuple(self.beams),
             swap_out_device=_packed(self.swap_out_device),
             swap_out_host=_packed(self.swap_out_host),
             swap_in_host=_packed(self.swap_in_host),

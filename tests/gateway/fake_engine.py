@@ -172,6 +172,7 @@ class FakeEngine:
             tokens=np.array([tokens[row] for row in rows], np.int32),
             ended_rows=np.array([rows.index(row) for row in ended], np.int32),
             ended_flags=np.array(list(ended.values()), np.int32),
+            beams=(),
             logprobs=tuple(
                 replace(scores, row=rows.index(row)) for row, scores in (logprobs or {}).items()
             ),

@@ -74,6 +74,7 @@ class Log:
                 tokens=np.array(list(tokens.values()), np.int32),
                 ended_rows=np.array(rows, np.int32),
                 ended_flags=np.array(list(ended.values()), np.int32),
+                beams=(),
                 logprobs=logprobs,
                 prompt_logprobs=prompts,
                 admitted_handles=np.array(list(admitted or {}), np.int32),

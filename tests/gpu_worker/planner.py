@@ -60,6 +60,7 @@ def step_plan(step: int, **fields: object) -> StepPlan:
         "outputs_cursor": "0-0",
         "outputs_min_id": "0-0",
         "admissions": (),
+        "beams": (),
         **{name: ints() for name in _ARRAYS},
     }
     return StepPlan(step=step, **{**values, **fields})  # type: ignore[arg-type]

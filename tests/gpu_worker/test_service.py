@@ -79,7 +79,7 @@ class FakeExecutor:
             raise self.error
         self.steps.append(plan.step)
         none = ints()
-        return StepResult(plan.step, none, none, none, none, (), (), none, none, 0, 1, 2)
+        return StepResult(plan.step, none, none, none, none, (), (), (), none, none, 0, 1, 2)
 
     def reset(self) -> None:
         self.resets += 1

@@ -29,6 +29,7 @@ def result(step: int, tokens: dict[int, int], ended: list[int] | None = None) ->
         tokens=np.array(list(tokens.values()), np.int32),
         ended_rows=np.array(rows, np.int32),
         ended_flags=np.full(len(rows), EndFlag.STOP, np.int32),
+        beams=(),
         logprobs=(),
         prompt_logprobs=(),
         admitted_handles=np.empty(0, np.int32),

@@ -11,10 +11,14 @@ from shared.errors import DecodeError
 from shared.messages import (
     Abort,
     Admission,
+    BeamCandidates,
+    BeamsEnded,
+    BeamStep,
     ChoiceEnded,
     ChoiceState,
     EngineInfo,
     EpochStarted,
+    Hypothesis,
     KVGeometry,
     ModelInfo,
     PromptLogprobs,
@@ -28,6 +32,7 @@ from shared.messages import (
     Turn,
     WorkerInfo,
 )
+from shared.sampling import BeamParams, EarlyStopping
 from tests.support.requests import sampling, submit
 
 
@@ -35,10 +40,15 @@ def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(values, np.int32)
 
 
+def floats(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.array(values, np.float32)
+
+
 MODEL = ModelInfo("demo", 4096, 2048, "bfloat16", (1, 2))
 LOGPROBS = TokenLogprobs(0, -1.5, ints(4, 5), np.array([-0.5, -2.0], np.float32))
 MESSAGES: list[Message] = [
     submit("a", [1, 2, 3], stop_token_ids=(7, 8), num_logprobs=5),
+    submit("a", num_choices=4, beams=BeamParams(4, 0.5, EarlyStopping.NEVER)),
     Stop("a", 0, 12),
     Abort("a", "x", "disconnected"),
     EpochStarted(7, "s", ("w0", "w1")),
@@ -49,6 +59,7 @@ MESSAGES: list[Message] = [
         outputs_cursor="3-4",
         outputs_min_id="0-0",
         retired=ints(4),
+        beams=(BeamStep(9, ints(1, 2), floats(-0.5, -1.5), ints(1, 1), ints(7, 8)),),
         swap_out_device=ints(1),
         swap_out_host=ints(2),
         swap_in_host=ints(3),
@@ -73,6 +84,7 @@ MESSAGES: list[Message] = [
         tokens=ints(-1, 2**31 - 1),
         ended_rows=ints(1),
         ended_flags=ints(2),
+        beams=(BeamCandidates(9, ints(0, 1), ints(7, 8), floats(-0.5, -1.5), ints(0, 1)),),
         logprobs=(LOGPROBS,),
         prompt_logprobs=(PromptLogprobs(9, (LOGPROBS,)),),
         admitted_handles=ints(9),
@@ -82,6 +94,8 @@ MESSAGES: list[Message] = [
         step_us=200,
     ),
     RequestState(submit("b"), (ChoiceState(0, 4, ints(), ""),), "5-6"),
+    RequestState(submit("b"), (ChoiceState(0, 4, ints(7), "stop", floats(-0.5)),), "5-6"),
+    BeamsEnded("b", (Hypothesis(ints(7), floats(-0.5), -0.5, "stop"),), "5-6"),
     ChoiceEnded("b", 1, "stop", "5-6"),
     RequestEnded("b", "error", "no room", "5-6"),
     WorkerInfo("w", 0, "ready", "", MODEL, KVGeometry(10, 16, 4096, 4), Speeds(1.5, 2e9)),

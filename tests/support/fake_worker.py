@@ -183,6 +183,7 @@ class FakeWorker:
             tokens=np.array(tokens, np.int32),
             ended_rows=np.array(ended_rows, np.int32),
             ended_flags=np.array(flags, np.int32),
+            beams=(),
             logprobs=(),
             prompt_logprobs=(),
             admitted_handles=np.array([handle for handle, _ in admitted], np.int32),
