@@ -88,6 +88,18 @@ class Observer:
                         self._metrics.request_prefill_time.observe(now_s - since_s)
                 case notes.Ended():
                     self._ended(note, now_s)
+                case notes.PrefixPinned():
+                    log.info("prefix pinned", name=note.name, tokens=note.num_tokens)
+                case notes.PrefixRefused():
+                    log.warning("prefix not pinned", name=note.name, reason=note.reason)
+                case notes.PrefixGivenUp():
+                    self._metrics.prefixes_given_up.inc()
+                    log.warning(
+                        "pinned prefix given up",
+                        name=note.name,
+                        blocks=note.num_blocks,
+                        request=note.by,
+                    )
 
     def gauges(self, core: Scheduler, kv: KVGeometry) -> notes.Stats:
         """Publish the state of queues and pool; the numbers are returned too."""
@@ -105,7 +117,12 @@ class Observer:
         metrics.kv_cache_bytes["reserved"].set((used_slots - stats.num_kv_tokens) * bytes_per_slot)
         cached_slots = stats.num_cached_blocks * kv.block_size
         metrics.kv_cache_bytes["cached"].set(cached_slots * bytes_per_slot)
-        metrics.kv_cache_bytes["free"].set((slots - used_slots - cached_slots) * bytes_per_slot)
+        pinned_slots = stats.num_pinned_unused_blocks * kv.block_size
+        metrics.kv_cache_bytes["pinned"].set(pinned_slots * bytes_per_slot)
+        free_slots = slots - used_slots - cached_slots - pinned_slots
+        metrics.kv_cache_bytes["free"].set(free_slots * bytes_per_slot)
+        metrics.pinned_prefixes.set(stats.num_pinned_prefixes)
+        metrics.pinned_blocks.set(stats.num_pinned_blocks)
         metrics.shared_blocks.set(stats.num_shared_blocks)
         return stats
 

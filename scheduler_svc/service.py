@@ -5,6 +5,7 @@ import time
 from uuid import uuid4
 
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
+from scheduler_svc.core.notes import Stats
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.epoch import start_epoch
 from scheduler_svc.observer import Observer
@@ -22,6 +23,7 @@ from shared.messages import (
     FinishReason,
     KVGeometry,
     ModelInfo,
+    PrefixStatus,
     RequestEnded,
     StepResult,
     WorkerInfo,
@@ -169,6 +171,7 @@ class SchedulerService:
             prefix_caching=settings.prefix_caching,
             num_host_blocks=worker.kv.num_host_blocks,
             preemption=settings.preemption,
+            max_pinned_blocks=int(settings.max_pinned_share * worker.kv.num_blocks),
             **_costs(worker),
         )
 
@@ -250,7 +253,7 @@ class SchedulerService:
             raise EpochOver(f"the worker is {lease.state}, instance {lease.instance}")
         assert worker.kv is not None
         stats = self._observer.gauges(core, worker.kv)
-        await self._publish(EngineState.READY, "", epoch, stats.num_running, stats.num_waiting)
+        await self._publish(EngineState.READY, "", epoch, stats, core.prefixes())
         keys = self._keys
         self._observer.log_lengths(
             {
@@ -276,7 +279,12 @@ class SchedulerService:
             log.debug("checkpoint came too late", requests=len(states))
 
     async def _publish(
-        self, state: EngineState, detail: str, epoch: int, running: int = 0, waiting: int = 0
+        self,
+        state: EngineState,
+        detail: str,
+        epoch: int,
+        stats: Stats | None = None,
+        prefixes: tuple[PrefixStatus, ...] = (),
     ) -> None:
         info = EngineInfo(
             engine_id=self._settings.engine_id,
@@ -287,8 +295,9 @@ class SchedulerService:
             model=self._model,
             kv=self._kv,
             max_num_sequences=self._settings.max_num_sequences,
-            num_running=running,
-            num_waiting=waiting,
+            num_running=0 if stats is None else stats.num_running,
+            num_waiting=0 if stats is None else stats.num_waiting,
+            prefixes=prefixes,
         )
         await self._bus.put(self._keys.info, encode(info), _LEASE_MS)
 

@@ -33,6 +33,12 @@ class SchedulerSettings:
     prefix_caching: bool = setting(
         True, "Keep the KV blocks of finished prompts for requests that begin alike."
     )
+    max_pinned_share: float = setting(
+        0.5,
+        "Share of the blocks that pinned prefixes may keep (the gateway's --pinned-prefixes).",
+        minimum=0,
+        maximum=0.5,
+    )
     preemption: str = setting(
         "auto",
         "How requests give up their blocks; auto takes what is cheaper, as measured at start.",

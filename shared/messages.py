@@ -1,6 +1,6 @@
 """What the services say to each other, log by log.
 
-``{E}:requests``  Submit, Stop, Abort                               gateways -> scheduler
+``{E}:requests``  Submit, Stop, Abort, Pin                          gateways -> scheduler
 ``{E}:plans``     EpochStarted, StepPlan                            scheduler -> workers
 ``{E}:outputs``   EpochStarted, RequestState, StepResult, ChoiceEnded, BeamsEnded, RequestEnded
                                                                     worker, scheduler -> gateways
@@ -74,6 +74,20 @@ class Abort(Message):
     request_id: str
     attachment: str  # a stale one is ignored
     reason: str
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class Pin(Message):
+    """The operator wants this prefix's keys and values to stay in the pool.
+
+    Nobody answers: EngineInfo says what became of it. To say it twice is to say it once.
+    """
+
+    prefix_id: str  # names tokens and salt, wherever they come from
+    name: str  # for logs
+    tokens: IntArray  # [num_tokens]
+    cache_salt: str  # only requests with the same salt begin with it
 
 
 # ------------------------------------------------------------------- plans
@@ -362,6 +376,21 @@ class EngineState(StrEnum):
     FAILED = "failed"  # the worker says that the model cannot be served
 
 
+class PrefixState(StrEnum):
+    PENDING = "pending"  # not all of its blocks are computed
+    PINNED = "pinned"
+    REFUSED = "refused"  # it cannot be pinned; the scheduler's log says why
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStatus:
+    """What became of a Pin."""
+
+    prefix_id: str
+    state: str  # PrefixState
+    num_blocks: int  # full ones; the rest of a prefix is not pinned
+
+
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineInfo(Message):
@@ -377,3 +406,4 @@ class EngineInfo(Message):
     max_num_sequences: int  # that run at once: a request cannot have more choices
     num_running: int
     num_waiting: int
+    prefixes: tuple[PrefixStatus, ...] = ()  # those of this epoch that need no further Pin

@@ -146,7 +146,7 @@ class SchedulerMetrics(_Metrics):
             "num_requests_swapped", "Waiting requests whose keys and values are in the host pool."
         )
         self.kv_cache_usage_perc = self._gauge(
-            "kv_cache_usage_perc", "Share of the blocks that are in use, 0 to 1."
+            "kv_cache_usage_perc", "Share of the blocks that requests use, 0 to 1."
         )
         self.kv_cache_token_usage_perc = self._gauge(
             "kv_cache_token_usage_perc", "Share of the token slots that hold a token, 0 to 1."
@@ -156,9 +156,19 @@ class SchedulerMetrics(_Metrics):
         )
         self.kv_cache_bytes = self._gauges(
             "kv_cache_bytes",
-            "KV pool by state: token states, reserved slots, cached prefixes, free blocks.",
+            "KV pool by state: token states, reserved slots, pinned prefixes that no request uses, "
+            "cached prefixes, free blocks.",
             "state",
-            ("tokens", "reserved", "cached", "free"),
+            ("tokens", "reserved", "pinned", "cached", "free"),
+        )
+        self.pinned_prefixes = self._gauge(
+            "pinned_prefixes", "Prefixes that are pinned, or will be when they are computed."
+        )
+        self.pinned_blocks = self._gauge(
+            "kv_pinned_blocks", "Blocks of pinned prefixes, also those that requests use now."
+        )
+        self.prefixes_given_up = self._counter(
+            "pinned_prefixes_given_up", "Pinned prefixes without which alone a request could run."
         )
         self.num_preemptions = self._counters(
             "num_preemptions", "Requests that lost their blocks.", "kind", ("recompute", "swap")

@@ -3,10 +3,10 @@
 PagedAttention, sections 4.2 to 4.4. A block is in one of three places: referred to by at least one
 block table, cached (full, findable by the hash of everything up to its end, but referred to by
 nobody), or free. Cached blocks count as free: they are given away, least recently used first, when
-nothing else is left.
+nothing else is left. Content may be pinned: a pin refers to the block that has it, like a table.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 BlockHash = bytes
@@ -29,6 +29,8 @@ class BlockPool:
         self._block_of: dict[BlockHash, int] = {}
         # Oldest first. A plain dict finds its first key slowly once many before it are gone.
         self._cached: OrderedDict[int, None] = OrderedDict()
+        self._num_pins: Counter[BlockHash] = Counter()
+        self._pinned: set[int] = set()  # blocks with such content, to which that gives a reference
 
     @property
     def num_free(self) -> int:
@@ -37,7 +39,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """Blocks that some table refers to, each counted once."""
+        """Blocks that some table or pin refers to, each counted once."""
         return self.num_blocks - self.num_free
 
     @property
@@ -45,8 +47,18 @@ class BlockPool:
         """Free blocks whose content can still be found."""
         return len(self._cached)
 
+    @property
+    def num_pinned(self) -> int:
+        """Blocks whose content is pinned."""
+        return len(self._pinned)
+
+    @property
+    def num_pinned_unused(self) -> int:
+        """Of those, the ones that no table refers to; looks at each."""
+        return sum(self._references[block] == 1 for block in self._pinned)
+
     def references(self, block: int) -> int:
-        """Tables that refer to a block."""
+        """Tables that refer to a block, and one more if its content is pinned."""
         return self._references[block]
 
     def allocate(self, count: int) -> list[int] | None:
@@ -84,6 +96,9 @@ class BlockPool:
         if block_hash not in self._block_of and block not in self._hash_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
+            if block_hash in self._num_pins:
+                self._pinned.add(block)
+                self._references[block] += 1
 
     def find(self, hashes: Sequence[BlockHash]) -> list[int]:
         """The longest run of known blocks that starts with the first hash; takes no reference."""
@@ -104,6 +119,31 @@ class BlockPool:
     def num_cached_in(self, blocks: Iterable[int]) -> int:
         """How many of these found blocks ``take`` would take from ``num_free``."""
         return sum(block in self._cached for block in blocks)
+
+    def pin(self, hashes: Sequence[BlockHash]) -> None:
+        """Blocks with this content stay, those that exist and those that come to be registered."""
+        for block_hash in hashes:
+            self._num_pins[block_hash] += 1
+            block = self._block_of.get(block_hash)
+            if block is not None and block not in self._pinned:
+                self._pinned.add(block)
+                self.take([block])
+
+    def unpin(self, hashes: Sequence[BlockHash]) -> None:
+        """Undo one ``pin`` of the same content."""
+        released: list[int] = []
+        for block_hash in hashes:
+            self._num_pins[block_hash] -= 1
+            if not self._num_pins[block_hash]:
+                del self._num_pins[block_hash]
+                if (block := self._block_of.get(block_hash)) is not None:
+                    self._pinned.remove(block)
+                    released.append(block)
+        self.free(released)
+
+    def num_pinned_with(self, hashes: Sequence[BlockHash]) -> int:
+        """Blocks that would be pinned at most if this content were pinned too."""
+        return len(self._num_pins) + sum(found not in self._num_pins for found in hashes)
 
     def _set_aside(self, block: int) -> None:
         """Nobody refers to the block any more."""

@@ -35,6 +35,7 @@ class SchedulerConfig:
     preemption: str = Preemption.AUTO
     recompute_us_per_token: float = 1.0  # what preemption costs, for AUTO
     swap_us_per_block: float = 1.0  # one way
+    max_pinned_blocks: int = 0  # that prefixes may keep for good
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_sequences:
@@ -42,6 +43,11 @@ class SchedulerConfig:
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is below "
                 f"max_num_sequences={self.max_num_sequences}: every running sequence needs a "
                 "token in each step"
+            )
+        if 2 * self.max_pinned_blocks > self.num_blocks:
+            raise ValueError(
+                f"max_pinned_blocks={self.max_pinned_blocks} is more than half of "
+                f"num_blocks={self.num_blocks}: one prefix may not fit beside the others"
             )
 
     def blocks_for(self, num_tokens: int) -> int:

@@ -52,7 +52,43 @@ class Ended:
     num_generated: int
 
 
-Note = Accepted | Refused | Admitted | Preempted | FirstToken | Ended
+@dataclass(frozen=True, slots=True)
+class PrefixPinned:
+    """All full blocks of the prefix are there to stay."""
+
+    prefix_id: str
+    name: str
+    num_tokens: int  # in those blocks
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRefused:
+    prefix_id: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGivenUp:
+    """``by`` could not have run otherwise."""
+
+    prefix_id: str
+    name: str
+    by: str
+    num_blocks: int
+
+
+Note = (
+    Accepted
+    | Refused
+    | Admitted
+    | Preempted
+    | FirstToken
+    | Ended
+    | PrefixPinned
+    | PrefixRefused
+    | PrefixGivenUp
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +98,10 @@ class Stats:
     num_running: int
     num_waiting: int  # preempted ones included
     num_swapped: int  # of those, with keys and values in the host pool
-    num_used_blocks: int
+    num_used_blocks: int  # by requests
+    num_pinned_prefixes: int
+    num_pinned_blocks: int
+    num_pinned_unused_blocks: int  # of those, used by no request
     num_cached_blocks: int  # free, but still findable
     num_shared_blocks: int  # that would be needed more if nothing were shared
     num_kv_tokens: int  # token slots filled in used blocks
@@ -74,9 +113,12 @@ def collect(
     running: Sequence[SequenceGroup],
     num_waiting: int,
     num_swapped: int,
+    num_pinned_prefixes: int,
     step: int,
 ) -> Stats:
-    """Look at every running sequence once."""
+    """Look at every running sequence and at every pinned block once."""
+    num_pinned_unused = pool.num_pinned_unused
+    num_used = pool.num_used - num_pinned_unused
     num_references = 0
     unfilled: dict[int, int] = {}  # by the last block of each table, which several may share
     for group in running:
@@ -90,8 +132,11 @@ def collect(
         num_running=len(running),
         num_waiting=num_waiting,
         num_swapped=num_swapped,
-        num_used_blocks=pool.num_used,
+        num_used_blocks=num_used,
+        num_pinned_prefixes=num_pinned_prefixes,
+        num_pinned_blocks=pool.num_pinned,
+        num_pinned_unused_blocks=num_pinned_unused,
         num_cached_blocks=pool.num_cached,
-        num_shared_blocks=num_references - pool.num_used,
-        num_kv_tokens=pool.num_used * block_size - sum(unfilled.values()),
+        num_shared_blocks=num_references - num_used,
+        num_kv_tokens=num_used * block_size - sum(unfilled.values()),
     )

@@ -19,6 +19,7 @@ from scheduler_svc.core import notes
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.limits import kind_of_preemption, why_never
+from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.prefill import plan_chunks
 from scheduler_svc.core.prefix import first_hash
 from scheduler_svc.core.retention import Retention
@@ -39,6 +40,8 @@ from shared.messages import (
     ChoiceState,
     EndFlag,
     FinishReason,
+    Pin,
+    PrefixStatus,
     RequestEnded,
     RequestState,
     StepPlan,
@@ -69,6 +72,7 @@ class Scheduler:
         self._tables = BlockTables(config)
         self.pool = self._tables.pool
         self.host_pool = self._tables.host_pool
+        self._prefixes = PinnedPrefixes(config, self.pool)
         self._tokens = TokenStore(config.max_num_sequences, config.max_model_len)
         self._retention = Retention(config.outputs_retention)
         self._by_request: dict[str, SequenceGroup] = {}
@@ -87,6 +91,7 @@ class Scheduler:
         self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._idle_turns: list[Turn] = []
+        self._turn_cursor = requests_cursor  # last entry of requests before the last turn or plan
         self._was_empty = False  # no request was left at the last idle turn
         self._notes: list[notes.Note] = []
 
@@ -128,6 +133,11 @@ class Scheduler:
             case Abort():
                 self.requests_cursor = at
                 return self._abort(event)
+            case Pin():
+                self.requests_cursor = at
+                if (submit := self._prefixes.add(event)) is not None:
+                    self._compute_prefix(submit)
+                return []
         self.outputs_cursor = at
         return []
 
@@ -140,6 +150,8 @@ class Scheduler:
     def schedule(self, now_ms: int) -> StepPlan | None:
         """The next step, or None if there is nothing to do or enough is in flight."""
         if self.planned_step - self.applied_step >= self.config.max_plans_in_flight:
+            if self.requests_cursor != self._turn_cursor:
+                self._note_idle_turn(now_ms)  # they were applied before the results to come
             return None
         step = self.planned_step + 1
         draft = PlanDraft(step)
@@ -154,6 +166,7 @@ class Scheduler:
             return None
         self.planned_step = step
         self._was_empty = False
+        self._turn_cursor = self.requests_cursor
         retired, self._retired = self._retired, []
         idle_turns, self._idle_turns = self._idle_turns, []
         return draft.finish(
@@ -175,6 +188,7 @@ class Scheduler:
         if not (is_empty and self._was_empty):
             turn = Turn(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
             self._idle_turns.append(turn)
+            self._turn_cursor = self.requests_cursor
         self._was_empty = is_empty
 
     def checkpoints(self) -> list[RequestState]:
@@ -205,7 +219,11 @@ class Scheduler:
     def take_notes(self) -> list[notes.Note]:
         """What happened since the last call, for logs and metrics."""
         taken, self._notes = self._notes, []
-        return taken
+        return taken + self._prefixes.take_notes()
+
+    def prefixes(self) -> tuple[PrefixStatus, ...]:
+        """What became of all Pins; one that is not here should be sent again."""
+        return self._prefixes.statuses()
 
     def stats(self) -> notes.Stats:
         """Queues and pool right now; looks at every running sequence."""
@@ -215,6 +233,7 @@ class Scheduler:
             self._running,
             num_waiting=self._num_waiting + len(self._preempted),
             num_swapped=sum(group.is_swapped for group in self._preempted),
+            num_pinned_prefixes=len(self._prefixes),
             step=self.planned_step,
         )
 
@@ -246,13 +265,29 @@ class Scheduler:
             sequences=[self._new_sequence(choice, output) for choice, output in outputs.items()],
             ended=dict(ended),
         )
-        self._by_request[submit.request_id] = group
+        self._enqueue(group)
+        self._notes.append(notes.Accepted(submit.request_id, num_prompt, recovered))
+        return [self.state_of(group)]
+
+    def _compute_prefix(self, submit: Submit) -> None:
+        """Compute a pinned prefix once nobody else waits, unless somebody asks for it before."""
+        self._num_accepted += 1
+        group = SequenceGroup(
+            submit=submit,
+            arrival=self._num_accepted,
+            max_output=1,
+            root=first_hash(submit.cache_salt),
+            sequences=[self._new_sequence(0, NO_TOKENS)],
+            serves_nobody=True,
+        )
+        self._enqueue(group)
+
+    def _enqueue(self, group: SequenceGroup) -> None:
+        self._by_request[group.request_id] = group
         for sequence in group.sequences:
             self._by_handle[sequence.handle] = (group, sequence)
         heappush(self._waiting, (group.rank, group))
         self._num_waiting += 1
-        self._notes.append(notes.Accepted(submit.request_id, num_prompt, recovered))
-        return [self.state_of(group)]
 
     def _new_sequence(self, choice: int, output: IntArray) -> Sequence:
         self._next_handle += 1
@@ -352,6 +387,8 @@ class Scheduler:
             victim = next(
                 found for found in reversed(self._running) if found.state is not _S.DRAINING
             )
+            if victim is group is self._running[0] and self._give_up_prefix(group):
+                continue
             self._preempt(victim, group, draft)
             if victim is group:
                 return None
@@ -364,7 +401,19 @@ class Scheduler:
         if due <= group.last_step:
             self._opens_block[due].append(group)
 
+    def _give_up_prefix(self, beneficiary: SequenceGroup) -> bool:
+        """Unpin a prefix for a group that would have to wait for ever; whether there was one."""
+        prefix_id = self._prefixes.give_up(beneficiary)
+        if (group := self._by_request.get(prefix_id or "")) is not None:
+            self._end(group, group.sequences[0], FinishReason.ABORT)
+        return prefix_id is not None
+
     def _preempt(self, victim: SequenceGroup, beneficiary: SequenceGroup, draft: PlanDraft) -> None:
+        if victim.serves_nobody:
+            # As a preempted one it would hold up those that wait for the first time.
+            self._end(victim, victim.sequences[0], FinishReason.ABORT)
+            self._compute_prefix(victim.submit)
+            return
         lost = sum(victim.kv_tokens_at(self.planned_step, found) for found in victim.sequences)
         kind = self._kind_of_preemption(victim)
         note = notes.Preempted(victim.request_id, beneficiary.request_id, kind, lost)
@@ -397,8 +446,9 @@ class Scheduler:
                 return
             reserve = self.config.num_watermark_blocks if self._running else 0
             group.prepare_prefill()
-            if not self._get_blocks(group, reserve, draft):
-                return
+            while not self._get_blocks(group, reserve, draft):
+                if self._running or group.serves_nobody or not self._give_up_prefix(group):
+                    return
             self._open(group, draft)
             self._plan_chunks(group, draft)
 
@@ -433,6 +483,9 @@ class Scheduler:
         for sequence in group.sequences:
             sequence.slot = self._tokens.open(sequence.handle, sequence.output)
         draft.admit(group)
+        self._prefixes.used_by(group)
+        if group.serves_nobody:
+            return
         num_output = group.num_tokens - group.num_prompt_tokens
         self._notes.append(
             notes.Admitted(
@@ -452,7 +505,7 @@ class Scheduler:
     def _start_decoding(self, group: SequenceGroup, step: int) -> None:
         """``step`` samples a token; from the next one on the group decodes by itself."""
         num_generated = group.num_tokens - group.num_prompt_tokens
-        if num_generated == 0:
+        if num_generated == 0 and not group.serves_nobody:
             self._samples_first[step].append(group)
         group.decode_from = step + 1
         group.last_step = step + group.max_output - num_generated - 1
@@ -493,6 +546,10 @@ class Scheduler:
             group.move_to(_S.ENDED)
             del self._by_request[group.request_id]
             self._retention.ended(group)
+            if group.serves_nobody:
+                if reason is not FinishReason.ABORT:
+                    self._prefixes.computed(group.request_id)
+                return
             num_generated = sum(len(found.output) for found in group.ended.values())
             self._notes.append(notes.Ended(group.request_id, reason, num_generated))
 

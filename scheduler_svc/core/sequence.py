@@ -79,6 +79,7 @@ class SequenceGroup:
     last_step: int = 0  # step that reaches max_output; if preempted: last that included it
     state_id: EntryId | None = None  # place of its latest RequestState in outputs
     was_admitted: bool = False
+    serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it
 
     @property
     def request_id(self) -> str:

@@ -16,6 +16,7 @@ from shared.bus.api import EntryId
 from shared.messages import (
     Abort,
     ChoiceEnded,
+    PrefixState,
     RequestEnded,
     RequestState,
     StepPlan,
@@ -23,7 +24,7 @@ from shared.messages import (
     Stop,
 )
 from tests.support.fake_worker import FakeWorker
-from tests.support.requests import submit
+from tests.support.requests import pin, submit
 
 
 @dataclass
@@ -83,6 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
             prefix_caching=prefix_caching,
             num_host_blocks=num_host_blocks,
             preemption=preemption,
+            max_pinned_blocks=num_blocks // 2,
         )
         self.core = Scheduler(self.config)
         self.worker = FakeWorker(block_size, self.config.max_num_batched_tokens, drawn)
@@ -129,6 +131,11 @@ class EngineMachine(RuleBasedStateMachine):
             assert choice.handle not in self.handles, "handles are never reused"
             self.handles[choice.handle] = (request_id, choice.choice)
 
+    @rule(num_tokens=st.integers(1, 40), family=st.integers(0, 2))
+    def pin(self, num_tokens: int, family: int) -> None:
+        prefix = range(family, family + num_tokens)
+        assert self.core.apply(pin(f"{family}-{num_tokens}", prefix), self._next_id()) == []
+
     @precondition(lambda self: any(not c.ended for c in self.clients.values()))
     @rule(data=st.data(), stop=st.booleans())
     def leave(self, data: st.DataObject, stop: bool) -> None:
@@ -169,7 +176,10 @@ class EngineMachine(RuleBasedStateMachine):
         stats = self.core.stats()
         assert stats.num_kv_tokens <= stats.num_used_blocks * self.config.block_size
         alive = sum(not client.ended for client in self.clients.values())
-        assert stats.num_running + stats.num_waiting == alive
+        pending = sum(found.state == PrefixState.PENDING for found in self.core.prefixes())
+        assert stats.num_running + stats.num_waiting == alive + pending
+        assert stats.num_pinned_blocks <= self.config.max_pinned_blocks
+        assert stats.num_shared_blocks >= 0
         self._check_notes()
 
     def teardown(self) -> None:
@@ -182,8 +192,12 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self.execute()
         assert all(client.ended for client in self.clients.values())
-        assert self.core.pool.num_used == 0
         stats = self.core.stats()
+        states = {found.state for found in self.core.prefixes()}
+        assert PrefixState.PENDING not in states
+        assert (stats.num_pinned_blocks > 0) == (PrefixState.PINNED in states)
+        assert self.core.pool.num_used == stats.num_pinned_blocks
+        assert stats.num_used_blocks == 0
         assert (stats.num_running, stats.num_waiting, stats.num_kv_tokens) == (0, 0, 0)
         assert stats.num_cached_blocks == 0 or self.config.prefix_caching
         assert self.core.host_pool.num_used == 0
@@ -192,6 +206,8 @@ class EngineMachine(RuleBasedStateMachine):
         ended = set(result.ended_rows.tolist())
         rows = zip(result.handles.tolist(), result.tokens.tolist(), strict=True)
         for row, (handle, token) in enumerate(rows):
+            if handle not in self.handles:
+                continue  # it computes a prefix
             name, choice = self.handles[handle]
             client = self.clients[name]
             if choice not in client.running:

@@ -16,9 +16,9 @@ from shared.bus.api import START, Entry, EntryId
 from shared.codec import Message, encode
 from shared.messages import Abort, StepPlan
 from tests.support.fake_worker import FakeWorker
-from tests.support.requests import submit
+from tests.support.requests import pin, submit
 
-CONFIG = SchedulerConfig(40, 4, 128, 16, 48, 2, 1, 1_000)
+CONFIG = SchedulerConfig(40, 4, 128, 16, 48, 2, 1, 1_000, max_pinned_blocks=12)
 
 
 def draw(handle: int, position: int) -> tuple[int, bool]:
@@ -54,14 +54,13 @@ class Recorded:
             self.give("outputs", self.worker.execute(self.plans.popleft()))
 
 
-@pytest.fixture
-def recording(tmp_path: Path) -> Path:
-    path = tmp_path / "recording"
+def record(path: Path, seed: int) -> None:
+    """Requests come, are aborted, and prefixes are pinned, also while plans are in flight."""
     engine = Recorded(path)
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     for number in range(150):
         # As in the service, a turn applies outputs before requests.
-        if rng.random() < 0.8:
+        if rng.random() < 0.6:
             engine.execute()
         if rng.random() < 0.5:
             first = number * 100
@@ -75,21 +74,36 @@ def recording(tmp_path: Path) -> Path:
                     num_choices=int(rng.integers(1, 3)),
                 ),
             )
-        if rng.random() < 0.1:
-            engine.give("requests", Abort(f"r{int(rng.integers(150))}", "attachment", "gone"))
+        if rng.random() < 0.3:
+            lately = int(rng.integers(max(0, number - 8), number + 1))
+            engine.give("requests", Abort(f"r{lately}", "attachment", "gone"))
+        if rng.random() < 0.2:
+            first = int(rng.integers(number + 1)) * 100
+            prefix = range(first, first + int(rng.integers(1, 30)))
+            engine.give("requests", pin(f"{first}-{len(prefix)}", prefix))
         engine.schedule()
     while engine.plans:
         engine.execute()
         engine.schedule()
     engine.recorder.close()
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    path = tmp_path / "recording"
+    record(path, seed=3)
     return path
 
 
-def test_the_plans_are_the_same(recording: Path) -> None:
-    moments = list(replay(recording))
+@pytest.mark.parametrize("seed", range(12))
+def test_the_plans_are_the_same(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    record(path, seed)
+    moments = list(replay(path))
     assert [moment.step for moment in moments] == list(range(1, len(moments) + 1))
     assert len(moments) > 100
     assert moments[-1].stats.num_running <= 1
+    assert any(moment.stats.num_pinned_blocks for moment in moments)
 
 
 def test_a_plan_that_differs_is_found(recording: Path, tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from shared.messages import (
     Hypothesis,
     KVGeometry,
     ModelInfo,
+    Pin,
+    PrefixStatus,
     PromptLogprobs,
     RequestEnded,
     RequestState,
@@ -51,6 +53,7 @@ MESSAGES: list[Message] = [
     submit("a", num_choices=4, beams=BeamParams(4, 0.5, EarlyStopping.NEVER)),
     Stop("a", 0, 12),
     Abort("a", "x", "disconnected"),
+    Pin("p", "instructions", ints(1, 2, 3), "salt"),
     EpochStarted(7, "s", ("w0", "w1")),
     StepPlan(
         step=3,
@@ -100,7 +103,7 @@ MESSAGES: list[Message] = [
     RequestEnded("b", "error", "no room", "5-6"),
     WorkerInfo("w", 0, "ready", "", MODEL, KVGeometry(10, 16, 4096, 4), Speeds(1.5, 2e9)),
     WorkerInfo("w", 0, "loading", "", None, None, None),
-    EngineInfo("e", "s", 7, "ready", "", MODEL, None, 256, 1, 2),
+    EngineInfo("e", "s", 7, "ready", "", MODEL, None, 256, 1, 2, (PrefixStatus("p", "pinned", 4),)),
 ]
 
 

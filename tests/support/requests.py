@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.messages import Submit
+from shared.messages import Pin, Submit
 from shared.sampling import SamplingParams
 
 
@@ -48,3 +48,8 @@ def submit(
         priority=priority,
         cache_salt=cache_salt,
     )
+
+
+def pin(prefix_id: str, tokens: Sequence[int], cache_salt: str = "") -> Pin:
+    """A prefix that is to stay."""
+    return Pin(prefix_id, f"name of {prefix_id}", np.array(tokens, np.int32), cache_salt)
