@@ -12,9 +12,9 @@ from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
 from gateway.unserved import serve_unserved
 from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable, ModelUnsupported
+from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
 from shared.logs import EventLog, setup_logging
-from shared.settings import load_or_exit
+from shared.settings import exit_with, load_or_exit
 
 _log = EventLog("gateway")
 
@@ -58,7 +58,10 @@ def main() -> int:
     except ModelUnsupported as error:
         _log.error("cannot serve", error=error)
         return uvloop.run(serve_unserved(settings, str(error)))
-    return uvloop.run(_serve(settings, tokenizer))
+    try:
+        return uvloop.run(_serve(settings, tokenizer))
+    except SettingsError as error:
+        exit_with(error)
 
 
 if __name__ == "__main__":

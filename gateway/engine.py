@@ -1,12 +1,14 @@
 """The gateway's side of one engine: submits requests and reads what becomes of them."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.backoff import Backoff
 from gateway.mailbox import Mailbox, ServerLeaves
 from gateway.outbox import Outbox
+from gateway.pinning import Pinning, Prefix
 from gateway.sessions import RequestFailed, Sessions
 from shared.bus.api import Append, Bus
 from shared.bus.keys import EngineKeys
@@ -71,12 +73,20 @@ class EngineClient:
     Args:
         model_name: the model that this gateway speaks for; an engine with another is of no use.
         instance: names this gateway in the log.
+        prefixes: those that the engine is to keep in its pool.
     """
 
     def __init__(
-        self, bus: Bus, engine_id: str, model_name: str, instance: str, metrics: GatewayMetrics
+        self,
+        bus: Bus,
+        engine_id: str,
+        model_name: str,
+        instance: str,
+        metrics: GatewayMetrics,
+        prefixes: Sequence[Prefix] = (),
     ) -> None:
         self.instance = instance
+        self.pinning = Pinning(prefixes)
         self._bus = bus
         self._keys = EngineKeys(engine_id)
         self._model_name = model_name
@@ -220,7 +230,11 @@ class EngineClient:
             info = None if data is None else decode_as(EngineInfo, data)
         except (BusUnavailable, DecodeError) as error:
             return EngineAway(str(error))
-        return _usable(info, self._keys.engine_id, self._model_name)
+        status = _usable(info, self._keys.engine_id, self._model_name)
+        if info is not None and isinstance(status, Engine):
+            for pin in self.pinning.due(info, time.monotonic()):
+                self._outbox.send(pin)
+        return status
 
 
 def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine | EngineAway:

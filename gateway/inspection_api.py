@@ -12,6 +12,7 @@ from gateway.errors import invalid_value, unknown_model
 from gateway.openapi import takes
 from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
 from gateway.service import Service
+from shared.messages import PrefixState
 from shared.metrics import CONTENT_TYPE
 
 
@@ -30,6 +31,11 @@ def inspection_router(service: Service, version: str) -> APIRouter:
         if model_id != service.model_name:
             raise unknown_model(model_id)
         return JSONResponse(_model_card(service))
+
+    @router.get("/prefixes", tags=["model"])
+    async def list_prefixes() -> Response:
+        """The prefixes that this gateway wants to stay in the KV cache, and what became of each."""
+        return JSONResponse({"object": "list", "data": _prefix_cards(service)})
 
     @router.post(
         "/tokenize", tags=["tokens"], openapi_extra=takes(TokenizeTextBody, TokenizeChatBody)
@@ -109,6 +115,21 @@ def _has_messages(data: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(body, dict) and "messages" in body
+
+
+def _prefix_cards(service: Service) -> list[dict[str, Any]]:
+    pinning = service.engine.pinning
+    is_ready = isinstance(service.engine.status, Engine)
+    return [
+        {
+            "id": prefix.prefix_id,
+            "object": "prefix",
+            "name": prefix.name,
+            "num_tokens": len(prefix.tokens),
+            "state": pinning.state_of(prefix) if is_ready else PrefixState.PENDING,
+        }
+        for prefix in pinning.prefixes
+    ]
 
 
 def _model_card(service: Service) -> dict[str, Any]:

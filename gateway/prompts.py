@@ -54,7 +54,7 @@ class PromptReader:
         """Tokens of a conversation."""
         if not self._tokenizer.has_chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions")
-        plain = [_plain(message) for message in messages]
+        plain = [plain_message(message) for message in messages]
 
         def render_and_encode() -> list[int]:
             # Special tokens stand in the template already.
@@ -98,7 +98,7 @@ class PromptReader:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-def _plain(message: ChatMessage) -> dict[str, Any]:
+def plain_message(message: ChatMessage) -> dict[str, Any]:
     """A message as chat templates expect it: not all of them know parts or developers."""
     content = message.content
     plain: dict[str, Any] = {

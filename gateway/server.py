@@ -14,6 +14,7 @@ import uvicorn
 
 from gateway.app import create_app
 from gateway.engine import EngineClient
+from gateway.prefix_file import read_prefixes
 from gateway.prompts import PromptReader
 from gateway.service import Service
 from gateway.settings import GatewaySettings
@@ -35,12 +36,16 @@ class Server:
 
     Attributes:
         port: the one that is listened on, 0 before.
+
+    Raises:
+        SettingsError: the prefixes that are to be pinned cannot be read.
     """
 
     def __init__(self, settings: GatewaySettings, bus: Bus, tokenizer: Tokenizer) -> None:
         name = model_name(settings.model, settings.served_model_name)
         metrics = GatewayMetrics(name, settings.engine_id)
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
         self.port = 0
         self.service = Service(
             model_name=name,
@@ -48,7 +53,7 @@ class Server:
             created=int(time.time()),
             tokenizer=tokenizer,
             prompts=PromptReader(tokenizer, settings.max_prompts),
-            engine=EngineClient(bus, settings.engine_id, name, instance, metrics),
+            engine=EngineClient(bus, settings.engine_id, name, instance, metrics, prefixes),
             metrics=metrics,
         )
         self._settings = settings

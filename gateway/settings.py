@@ -23,6 +23,11 @@ class GatewaySettings:
         4 * 2**20, "Largest request body accepted.", parse=byte_size, minimum=1024
     )
     max_prompts: int = setting(128, "Most prompts in one call.", minimum=1)
+    pinned_prefixes: str | None = setting(
+        None,
+        "File of prompt beginnings whose keys and values stay in the KV cache, one JSON map in "
+        "each line; auto pins none.",
+    )
     drain_timeout: float = setting(
         30.0, "Seconds that open streams may take to end after SIGTERM.", minimum=0
     )

@@ -117,6 +117,16 @@ def test_a_bad_setting_is_refused_by_name(start: Start) -> None:
     assert "--max-body-bytes='many'" in process.said
 
 
+def test_a_file_of_prefixes_that_cannot_be_used_ends_the_process(
+    start: Start, tmp_path: Path
+) -> None:
+    file = tmp_path / "prefixes.jsonl"
+    file.write_text('{"prompt": "good"}\n{"prompt": 7}\n')
+    process = start("--redis-url", "redis://127.0.0.1:1/0", "--pinned-prefixes", str(file))
+    assert process.wait() == 2
+    assert f"--pinned-prefixes='{file}': line 2: prompt=7" in process.said
+
+
 def test_without_a_tokenizer_it_stays_up_and_says_why(
     start: Start, tmp_path: Path, unused_tcp_port: int
 ) -> None:
