@@ -18,6 +18,7 @@ from shared.codec import decode, encode
 from shared.messages import (
     ChoiceEnded,
     EndFlag,
+    EpochStarted,
     RequestEnded,
     RequestState,
     StepResult,
@@ -106,6 +107,8 @@ class Engine:
 
     def _take(self, message: object) -> None:
         match message:
+            case EpochStarted():
+                self._by_handle.clear()
             case RequestState():
                 self._restate(message)
             case StepResult():
@@ -135,10 +138,13 @@ class Engine:
             result.admitted_handles.tolist(), result.admitted_computed.tolist(), strict=True
         )
         for handle, num_computed in admitted:
-            self._by_handle[handle][0].num_cached.append(num_computed)
+            if handle in self._by_handle:  # else it computes a pinned prefix
+                self._by_handle[handle][0].num_cached.append(num_computed)
         flags = dict(zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True))
         rows = zip(result.handles.tolist(), result.tokens.tolist(), strict=True)
         for row, (handle, token) in enumerate(rows):
+            if handle not in self._by_handle:
+                continue
             answer, choice = self._by_handle[handle]
             if choice not in answer.finish_reasons:
                 answer.outputs[choice].append(token)
@@ -147,13 +153,10 @@ class Engine:
 
 
 @asynccontextmanager
-async def running_engine(
-    bus: Bus, worker: WorkerSettings, scheduler: SchedulerSettings
-) -> AsyncIterator[Engine]:
-    """Both services as tasks of this loop until the block is left; errors of theirs are raised."""
-    engine_id = scheduler.engine_id
+async def running_worker(bus: Bus, worker: WorkerSettings, engine_id: str) -> AsyncIterator[None]:
+    """The worker as a task of this loop until the block is left; errors of its are raised."""
     built = build_worker(worker)
-    worker_service = WorkerService(
+    service = WorkerService(
         bus,
         engine_id,
         built.executor,
@@ -162,12 +165,32 @@ async def running_engine(
         built.speeds,
         WorkerObserver(WorkerMetrics("tiny", engine_id), built.executor),
     )
-    metrics = SchedulerMetrics("tiny", engine_id)
-    scheduler_service = SchedulerService(bus, scheduler, SchedulerObserver(metrics))
-    services = (worker_service, scheduler_service)
     async with asyncio.TaskGroup() as tasks:
-        for service in services:
-            tasks.create_task(service.run())
-        yield Engine(bus, engine_id, metrics)
-        for service in services:
-            service.stop()
+        tasks.create_task(service.run())
+        yield
+        service.stop()
+
+
+@asynccontextmanager
+async def running_scheduler(
+    bus: Bus, scheduler: SchedulerSettings
+) -> AsyncIterator[SchedulerMetrics]:
+    """The scheduler, likewise."""
+    metrics = SchedulerMetrics("tiny", scheduler.engine_id)
+    service = SchedulerService(bus, scheduler, SchedulerObserver(metrics))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(service.run())
+        yield metrics
+        service.stop()
+
+
+@asynccontextmanager
+async def running_engine(
+    bus: Bus, worker: WorkerSettings, scheduler: SchedulerSettings
+) -> AsyncIterator[Engine]:
+    """Both services until the block is left."""
+    async with (
+        running_worker(bus, worker, scheduler.engine_id),
+        running_scheduler(bus, scheduler) as metrics,
+    ):
+        yield Engine(bus, scheduler.engine_id, metrics)
