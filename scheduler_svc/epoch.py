@@ -41,11 +41,11 @@ async def start_epoch(
             Append(keys.outputs, [started], epoch, 0),
         ]
     )
-    fold = await _fold_until(bus, keys.outputs, fence)
+    fold = await _fold_until(bus, keys.outputs, fence, config.max_model_len)
     core = Scheduler(config, fold.requests_cursor)
     states: list[Message] = []
     for request in fold.in_order():
-        states += core.recover(request.submit, request.outputs(), request.ended)
+        states += core.recover(request.submit, request.outputs(), request.ended, request.search)
     core.outputs_cursor = fence
     data = [encode(state) for state in states]
     recorder.epoch(fence, config, fold.requests_cursor, data)
@@ -56,8 +56,8 @@ async def start_epoch(
     return epoch, core
 
 
-async def _fold_until(bus: Bus, outputs: str, fence: EntryId) -> Fold:
-    fold = Fold()
+async def _fold_until(bus: Bus, outputs: str, fence: EntryId, max_model_len: int) -> Fold:
+    fold = Fold(max_model_len)
     cursor = START
     while cursor < fence:
         entries = (await bus.read({outputs: cursor}, 0, _PAGE)).get(outputs, [])

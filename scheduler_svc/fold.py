@@ -9,10 +9,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scheduler_svc.core.beams import BeamSearch
+from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.sequence import EndedChoice
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.messages import (
+    BeamCandidates,
+    BeamsEnded,
     ChoiceEnded,
     EndFlag,
     EpochStarted,
@@ -40,19 +44,28 @@ class Unfinished:
     submit: Submit
     choices: dict[int, UnfinishedChoice] = field(default_factory=dict)
     ended: dict[int, EndedChoice] = field(default_factory=dict)
+    search: BeamSearch | None = None  # instead of choices
 
     def outputs(self) -> dict[int, IntArray]:
-        """Tokens of the choices that go on."""
+        """Tokens of the choices, or beams, that go on."""
+        if self.search is not None:
+            return {number: beam.tokens() for number, beam in enumerate(self.search.running)}
         return {number: np.array(found.output, np.int32) for number, found in self.choices.items()}
 
 
 @dataclass(slots=True)
 class Fold:
-    """Reads entries of ``outputs`` in order; ``unfinished`` is the result."""
+    """Reads entries of ``outputs`` in order; ``unfinished`` is the result.
 
+    Args:
+        max_model_len: of the model, which bounds how long beams can get.
+    """
+
+    max_model_len: int
     unfinished: dict[str, Unfinished] = field(default_factory=dict)
     requests_cursor: EntryId = START
     _by_handle: dict[int, UnfinishedChoice] = field(default_factory=dict)
+    _searches: dict[int, BeamSearch] = field(default_factory=dict)  # by handle
     _last_step: int | None = None
 
     def add(self, messages: Iterable[Message]) -> None:
@@ -60,7 +73,7 @@ class Fold:
         for message in messages:
             match message:
                 case EpochStarted():
-                    self._by_handle.clear()
+                    self.lose_sight()
                     self._last_step = 0
                 case RequestState():
                     self._restate(message)
@@ -69,13 +82,14 @@ class Fold:
                 case ChoiceEnded():
                     self._advance(message.requests_cursor)
                     self._end_choice(message.request_id, message.choice, message.reason)
-                case RequestEnded():
+                case RequestEnded() | BeamsEnded():
                     self._advance(message.requests_cursor)
                     self._forget(message.request_id)
 
     def lose_sight(self) -> None:
         """An entry could not be read: tokens behind it would not join those before it."""
         self._by_handle.clear()
+        self._searches.clear()
 
     def in_order(self) -> list[Unfinished]:
         """Unfinished requests, earliest first."""
@@ -87,6 +101,10 @@ class Fold:
         self._advance(state.requests_cursor)
         self._forget(state.submit.request_id)
         request = Unfinished(state.submit)
+        self.unfinished[state.submit.request_id] = request
+        if state.submit.sampling.beams is not None:
+            self._restate_search(request, state)
+            return
         for known in state.choices:
             if known.finish_reason:
                 request.ended[known.choice] = EndedChoice(known.output, known.finish_reason)
@@ -94,7 +112,16 @@ class Fold:
             choice = UnfinishedChoice(request, known.choice, known.handle, known.output.tolist())
             request.choices[known.choice] = choice
             self._by_handle[known.handle] = choice
-        self.unfinished[state.submit.request_id] = request
+
+    def _restate_search(self, request: Unfinished, state: RequestState) -> None:
+        submit = state.submit
+        assert submit.sampling.beams is not None, "the caller looked"
+        room = self.max_model_len - len(submit.prompt)
+        max_output = min(submit.sampling.max_tokens, room)
+        request.search = BeamSearch.restored(submit.sampling.beams, max_output, state.choices)
+        for known in state.choices:
+            if not known.finish_reason:
+                self._searches[known.handle] = request.search
 
     def _continue(self, result: StepResult) -> None:
         if self._last_step is not None and result.step <= self._last_step:
@@ -107,11 +134,26 @@ class Fold:
         for handle, token in zip(handles, result.tokens.tolist(), strict=True):
             if (choice := self._by_handle.get(handle)) is not None:
                 choice.output.append(token)
+        for candidates in result.beams:
+            self._turn(candidates)
         ended = zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True)
         for row, flag in ended:
             if (choice := self._by_handle.get(handles[row])) is not None:
                 reason = EndFlag(flag).finish_reason()
                 self._end_choice(choice.request.submit.request_id, choice.choice, reason)
+
+    def _turn(self, candidates: BeamCandidates) -> None:
+        search = self._searches.get(candidates.group)
+        if search is None:
+            return
+        try:
+            search.advance(candidates)
+        except ProtocolError:
+            # The scheduler that read this began a new epoch; the search goes on from before.
+            del self._searches[candidates.group]
+            return
+        if search.done:
+            del self._searches[candidates.group]
 
     def _end_choice(self, request_id: str, number: int, reason: str) -> None:
         request = self.unfinished.get(request_id)
@@ -125,9 +167,13 @@ class Fold:
 
     def _forget(self, request_id: str) -> None:
         request = self.unfinished.pop(request_id, None)
-        if request is not None:
-            for choice in request.choices.values():
-                self._by_handle.pop(choice.handle, None)
+        if request is None:
+            return
+        for choice in request.choices.values():
+            self._by_handle.pop(choice.handle, None)
+        if request.search is not None:
+            for handle in [h for h, found in self._searches.items() if found is request.search]:
+                del self._searches[handle]
 
     def _advance(self, cursor: str) -> None:
         self.requests_cursor = max(self.requests_cursor, EntryId.parse(cursor))

@@ -40,10 +40,10 @@ class Replay:
 
     def __init__(self, frame: EpochFrame) -> None:
         self.core = Scheduler(frame.config, frame.requests_cursor)
-        fold = Fold()
+        fold = Fold(frame.config.max_model_len)
         fold.add(decode(data) for data in frame.states)
         for request in fold.in_order():
-            self.core.recover(request.submit, request.outputs(), request.ended)
+            self.core.recover(request.submit, request.outputs(), request.ended, request.search)
         self.core.outputs_cursor = frame.fence
         self._entries: dict[str, deque[Entry]] = {"outputs": deque(), "requests": deque()}
 

@@ -189,7 +189,7 @@ class SchedulerService:
         answers: list[Message] = []
         for entry in found.get(keys.outputs, ()):
             self._recorder.entry("outputs", entry)
-            self._apply_output(core, entry)
+            answers += self._apply_output(core, entry)
         for entry in found.get(keys.requests, ()):
             self._recorder.entry("requests", entry)
             answers += self._apply_request(core, entry)
@@ -212,7 +212,8 @@ class SchedulerService:
         self._observer.turn(spent_s)
         self._observer.noted(core.take_notes())
 
-    def _apply_output(self, core: Scheduler, entry: Entry) -> None:
+    def _apply_output(self, core: Scheduler, entry: Entry) -> list[Message]:
+        answers: list[Message] = []
         for data in entry.messages:
             try:
                 message = decode(data)
@@ -223,9 +224,10 @@ class SchedulerService:
             if isinstance(message, StepResult):
                 self._observer.result(message)
             try:
-                core.apply(message, entry.id)
+                answers += core.apply(message, entry.id)
             except ProtocolError as error:
                 raise EpochOver(str(error)) from None
+        return answers
 
     def _apply_request(self, core: Scheduler, entry: Entry) -> list[Message]:
         answers: list[Message] = []

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core.sequence import SequenceGroup
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.messages import Admission, BeamStep, StepPlan, Turn
@@ -37,6 +37,7 @@ class PlanDraft:
     def admit(self, group: SequenceGroup) -> None:
         """Tell the worker all about the sequences of a group that it has to compute."""
         for sequence in group.prefilled:
+            sequence.is_resident = True
             self.admissions.append(
                 Admission(
                     handle=sequence.handle,
@@ -82,11 +83,34 @@ class PlanDraft:
         self.replaced_handles.append(handle)
         self.replaced_columns.append(column)
 
-    def fork(self, parent: int, child: int, choice: int) -> None:
+    def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let a new sequence sample from its parent's logits in this step."""
-        self.fork_parents.append(parent)
-        self.fork_children.append(child)
-        self.fork_choices.append(choice)
+        child.is_resident = True
+        self.fork_parents.append(parent.handle)
+        self.fork_children.append(child.handle)
+        self.fork_choices.append(child.choice)
+
+    def search(self, group: SequenceGroup) -> None:
+        """Let the beams of a group compute their last tokens, and say what could follow.
+
+        The beams go on from ``group.parents``, or are all in chunks already.
+        """
+        assert group.search is not None, f"{group.request_id} has no beams"
+        beams = group.search.running
+        tokens = [beam.token for beam in beams] if group.parents else []
+        self.beams.append(
+            BeamStep(
+                group.handle,
+                _packed([sequence.handle for sequence in group.sequences]),
+                np.array([beam.score for beam in beams], np.float32),
+                _packed(group.parents),
+                _packed(tokens),
+            )
+        )
+        if group.parents:
+            for sequence in group.sequences:
+                sequence.is_resident = True
+                self.chunk(sequence.handle, 1)
 
     def chunk(self, handle: int, num_tokens: int) -> None:
         """Compute the next ``num_tokens`` tokens of a sequence."""

@@ -29,7 +29,7 @@ def plan_chunks(group: SequenceGroup, draft: PlanDraft, tables: BlockTables) -> 
     parent = group.sequences[0]
     for child in group.sequences[len(group.prefilled) :]:
         tables.fork(parent, child)
-        draft.fork(parent.handle, child.handle, child.choice)
+        draft.fork(parent, child)
     return True
 
 

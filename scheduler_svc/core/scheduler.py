@@ -9,20 +9,21 @@ inside their last blocks costs nothing. Its lengths follow from step numbers, an
 which step it opens a block, has filled one, and ends at the latest.
 """
 
-from bisect import insort
 from collections import defaultdict
 from collections.abc import Mapping
-from heapq import heappop, heappush
 from operator import attrgetter
 
 from scheduler_svc.core import notes
+from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.limits import kind_of_preemption, why_never
 from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.prefill import plan_chunks
 from scheduler_svc.core.prefix import first_hash
+from scheduler_svc.core.queues import BY_RANK, Queues
 from scheduler_svc.core.retention import Retention
+from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import (
     NO_TOKENS,
     EndedChoice,
@@ -36,6 +37,7 @@ from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.messages import (
     Abort,
+    BeamsEnded,
     ChoiceEnded,
     ChoiceState,
     EndFlag,
@@ -52,7 +54,6 @@ from shared.messages import (
 )
 
 _S = GroupState
-_BY_RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -77,15 +78,10 @@ class Scheduler:
         self._retention = Retention(config.outputs_retention)
         self._by_request: dict[str, SequenceGroup] = {}
         self._by_handle: dict[int, tuple[SequenceGroup, Sequence]] = {}
-        self._waiting: list[tuple[tuple[int, int], SequenceGroup]] = []  # a heap
-        self._num_waiting = 0  # without those in the heap that have ended
-        self._preempted: list[SequenceGroup] = []  # by rank
-        self._prefilling: list[SequenceGroup] = []  # by rank
-        self._running: list[SequenceGroup] = []  # all that hold blocks, by rank
-        self._num_decoding = 0  # sequences
+        self._queues = Queues()
+        self._searches = Searches(self._tables, self._new_handle)
         self._num_accepted = 0
-        self._next_handle = 1
-        self._retired: list[int] = []  # handles that the next plan takes from the worker
+        self._num_handles = 0
         # The calendars, by step. An entry may be out of date; whoever reads it checks.
         self._opens_block: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
@@ -98,15 +94,20 @@ class Scheduler:
     # ------------------------------------------------------------ what came in
 
     def recover(
-        self, submit: Submit, outputs: Mapping[int, IntArray], ended: Mapping[int, EndedChoice]
+        self,
+        submit: Submit,
+        outputs: Mapping[int, IntArray],
+        ended: Mapping[int, EndedChoice],
+        search: BeamSearch | None = None,
     ) -> list[Message]:
         """Take over an unfinished request of an earlier epoch; what to append to outputs.
 
         Args:
-            outputs: generated tokens of each choice that has not ended.
+            outputs: generated tokens of each choice, or running beam, that has not ended.
             ended: the choices that have.
+            search: instead of ``ended``, for a request with beams.
         """
-        return self._accept(submit, outputs, ended, recovered=True)
+        return self._accept(submit, outputs, ended, search, recovered=True)
 
     def apply(self, event: Message, at: EntryId) -> list[Message]:
         """Take note of an entry of ``requests`` or ``outputs``; what to append to outputs.
@@ -117,8 +118,7 @@ class Scheduler:
         match event:
             case StepResult():
                 self.outputs_cursor = at
-                self._apply_result(event)
-                return []
+                return self._apply_result(event)
             case RequestState():
                 self.outputs_cursor = at
                 if (group := self._by_request.get(event.submit.request_id)) is not None:
@@ -154,11 +154,11 @@ class Scheduler:
                 self._note_idle_turn(now_ms)  # they were applied before the results to come
             return None
         step = self.planned_step + 1
-        draft = PlanDraft(step)
+        draft = PlanDraft(step, self.config.max_num_batched_tokens)
         self._drain_those_at_their_limit(step)
-        self._open_blocks(draft)
-        num_decoding = self._num_decoding
-        draft.budget = self.config.max_num_batched_tokens - num_decoding
+        self._make_room(draft)
+        num_decoding = self._queues.num_decoding
+        draft.budget -= num_decoding
         self._continue_prefills(draft)
         self._admit(draft)
         if num_decoding == 0 and draft.is_empty:
@@ -167,7 +167,7 @@ class Scheduler:
         self.planned_step = step
         self._was_empty = False
         self._turn_cursor = self.requests_cursor
-        retired, self._retired = self._retired, []
+        retired, self._tables.retired = self._tables.retired, []
         idle_turns, self._idle_turns = self._idle_turns, []
         return draft.finish(
             now_ms,
@@ -200,6 +200,9 @@ class Scheduler:
 
     def state_of(self, group: SequenceGroup) -> RequestState:
         """All that the log must know of an unfinished request."""
+        cursor = str(self.requests_cursor)
+        if group.search is not None:
+            return RequestState(group.submit, tuple(group.search.choices(group.handle)), cursor)
         choices = [
             ChoiceState(
                 sequence.choice,
@@ -214,7 +217,7 @@ class Scheduler:
             for choice, found in group.ended.items()
         ]
         choices.sort(key=attrgetter("choice"))
-        return RequestState(group.submit, tuple(choices), str(self.requests_cursor))
+        return RequestState(group.submit, tuple(choices), cursor)
 
     def take_notes(self) -> list[notes.Note]:
         """What happened since the last call, for logs and metrics."""
@@ -227,12 +230,13 @@ class Scheduler:
 
     def stats(self) -> notes.Stats:
         """Queues and pool right now; looks at every running sequence."""
+        queues = self._queues
         return notes.collect(
             self.pool,
             self.config.block_size,
-            self._running,
-            num_waiting=self._num_waiting + len(self._preempted),
-            num_swapped=sum(group.is_swapped for group in self._preempted),
+            queues.running,
+            num_waiting=queues.num_waiting + len(queues.preempted),
+            num_swapped=sum(group.is_swapped for group in queues.preempted),
             num_pinned_prefixes=len(self._prefixes),
             step=self.planned_step,
         )
@@ -244,10 +248,13 @@ class Scheduler:
         submit: Submit,
         outputs: Mapping[int, IntArray],
         ended: Mapping[int, EndedChoice],
+        search: BeamSearch | None = None,
         recovered: bool = False,
     ) -> list[Message]:
         if submit.request_id in self._by_request:
             return []
+        if search is not None and search.done:
+            return [self._beams_ended(submit.request_id, search)]
         num_prompt = len(submit.prompt)
         max_output = min(submit.sampling.max_tokens, self.config.max_model_len - num_prompt)
         if (reason := why_never(self.config, submit, max_output)) is not None:
@@ -257,6 +264,9 @@ class Scheduler:
             # Recovered into a smaller context than it had.
             return [self._ended(submit.request_id, FinishReason.LENGTH)]
         self._num_accepted += 1
+        if submit.sampling.beams is not None and search is None:
+            search = BeamSearch(submit.sampling.beams, max_output)
+            outputs = {0: NO_TOKENS}
         group = SequenceGroup(
             submit=submit,
             arrival=self._num_accepted,
@@ -264,38 +274,44 @@ class Scheduler:
             root=first_hash(submit.cache_salt),
             sequences=[self._new_sequence(choice, output) for choice, output in outputs.items()],
             ended=dict(ended),
+            search=search,
         )
-        self._enqueue(group)
+        self._by_request[submit.request_id] = group
+        if search is None:
+            for sequence in group.sequences:
+                self._by_handle[sequence.handle] = (group, sequence)
+        else:
+            group.handle = group.sequences[0].handle
+        self._queues.wait(group)
         self._notes.append(notes.Accepted(submit.request_id, num_prompt, recovered))
         return [self.state_of(group)]
 
     def _compute_prefix(self, submit: Submit) -> None:
         """Compute a pinned prefix once nobody else waits, unless somebody asks for it before."""
         self._num_accepted += 1
+        sequence = self._new_sequence(0, NO_TOKENS)
         group = SequenceGroup(
             submit=submit,
             arrival=self._num_accepted,
             max_output=1,
             root=first_hash(submit.cache_salt),
-            sequences=[self._new_sequence(0, NO_TOKENS)],
+            sequences=[sequence],
             serves_nobody=True,
         )
-        self._enqueue(group)
-
-    def _enqueue(self, group: SequenceGroup) -> None:
-        self._by_request[group.request_id] = group
-        for sequence in group.sequences:
-            self._by_handle[sequence.handle] = (group, sequence)
-        heappush(self._waiting, (group.rank, group))
-        self._num_waiting += 1
+        self._by_request[submit.request_id] = group
+        self._by_handle[sequence.handle] = (group, sequence)
+        self._queues.wait(group)
 
     def _new_sequence(self, choice: int, output: IntArray) -> Sequence:
-        self._next_handle += 1
-        return Sequence(choice, self._next_handle - 1, output)
+        return Sequence(choice, self._new_handle(), output)
+
+    def _new_handle(self) -> int:
+        self._num_handles += 1
+        return self._num_handles
 
     def _stop(self, stop: Stop) -> list[Message]:
         group = self._by_request.get(stop.request_id)
-        if group is None:
+        if group is None or group.search is not None:
             return []
         if group.state is _S.PREFILLING and len(group.prefilled) < len(group.sequences):
             return []  # no choice has a token yet: nothing can have been found in it
@@ -314,6 +330,8 @@ class Scheduler:
         group = self._by_request.get(abort.request_id)
         if group is None or group.submit.attachment != abort.attachment:
             return []
+        if group.search is not None:
+            self._end_search(group, FinishReason.ABORT)
         for sequence in list(group.sequences):
             self._end(group, sequence, FinishReason.ABORT)
         return [self._ended(abort.request_id, FinishReason.ABORT)]
@@ -321,7 +339,14 @@ class Scheduler:
     def _ended(self, request_id: str, reason: FinishReason, error: str = "") -> RequestEnded:
         return RequestEnded(request_id, reason, error, str(self.requests_cursor))
 
-    def _apply_result(self, result: StepResult) -> None:
+    def _beams_ended(self, request_id: str, search: BeamSearch) -> Message:
+        hypotheses, width = search.hypotheses(), search.params.width
+        if len(hypotheses) < width:
+            error = f"the model's logits allow {len(hypotheses)} of {width} beams"
+            return self._ended(request_id, FinishReason.ERROR, error)
+        return BeamsEnded(request_id, hypotheses, str(self.requests_cursor))
+
+    def _apply_result(self, result: StepResult) -> list[Message]:
         if result.step != self.applied_step + 1 or result.step > self.planned_step:
             raise ProtocolError(
                 f"result of step {result.step}: {self.applied_step} steps are applied, "
@@ -339,44 +364,44 @@ class Scheduler:
         for handle, flag in zip(ended_handles, flags, strict=False):
             if (found := self._by_handle.get(handle)) is not None:
                 self._end(*found, flag.finish_reason())
+        return [self._finish_search(group) for group in self._searches.apply(result)]
 
     # ------------------------------------------------------------------ a step
 
     def _drain_those_at_their_limit(self, step: int) -> None:
         for group in self._reaches_limit.pop(step - 1, ()):
             if group.state is _S.DECODING and group.last_step == step - 1:
-                group.move_to(_S.DRAINING)
-                self._num_decoding -= len(group.sequences)
+                self._queues.drain(group)
 
-    def _open_blocks(self, draft: PlanDraft) -> None:
+    def _make_room(self, draft: PlanDraft) -> None:
         """Give blocks to each group whose next tokens have no room in blocks of their own."""
         step = draft.step
-        due: list[SequenceGroup] = []
+        due = self._searches.take_due()
         for group in self._opens_block.pop(step, ()):
             if group.state is _S.DECODING and group.next_block_step == step:
                 group.next_block_step = 0  # preempted and back, it may be noted here twice
                 due.append(group)
         tables = self._tables
-        positions = [group.num_tokens + step - group.decode_from for group in due]
+        positions = [group.next_position(step) for group in due]
         needed = sum(map(tables.num_needed, due, positions))
         blocks = self.pool.allocate(needed)
         if blocks is None:
-            self._open_blocks_by_rank(due, draft)
+            self._make_room_by_rank(due, draft)
             return
         for group, position in zip(due, positions, strict=True):
             tables.make_room(group, position, blocks, draft)
-            self._note_next_block(group, position, step)
+            self._go_on(group, position, draft)
 
-    def _open_blocks_by_rank(self, due: list[SequenceGroup], draft: PlanDraft) -> None:
+    def _make_room_by_rank(self, due: list[SequenceGroup], draft: PlanDraft) -> None:
         """The same when not all can have what they need: the latest have to go."""
-        for group in sorted(due, key=_BY_RANK):
-            if group.state is not _S.DECODING:
+        for group in sorted(due, key=BY_RANK):
+            if group.state is _S.PREEMPTED:
                 continue
-            position = group.num_tokens + draft.step - group.decode_from
+            position = group.next_position(draft.step)
             blocks = self._blocks_for(group, position, draft)
             if blocks is not None:
                 self._tables.make_room(group, position, blocks, draft)
-                self._note_next_block(group, position, draft.step)
+                self._go_on(group, position, draft)
 
     def _blocks_for(
         self, group: SequenceGroup, position: int, draft: PlanDraft
@@ -384,15 +409,22 @@ class Scheduler:
         """Free blocks, if need be from the latest; None if the group itself had to go."""
         needed = self._tables.num_needed(group, position)
         while (blocks := self.pool.allocate(needed)) is None:
-            victim = next(
-                found for found in reversed(self._running) if found.state is not _S.DRAINING
-            )
-            if victim is group is self._running[0] and self._give_up_prefix(group):
+            victim = self._queues.victim()
+            is_earliest = group is self._queues.running[0]
+            if victim is group and is_earliest and self._give_up_prefix(group):
                 continue
             self._preempt(victim, group, draft)
             if victim is group:
                 return None
         return blocks
+
+    def _go_on(self, group: SequenceGroup, position: int, draft: PlanDraft) -> None:
+        """The group has room to write at ``position``."""
+        if group.state is _S.SEARCHING:
+            draft.search(group)
+            self._searches.planned(group, draft.step)
+        else:
+            self._note_next_block(group, position, draft.step)
 
     def _note_next_block(self, group: SequenceGroup, position: int, step: int) -> None:
         """``step`` has room to write at ``position``; note when the block is full."""
@@ -420,21 +452,21 @@ class Scheduler:
         self._notes.append(note)
         if kind is Preemption.SWAP:
             self._tables.swap_out(victim, draft)
-        self._stop_running(victim)
+        victim.note_beams()
+        victim.parents = []
         for sequence in victim.sequences:
             self._give_up_blocks(victim, sequence)
-        victim.move_to(_S.PREEMPTED)
+        self._queues.preempt(victim)
         victim.last_step = self.planned_step  # its results may come until then
-        insort(self._preempted, victim, key=_BY_RANK)
 
     def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
-        if victim.state is not _S.DECODING:
+        if victim.state is _S.PREFILLING:
             return Preemption.RECOMPUTE  # half a prompt is not worth keeping
         num_blocks = self._tables.num_blocks_of(victim)
         return kind_of_preemption(self.config, num_blocks, self.host_pool.num_free)
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
-        for group in list(self._prefilling):
+        for group in list(self._queues.prefilling):
             if draft.budget <= 0:
                 return
             self._plan_chunks(group, draft)
@@ -442,12 +474,13 @@ class Scheduler:
     def _admit(self, draft: PlanDraft) -> None:
         while draft.budget > 0:
             group = self._next_to_admit()
-            if group is None or self._tokens.num_free_slots < len(group.sequences):
+            if group is None or self._num_free_seats < group.num_seats:
                 return
-            reserve = self.config.num_watermark_blocks if self._running else 0
+            reserve = self.config.num_watermark_blocks if self._queues.running else 0
             group.prepare_prefill()
             while not self._get_blocks(group, reserve, draft):
-                if self._running or group.serves_nobody or not self._give_up_prefix(group):
+                is_alone = not self._queues.running and not group.serves_nobody
+                if not is_alone or not self._give_up_prefix(group):
                     return
             self._open(group, draft)
             self._plan_chunks(group, draft)
@@ -458,30 +491,27 @@ class Scheduler:
             return self._tables.swap_in(group, reserve, draft)
         return self._tables.admit(group, reserve)
 
+    @property
+    def _num_free_seats(self) -> int:
+        """Sequences that may still be admitted."""
+        return self._tokens.num_free_slots - self._queues.num_beams
+
     def _next_to_admit(self) -> SequenceGroup | None:
-        if self._preempted:
-            first = self._preempted[0]
-            if first.last_step > self.applied_step:
-                return None  # the tokens of its last plans are not in yet
-            for sequence in first.sequences:
-                self._hand_in_slot(sequence)
-            return first
-        while self._waiting and self._waiting[0][1].state is not _S.WAITING:
-            heappop(self._waiting)  # ended while it waited
-        return self._waiting[0][1] if self._waiting else None
+        if not self._queues.preempted:
+            return self._queues.first_waiting()
+        first = self._queues.preempted[0]
+        if first.last_step > self.applied_step:
+            return None  # the tokens of its last plans are not in yet
+        for sequence in first.sequences:
+            self._hand_in_slot(sequence)
+        return first
 
     def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Put a group that has just got its blocks into the plan."""
-        if group.state is _S.WAITING:
-            heappop(self._waiting)
-            self._num_waiting -= 1
-        else:
-            self._preempted.remove(group)
-        group.move_to(_S.PREFILLING)
-        insort(self._running, group, key=_BY_RANK)
-        insort(self._prefilling, group, key=_BY_RANK)
-        for sequence in group.sequences:
-            sequence.slot = self._tokens.open(sequence.handle, sequence.output)
+        self._queues.admit(group)
+        if group.search is None:
+            for sequence in group.sequences:
+                sequence.slot = self._tokens.open(sequence.handle, sequence.output)
         draft.admit(group)
         self._prefixes.used_by(group)
         if group.serves_nobody:
@@ -498,9 +528,14 @@ class Scheduler:
         group.was_admitted = True
 
     def _plan_chunks(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        if plan_chunks(group, draft, self._tables):
-            self._prefilling.remove(group)
+        if not plan_chunks(group, draft, self._tables):
+            return
+        if group.search is None:
             self._start_decoding(group, draft.step)
+            return
+        self._queues.prefilled(group, _S.SEARCHING)
+        draft.search(group)
+        self._searches.planned(group, draft.step)
 
     def _start_decoding(self, group: SequenceGroup, step: int) -> None:
         """``step`` samples a token; from the next one on the group decodes by itself."""
@@ -510,10 +545,9 @@ class Scheduler:
         group.decode_from = step + 1
         group.last_step = step + group.max_output - num_generated - 1
         if group.last_step == step:
-            group.move_to(_S.DRAINING)
+            self._queues.prefilled(group, _S.DRAINING)
             return
-        group.move_to(_S.DECODING)
-        self._num_decoding += len(group.sequences)
+        self._queues.prefilled(group, _S.DECODING)
         self._reaches_limit[group.last_step].append(group)
         # Step decode_from computes the token at position num_tokens: at a border it needs a new
         # block, and forks need room of their own.
@@ -527,62 +561,59 @@ class Scheduler:
     # --------------------------------------------------------------- an ending
 
     def _end(self, group: SequenceGroup, sequence: Sequence, reason: FinishReason) -> None:
-        """Forget a sequence; what it held is free for the next plan.
-
-        A plan in flight may still compute it: plans are executed in order, so that is done before
-        anybody else gets the blocks.
-        """
-        if group.state is _S.DECODING:
-            self._num_decoding -= 1
-        if len(group.sequences) == 1:
-            self._leave_queues(group)
+        """Forget a sequence; what it held is free for the next plan."""
         self._give_up_blocks(group, sequence)
         self._tables.drop_swapped(sequence)
         self._hand_in_slot(sequence)
+        if len(group.sequences) == 1:
+            self._queues.end(group)
+        else:
+            self._queues.end_sequence(group)
         group.sequences.remove(sequence)
         group.ended[sequence.choice] = EndedChoice(sequence.output, reason)
         del self._by_handle[sequence.handle]
-        if not group.sequences:
-            group.move_to(_S.ENDED)
-            del self._by_request[group.request_id]
-            self._retention.ended(group)
-            if group.serves_nobody:
-                if reason is not FinishReason.ABORT:
-                    self._prefixes.computed(group.request_id)
-                return
-            num_generated = sum(len(found.output) for found in group.ended.values())
-            self._notes.append(notes.Ended(group.request_id, reason, num_generated))
+        if group.state is _S.ENDED:
+            self._forget(group, reason, sum(len(found.output) for found in group.ended.values()))
 
-    def _leave_queues(self, group: SequenceGroup) -> None:
-        """The last sequence of a group is about to end."""
-        if group.state is _S.WAITING:
-            self._num_waiting -= 1
-        elif group.state is _S.PREEMPTED:
-            self._preempted.remove(group)
-        else:
-            self._running.remove(group)
-            if group.state is _S.PREFILLING:
-                self._prefilling.remove(group)
+    def _finish_search(self, group: SequenceGroup) -> Message:
+        """A beam search is over: all that it found at once."""
+        assert group.search is not None, f"{group.request_id} has no beams"
+        message = self._beams_ended(group.request_id, group.search)
+        self._end_search(group, FinishReason.STOP)
+        return message
 
-    def _stop_running(self, group: SequenceGroup) -> None:
-        """A running group is about to lose its blocks."""
-        if group.state is _S.DECODING:
-            self._num_decoding -= len(group.sequences)
-        elif group.state is _S.PREFILLING:
-            self._prefilling.remove(group)
-        self._running.remove(group)
+    def _end_search(self, group: SequenceGroup, reason: FinishReason) -> None:
+        for sequence in group.sequences:
+            self._tables.give_up(sequence)
+            self._tables.drop_swapped(sequence)
+        assert group.search is not None, f"{group.request_id} has no beams"
+        hypotheses = group.search.hypotheses()
+        self._queues.end(group)
+        group.sequences = []
+        self._forget(group, reason, sum(len(found.tokens) for found in hypotheses))
+
+    def _forget(self, group: SequenceGroup, reason: FinishReason, num_generated: int) -> None:
+        """A group has ended."""
+        del self._by_request[group.request_id]
+        if group.serves_nobody:
+            if reason is not FinishReason.ABORT:
+                self._prefixes.computed(group.request_id)
+            return
+        self._retention.ended(group)
+        self._notes.append(notes.Ended(group.request_id, reason, num_generated))
 
     def _give_up_blocks(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Free a sequence's blocks and have the worker forget it, if it has any."""
+        """Free a sequence's blocks, if it has any; the full ones stay findable."""
         if not sequence.block_table:
             return
-        self._retired.append(sequence.handle)
         num_computed = sequence.num_planned
-        if sequence.slot is not None and group.state is not _S.PREFILLING:
+        if group.state is not _S.PREFILLING:
+            if sequence.slot is not None:
+                sequence.output = self._tokens.output(sequence.slot)
             # The last token that is known was sampled, but is not computed for sure.
-            sequence.output = self._tokens.output(sequence.slot)
             num_computed = group.num_prompt_tokens + len(sequence.output) - 1
-        self._tables.release(group, sequence, num_computed)
+        self._tables.register_computed(group, sequence, num_computed)
+        self._tables.give_up(sequence)
 
     def _hand_in_slot(self, sequence: Sequence) -> None:
         if sequence.slot is not None:

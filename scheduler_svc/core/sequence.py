@@ -5,6 +5,7 @@ from enum import Enum, auto
 
 import numpy as np
 
+from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.blocks import BlockHash
 from shared.bus.api import EntryId
 from shared.codec import IntArray
@@ -17,6 +18,7 @@ class GroupState(Enum):
     WAITING = auto()  # never planned yet, in this epoch
     PREFILLING = auto()  # has blocks; some of its tokens are not in a plan yet
     DECODING = auto()  # computes one token per sequence in every plan without being named
+    SEARCHING = auto()  # computes its beams' last tokens, or is about to: each plan names them
     DRAINING = auto()  # its last possible token is planned; results are still to come
     PREEMPTED = auto()  # lost its blocks, waits to get them back
     ENDED = auto()
@@ -25,8 +27,9 @@ class GroupState(Enum):
 _S = GroupState
 _TRANSITIONS = {
     _S.WAITING: {_S.PREFILLING, _S.ENDED},
-    _S.PREFILLING: {_S.DECODING, _S.DRAINING, _S.PREEMPTED, _S.ENDED},
+    _S.PREFILLING: {_S.DECODING, _S.SEARCHING, _S.DRAINING, _S.PREEMPTED, _S.ENDED},
     _S.DECODING: {_S.DRAINING, _S.PREEMPTED, _S.ENDED},
+    _S.SEARCHING: {_S.PREEMPTED, _S.ENDED},
     _S.DRAINING: {_S.ENDED},
     _S.PREEMPTED: {_S.PREFILLING, _S.ENDED},
     _S.ENDED: set(),
@@ -37,7 +40,7 @@ NO_TOKENS: IntArray = np.empty(0, np.int32)
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request."""
+    """One choice of a request, or one beam."""
 
     choice: int
     handle: int
@@ -47,6 +50,7 @@ class Sequence:
     host_table: list[int] = field(default_factory=list)  # of the host pool, while swapped out
     hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks
     num_planned: int = 0  # tokens that are in a plan, while it prefills
+    is_resident: bool = False  # the worker knows it, or will from a plan that is on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class SequenceGroup:
     arrival: int  # order of acceptance
     max_output: int  # generated tokens at most: the request's limit or the context's end
     root: BlockHash  # what the chain of block hashes starts from
-    sequences: list[Sequence]  # those that have not ended
+    sequences: list[Sequence]  # those that have not ended; of a beam search, by running beam
     ended: dict[int, EndedChoice] = field(default_factory=dict)  # by choice
     prefilled: list[Sequence] = field(default_factory=list)  # those whose prefill makes the group
     state: GroupState = GroupState.WAITING
@@ -80,6 +84,14 @@ class SequenceGroup:
     state_id: EntryId | None = None  # place of its latest RequestState in outputs
     was_admitted: bool = False
     serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it
+    search: BeamSearch | None = None
+    handle: int = 0  # under which results speak of the beam search
+    parents: list[int] = field(default_factory=list)  # handles that the beams go on from
+    awaited_step: int = 0  # whose result the beam search needs next; 0 if it has all
+    rank: tuple[int, int] = field(init=False)  # lower is served earlier, and preempted later
+
+    def __post_init__(self) -> None:
+        self.rank = (self.submit.priority, self.arrival)
 
     @property
     def request_id(self) -> str:
@@ -87,9 +99,9 @@ class SequenceGroup:
         return self.submit.request_id
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """Lower is served earlier, and preempted later."""
-        return (self.submit.priority, self.arrival)
+    def num_seats(self) -> int:
+        """Sequences that it may come to have."""
+        return len(self.sequences) if self.search is None else self.search.params.width
 
     @property
     def is_swapped(self) -> bool:
@@ -112,14 +124,29 @@ class SequenceGroup:
 
     def prepare_prefill(self) -> None:
         """Note how long the sequences are, and which of them have to be computed."""
+        self.note_beams()
         num_output = len(self.sequences[0].output)
         self.num_tokens = self.num_prompt_tokens + num_output
         # While nothing is generated all sequences are equal: the first is computed, the others
         # fork from it.
         self.prefilled = list(self.sequences) if num_output else self.sequences[:1]
 
+    def note_beams(self) -> None:
+        """Write down what each running beam has generated as its sequence's output."""
+        if self.search is not None:
+            for sequence, beam in zip(self.sequences, self.search.running, strict=True):
+                sequence.output = beam.tokens()
+
+    def next_position(self, step: int) -> int:
+        """Where the sequences of a running group write in this step."""
+        if self.state is _S.SEARCHING:
+            return self.num_tokens - 1
+        return self.num_tokens + step - self.decode_from
+
     def kv_tokens_at(self, step: int, sequence: Sequence) -> int:
         """Tokens with keys and values of a sequence once ``step`` is done."""
         if self.state in (_S.DECODING, _S.DRAINING):
             return self.num_tokens + min(step, self.last_step) - self.decode_from + 1
+        if self.state is _S.SEARCHING:
+            return self.num_tokens - (self.awaited_step == 0)
         return sequence.num_planned if sequence.block_table else 0

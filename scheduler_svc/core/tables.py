@@ -1,25 +1,31 @@
 """Block tables: which blocks hold which tokens of which sequence, and what they share."""
 
 from scheduler_svc.core import prefix
-from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.blocks import BlockHash, BlockPool
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 
 
 class BlockTables:
-    """Gives blocks to sequences, shares those whose content is known, and takes them back."""
+    """Gives blocks to sequences, shares those whose content is known, and takes them back.
+
+    Attributes:
+        retired: handles of sequences that the worker must forget, with the next plan: they have
+            lost their blocks.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._block_size = config.block_size
         self.pool = BlockPool(config.num_blocks, config.prefix_caching)
         self.host_pool = BlockPool(config.num_host_blocks, keeps_cached=False)
+        self.retired: list[int] = []
 
     def admit(self, group: SequenceGroup, reserve: int) -> bool:
         """Blocks for all the tokens of those of the group's sequences that are
         computed, or nothing (all-or-nothing).
 
-        What other sequences have computed, or the group's first one will, is shared; each
+        What other sequences have computed, or an earlier one of the group will, is shared; each
         sequence's ``num_planned`` says how many tokens that is.
 
         Args:
@@ -27,9 +33,7 @@ class BlockTables:
         """
         hits = [self._hits(group, sequence) for sequence in group.prefilled]
         num_blocks = -(-group.num_tokens // self._block_size)
-        shared = self._num_shared_prompt_blocks(group)
-        lengths = [len(found) for found in hits]
-        lengths[1:] = [max(length, shared) for length in lengths[1:]]
+        lengths = self._num_shared_blocks(group, hits)
         fresh = sum(num_blocks - length for length in lengths)
         taken = self.pool.num_cached_in({block for found in hits for block in found})
         if fresh + taken + reserve > self.pool.num_free:
@@ -37,23 +41,26 @@ class BlockTables:
         for sequence, found in zip(group.prefilled, hits, strict=True):
             self.pool.take(found)
             sequence.block_table = found
-        for index, sequence in enumerate(group.prefilled):
-            if index > 0 and len(sequence.block_table) < shared:
-                # Computed by the first sequence, whose chunks are planned before this one's.
-                rest = group.prefilled[0].block_table[len(sequence.block_table) : shared]
-                self.pool.fork(rest)
-                sequence.block_table += rest
-            sequence.num_planned = len(sequence.block_table) * self._block_size
-            more = self.pool.allocate(num_blocks - len(sequence.block_table))
+        promised: dict[BlockHash, int] = {}
+        for sequence, length in zip(group.prefilled, lengths, strict=True):
+            table = sequence.block_table
+            # Computed by earlier sequences, whose chunks are planned before this one's.
+            rest = [promised[found] for found in sequence.hashes[len(table) : length]]
+            self.pool.fork(rest)
+            more = self.pool.allocate(num_blocks - length)
             assert more is not None, "the blocks were counted"
-            sequence.block_table += more
+            sequence.block_table = table + rest + more
+            sequence.num_planned = length * self._block_size
+            promised.update(zip(sequence.hashes, sequence.block_table, strict=False))
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child shares all of its parent's blocks."""
+        """The child shares all of its parent's blocks, wherever they are."""
         child.block_table = list(parent.block_table)
+        child.host_table = list(parent.host_table)
         child.hashes = list(parent.hashes)
         self.pool.fork(child.block_table)
+        self.host_pool.fork(child.host_table)
 
     def num_needed(self, group: SequenceGroup, position: int) -> int:
         """Blocks that must be free before the group's sequences can write at this position."""
@@ -141,20 +148,34 @@ class BlockTables:
         self.host_pool.free(sequence.host_table)
         sequence.host_table = []
 
-    def release(self, group: SequenceGroup, sequence: Sequence, num_computed: int) -> None:
-        """Take back all of a sequence's blocks; the full ones stay findable.
+    def give_up(self, sequence: Sequence) -> None:
+        """Take back all of a sequence's blocks on the device, and have the worker forget it.
+
+        A plan in flight may still compute it: plans are executed in order, so that is done before
+        anybody else gets the blocks.
+        """
+        self.pool.free(sequence.block_table)
+        sequence.block_table = []
+        if sequence.is_resident:
+            self.retired.append(sequence.handle)
+            sequence.is_resident = False
+
+    def register_computed(
+        self, group: SequenceGroup, sequence: Sequence, num_computed: int
+    ) -> None:
+        """Make the full blocks of a sequence findable, if it has any.
 
         Args:
             num_computed: tokens, all of them in ``output`` or the prompt, with keys and values.
         """
+        if not sequence.block_table:
+            return
         first = len(sequence.hashes)
         if num_computed // self._block_size > first:
             tokens = group.tokens_of(sequence)[first * self._block_size : num_computed]
             prefix.extend(sequence.hashes, group.root, tokens, first, self._block_size)
             for column in range(first, len(sequence.hashes)):
                 self.pool.register(sequence.block_table[column], sequence.hashes[column])
-        self.pool.free(sequence.block_table)
-        sequence.block_table = []
 
     def register_planned(self, sequence: Sequence, before: int) -> None:
         """Make blocks findable whose last token has been planned since ``before`` tokens were."""
@@ -174,5 +195,20 @@ class BlockTables:
             return []  # every prompt token's logits are wanted
         return self.pool.find(sequence.hashes[: (group.num_tokens - 1) // self._block_size])
 
-    def _num_shared_prompt_blocks(self, group: SequenceGroup) -> int:
-        return min(group.num_prompt_tokens, group.num_tokens - 1) // self._block_size
+    def _num_shared_blocks(self, group: SequenceGroup, hits: list[list[int]]) -> list[int]:
+        """Leading blocks of each sequence that are known, or an earlier one has as well.
+
+        At least the prompt's full blocks: they make a group fit that was said to fit.
+        """
+        if len(hits) == 1:
+            return [len(hits[0])]
+        limit = (group.num_tokens - 1) // self._block_size
+        seen: set[BlockHash] = set()
+        lengths = []
+        for sequence, found in zip(group.prefilled, hits, strict=True):
+            length = len(found)
+            while length < limit and sequence.hashes[length] in seen:
+                length += 1
+            lengths.append(length)
+            seen.update(sequence.hashes)
+        return lengths

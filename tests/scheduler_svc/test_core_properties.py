@@ -15,6 +15,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
 from shared.messages import (
     Abort,
+    BeamsEnded,
     ChoiceEnded,
     PrefixState,
     RequestEnded,
@@ -23,6 +24,8 @@ from shared.messages import (
     StepResult,
     Stop,
 )
+from shared.sampling import BeamParams, EarlyStopping
+from tests.support.fake_beams import searched
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import pin, submit
 
@@ -36,6 +39,7 @@ class Client:
     rank: tuple[int, int]
     outputs: list[list[int]]
     running: set[int]
+    hypotheses: list[tuple[tuple[int, ...], float]] | None = None  # that a beam search must find
 
     @property
     def ended(self) -> bool:
@@ -100,18 +104,28 @@ class EngineMachine(RuleBasedStateMachine):
         num_choices=st.integers(1, 4),
         priority=st.integers(0, 1),
         family=st.integers(0, 2),
+        early_stopping=st.none() | st.sampled_from(list(EarlyStopping)),
     )
     def arrive(
-        self, num_prompt: int, max_tokens: int, num_choices: int, priority: int, family: int
+        self,
+        num_prompt: int,
+        max_tokens: int,
+        num_choices: int,
+        priority: int,
+        family: int,
+        early_stopping: EarlyStopping | None,
     ) -> None:
         request_id = f"r{len(self.clients)}"
         num_choices = min(num_choices, self.config.max_num_sequences)
+        prompt = range(family, family + num_prompt)
+        beams = early_stopping and BeamParams(num_choices, family - 0.5, early_stopping)
         asked = submit(
             request_id,
-            prompt=range(family, family + num_prompt),
+            prompt=prompt,
             max_tokens=max_tokens,
             num_choices=num_choices,
             priority=priority,
+            beams=beams,
         )
         [answer] = self.core.apply(asked, self._next_id())
         shared = (num_prompt - 1) // self.config.block_size
@@ -126,7 +140,8 @@ class EngineMachine(RuleBasedStateMachine):
         rank = (priority, len(self.clients))
         outputs: list[list[int]] = [[] for _ in range(num_choices)]
         running = set(range(num_choices))
-        self.clients[request_id] = Client(num_prompt, max_tokens, rank, outputs, running)
+        found = searched(tuple(prompt), max_tokens, beams) if beams else None
+        self.clients[request_id] = Client(num_prompt, max_tokens, rank, outputs, running, found)
         for choice in answer.choices:
             assert choice.handle not in self.handles, "handles are never reused"
             self.handles[choice.handle] = (request_id, choice.choice)
@@ -165,7 +180,13 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def execute(self) -> None:
         result = self.worker.execute(self.plans.popleft())
-        self.core.apply(result, self._next_id())
+        for answer in self.core.apply(result, self._next_id()):
+            assert isinstance(answer, BeamsEnded)
+            client = self.clients[answer.request_id]
+            assert client.running
+            client.running.clear()
+            found = [(tuple(got.tokens.tolist()), got.score) for got in answer.hypotheses]
+            assert found == client.hypotheses
         self._deliver(result)
 
     @invariant()

@@ -41,7 +41,7 @@ def result(step: int, tokens: dict[int, int], ended: list[int] | None = None) ->
 
 
 def folded(*messages: object) -> dict[str, list[int]]:
-    fold = Fold()
+    fold = Fold(max_model_len=100)
     for message in messages:
         fold.add([message])  # type: ignore[list-item]
     return {found.submit.request_id: found.outputs()[0].tolist() for found in fold.in_order()}
@@ -102,7 +102,7 @@ def test_a_log_whose_beginning_was_trimmed_starts_with_any_step() -> None:
 
 
 def test_the_furthest_requests_cursor_counts() -> None:
-    fold = Fold()
+    fold = Fold(max_model_len=100)
     fold.add([state("a", 1, [], "7-1"), RequestEnded("x", "abort", "", "9-0"), state("b", 2, [])])
     assert fold.requests_cursor == EntryId(9, 0)
 
@@ -112,7 +112,7 @@ def test_choices_end_one_by_one() -> None:
         ChoiceState(0, 1, np.array([5], np.int32), finish_reason=""),
         ChoiceState(1, 2, np.array([6], np.int32), finish_reason=""),
     )
-    fold = Fold()
+    fold = Fold(max_model_len=100)
     fold.add([STARTED, RequestState(submit("a", num_choices=2), two, "0-0")])
     fold.add([result(1, {1: 10, 2: 20}, ended=[2])])
     [found] = fold.in_order()

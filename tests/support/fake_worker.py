@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.messages import Admission, EndFlag, StepPlan, StepResult
+from shared.messages import Admission, BeamCandidates, BeamStep, EndFlag, StepPlan, StepResult
+from tests.support.fake_beams import candidates
 
 DrawToken = Callable[[int, int], tuple[int, bool]]
 """(handle, position) -> the token drawn there, and whether it ends the sequence."""
@@ -75,11 +76,13 @@ class FakeWorker:
         sampled += self._fork(plan, sampled)
         for handle in chunks:
             self._check(self.residents[handle])
-        return self._sample_all(plan, sampled, num_batched)
+        beams = tuple(self._candidates(step, sampled) for step in plan.beams)
+        return self._sample_all(plan, sampled, num_batched, beams)
 
     def _apply(self, plan: StepPlan) -> None:
         for handle in plan.retired.tolist():
             del self.residents[handle]
+        self._branch(plan.beams)
         swaps_out = zip(plan.swap_out_device.tolist(), plan.swap_out_host.tolist(), strict=True)
         for device, host in swaps_out:
             self.host[host] = self._content_of(device)
@@ -112,6 +115,35 @@ class FakeWorker:
             plan.grown_handles.tolist(), plan.grown_blocks.tolist(), strict=True
         ):
             self.residents[handle].table.append(block)
+
+    def _branch(self, steps: tuple[BeamStep, ...]) -> None:
+        for step in steps:
+            pairs = zip(step.parents.tolist(), step.handles.tolist(), strict=False)
+            for parent, handle in pairs:
+                if handle != parent:
+                    assert handle not in self.residents
+                    old = self.residents[parent]
+                    self.residents[handle] = Resident(
+                        old.admission, list(old.tokens), list(old.table), old.num_computed
+                    )
+            if len(step.parents):
+                for handle, token in zip(step.handles.tolist(), step.tokens.tolist(), strict=True):
+                    self.residents[handle].tokens.append(token)
+
+    def _candidates(self, step: BeamStep, sampled: list[int]) -> BeamCandidates:
+        beams = []
+        for handle in step.handles.tolist():
+            sampled.remove(handle)
+            beams.append(self.residents[handle])
+        params = beams[0].admission.sampling.beams
+        assert params is not None
+        return candidates(
+            step,
+            [tuple(beam.tokens) for beam in beams],
+            beams[0].admission.num_prompt_tokens,
+            beams[0].admission.sampling.max_tokens,
+            params.width,
+        )
 
     def _copy(self, source: int, target: int) -> None:
         self.num_copies += 1
@@ -168,7 +200,13 @@ class FakeWorker:
         block = resident.table[position // self.block_size]
         return block * self.block_size + position % self.block_size
 
-    def _sample_all(self, plan: StepPlan, sampled: list[int], num_batched: int) -> StepResult:
+    def _sample_all(
+        self,
+        plan: StepPlan,
+        sampled: list[int],
+        num_batched: int,
+        beams: tuple[BeamCandidates, ...],
+    ) -> StepResult:
         tokens, ended_rows, flags = [], [], []
         for row, handle in enumerate(sampled):
             token, flag = self._sample(handle, self.residents[handle])
@@ -183,7 +221,7 @@ class FakeWorker:
             tokens=np.array(tokens, np.int32),
             ended_rows=np.array(ended_rows, np.int32),
             ended_flags=np.array(flags, np.int32),
-            beams=(),
+            beams=beams,
             logprobs=(),
             prompt_logprobs=(),
             admitted_handles=np.array([handle for handle, _ in admitted], np.int32),
@@ -194,6 +232,7 @@ class FakeWorker:
         )
 
     def _sample(self, handle: int, resident: Resident) -> tuple[int, EndFlag | None]:
+        assert resident.admission.sampling.beams is None, "beams do not sample"
         token, stop = self.draw(handle, len(resident.tokens))
         resident.tokens.append(token)
         resident.decoding = True

@@ -1,0 +1,109 @@
+"""Where every unfinished sequence group stands."""
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+from operator import attrgetter
+
+from scheduler_svc.core.sequence import GroupState, SequenceGroup
+
+_S = GroupState
+BY_RANK = attrgetter("rank")
+
+
+class Queues:
+    """Groups by state, each state by rank; the methods are the ways from one to the next.
+
+    Attributes:
+        running: all that hold blocks, earliest first.
+        prefilling: of those, the ones that have tokens which are in no plan yet.
+        preempted: those that wait to get their blocks back.
+        num_decoding: sequences that compute a token in every plan.
+        num_waiting: groups that were not admitted yet.
+        num_beams: that groups with blocks have at most.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[SequenceGroup] = []
+        self.prefilling: list[SequenceGroup] = []
+        self.preempted: list[SequenceGroup] = []
+        self.num_decoding = 0
+        self.num_waiting = 0
+        self.num_beams = 0
+        self._waiting: list[tuple[tuple[int, int], SequenceGroup]] = []  # a heap; may hold ended
+
+    def wait(self, group: SequenceGroup) -> None:
+        """A new group."""
+        heappush(self._waiting, (group.rank, group))
+        self.num_waiting += 1
+
+    def first_waiting(self) -> SequenceGroup | None:
+        """The group to admit next, unless a preempted one waits."""
+        waiting = self._waiting
+        while waiting and waiting[0][1].state is not _S.WAITING:
+            heappop(waiting)  # ended while it waited
+        return waiting[0][1] if waiting else None
+
+    def admit(self, group: SequenceGroup) -> None:
+        """The first of a queue has got its blocks."""
+        if group.state is _S.WAITING:
+            heappop(self._waiting)
+            self.num_waiting -= 1
+        else:
+            _remove(self.preempted, group)
+        group.move_to(_S.PREFILLING)
+        if group.search is not None:
+            self.num_beams += group.search.params.width
+        insort(self.running, group, key=BY_RANK)
+        insort(self.prefilling, group, key=BY_RANK)
+
+    def prefilled(self, group: SequenceGroup, state: GroupState) -> None:
+        """All of a group's tokens are planned; it goes on in this state."""
+        _remove(self.prefilling, group)
+        group.move_to(state)
+        if state is _S.DECODING:
+            self.num_decoding += len(group.sequences)
+
+    def drain(self, group: SequenceGroup) -> None:
+        """A decoding group's last possible token is planned."""
+        group.move_to(_S.DRAINING)
+        self.num_decoding -= len(group.sequences)
+
+    def preempt(self, group: SequenceGroup) -> None:
+        """A running group loses its blocks."""
+        self._stop_running(group)
+        group.move_to(_S.PREEMPTED)
+        insort(self.preempted, group, key=BY_RANK)
+
+    def victim(self) -> SequenceGroup:
+        """Who has to go when blocks are short: the latest of those that are not done anyway."""
+        return next(found for found in reversed(self.running) if found.state is not _S.DRAINING)
+
+    def end(self, group: SequenceGroup) -> None:
+        """A group is done, whatever it was doing."""
+        if group.state is _S.WAITING:
+            self.num_waiting -= 1
+        elif group.state is _S.PREEMPTED:
+            _remove(self.preempted, group)
+        else:
+            self._stop_running(group)
+        group.move_to(_S.ENDED)
+
+    def end_sequence(self, group: SequenceGroup) -> None:
+        """One of several sequences of a group is done."""
+        if group.state is _S.DECODING:
+            self.num_decoding -= 1
+
+    def _stop_running(self, group: SequenceGroup) -> None:
+        _remove(self.running, group)
+        if group.search is not None:
+            self.num_beams -= group.search.params.width
+        if group.state is _S.PREFILLING:
+            _remove(self.prefilling, group)
+        elif group.state is _S.DECODING:
+            self.num_decoding -= len(group.sequences)
+
+
+def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> None:
+    index = bisect_left(groups, group.rank, key=BY_RANK)
+    assert groups[index] is group, f"{group.request_id} is not where its rank says"
+    del groups[index]
