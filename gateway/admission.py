@@ -1,12 +1,12 @@
 """From a validated body to requests that the engine can certainly serve, or a 400 that says why."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.engine import Engine
 from gateway.errors import invalid, invalid_value, too_long
 from gateway.schema import ChatBody, CompletionBody, GenerationBody
-from shared.sampling import SamplingParams
+from shared.sampling import BeamParams, SamplingParams
 
 _COMPLETION_MAX_TOKENS = 16
 
@@ -31,7 +31,7 @@ class Output:
     generate: bool  # False: only the prompt is looked at; the one token generated is dropped
     token_ids: bool
     num_choices: int  # shown for each prompt
-    num_candidates: int  # generated for each prompt; of these the likeliest are shown
+    num_candidates: int  # generated for each prompt, or beams; the likeliest are shown
 
     @property
     def is_ranked(self) -> bool:
@@ -49,7 +49,8 @@ def completion_output(body: CompletionBody) -> Output:
         raise invalid_value(
             "best_of", num_candidates, f"must be at least n, which is {num_choices}"
         )
-    if body.stream and body.best_of is not None and body.best_of > 1:
+    may_rank = body.best_of is not None and body.best_of > 1 and not body.use_beam_search
+    if body.stream and may_rank:
         reason = "which is best is known at the end only, so there is nothing to stream"
         raise invalid_value("best_of", num_candidates, reason)
     return Output(
@@ -110,7 +111,11 @@ def chat_max_tokens(body: ChatBody, prompt: Prompt, output: Output, engine: Engi
 
 
 def sampling_params(
-    body: GenerationBody, output: Output, max_tokens: int, engine: Engine
+    body: GenerationBody,
+    output: Output,
+    beams: BeamParams | None,
+    max_tokens: int,
+    engine: Engine,
 ) -> SamplingParams:
     """The engine's part of the request."""
     min_tokens = body.min_tokens or 0
@@ -118,7 +123,7 @@ def sampling_params(
         raise invalid_value("min_tokens", min_tokens, f"at most {max_tokens} will be generated")
     stop_token_ids = tuple(body.stop_token_ids or ())
     _check_vocabulary("stop_token_ids", stop_token_ids, engine)
-    return SamplingParams(
+    sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -131,6 +136,7 @@ def sampling_params(
         num_logprobs=0 if output.is_ranked and output.num_logprobs is None else output.num_logprobs,
         num_prompt_logprobs=output.num_logprobs if output.echo else None,
     )
+    return sampling if beams is None else replace(sampling, temperature=0.0, seed=0, beams=beams)
 
 
 def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:

@@ -114,6 +114,7 @@ def _joined(deltas: list[Delta]) -> Delta:
         token_ids=[token for delta in deltas for token in delta.token_ids],
         scored=[item for delta in deltas for item in delta.scored],
         finish_reason=deltas[-1].finish_reason,
+        beam_score=deltas[-1].beam_score,
     )
 
 

@@ -25,6 +25,7 @@ class Delta:
     token_ids: list[int]
     scored: list[ScoredToken]
     finish_reason: FinishReason | None
+    beam_score: float | None  # with the finish reason, of what a beam search found
 
 
 class Choice:
@@ -66,6 +67,7 @@ class Choice:
         self._token_ids: list[int] = []
         self._scored: list[ScoredToken] = []
         self._finish_shown = False
+        self._beam_score: float | None = None
 
     @property
     def mean_logprob(self) -> float:
@@ -85,7 +87,7 @@ class Choice:
                     self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
             self._show(self._detokenizer.push(token))
 
-    def end(self, reason: FinishReason) -> None:
+    def end(self, reason: FinishReason, beam_score: float | None = None) -> None:
         """No more tokens; what was held back is shown now."""
         if self.finish_reason is not None:
             return
@@ -93,6 +95,7 @@ class Choice:
         if self.finish_reason is None:
             self._text.append(self._stops.finish())
             self.finish_reason = reason
+            self._beam_score = beam_score
 
     def take(self) -> Delta | None:
         """What is new, None if that is nothing to see."""
@@ -100,7 +103,7 @@ class Choice:
         finishes = self.finish_reason is not None and not self._finish_shown
         if not (text or finishes or (self._show_tokens and self._token_ids)):
             return None
-        delta = Delta(text, self._token_ids, self._scored, self.finish_reason)
+        delta = Delta(text, self._token_ids, self._scored, self.finish_reason, self._beam_score)
         self._text, self._token_ids, self._scored = [], [], []
         self._finish_shown = finishes
         return delta

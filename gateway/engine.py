@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.backoff import Backoff
+from gateway.events import RequestFailed
 from gateway.mailbox import Mailbox, ServerLeaves
 from gateway.outbox import Outbox
-from gateway.sessions import RequestFailed, Sessions
+from gateway.sessions import Sessions
 from shared.bus.api import Append, Bus
 from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
@@ -112,8 +113,13 @@ class EngineClient:
             BusUnavailable: nobody will work on them.
         """
         for submit in submits:
-            scored = submit.sampling.num_logprobs is not None
-            self._sessions.open(submit.request_id, submit.num_choices, scored)
+            sampling = submit.sampling
+            self._sessions.open(
+                submit.request_id,
+                submit.num_choices,
+                scored=sampling.num_logprobs is not None,
+                is_search=sampling.beams is not None,
+            )
             self._mailboxes[submit.request_id] = mailbox
         self._none_open.clear()
         append = Append(
@@ -195,7 +201,7 @@ class EngineClient:
             return
         last = await self._bus.last_id(self._keys.outputs)
         if self._run_id is None:
-            self._sessions.cursor = last
+            self._sessions.begin_after(last)
         else:
             _log.warning("the bus's server restarted", last=last, cursor=self._sessions.cursor)
             self._sessions.server_restarted(last)

@@ -9,9 +9,9 @@ from gateway.admission import Output
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.engine import EngineClient
 from gateway.errors import failed, shutting_down, unavailable
+from gateway.events import ChoiceFinished, PrefixFound, PromptScored, RequestFailed, TokensArrived
 from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
-from gateway.sessions import ChoiceFinished, PrefixFound, PromptScored, RequestFailed, TokensArrived
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
 from shared.errors import BusUnavailable
@@ -168,7 +168,8 @@ class Generation:
         part = request.parts[letter.choice]
         if isinstance(letter, ChoiceFinished):
             part.engine_ended = True
-            part.choice.end(letter.reason if self._output.generate else FinishReason.LENGTH)
+            reason = letter.reason if self._output.generate else FinishReason.LENGTH
+            part.choice.end(reason, letter.beam_score)
         elif part.choice.finish_reason is not None:
             return None  # the choice was cut short before the engine heard of it
         else:

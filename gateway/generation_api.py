@@ -17,6 +17,7 @@ from gateway.admission import (
     sampling_params,
 )
 from gateway.answers import StreamAnswer, whole_answer
+from gateway.beams import beam_params
 from gateway.call import Call, call_of, read_body
 from gateway.errors import ApiError
 from gateway.generation import Generation
@@ -61,13 +62,14 @@ def _counting(service: Service) -> Iterator[None]:
 async def _complete(service: Service, request: Request) -> Response:
     body = parse_body(CompletionBody, await read_body(request, service.max_body_bytes))
     service.check_model(body.model)
+    beams = beam_params(body)
     output = completion_output(body)
     engine = service.ready_engine()
     planned = []
     for prompt in await service.prompts.completion(body):
         check_prompt(prompt, output, engine)
         max_tokens = completion_max_tokens(body, prompt, output, engine)
-        sampling = sampling_params(body, output, max_tokens, engine)
+        sampling = sampling_params(body, output, beams, max_tokens, engine)
         planned.append(_planned(body, prompt, sampling, continues=True))
     call = call_of(request)
     head = _head(service, body, f"cmpl-{call.id}", planned, output)
@@ -78,12 +80,13 @@ async def _complete(service: Service, request: Request) -> Response:
 async def _chat(service: Service, request: Request) -> Response:
     body = parse_body(ChatBody, await read_body(request, service.max_body_bytes))
     service.check_model(body.model)
+    beams = beam_params(body)
     output = chat_output(body)
     engine = service.ready_engine()
     prompt = await service.prompts.chat(body.messages)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
-    sampling = sampling_params(body, output, max_tokens, engine)
+    sampling = sampling_params(body, output, beams, max_tokens, engine)
     planned = [_planned(body, prompt, sampling, continues=False)]
     call = call_of(request)
     head = _head(service, body, f"chatcmpl-{call.id}", planned, output)

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 
-from gateway.sessions import Event, TokensArrived
+from gateway.events import Event, TokensArrived
 
 
 @dataclass(frozen=True, slots=True)

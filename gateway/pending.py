@@ -97,12 +97,17 @@ class PendingRequest:
     def observe_tokens(
         self, metrics: GatewayMetrics, part: Part, num_tokens: int, started_s: float
     ) -> None:
-        """Tokens that came together are counted as evenly spaced since those before them."""
+        """Tokens that came together are counted as evenly spaced since those before them.
+
+        Those of a beam search all come at its end, with no time between them to speak of.
+        """
         now = time.monotonic()
         if part.last_token_s is None:
             if all(other.last_token_s is None for other in self.parts):
                 metrics.time_to_first_token.observe(now - started_s)
             num_gaps, gap = num_tokens - 1, 0.0
+            if self.planned.sampling.beams is not None:
+                num_gaps = 0
         else:
             num_gaps, gap = num_tokens, (now - part.last_token_s) / num_tokens
         for _ in range(num_gaps):

@@ -23,6 +23,7 @@ MAX_STOP_TOKENS = 256
 MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
+MAX_LENGTH_PENALTY = 100.0
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
@@ -53,6 +54,11 @@ Stop = Annotated[
 ]
 
 _Number = Annotated[float, Field(allow_inf_nan=False)]
+
+EarlyStop = Annotated[
+    Annotated[bool, Tag("as flag")] | Annotated[Literal["never"], Tag("as word")],
+    Discriminator(lambda value: "as word" if isinstance(value, str) else "as flag"),
+]
 
 
 class _Body(BaseModel):
@@ -85,6 +91,11 @@ class GenerationBody(_Body):
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    use_beam_search: bool | None = None  # with n as the number of beams
+    length_penalty: (
+        Annotated[_Number, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None
+    ) = None
+    early_stopping: EarlyStop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -166,11 +177,9 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
     "repetition_penalty": (1, 1.0),
-    "length_penalty": (1, 1.0),
     "logit_bias": ({},),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
-    "use_beam_search": (False,),
     "tools": ([],),
     "tool_choice": ("none",),
     "functions": ([],),

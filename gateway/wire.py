@@ -25,7 +25,7 @@ class Usage:
     """What an answer cost."""
 
     prompt_tokens: int  # each prompt once, however many choices continue it
-    completion_tokens: int  # of all that was generated, shown or not
+    completion_tokens: int  # of all that was generated, shown or not; of a beam search, shown
     cached_tokens: int  # of the prompts, found in the prefix cache
 
     def body(self) -> dict[str, Any]:
@@ -76,13 +76,13 @@ class CompletionWire:
         self._begun: set[int] = set()
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        extra = ""
+        extra = _beam_score_json(delta)
         if self._head.token_ids:
             fields: dict[str, Any] = {"token_ids": delta.token_ids}
             if index not in self._begun:
                 fields["prompt_token_ids"] = self._head.prompt_tokens[index]
                 self._begun.add(index)
-            extra = "," + json.dumps(fields)[1:-1]
+            extra += "," + json.dumps(fields)[1:-1]
         return self._frame.event(
             f'{{"index":{index},"text":{encode_basestring_ascii(delta.text)},'
             f'"logprobs":{self._logprobs_json(delta.scored)},'
@@ -95,11 +95,12 @@ class CompletionWire:
     def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
         shown = []
         for index, delta in enumerate(choices):
-            choice = {
+            choice: dict[str, Any] = {
                 "index": index,
                 "text": delta.text,
                 "logprobs": self._logprobs(delta.scored),
                 "finish_reason": delta.finish_reason,
+                **_beam_score(delta),
             }
             if self._head.token_ids:
                 choice["token_ids"] = delta.token_ids
@@ -171,7 +172,7 @@ class ChatWire:
         if delta.finish_reason is not None:
             events += self._frame.event(
                 f'{{"index":{index},"delta":{{}},"logprobs":null,'
-                f'"finish_reason":{_finish_json(delta)}}}'
+                f'"finish_reason":{_finish_json(delta)}{_beam_score_json(delta)}}}'
             )
         return events
 
@@ -181,11 +182,12 @@ class ChatWire:
     def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
         shown = []
         for index, delta in enumerate(choices):
-            choice = {
+            choice: dict[str, Any] = {
                 "index": index,
                 "message": {"role": "assistant", "content": delta.text, "refusal": None},
                 "logprobs": self._logprobs(delta.scored) if delta.scored else None,
                 "finish_reason": delta.finish_reason,
+                **_beam_score(delta),
             }
             if self._head.token_ids:
                 choice["token_ids"] = delta.token_ids
@@ -256,6 +258,14 @@ def error_event(body: dict[str, Any]) -> bytes:
 
 def _finish_json(delta: Delta) -> str:
     return "null" if delta.finish_reason is None else f'"{delta.finish_reason.value}"'
+
+
+def _beam_score(delta: Delta) -> dict[str, float]:
+    return {} if delta.beam_score is None else {"beam_score": delta.beam_score}
+
+
+def _beam_score_json(delta: Delta) -> str:
+    return "" if delta.beam_score is None else f',"beam_score":{json.dumps(delta.beam_score)}'
 
 
 def _finite(logprob: float) -> float:

@@ -12,11 +12,13 @@ from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
 from shared.messages import (
     Abort,
+    BeamsEnded,
     ChoiceEnded,
     ChoiceState,
     EndFlag,
     EngineInfo,
     EpochStarted,
+    Hypothesis,
     KVGeometry,
     ModelInfo,
     PromptLogprobs,
@@ -233,6 +235,33 @@ class FakeEngine:
         cursor = str(self.requests_cursor)
         await self.say(RequestEnded(submit.request_id, reason, error, cursor))
 
+    def search_state(
+        self, submit: Submit, *running: Sequence[int], finished: Sequence[Sequence[int]] = ()
+    ) -> RequestState:
+        """The state of a beam search, under a new handle of its group if any beam runs."""
+        handle = self._next_handle if running else 0
+        self._next_handle += bool(running)
+        self.handles[submit.request_id, 0] = handle
+        beams = [
+            ChoiceState(number, handle, np.array(output, np.int32), "", _sums(output))
+            for number, output in enumerate(running)
+        ]
+        beams += [
+            ChoiceState(number, 0, np.array(output, np.int32), "stop", _sums(output))
+            for number, output in enumerate(finished)
+        ]
+        return RequestState(submit, tuple(beams), str(self.requests_cursor))
+
+    async def accept_search(self, submit: Submit | None = None) -> Submit:
+        """Accept a beam search, the next request by default."""
+        submit = submit or await self.hear_submit()
+        await self.say(self.search_state(submit, ()))
+        return submit
+
+    async def end_search(self, submit: Submit, *found: Hypothesis) -> None:
+        """All that a beam search has to say, and its end."""
+        await self.say(BeamsEnded(submit.request_id, found, str(self.requests_cursor)))
+
     async def serve(self, reply: Reply, flag: EndFlag = EndFlag.LENGTH) -> None:
         """Answer every request until cancelled."""
         while True:
@@ -242,6 +271,21 @@ class FakeEngine:
                 tokens = reply(message)
                 choices = dict.fromkeys(range(message.num_choices), tokens)
                 await self.generate_all(message, choices, flag)
+
+
+def _sums(output: Sequence[int]) -> Any:
+    return np.arange(1, len(output) + 1, dtype=np.float32) * np.float32(-0.5)
+
+
+def hypothesis(
+    tokens: Sequence[int],
+    sums: Sequence[float] | None = None,
+    score: float = -1.5,
+    reason: str = "length",
+) -> Hypothesis:
+    """What a beam search found; by default each token has the log-probability -0.5."""
+    scores = _sums(tokens) if sums is None else np.array(sums, np.float32)
+    return Hypothesis(np.array(tokens, np.int32), scores, score, reason)
 
 
 def scores(token: int, logprob: float, top: Mapping[int, float], row: int = 0) -> TokenLogprobs:

@@ -226,6 +226,9 @@ async def test_neutral_values_of_unsupported_fields_are_accepted(stage: Stage) -
         "suffix": None,
         "response_format": {"type": "text"},
         "tools": None,
+        "use_beam_search": False,
+        "length_penalty": 1,
+        "early_stopping": False,
     }
     assert (await stage.complete(**neutral)).status_code == 200
 

@@ -69,6 +69,8 @@ async def test_the_api_describes_itself(stage: Stage) -> None:
     assert {"CompletionBody", "ChatBody"} <= refs
     chat = described["components"]["schemas"]["ChatBody"]
     assert set(chat["required"]) == {"model", "messages"}
+    for body in (chat, described["components"]["schemas"]["CompletionBody"]):
+        assert {"use_beam_search", "length_penalty", "early_stopping"} <= body["properties"].keys()
 
 
 async def test_every_call_has_an_id_that_the_log_repeats(

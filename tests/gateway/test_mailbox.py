@@ -1,7 +1,7 @@
 """Letters wait in their order, and tokens take little room."""
 
+from gateway.events import ChoiceFinished, TokensArrived
 from gateway.mailbox import ClientGone, Mailbox
-from gateway.sessions import ChoiceFinished, TokensArrived
 from shared.messages import FinishReason
 from tests.gateway.fake_engine import scores
 

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from gateway.admission import Output, Prompt
+from gateway.events import TokensArrived
 from gateway.generation import ClientLeft, Generation
 from gateway.mailbox import ClientGone
 from gateway.pending import Planned
-from gateway.sessions import TokensArrived
 from shared.messages import EndFlag, Stop
 from tests.gateway.conftest import Stage, events
 from tests.support.requests import sampling

@@ -1,0 +1,53 @@
+"""What the outputs log means for the requests that a gateway waits for."""
+
+from dataclasses import dataclass
+
+from shared.messages import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class TokensArrived:
+    """More of one choice."""
+
+    request_id: str
+    choice: int
+    tokens: list[int]
+    logprobs: tuple[TokenLogprobs, ...]  # one for each token, or none at all
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log-probabilities of a run of prompt tokens; a later one replaces an earlier one."""
+
+    request_id: str
+    positions: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixFound:
+    """So much of a request's tokens lay in the prefix cache when it was first admitted."""
+
+    request_id: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFinished:
+    """The engine generates no more of this choice."""
+
+    request_id: str
+    choice: int
+    reason: FinishReason
+    beam_score: float | None = None  # by which a beam search ranked it
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """No more will come for this request."""
+
+    request_id: str
+    error: str
+    engine_knows: bool  # False: the engine may still be generating, and must be told
+
+
+Event = TokensArrived | PromptScored | PrefixFound | ChoiceFinished | RequestFailed

@@ -1,0 +1,64 @@
+"""How far one log was read, and whether what comes next follows without a gap."""
+
+from enum import Enum, auto
+
+from shared.bus.api import START, EntryId
+
+
+class Fit(Enum):
+    """How something stands to what was read before it."""
+
+    FOLLOWS = auto()
+    PASSED = auto()  # it is of no interest any more, or not yet
+    GAP = auto()  # something between is missing
+
+
+class Place:
+    """A reader's place in the outputs log.
+
+    Attributes:
+        cursor: last entry that was read.
+    """
+
+    def __init__(self) -> None:
+        self.cursor: EntryId = START
+        self._epoch: int | None = None
+        self._step: int | None = None  # None: the next result may be any
+        self._awaits_epoch = False
+
+    def start_epoch(self, epoch: int) -> bool:
+        """A scheduler took over; False if that is old news."""
+        if self._epoch is not None and epoch <= self._epoch:
+            return False
+        self._epoch, self._step, self._awaits_epoch = epoch, 0, False
+        return True
+
+    def await_epoch(self) -> None:
+        """Believe nothing until a scheduler has started anew."""
+        self._awaits_epoch = True
+
+    def enter(self, epoch: int) -> Fit:
+        """An entry of this epoch was read; a gap is the start of the epoch."""
+        if self._awaits_epoch or (self._epoch is not None and epoch < self._epoch):
+            return Fit.PASSED
+        before, self._epoch = self._epoch, epoch
+        if before is None or before == epoch:
+            return Fit.FOLLOWS
+        self._step = None
+        return Fit.GAP
+
+    def take_step(self, step: int) -> Fit:
+        """A result was read; those of an epoch are dense."""
+        before = self._step
+        if before is not None and step <= before:
+            return Fit.PASSED
+        self._step = step
+        return Fit.FOLLOWS if before is None or step == before + 1 else Fit.GAP
+
+    def server_restarted(self, last: EntryId) -> None:
+        """The server is not the one that was read so far; ``last`` is the log's last entry now."""
+        if last < self.cursor:
+            # The end of the log is lost. Ids below the cursor will be given out again; what they
+            # say is not what was delivered, until a scheduler has started anew.
+            self.cursor = START
+            self._awaits_epoch = True

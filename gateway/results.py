@@ -1,0 +1,20 @@
+"""The parts of a step's result, read as a whole: what contradicts itself raises ValueError."""
+
+from shared.messages import EndFlag, StepResult
+
+
+def sampled_rows(result: StepResult) -> list[tuple[int, int, EndFlag | None]]:
+    """Handle, token and end of every row."""
+    handles, tokens = result.handles.tolist(), result.tokens.tolist()
+    flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
+    ended = dict(zip(result.ended_rows.tolist(), flags, strict=True))
+    return [
+        (handle, token, ended.get(row))
+        for row, (handle, token) in enumerate(zip(handles, tokens, strict=True))
+    ]
+
+
+def admissions(result: StepResult) -> list[tuple[int, int]]:
+    """Handle of every admitted sequence, and how many of its tokens needed no computing."""
+    handles, computed = result.admitted_handles.tolist(), result.admitted_computed.tolist()
+    return list(zip(handles, computed, strict=True))

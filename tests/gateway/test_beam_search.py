@@ -1,0 +1,396 @@
+"""Beam search: all choices at once, best first, each with its score."""
+
+import json
+from typing import Any
+
+import pytest
+
+from shared.messages import Submit
+from shared.sampling import BeamParams
+from tests.gateway.conftest import MakeStage, Stage, events
+from tests.gateway.fake_engine import hypothesis, kv_pool
+
+
+def tokens_of(stage: Stage, text: str) -> list[int]:
+    return stage.tokenizer.encode(text, add_special_tokens=False)
+
+
+async def play(stage: Stage, *texts: str, submit: Submit | None = None) -> Submit:
+    """Find these texts, the first with the score -1, the next with -2 and so on."""
+    submit = await stage.engine.accept_search(submit)
+    found = [
+        hypothesis(tokens_of(stage, text), score=-float(1 + rank), reason="stop")
+        for rank, text in enumerate(texts)
+    ]
+    await stage.engine.step({})
+    await stage.engine.end_search(submit, *found)
+    return submit
+
+
+async def sampling_of(stage: Stage, post: Any, **body: Any) -> Submit:
+    waiting = stage.spawn(post(use_beam_search=True, **body))
+    submit = await stage.engine.hear_submit()
+    await play(stage, *["x"] * submit.num_choices, submit=submit)
+    assert (await waiting).status_code == 200
+    return submit
+
+
+# ------------------------------------------------------------------ the request
+
+
+async def test_n_is_the_width_and_the_rest_is_as_transformers_has_it(stage: Stage) -> None:
+    for post in (stage.complete, stage.chat):
+        submit = await sampling_of(stage, post)
+        assert submit.sampling.beams == BeamParams(1, 1.0, "false")
+        submit = await sampling_of(stage, post, n=4, length_penalty=-0.5, early_stopping=True)
+        assert submit.num_choices == 4
+        assert submit.sampling.beams == BeamParams(4, -0.5, "true")
+        submit = await sampling_of(stage, post, n=2, length_penalty=2, early_stopping="never")
+        assert submit.sampling.beams == BeamParams(2, 2.0, "never")
+
+
+async def test_a_search_says_nothing_of_drawing(stage: Stage) -> None:
+    neutral = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "stop": [], "best_of": None}
+    for body in ({}, neutral, {"seed": 5}):
+        sampling = (await sampling_of(stage, stage.complete, **body)).sampling
+        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
+        assert (sampling.min_p, sampling.seed, sampling.num_logprobs) == (0.0, 0, None)
+        assert sampling.num_prompt_logprobs is None
+
+
+async def test_what_bounds_a_search_reaches_the_engine(stage: Stage) -> None:
+    given = {"max_tokens": 9, "min_tokens": 3, "stop_token_ids": [7, 8], "ignore_eos": True}
+    submit = await sampling_of(stage, stage.complete, n=2, priority=-3, cache_salt="s", **given)
+    sampling = submit.sampling
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (9, 3, True)
+    assert sampling.stop_token_ids == (7, 8)
+    assert (submit.priority, submit.cache_salt) == (-3, "s")
+
+
+async def test_without_beam_search_nothing_is_searched(stage: Stage) -> None:
+    stage.answer_text("Hi")
+    body = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
+    choice = (await stage.complete(**body)).json()["choices"][0]
+    assert "beam_score" not in choice
+    [submit] = stage.engine.heard
+    assert isinstance(submit, Submit)
+    assert submit.sampling.beams is None
+    assert submit.sampling.temperature == 1.0
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    # (field, value, what the message says)
+    ("temperature", 1, "does not draw"),
+    ("temperature", 0.5, "give 0"),
+    ("top_p", 0.9, "does not draw"),
+    ("top_k", 1, "does not draw"),
+    ("min_p", 0.1, "does not draw"),
+    ("stop", "END", "stop_token_ids"),
+    ("stop", ["END"], "stop_token_ids"),
+    ("n", 65, "at most 64 beams"),
+    ("n", 17, "at most 16 choices"),
+    ("length_penalty", 1000, "100"),
+    ("early_stopping", "soon", "never"),
+    ("frequency_penalty", 0.5, "not supported"),
+]
+COMPLETION_REFUSED: list[tuple[str, Any, str]] = [
+    ("best_of", 4, "n is 2"),
+    ("best_of", 1, "n is 2"),
+    ("logprobs", 1, "give 0"),
+    ("max_tokens", 0, "at least one"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_search_cannot_do_is_a_400_that_names_it(stage: Stage, stream: bool) -> None:
+    cases = [(stage.complete, *case) for case in REFUSED + COMPLETION_REFUSED]
+    cases += [(stage.chat, *case) for case in REFUSED]
+    for post, field, value, said in cases:
+        body = {"n": 2, "echo": True} if field == "max_tokens" else {"n": 2}
+        response = await post(use_beam_search=True, stream=stream, **{**body, field: value})
+        assert response.status_code == 400, (field, value)
+        error = response.json()["error"]
+        assert error["param"] == field
+        shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+        assert f"{field}={shown}" in error["message"]
+        assert said in error["message"]
+    assert stage.engine.heard == []
+
+
+async def test_what_scores_a_search_does_not_know_is_refused_too(stage: Stage) -> None:
+    response = await stage.complete(use_beam_search=True, echo=True, logprobs=0)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "echo"
+    response = await stage.chat(use_beam_search=True, logprobs=True, top_logprobs=3)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "top_logprobs"
+    assert "top_logprobs=3" in response.json()["error"]["message"]
+    assert stage.engine.heard == []
+
+
+async def test_options_of_a_search_need_one(stage: Stage) -> None:
+    for field, value in (("length_penalty", 0.5), ("early_stopping", "never")):
+        for post in (stage.complete, stage.chat):
+            response = await post(**{field: value})
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == field
+            assert "use_beam_search" in response.json()["error"]["message"]
+
+
+async def test_the_beams_must_fit_as_other_choices_must(make_stage: MakeStage) -> None:
+    stage = await make_stage(ready=False)
+    await stage.engine.publish(kv=kv_pool(8))
+    await stage.until(lambda: stage.server.service.why_not_ready() is None)
+    body: dict[str, Any] = {"prompt": [5] * 40, "n": 3, "max_tokens": 26}
+    response = await stage.complete(use_beam_search=True, **body)
+    assert response.status_code == 400
+    assert "3 choices need 11 blocks" in response.json()["error"]["message"]
+    await sampling_of(stage, stage.complete, **{**body, "max_tokens": 25})
+
+
+# ------------------------------------------------------------------- the answer
+
+
+@pytest.mark.parametrize("best_of", [None, 2])
+async def test_a_whole_completion_has_its_beams_best_first(
+    stage: Stage, best_of: int | None
+) -> None:
+    playing = stage.spawn(play(stage, "A good day", "A day"))
+    answer = await stage.openai.completions.create(
+        model="demo",
+        prompt="Hello",
+        n=2,
+        best_of=best_of,
+        max_tokens=50,
+        extra_body={"use_beam_search": True, "return_token_ids": True},
+    )
+    await playing
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert [choice.text for choice in answer.choices] == ["A good day", "A day"]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
+    extras = [choice.model_extra or {} for choice in answer.choices]
+    assert [extra["beam_score"] for extra in extras] == [-1.0, -2.0]
+    found = [tokens_of(stage, text) for text in ("A good day", "A day")]
+    assert [extra["token_ids"] for extra in extras] == found
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == len(found[0]) + len(found[1])
+    assert answer.usage.prompt_tokens == len(stage.tokenizer.encode("Hello"))
+
+
+async def test_a_whole_chat_has_its_beams_best_first(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, "Yes", "No, never"))
+    answer = await stage.openai.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Hello"}],
+        n=2,
+        extra_body={"use_beam_search": True},
+    )
+    await playing
+    assert [choice.message.content for choice in answer.choices] == ["Yes", "No, never"]
+    assert [(choice.model_extra or {})["beam_score"] for choice in answer.choices] == [-1.0, -2.0]
+
+
+@pytest.mark.parametrize("best_of", [None, 2])
+async def test_a_streamed_completion_has_each_choice_in_one_piece(
+    stage: Stage, best_of: int | None
+) -> None:
+    playing = stage.spawn(play(stage, "A good day 😀", "A day"))
+    response = await stage.complete(
+        use_beam_search=True,
+        n=2,
+        best_of=best_of,
+        stream=True,
+        return_token_ids=True,
+        stream_options={"include_usage": True},
+    )
+    await playing
+    *chunks, usage, done = events(response.text)
+    assert done == "[DONE]"
+    choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    assert [(choice["index"], choice["text"]) for choice in choices] == [
+        (0, "A good day 😀"),
+        (1, "A day"),
+    ]
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "stop"]
+    assert [choice["beam_score"] for choice in choices] == [-1.0, -2.0]
+    num_tokens = sum(len(choice["token_ids"]) for choice in choices)
+    assert json.loads(usage)["usage"]["completion_tokens"] == num_tokens
+
+
+async def test_a_streamed_chat_says_the_score_with_the_reason(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, "Yes", "No, never"))
+    stream = await stage.openai.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Hello"}],
+        n=2,
+        stream=True,
+        extra_body={"use_beam_search": True},
+    )
+    seen: list[tuple[int, str | None, str | None, float | None]] = []
+    async for chunk in stream:
+        [choice] = chunk.choices
+        score = (choice.model_extra or {}).get("beam_score")
+        seen.append((choice.index, choice.delta.content, choice.finish_reason, score))
+    await playing
+    assert seen == [
+        (0, "", None, None),
+        (0, "Yes", None, None),
+        (0, None, "stop", -1.0),
+        (1, "", None, None),
+        (1, "No, never", None, None),
+        (1, None, "stop", -2.0),
+    ]
+
+
+async def test_several_prompts_are_searched_each_for_itself(stage: Stage) -> None:
+    waiting = stage.spawn(stage.complete(use_beam_search=True, prompt=[[5], [6, 7]], n=2))
+    submits = [await stage.engine.hear_submit() for _ in range(2)]
+    await play(stage, "c", "d", submit=submits[1])
+    await play(stage, "a", "b", submit=submits[0])
+    choices = (await waiting).json()["choices"]
+    assert [choice["text"] for choice in choices] == list("abcd")
+    assert [choice["beam_score"] for choice in choices] == [-1.0, -2.0, -1.0, -2.0]
+
+
+async def test_echo_stands_before_every_beam(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, " you", " me"))
+    choices = (await stage.complete(use_beam_search=True, n=2, echo=True)).json()["choices"]
+    await playing
+    assert [choice["text"] for choice in choices] == ["Hello you", "Hello me"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_completion_scores_the_tokens_of_its_beams(stage: Stage, stream: bool) -> None:
+    waiting = stage.spawn(stage.complete(use_beam_search=True, n=2, logprobs=0, stream=stream))
+    submit = await stage.engine.accept_search()
+    assert submit.sampling.num_logprobs == 0
+    tokens = tokens_of(stage, "ab"), tokens_of(stage, "c")
+    sums = [-0.25 * position for position in range(1, len(tokens[0]) + 1)]
+    await stage.engine.end_search(
+        submit, hypothesis(tokens[0], sums), hypothesis(tokens[1], [-3.0], -3.0)
+    )
+    response = await waiting
+    if stream:
+        choices = [json.loads(chunk)["choices"][0] for chunk in events(response.text)[:-1]]
+    else:
+        choices = response.json()["choices"]
+    first, second = (choice["logprobs"] for choice in choices)
+    assert "".join(first["tokens"]) == "ab"
+    assert first["token_logprobs"] == [-0.25] * len(tokens[0])
+    assert second == {
+        "tokens": ["c"],
+        "token_logprobs": [-3.0],
+        "top_logprobs": [{"c": -3.0}],
+        "text_offset": [0],
+    }
+
+
+@pytest.mark.parametrize("top", [{}, {"top_logprobs": 0}, {"top_logprobs": None}])
+async def test_a_chat_scores_the_tokens_of_its_beams(stage: Stage, top: dict[str, Any]) -> None:
+    waiting = stage.spawn(stage.chat(use_beam_search=True, logprobs=True, **top))
+    submit = await stage.engine.accept_search()
+    await stage.engine.end_search(submit, hypothesis(tokens_of(stage, "c"), [-3.0]))
+    [choice] = (await waiting).json()["choices"]
+    expected = {"token": "c", "logprob": -3.0, "bytes": [ord("c")], "top_logprobs": []}
+    assert choice["logprobs"]["content"] == [expected]
+
+
+async def test_cached_tokens_are_those_of_the_first_admission_of_the_group(stage: Stage) -> None:
+    waiting = stage.spawn(stage.complete(use_beam_search=True, n=2, prompt=[5, 6, 7, 8]))
+    submit = await stage.engine.accept_search()
+    await stage.engine.step({}, admitted={submit.request_id: 2})
+    await stage.engine.step({}, admitted={submit.request_id: 3})
+    await stage.engine.end_search(submit, hypothesis([50]), hypothesis([51]))
+    usage = (await waiting).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+async def test_a_search_has_a_first_token_and_no_time_between_tokens(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, "A good day", "A day"))
+    body = (await stage.complete(use_beam_search=True, n=2)).json()
+    await playing
+    text = (await stage.http.get("/metrics")).text
+
+    def value(name: str) -> float:
+        [line] = [line for line in text.splitlines() if line.partition("{")[0].endswith(name)]
+        return float(line.rpartition(" ")[2])
+
+    assert value("time_to_first_token_seconds_count") == 1
+    assert value("inter_token_latency_seconds_count") == 0
+    assert value("e2e_request_latency_seconds_count") == 1
+    assert value("request_generation_tokens_sum") == body["usage"]["completion_tokens"]
+    ended = [line for line in text.splitlines() if 'finished_reason="stop"' in line]
+    assert [line.rpartition(" ")[2] for line in ended if "_total{" in line] == ["2.0"]
+    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit"]
+    assert stage.server.service.engine.num_open == 0
+
+
+# --------------------------------------------------------------- what goes wrong
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_search_survives_new_epochs_with_whatever_beams(stage: Stage, stream: bool) -> None:
+    engine = stage.engine
+    waiting = stage.spawn(stage.complete(use_beam_search=True, n=2, stream=stream))
+    submit = await engine.accept_search()
+    await engine.step({})
+    await engine.start_epoch()
+    await engine.say(engine.search_state(submit, [5, 6], [5, 7], [8, 9], finished=[[5, 1]]))
+    await engine.step({})
+    await engine.start_epoch()
+    await engine.say(engine.search_state(submit, finished=[[5, 1], [7, 1]]))
+    await engine.step({})
+    found = [hypothesis(tokens_of(stage, text)) for text in ("one", "two")]
+    await engine.end_search(submit, *found)
+    response = await waiting
+    if stream:
+        *chunks, done = events(response.text)
+        assert done == "[DONE]"
+        choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
+    else:
+        choices = response.json()["choices"]
+    assert [choice["text"] for choice in choices] == ["one", "two"]
+
+
+async def test_a_search_that_the_log_has_forgotten_is_given_up(stage: Stage) -> None:
+    waiting = stage.spawn(stage.complete(use_beam_search=True, n=2))
+    submit = await stage.engine.accept_search()
+    await stage.engine.start_epoch()
+    await stage.engine.step({})
+    response = await waiting
+    assert response.status_code == 500
+    assert "forgotten" in response.json()["error"]["message"]
+    assert (await stage.engine.hear_abort()).request_id == submit.request_id
+
+
+async def test_a_failed_search_ends_its_stream_with_an_error_and_no_done(stage: Stage) -> None:
+    waiting = stage.spawn(stage.complete(use_beam_search=True, n=2, stream=True))
+    submit = await stage.engine.accept_search()
+    await stage.engine.end(submit, "error", "out of luck")
+    [last] = events((await waiting).text)
+    assert json.loads(last)["error"]["message"] == "out of luck"
+
+
+@pytest.mark.parametrize("num_found", [0, 1, 3])
+async def test_a_wrong_number_of_hypotheses_is_an_error(stage: Stage, num_found: int) -> None:
+    waiting = stage.spawn(stage.complete(use_beam_search=True, n=2))
+    submit = await stage.engine.accept_search()
+    await stage.engine.end_search(submit, *[hypothesis([50])] * num_found)
+    response = await waiting
+    assert response.status_code == 500
+    assert f"{num_found} hypotheses, not 2" in response.json()["error"]["message"]
+    stage.answer_text("Hi")
+    assert (await stage.complete()).status_code == 200
+    # The engine has ended it by itself, and is not told to.
+    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit", "Submit"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_aborts_the_search(stage: Stage, stream: bool) -> None:
+    waiting = stage.spawn(stage.chat(use_beam_search=True, n=2, stream=stream))
+    submit = await stage.engine.accept_search()
+    waiting.cancel()
+    abort = await stage.engine.hear_abort()
+    assert (abort.request_id, abort.attachment) == (submit.request_id, submit.attachment)
+    assert "disconnect" in abort.reason
+    await stage.until(lambda: stage.server.service.engine.num_open == 0)
