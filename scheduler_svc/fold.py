@@ -160,7 +160,7 @@ class Fold:
         choice = None if request is None else request.choices.pop(number, None)
         if request is None or choice is None:
             return
-        self._by_handle.pop(choice.handle, None)
+        self._forget_handle(choice)
         request.ended[number] = EndedChoice(np.array(choice.output, np.int32), reason)
         if not request.choices:
             self._forget(request_id)
@@ -170,10 +170,15 @@ class Fold:
         if request is None:
             return
         for choice in request.choices.values():
-            self._by_handle.pop(choice.handle, None)
+            self._forget_handle(choice)
         if request.search is not None:
             for handle in [h for h, found in self._searches.items() if found is request.search]:
                 del self._searches[handle]
+
+    def _forget_handle(self, choice: UnfinishedChoice) -> None:
+        # Since another epoch began, the handle may be somebody else's.
+        if self._by_handle.get(choice.handle) is choice:
+            del self._by_handle[choice.handle]
 
     def _advance(self, cursor: str) -> None:
         self.requests_cursor = max(self.requests_cursor, EntryId.parse(cursor))

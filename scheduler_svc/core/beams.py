@@ -140,7 +140,10 @@ class BeamSearch:
             ProtocolError: candidates of other beams.
         """
         width = self.params.width
-        before, running, parents, finishing = self.running, [], [], []
+        before = self.running
+        running: list[Beam] = []
+        parents: list[int] = []
+        finishing: list[tuple[int, FinishedBeam]] = []
         for place, (parent, token, score, flag) in enumerate(_rows(candidates)):
             if not 0 <= parent < len(before):
                 raise ProtocolError(f"candidate of beam {parent}, there are {len(before)}")

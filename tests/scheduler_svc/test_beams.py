@@ -145,7 +145,7 @@ def test_many_searches_in_a_pool_that_is_too_small(seed: int) -> None:
     """Preempted either way, while results are on their way or not; the engine dies now and then."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4])
-    num_blocks = rng.choice([70, 90]) // block_size
+    num_blocks = rng.choice([84, 110]) // block_size
     engine = Engine(config(num_blocks, block_size, rng.choice([0, 8, 60])))
     coming: list[Submit] = []
     for number in range(8):
@@ -166,6 +166,7 @@ def test_many_searches_in_a_pool_that_is_too_small(seed: int) -> None:
     while coming or engine.plans or engine.results:
         if coming and rng.random() < 0.6:
             engine.apply(coming.pop())
+            assert isinstance(engine.log[-1], RequestState), "all of them fit"
         if rng.random() < 0.8:
             engine.plan()
         if engine.plans and rng.random() < 0.7:

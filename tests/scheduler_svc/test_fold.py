@@ -56,6 +56,19 @@ def test_tokens_of_results_follow_those_of_the_state() -> None:
     ) == {"a": [10, 11], "b": [7, 8]}
 
 
+def test_a_new_epoch_gives_an_old_handle_to_another_request() -> None:
+    assert folded(
+        STARTED,
+        state("a", 1, []),
+        state("b", 2, []),
+        result(1, {1: 10, 2: 20}),
+        EpochStarted(6, "scheduler", ("worker",)),
+        state("b", 1, [20]),
+        state("a", 2, [10]),  # its old handle is b's now
+        result(1, {1: 21, 2: 11}),
+    ) == {"a": [10, 11], "b": [20, 21]}
+
+
 def test_what_has_ended_is_not_found_again() -> None:
     assert (
         folded(

@@ -16,6 +16,7 @@ from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode
 from shared.messages import (
+    BeamsEnded,
     ChoiceEnded,
     EndFlag,
     EpochStarted,
@@ -38,6 +39,7 @@ class Answer:
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice, once it has ended
     num_cached: list[int] = field(default_factory=list)  # of each admission: tokens it was spared
     error: str = ""
+    scores: list[float] = field(default_factory=list)  # of finished beams
 
     @property
     def tokens(self) -> list[int]:
@@ -109,8 +111,14 @@ class Engine:
         match message:
             case EpochStarted():
                 self._by_handle.clear()
-            case RequestState():
+            case RequestState() if message.submit.sampling.beams is None:
                 self._restate(message)
+            case BeamsEnded():
+                answer = self.answers[message.request_id]
+                for choice, found in enumerate(message.hypotheses):
+                    answer.outputs[choice] = found.tokens.tolist()
+                    answer.scores.append(found.score)
+                    answer.end(choice, found.finish_reason)
             case StepResult():
                 self._continue(message)
             case ChoiceEnded():
@@ -138,7 +146,7 @@ class Engine:
             result.admitted_handles.tolist(), result.admitted_computed.tolist(), strict=True
         )
         for handle, num_computed in admitted:
-            if handle in self._by_handle:  # else it computes a pinned prefix
+            if handle in self._by_handle:  # it is none of a beam search or a pinned prefix
                 self._by_handle[handle][0].num_cached.append(num_computed)
         flags = dict(zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True))
         rows = zip(result.handles.tolist(), result.tokens.tolist(), strict=True)
