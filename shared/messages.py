@@ -454,6 +454,6 @@ class EngineInfo(Message):
     max_num_sequences: int  # that run at once: a request cannot have more choices
     num_running: int
     num_waiting: int
+    prefixes: tuple[PrefixStatus, ...] = ()  # those of this epoch that need no further Pin
     stalled_ms: int = 0  # how long there has been work without a step; 0: all is well
     draining: bool = False  # what is accepted is finished, nothing new is accepted
-    prefixes: tuple[PrefixStatus, ...] = ()  # those of this epoch that need no further Pin

@@ -1,11 +1,12 @@
 """Names of everything PageStream keeps in Redis.
 
-    {E}:requests  stream  Submit, Stop, Abort
-    {E}:plans     stream  EpochStarted, StepPlan
-    {E}:outputs   stream  EpochStarted, RequestState, StepResult, RequestEnded
-    {E}:info      string  EngineInfo, expires
-    {E}:worker:R  string  WorkerInfo of rank R, expires
-    engines       set     ids of all engines
+    {E}:requests   stream  Submit, Attach, Stop, Abort, GatewayLost, Pin
+    {E}:plans      stream  EpochStarted, StepPlan
+    {E}:outputs    stream  EpochStarted, RequestState, StepResult, ..., RequestEnded
+    {E}:info       string  EngineInfo, expires
+    {E}:worker:R   string  WorkerInfo of rank R, expires
+    {E}:gateway:I  string  lease of the gateway instance I, expires
+    engines        set     ids of all engines
 
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
 """
@@ -40,3 +41,7 @@ class EngineKeys:
     def worker(self, rank: int) -> str:
         """Lease of one worker."""
         return f"{{{self.engine_id}}}:worker:{rank}"
+
+    def gateway(self, instance: str) -> str:
+        """Lease of a gateway that has requests here."""
+        return f"{{{self.engine_id}}}:gateway:{instance}"
