@@ -266,6 +266,8 @@ class Scheduler:
             return []  # no choice has a token yet: nothing can have been found in it
         for sequence in group.sequences:
             if sequence.choice == stop.choice:
+                if group.state is _S.PREFILLING and len(group.sequences) > 1:
+                    self._leave_prefill(group, sequence)
                 self._end(group, sequence, FinishReason.STOP)
                 break
         else:
@@ -274,6 +276,17 @@ class Scheduler:
             return [self._ended(stop.request_id, FinishReason.STOP)]
         cursor = str(self.requests_cursor)
         return [ChoiceEnded(stop.request_id, stop.choice, FinishReason.STOP, cursor)]
+
+    def _leave_prefill(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """One of several sequences that are computed again is about to end."""
+        is_first = sequence is group.prefilled[0]
+        group.prefilled.remove(sequence)
+        if is_first and sequence.num_planned < group.prefilled[0].num_planned:
+            # The others count on prompt blocks that it was to fill: all of them start over.
+            lost = sum(found.num_planned for found in group.sequences)
+            request_id = group.request_id
+            self._notes.append(notes.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
+            self._wait_for_blocks(group)
 
     def _abort(self, abort: Abort) -> list[Message]:
         group = self._by_request.get(abort.request_id)
@@ -371,12 +384,16 @@ class Scheduler:
         self._notes.append(note)
         if kind is Preemption.SWAP:
             self._tables.swap_out(victim, draft)
-        self._stop_running(victim)
-        for sequence in victim.sequences:
-            self._give_up_blocks(victim, sequence)
-        victim.move_to(_S.PREEMPTED)
-        victim.last_step = self.planned_step  # its results may come until then
-        insort(self._preempted, victim, key=_BY_RANK)
+        self._wait_for_blocks(victim)
+
+    def _wait_for_blocks(self, group: SequenceGroup) -> None:
+        """A running group loses its blocks until it is admitted again."""
+        self._stop_running(group)
+        for sequence in group.sequences:
+            self._give_up_blocks(group, sequence)
+        group.move_to(_S.PREEMPTED)
+        group.last_step = self.planned_step  # its results may come until then
+        insort(self._preempted, group, key=_BY_RANK)
 
     def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
         if victim.state is not _S.DECODING:
