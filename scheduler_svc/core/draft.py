@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.sequence import NO_TOKENS, Sequence, SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.messages import Admission, BeamStep, StepPlan, Turn
@@ -157,4 +157,4 @@ class PlanDraft:
 
 
 def _packed(values: list[int]) -> IntArray:
-    return np.array(values, np.int32)
+    return np.array(values, np.int32) if values else NO_TOKENS  # most lists of most plans

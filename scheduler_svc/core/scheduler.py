@@ -317,6 +317,8 @@ class Scheduler:
             return []  # no choice has a token yet: nothing can have been found in it
         for sequence in group.sequences:
             if sequence.choice == stop.choice:
+                if group.state is _S.PREFILLING and len(group.sequences) > 1:
+                    self._leave_prefill(group, sequence)
                 self._end(group, sequence, FinishReason.STOP)
                 break
         else:
@@ -325,6 +327,17 @@ class Scheduler:
             return [self._ended(stop.request_id, FinishReason.STOP)]
         cursor = str(self.requests_cursor)
         return [ChoiceEnded(stop.request_id, stop.choice, FinishReason.STOP, cursor)]
+
+    def _leave_prefill(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """One of several sequences that are computed again is about to end."""
+        index = group.prefilled.index(sequence)
+        del group.prefilled[index]
+        if any(later.num_planned > sequence.num_planned for later in group.prefilled[index:]):
+            # They may count on blocks that it was to fill: all of them start over.
+            lost = sum(found.num_planned for found in group.sequences)
+            request_id = group.request_id
+            self._notes.append(notes.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
+            self._wait_for_blocks(group)
 
     def _abort(self, abort: Abort) -> list[Message]:
         group = self._by_request.get(abort.request_id)
@@ -452,12 +465,16 @@ class Scheduler:
         self._notes.append(note)
         if kind is Preemption.SWAP:
             self._tables.swap_out(victim, draft)
-        victim.note_beams()
-        victim.parents = []
-        for sequence in victim.sequences:
-            self._give_up_blocks(victim, sequence)
-        self._queues.preempt(victim)
-        victim.last_step = self.planned_step  # its results may come until then
+        self._wait_for_blocks(victim)
+
+    def _wait_for_blocks(self, group: SequenceGroup) -> None:
+        """A running group loses its blocks until it is admitted again."""
+        group.note_beams()
+        group.parents = []
+        for sequence in group.sequences:
+            self._give_up_blocks(group, sequence)
+        self._queues.preempt(group)
+        group.last_step = self.planned_step  # its results may come until then
 
     def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
         if victim.state is _S.PREFILLING:

@@ -1,0 +1,67 @@
+"""A million random steps of the scheduler core: arrivals, aborts, stops, forks, failing workers.
+
+What each step must satisfy stands in ``tests/support``: ``walk_checks`` for the core,
+``walk_worker`` for the plans, ``walk_clients`` for the tokens.
+"""
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+NUM_PROCESSES = 2
+STEPS_EACH = 500_000
+DEADLINE_S = 1_800
+
+# What a walk may not be without for long: a hundredth of what has been seen, or more.
+AT_LEAST = {
+    "admissions": 50_000,
+    "reused tokens": 100_000,
+    "forks": 10_000,
+    "copies": 5_000,
+    "preempted by recompute": 5_000,
+    "preempted by swap": 2_000,
+    "swaps in": 10_000,
+    "aborts": 5_000,
+    "stale aborts": 1_000,
+    "stops": 2_000,
+    "failures": 1_000,
+    "checkpoints": 1_000,
+    "trimmed entries": 100_000,
+    "refused": 1_000,
+    "ended by length": 50_000,
+    "ended by stop": 10_000,
+    "ended by abort": 5_000,
+}
+
+
+def test_a_million_random_steps_keep_every_promise() -> None:
+    """A failing walk prints the command that repeats it, with as few events as will do."""
+    processes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-W", "error", "-m", "tests.support.random_walks"),
+                *("--first-seed", str(number * 1_000_000), "--steps", str(STEPS_EACH)),
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in range(NUM_PROCESSES)
+    ]
+    totals: Counter[str] = Counter()
+    try:
+        for process in processes:
+            said, _ = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, said
+            totals.update(json.loads(said))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert totals["steps"] >= NUM_PROCESSES * STEPS_EACH
+    rare = {name: totals[name] for name, least in AT_LEAST.items() if totals[name] < least}
+    assert not rare, f"walks hardly ever came to this: {rare}, of {totals}"

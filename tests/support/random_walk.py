@@ -1,0 +1,399 @@
+"""One random walk: a scheduler core, the logs, a worker and clients, in any order of events.
+
+A walk is a pure function of its seed and of which of its events are kept, so that a failing one can
+be repeated, and shortened.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.fold import Fold
+from shared.bus.api import START, EntryId
+from shared.codec import Message
+from shared.messages import (
+    Abort,
+    BeamsEnded,
+    ChoiceEnded,
+    EpochStarted,
+    FinishReason,
+    RequestEnded,
+    RequestState,
+    StepPlan,
+    StepResult,
+    Stop,
+)
+from tests.support.walk_checks import (
+    QueueCheck,
+    check_at_rest,
+    check_cache,
+    check_pools,
+    tables_of,
+)
+from tests.support.walk_clients import Client, check_ending, may_refuse
+from tests.support.walk_profile import Event, random_profile
+from tests.support.walk_worker import WalkWorker
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One append to a log."""
+
+    id: EntryId
+    messages: tuple[Message, ...]
+    behind: EntryId = START  # of a request: the entry of outputs that its gateway had seen
+
+
+class Walk:
+    """Args:
+    seed: everything follows from it.
+    num_events: how many are drawn; the walk then goes on until all requests have ended.
+    with_beams: whether some requests are beam searches.
+    """
+
+    def __init__(self, seed: int, num_events: int, with_beams: bool = False) -> None:
+        rng = random.Random(seed)
+        self.profile = random_profile(rng)
+        events, weights = list(self.profile.weights), list(self.profile.weights.values())
+        kinds = rng.choices(events, weights, k=num_events)
+        self._events = [(kind, rng.getrandbits(32)) for kind in kinds]
+        self._with_beams = with_beams
+        self.counts: Counter[str] = Counter()
+        self.clients: list[Client] = []
+        self._by_id: dict[str, Client] = {}
+        self._handles: dict[int, tuple[Client, int]] = {}
+        self._outputs: deque[Entry] = deque()
+        self._requests: deque[Entry] = deque()
+        self._num_requests = 0
+        self._to_take_effect: list[tuple[EntryId, Client, int | None]] = []  # stops and aborts
+        self._queues = QueueCheck(self._by_id)
+        self._epoch = 0
+        self._config = self.profile.config
+        self._begin_epoch()
+
+    def run(self, kept: Collection[int] | None = None) -> None:
+        """All events, or those whose indices are kept, then to the end.
+
+        Raises:
+            Exception: whatever the core, the worker or a check found wrong.
+        """
+        happen = {
+            Event.SUBMIT: self._submit,
+            Event.ABORT: self._abort,
+            Event.STOP: self._stop,
+            Event.TURN: self._turn,
+            Event.EXECUTE: self._execute,
+            Event.CHECKPOINT: self._checkpoint,
+            Event.FAIL: self._fail,
+        }
+        for index, (kind, bits) in enumerate(self._events):
+            if kept is None or index in kept:
+                happen[kind](bits)
+        self._finish()
+
+    # ------------------------------------------------------------------ clients
+
+    def _submit(self, bits: int) -> None:
+        number = len(self.clients)
+        most_choices = self._config.max_num_sequences
+        client = self.profile.client(number, random.Random(bits), most_choices, self._with_beams)
+        self.clients.append(client)
+        self._by_id[client.submit.request_id] = client
+        self._append_request(client.submit)
+
+    def _abort(self, bits: int) -> None:
+        client = self._some_unfinished(bits)
+        if client is not None:
+            is_stale = bits % 5 == 0
+            attachment = "stale" if is_stale else client.submit.attachment
+            at = self._append_request(Abort(client.submit.request_id, attachment, "gone"))
+            if not is_stale:
+                client.is_aborted = True
+                self._to_take_effect.append((at, client, None))
+            self.counts["stale aborts" if is_stale else "aborts"] += 1
+
+    def _stop(self, bits: int) -> None:
+        client = self._some_unfinished(bits)
+        if client is None or client.has_beams:
+            return
+        for number, choice in enumerate(client.choices):
+            if choice.output and not choice.reason:
+                num_tokens = 1 + bits % len(choice.output)
+                at = self._append_request(Stop(client.submit.request_id, number, num_tokens))
+                self._to_take_effect.append((at, client, number))
+                if choice.stopped_at is None:
+                    choice.stopped_at = num_tokens
+                self.counts["stops"] += 1
+                return
+
+    def _some_unfinished(self, bits: int) -> Client | None:
+        found = [client for client in self.clients if not client.has_ended]
+        return found[bits % len(found)] if found else None
+
+    def _append_request(self, message: Message) -> EntryId:
+        self._num_requests += 1
+        entry = Entry(EntryId(1, self._num_requests), (message,), self._last_output)
+        self._requests.append(entry)
+        self._unread_requests.append(entry)
+        return entry.id
+
+    # ---------------------------------------------------------------- the services
+
+    def _turn(self, bits: int) -> None:
+        """Read some or all of what is new, plan as often as wanted, append."""
+        core = self.core
+        all_outputs, all_requests, all_plans = bits & 1, bits & 2, bits & 12
+        answers: list[Message] = []
+        while self._unread_outputs:
+            entry = self._unread_outputs.popleft()
+            for message in entry.messages:
+                core.apply(message, entry.id)
+            if not all_outputs:
+                break
+        # Logs are read together: whoever reads a request has read what its gateway had seen.
+        while self._unread_requests and self._unread_requests[0].behind <= core.outputs_cursor:
+            entry = self._unread_requests.popleft()
+            for message in entry.messages:
+                answers += core.apply(message, entry.id)
+            if not all_requests:
+                break
+        self._queues.check(core, has_planned=False)
+        planned: list[tuple[StepPlan, dict[int, list[int]]]] = []
+        while (plan := core.schedule(0)) is not None:
+            self._queues.check(core, has_planned=True)
+            planned.append((plan, self._checked(plan)))
+            if not all_plans:
+                break
+        self._queues.check(core, has_planned=True)
+        if answers:
+            self._append_output(answers)
+        self._plans += planned
+        assert core.planned_step - core.applied_step <= self._config.max_plans_in_flight
+        self._check_effects()
+
+    def _checked(self, plan: StepPlan) -> dict[int, list[int]]:
+        """The tables behind a new plan; what must hold after every plan holds."""
+        core = self.core
+        self.counts["steps"] += 1
+        self.counts["copies"] += len(plan.copy_sources)
+        self.counts["swaps in"] += len(plan.swap_in_device)
+        self.counts["forks"] += len(plan.fork_children)
+        self.counts["beam steps"] += len(plan.beams)
+        if plan.step % 2 == 0:  # what is wrong stays wrong
+            check_pools(core)
+        if plan.step % 8 == 0:
+            check_cache(core.pool)
+            check_cache(core.host_pool)
+            self._queues.check_stats(core)
+        assert core._queues.num_decoding <= self._config.max_num_sequences
+        return tables_of(core)
+
+    def _execute(self, bits: int) -> None:
+        """The next plan, or all there are."""
+        while self._plans:
+            plan, tables = self._plans.popleft()
+            result = self.worker.execute(plan, tables)
+            trim_below = EntryId.parse(plan.outputs_min_id)
+            self._append_output([result])
+            while self._outputs[0].id < trim_below:
+                self._outputs.popleft()
+                self.counts["trimmed entries"] += 1
+            if bits & 1:
+                break
+
+    def _checkpoint(self, _bits: int) -> None:
+        """Restated requests must stand right behind what was read; otherwise it was in vain."""
+        if not self._unread_outputs and (states := self.core.checkpoints()):
+            self._append_output(states)
+            self.counts["checkpoints"] += 1
+
+    def _fail(self, bits: int) -> None:
+        """Worker and scheduler are gone; so are plans, and results that were not appended."""
+        self.counts["failures"] += 1
+        if self.profile.pool_may_change:
+            num_blocks = self.profile.config.num_blocks
+            self._config = replace(
+                self.profile.config,
+                num_blocks=max(1, num_blocks // 2 + bits % (num_blocks + 1)),
+                max_plans_in_flight=1 + bits % 4,
+            )
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        """Fence, fold, recover."""
+        self._epoch += 1
+        config = self._config
+        self._plans: deque[tuple[StepPlan, dict[int, list[int]]]] = deque()
+        self._handles.clear()
+        fence = EntryId(self._epoch, 0)
+        self._outputs.append(Entry(fence, (EpochStarted(self._epoch, "scheduler", ("worker",)),)))
+        fold = Fold(self._config.max_model_len)
+        for entry in self._outputs:
+            fold.add(entry.messages)
+        self._check_fold(fold)
+        self.worker = WalkWorker(
+            self.clients,
+            config.num_blocks,
+            config.block_size,
+            config.max_num_batched_tokens,
+            self._config.max_model_len,
+        )
+        self.core = Scheduler(config, fold.requests_cursor)
+        self.core.outputs_cursor = self._last_output = fence
+        self._unread_outputs: deque[Entry] = deque()
+        self._unread_requests = deque(
+            entry for entry in self._requests if entry.id > fold.requests_cursor
+        )
+        self._queues.forget()
+        answers: list[Message] = []
+        for request in fold.in_order():
+            answers += self.core.recover(
+                request.submit, request.outputs(), request.ended, request.search
+            )
+        self._queues.check(self.core, has_planned=False)
+        if answers:
+            self._append_output(answers)
+
+    # ------------------------------------------------------------------- the log
+
+    def _append_output(self, messages: list[Message] | list[RequestState]) -> None:
+        self._last_output = EntryId(self._epoch, self._last_output.seq + 1)
+        entry = Entry(self._last_output, tuple(messages))
+        self._outputs.append(entry)
+        self._unread_outputs.append(entry)
+        for message in messages:
+            self._follow(message)
+
+    def _follow(self, message: Message) -> None:
+        """What gateways learn from a message, and tell their clients."""
+        match message:
+            case StepResult():
+                self._continue(message)
+                return
+            case RequestState():
+                self._restate(message)
+            case ChoiceEnded():
+                self._by_id[message.request_id].end(message.choice, message.reason)
+            case RequestEnded():
+                self._end(message)
+            case BeamsEnded():
+                self._by_id[message.request_id].end_beams(message.hypotheses)
+            case _:
+                raise AssertionError(f"{message} in outputs")
+        cursor = EntryId.parse(message.requests_cursor)
+        while self._requests and self._requests[0].id <= cursor:
+            self._requests.popleft()
+
+    def _continue(self, result: StepResult) -> None:
+        ended = dict(zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True))
+        sampled = set()
+        tokens = result.tokens.tolist()
+        for row, handle in enumerate(result.handles.tolist()):
+            client, number = self._handles[handle]
+            client.take(number, tokens[row], ended.get(row))
+            sampled.add(client.number)
+        for number in sampled:
+            lengths = {len(choice.output) for choice in self.clients[number].running}
+            assert len(lengths) <= 1, f"not all choices of client {number} grew: {lengths}"
+
+    def _restate(self, state: RequestState) -> None:
+        """A state says exactly what is known, under new handles."""
+        client = self._by_id[state.submit.request_id]
+        client.is_accepted = True
+        if client.has_beams:
+            for beam in state.choices:
+                client.check_beam(beam.output.tolist(), beam.scores.tolist())
+            return
+        assert not client.has_ended, f"{state.submit.request_id} is stated but has ended"
+        assert [known.choice for known in state.choices] == list(range(len(client.choices)))
+        for known, choice in zip(state.choices, client.choices, strict=True):
+            choice.restate(known.output.tolist(), known.finish_reason)
+            if not choice.reason:
+                previous = self._handles.setdefault(known.handle, (client, known.choice))
+                assert previous == (client, known.choice), f"handle {known.handle} means two"
+
+    def _end(self, ended: RequestEnded) -> None:
+        client = self._by_id[ended.request_id]
+        if ended.reason == FinishReason.ERROR:
+            client.is_refused = True
+            self.counts["refused"] += 1
+        assert client.is_refused == may_refuse(self._config, client), ended.error or ended.reason
+        client.end_all(ended.reason)
+
+    def _check_fold(self, fold: Fold) -> None:
+        """The trimmed log still says all of every unfinished request."""
+        unfinished = {
+            client.submit.request_id: {
+                number: choice.output
+                for number, choice in enumerate(client.choices)
+                if not choice.reason
+            }
+            for client in self.clients
+            if client.is_accepted and not client.has_ended and not client.has_beams
+        }
+        folded = {
+            found.submit.request_id: {
+                number: output.tolist() for number, output in found.outputs().items()
+            }
+            for found in fold.in_order()
+            if found.submit.sampling.beams is None
+        }
+        assert folded == unfinished
+
+    def _check_effects(self) -> None:
+        """Stops and aborts that the scheduler has read have ended what they name."""
+        left = []
+        for at, client, number in self._to_take_effect:
+            if at > self.core.requests_cursor:
+                left.append((at, client, number))
+            elif number is None:
+                assert client.has_ended, f"{client.submit.request_id} was aborted"
+            else:
+                assert client.choices[number].reason, f"{client.where(number)} was stopped"
+        self._to_take_effect = left
+
+    # ------------------------------------------------------------------- the end
+
+    def _finish(self) -> None:
+        """Nobody starves: with no new arrivals everything ends, in a number of steps."""
+        bound = self._most_steps_left()
+        first = self.counts["steps"]
+        everything = 0b1111
+        while True:
+            before = self.counts["steps"]
+            self._turn(everything)
+            self._execute(bits=0)
+            if self.counts["steps"] == before and not self._unread_outputs:
+                break
+            assert self.counts["steps"] - first <= bound, f"more than {bound} steps to the end"
+        self.counts["tightness"] = 100 * (self.counts["steps"] - first) // bound
+        for client in self.clients:
+            assert client.has_ended, f"{client.submit.request_id} never ended"
+            check_ending(client)
+        assert not self._to_take_effect
+        check_pools(self.core)
+        check_cache(self.core.pool)
+        self._queues.check_stats(self.core)
+        check_at_rest(self.core)
+        self._count()
+
+    def _most_steps_left(self) -> int:
+        """Every request computed alone, token by token, and once more for each that is later."""
+        left = [
+            (len(client.submit.prompt) + client.max_output) * len(client.choices)
+            for client in self.clients
+            if not client.has_ended
+        ]
+        return 50 + 2 * sum(left)
+
+    def _count(self) -> None:
+        self.counts["requests"] = len(self.clients)
+        self.counts["admissions"] = self._queues.num_admitted
+        self.counts["reused tokens"] = self._queues.num_reused
+        for kind, number in self._queues.num_preempted.items():
+            self.counts[f"preempted by {kind}"] = number
+        for client in self.clients:
+            for choice in client.choices:
+                self.counts[f"ended by {choice.reason}"] += 1
