@@ -1,12 +1,16 @@
 """Starting an epoch: fence off all earlier writers, then read what they left (fence, then fold)."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.fold import Fold
+from scheduler_svc.fold import Fold, resume
 from scheduler_svc.recording import Recorder
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
-from shared.codec import Message, decode, encode
+from shared.codec import decode, encode
 from shared.errors import DecodeError
 from shared.logs import EventLog
 from shared.messages import EpochStarted
@@ -24,8 +28,12 @@ async def start_epoch(
     scheduler: str,
     workers: tuple[str, ...],
     recorder: Recorder,
+    suspects: Sequence[int] = (),
 ) -> tuple[int, Scheduler]:
     """Begin a new epoch of the named parties; its number and a core that knows what is unfinished.
+
+    Args:
+        suspects: handles of the epoch before that a worker was computing when it died.
 
     Raises:
         StaleWriter: another scheduler started one at the same moment.
@@ -33,7 +41,7 @@ async def start_epoch(
     """
     tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
     epoch = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
-    started = encode(EpochStarted(epoch, scheduler, workers))
+    started = encode(EpochStarted(epoch, scheduler, workers, np.array(suspects, np.int32)))
     fence = EntryId(epoch, 0)
     await bus.append_all(
         [
@@ -43,12 +51,10 @@ async def start_epoch(
     )
     fold = await _fold_until(bus, keys.outputs, fence, config.max_model_len)
     core = Scheduler(config, fold.requests_cursor)
-    states: list[Message] = []
-    for request in fold.in_order():
-        states += core.recover(request.submit, request.outputs(), request.ended, request.search)
-    core.outputs_cursor = fence
+    known = [encode(message) for message in fold.endings()]
+    states = resume(core, fold, fence)
     data = [encode(state) for state in states]
-    recorder.epoch(fence, config, fold.requests_cursor, data)
+    recorder.epoch(fence, config, fold.requests_cursor, known + data)
     for first in range(0, len(data), _STATES_PER_ENTRY):
         batch = data[first : first + _STATES_PER_ENTRY]
         await bus.append(Append(keys.outputs, batch, epoch))

@@ -1,9 +1,10 @@
-"""The unfinished requests, read back from the outputs log.
+"""The requests of an engine, read back from the outputs log.
 
 The log is the only memory of the engine: a RequestState says all of a request, StepResults carry
 it on, a flag or a RequestEnded closes it.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -11,20 +12,43 @@ import numpy as np
 
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import ProtocolError
-from scheduler_svc.core.sequence import EndedChoice
+from scheduler_svc.core.remembered import EndedChoice, EndedRequest
+from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.messages import (
     BeamCandidates,
     BeamsEnded,
     ChoiceEnded,
+    ChoiceState,
     EndFlag,
     EpochStarted,
+    FinishReason,
     RequestEnded,
     RequestState,
     StepResult,
     Submit,
 )
+
+_MAX_FINISHED = 10_000
+_SURVIVED = 2  # results in an epoch after which a request is no suspect any more
+
+
+def resume(core: Scheduler, fold: "Fold", fence: EntryId) -> list[Message]:
+    """Let a new core take over all that was folded; what to append to outputs.
+
+    Args:
+        fence: of the core's epoch.
+    """
+    core.start(fence)
+    for request_id, ended in fold.finished.items():
+        core.remember(request_id, ended)
+    states: list[Message] = []
+    for found in fold.in_order():
+        states += core.recover(
+            found.submit, found.outputs(), found.ended, found.search, found.num_deaths
+        )
+    return states
 
 
 @dataclass(slots=True)
@@ -35,6 +59,7 @@ class UnfinishedChoice:
     choice: int
     handle: int
     output: list[int]
+    num_results: int = 0  # since the last RequestState
 
 
 @dataclass(slots=True)
@@ -45,12 +70,19 @@ class Unfinished:
     choices: dict[int, UnfinishedChoice] = field(default_factory=dict)
     ended: dict[int, EndedChoice] = field(default_factory=dict)
     search: BeamSearch | None = None  # instead of choices
+    num_deaths: int = 0  # of workers that were computing it, one after the other
 
     def outputs(self) -> dict[int, IntArray]:
         """Tokens of the choices, or beams, that go on."""
         if self.search is not None:
             return {number: beam.tokens() for number, beam in enumerate(self.search.running)}
         return {number: np.array(found.output, np.int32) for number, found in self.choices.items()}
+
+    def end_all(self, reason: str) -> None:
+        """What runs ends here."""
+        for number, output in self.outputs().items():
+            self.ended[number] = EndedChoice(output, reason)
+        self.choices = {}
 
 
 @dataclass(slots=True)
@@ -59,13 +91,17 @@ class Fold:
 
     Args:
         max_model_len: of the model, which bounds how long beams can get.
+
+    Attributes:
+        finished: requests that ended in what was read, the last ones only.
     """
 
     max_model_len: int
     unfinished: dict[str, Unfinished] = field(default_factory=dict)
+    finished: OrderedDict[str, EndedRequest] = field(default_factory=OrderedDict)
     requests_cursor: EntryId = START
     _by_handle: dict[int, UnfinishedChoice] = field(default_factory=dict)
-    _searches: dict[int, BeamSearch] = field(default_factory=dict)  # by handle
+    _searches: dict[int, Unfinished] = field(default_factory=dict)  # by handle
     _last_step: int | None = None
 
     def add(self, messages: Iterable[Message]) -> None:
@@ -73,6 +109,7 @@ class Fold:
         for message in messages:
             match message:
                 case EpochStarted():
+                    self._suspect(message)
                     self.lose_sight()
                     self._last_step = 0
                 case RequestState():
@@ -82,9 +119,12 @@ class Fold:
                 case ChoiceEnded():
                     self._advance(message.requests_cursor)
                     self._end_choice(message.request_id, message.choice, message.reason)
-                case RequestEnded() | BeamsEnded():
+                case RequestEnded():
                     self._advance(message.requests_cursor)
-                    self._forget(message.request_id)
+                    self._end_request(message)
+                case BeamsEnded():
+                    self._advance(message.requests_cursor)
+                    self._finish(message.request_id, message)
 
     def lose_sight(self) -> None:
         """An entry could not be read: tokens behind it would not join those before it."""
@@ -97,12 +137,41 @@ class Fold:
             self.unfinished.values(), key=lambda u: (u.submit.received_ms, u.submit.request_id)
         )
 
+    def endings(self) -> list[Message]:
+        """Messages that, when folded, come to what has ``finished``."""
+        messages: list[Message] = []
+        for ended in self.finished.values():
+            if ended.submit is None:
+                continue
+            choices = [
+                ChoiceState(number, 0, found.output, found.reason)
+                for number, found in ended.choices.items()
+            ]
+            if ended.message is not None:
+                choices.append(ChoiceState(len(choices), 0, np.empty(0, np.int32), ""))
+            messages.append(RequestState(ended.submit, tuple(choices), str(START)))
+            if ended.message is not None:
+                messages.append(ended.message)
+        return messages
+
+    def _suspect(self, started: EpochStarted) -> None:
+        suspects: dict[int, Unfinished] = {}
+        for handle in started.suspects.tolist():
+            choice, search = self._by_handle.get(handle), self._searches.get(handle)
+            request = search if choice is None else choice.request
+            if request is not None:
+                suspects[id(request)] = request
+        for request in suspects.values():
+            request.num_deaths += 1
+
     def _restate(self, state: RequestState) -> None:
         self._advance(state.requests_cursor)
-        self._forget(state.submit.request_id)
-        request = Unfinished(state.submit)
-        self.unfinished[state.submit.request_id] = request
-        if state.submit.sampling.beams is not None:
+        submit = state.submit
+        self._forget(submit.request_id)
+        self.finished.pop(submit.request_id, None)
+        request = Unfinished(submit, num_deaths=state.num_deaths)
+        self.unfinished[submit.request_id] = request
+        if submit.sampling.beams is not None:
             self._restate_search(request, state)
             return
         for known in state.choices:
@@ -112,6 +181,8 @@ class Fold:
             choice = UnfinishedChoice(request, known.choice, known.handle, known.output.tolist())
             request.choices[known.choice] = choice
             self._by_handle[known.handle] = choice
+        if not request.choices:
+            self._finish(submit.request_id, None)
 
     def _restate_search(self, request: Unfinished, state: RequestState) -> None:
         submit = state.submit
@@ -121,7 +192,7 @@ class Fold:
         request.search = BeamSearch.restored(submit.sampling.beams, max_output, state.choices)
         for known in state.choices:
             if not known.finish_reason:
-                self._searches[known.handle] = request.search
+                self._searches[known.handle] = request
 
     def _continue(self, result: StepResult) -> None:
         if self._last_step is not None and result.step <= self._last_step:
@@ -134,6 +205,9 @@ class Fold:
         for handle, token in zip(handles, result.tokens.tolist(), strict=True):
             if (choice := self._by_handle.get(handle)) is not None:
                 choice.output.append(token)
+                choice.num_results += 1
+                if choice.num_results == _SURVIVED:
+                    choice.request.num_deaths = 0
         for candidates in result.beams:
             self._turn(candidates)
         ended = zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True)
@@ -143,16 +217,17 @@ class Fold:
                 self._end_choice(choice.request.submit.request_id, choice.choice, reason)
 
     def _turn(self, candidates: BeamCandidates) -> None:
-        search = self._searches.get(candidates.group)
-        if search is None:
+        request = self._searches.get(candidates.group)
+        if request is None or request.search is None:
             return
         try:
-            search.advance(candidates)
+            request.search.advance(candidates)
         except ProtocolError:
             # The scheduler that read this began a new epoch; the search goes on from before.
             del self._searches[candidates.group]
             return
-        if search.done:
+        request.num_deaths = 0
+        if request.search.done:
             del self._searches[candidates.group]
 
     def _end_choice(self, request_id: str, number: int, reason: str) -> None:
@@ -163,17 +238,39 @@ class Fold:
         self._forget_handle(choice)
         request.ended[number] = EndedChoice(np.array(choice.output, np.int32), reason)
         if not request.choices:
-            self._forget(request_id)
+            self._finish(request_id, None)
 
-    def _forget(self, request_id: str) -> None:
-        request = self.unfinished.pop(request_id, None)
+    def _end_request(self, message: RequestEnded) -> None:
+        request = self.unfinished.get(message.request_id)
         if request is None:
             return
+        by_message = message.reason in (FinishReason.ABORT, FinishReason.ERROR)
+        if by_message or request.search is not None:
+            self._finish(message.request_id, message)
+            return
+        request.end_all(message.reason)
+        self._finish(message.request_id, None)
+
+    def _finish(self, request_id: str, message: Message | None) -> None:
+        """A request has ended, by the ends of its choices or by a message."""
+        request = self._forget(request_id)
+        if request is None:
+            return
+        submit = request.submit
+        self.finished[request_id] = EndedRequest(submit, request.ended, message, submit.attachment)
+        if len(self.finished) > _MAX_FINISHED:
+            self.finished.popitem(last=False)
+
+    def _forget(self, request_id: str) -> Unfinished | None:
+        request = self.unfinished.pop(request_id, None)
+        if request is None:
+            return None
         for choice in request.choices.values():
             self._forget_handle(choice)
         if request.search is not None:
-            for handle in [h for h, found in self._searches.items() if found is request.search]:
+            for handle in [h for h, found in self._searches.items() if found is request]:
                 del self._searches[handle]
+        return request
 
     def _forget_handle(self, choice: UnfinishedChoice) -> None:
         # Since another epoch began, the handle may be somebody else's.

@@ -82,6 +82,12 @@ class Observer:
                         kind=note.kind,
                         tokens=note.num_tokens,
                     )
+                case notes.Rewound():
+                    log.warning(
+                        "the log had lost what a client has; going on from there",
+                        request=note.request_id,
+                        generated_tokens=note.num_generated,
+                    )
                 case notes.FirstToken():
                     self._first_token_s[note.request_id] = now_s
                     if (since_s := self._admitted_s.pop(note.request_id, None)) is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scheduler_svc.core import notes
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.fold import Fold
+from scheduler_svc.fold import Fold, resume
 from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, read_frames
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode, decode_as, encode
@@ -42,9 +42,7 @@ class Replay:
         self.core = Scheduler(frame.config, frame.requests_cursor)
         fold = Fold(frame.config.max_model_len)
         fold.add(decode(data) for data in frame.states)
-        for request in fold.in_order():
-            self.core.recover(request.submit, request.outputs(), request.ended, request.search)
-        self.core.outputs_cursor = frame.fence
+        resume(self.core, fold, frame.fence)
         self._entries: dict[str, deque[Entry]] = {"outputs": deque(), "requests": deque()}
 
     def add(self, frame: EntryFrame) -> None:

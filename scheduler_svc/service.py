@@ -1,6 +1,8 @@
 """The scheduler's loop: logs in, plans out, one epoch after the other."""
 
 import asyncio
+import dataclasses
+import math
 import time
 from uuid import uuid4
 
@@ -8,7 +10,9 @@ from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.notes import Stats
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.epoch import start_epoch
+from scheduler_svc.gateways import GatewayWatch
 from scheduler_svc.observer import Observer
+from scheduler_svc.progress import Progress
 from scheduler_svc.recording import NoRecorder, Recorder
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, Entry, EntryId
@@ -17,10 +21,12 @@ from shared.codec import Message, decode, decode_as, encode
 from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
 from shared.logs import EventLog
 from shared.messages import (
+    Drain,
     EngineInfo,
     EngineState,
     EpochStarted,
     FinishReason,
+    GatewayLost,
     KVGeometry,
     ModelInfo,
     PrefixStatus,
@@ -71,12 +77,21 @@ class SchedulerService:
         self._keys = EngineKeys(settings.engine_id)
         self._instance = uuid4().hex
         self._stopping = asyncio.Event()
+        self._draining = asyncio.Event()
+        self._suspects: list[int] = []
+        self._gateways = GatewayWatch(settings.gateway_grace)
+        self._progress = Progress()
         self._model: ModelInfo | None = None
         self._kv: KVGeometry | None = None
 
     def stop(self) -> None:
-        """End after this turn; unfinished requests stay in the log for the next start."""
-        self._stopping.set()
+        """Finish what runs and admit nobody any more, at the second call end after this turn.
+
+        Unfinished requests stay in the log for the next start.
+        """
+        if self._draining.is_set() or self._settings.drain_timeout == 0:
+            self._stopping.set()
+        self._draining.set()
 
     async def run(self) -> None:
         """Serve epochs until stopped.
@@ -88,6 +103,8 @@ class SchedulerService:
         while not self._stopping.is_set():
             try:
                 await self._bus.add_engine(self._settings.engine_id)
+                if self._draining.is_set():
+                    break  # what ran has lost its worker
                 worker = await self._wait_for_worker()
                 if worker is not None:
                     await self._serve(worker)
@@ -105,7 +122,7 @@ class SchedulerService:
     async def _wait_for_worker(self) -> WorkerInfo | None:
         """The worker's lease once it is ready; None if stopped."""
         said = ""
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._draining.is_set()):
             worker = await self._worker()
             if worker is not None and worker.state == WorkerState.READY:
                 self._model, self._kv = worker.model, worker.kv
@@ -142,24 +159,41 @@ class SchedulerService:
     async def _serve(self, worker: WorkerInfo) -> None:
         """Plan for one worker until it is gone."""
         config = self._config(worker)
+        suspects, self._suspects = self._suspects, []
         epoch, core = await start_epoch(
-            self._bus, self._keys, config, self._instance, (worker.instance,), self._recorder
+            self._bus,
+            self._keys,
+            config,
+            self._instance,
+            (worker.instance,),
+            self._recorder,
+            suspects,
         )
         assert worker.kv is not None
+        self._progress.start()
         self._observer.new_epoch(epoch, worker.kv)
         await self._publish(EngineState.READY, "", epoch)
         due_s = 0.0
-        while not self._stopping.is_set():
+        until_s = math.inf
+        while not self._stopping.is_set() and time.monotonic() < until_s:
             await self._turn(core, epoch)
+            if self._draining.is_set() and until_s == math.inf:
+                await self._start_draining(epoch)
+                until_s = time.monotonic() + self._settings.drain_timeout
+            if core.is_draining and not core.has_running:
+                break
             if time.monotonic() >= due_s:
                 await self._housekeeping(core, epoch, worker)
                 due_s = time.monotonic() + _HOUSEKEEPING_S
+        if self._draining.is_set():
+            self._stopping.set()
+            log.info("drained", requests_left=core.num_requests)
 
     def _config(self, worker: WorkerInfo) -> SchedulerConfig:
         assert worker.model is not None, "a ready worker says what it serves"
         assert worker.kv is not None, "a ready worker says how large its pool is"
         settings = self._settings
-        return SchedulerConfig(
+        config = SchedulerConfig(
             num_blocks=worker.kv.num_blocks,
             block_size=worker.kv.block_size,
             max_model_len=worker.model.max_model_len,
@@ -172,19 +206,24 @@ class SchedulerService:
             num_host_blocks=worker.kv.num_host_blocks,
             preemption=settings.preemption,
             max_pinned_blocks=int(settings.max_pinned_share * worker.kv.num_blocks),
-            **_costs(worker),
+            max_waiting_requests=settings.max_waiting_requests,
+            max_waiting_tokens=settings.max_waiting_tokens,
+            max_tenant_requests=settings.max_tenant_requests,
+            max_tenant_tokens=settings.max_tenant_tokens,
+            queue_ttl_ms=int(1e3 * settings.queue_ttl),
+            resume_window_ms=int(1e3 * settings.resume_window),
         )
+        return _with_costs(config, worker)
 
     async def _turn(self, core: Scheduler, epoch: int) -> None:
         """Read, apply, plan, append: one round trip each way."""
         keys = self._keys
-        found = await self._bus.read(
-            {keys.outputs: core.outputs_cursor, keys.requests: core.requests_cursor},
-            _BLOCK_MS,
-            _MAX_ENTRIES,
-        )
-        if not found:
-            return
+        cursors = {keys.outputs: core.outputs_cursor}
+        if not core.is_draining:  # what comes now is for the next scheduler
+            cursors[keys.requests] = core.requests_cursor
+        found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
+        if not found and not core.has_work:
+            return  # otherwise a deadline may have passed
         began = time.perf_counter()
         answers: list[Message] = []
         for entry in found.get(keys.outputs, ()):
@@ -196,6 +235,7 @@ class SchedulerService:
         plans = []
         while (plan := core.schedule(time.time_ns() // 1_000_000)) is not None:
             plans.append(plan)
+        answers += core.take_answers()
         spent_s = time.perf_counter() - began
         # Answers first: a request's RequestState stands in the log before its first plan.
         appends = []
@@ -211,6 +251,9 @@ class SchedulerService:
             await self._bus.append_all(appends)
         self._observer.turn(spent_s)
         self._observer.noted(core.take_notes())
+        self._progress.note(core)
+        if core.owes_states:
+            await self._checkpoint(core, epoch)
 
     def _apply_output(self, core: Scheduler, entry: Entry) -> list[Message]:
         answers: list[Message] = []
@@ -250,12 +293,15 @@ class SchedulerService:
         """Leases, gauges, and RequestStates that let the log be trimmed."""
         lease = await self._worker()
         if lease is None:
+            self._suspects = core.suspects()
             raise EpochOver("the worker's lease has run out")
         if lease.instance != worker.instance or lease.state != WorkerState.READY:
+            self._suspects = core.suspects()
             raise EpochOver(f"the worker is {lease.state}, instance {lease.instance}")
         assert worker.kv is not None
         stats = self._observer.gauges(core, worker.kv)
-        await self._publish(EngineState.READY, "", epoch, stats, core.prefixes())
+        stalled_ms = self._progress.stalled_ms(core)
+        await self._publish(EngineState.READY, "", epoch, stats, core.prefixes(), stalled_ms)
         keys = self._keys
         self._observer.log_lengths(
             {
@@ -265,6 +311,16 @@ class SchedulerService:
             }
         )
         await self._checkpoint(core, epoch)
+        lost = await self._gateways.lost(self._bus, self._keys, core.gateways())
+        if lost:
+            await self._bus.append(
+                Append(keys.requests, [encode(GatewayLost(gateway)) for gateway in lost])
+            )
+
+    async def _start_draining(self, epoch: int) -> None:
+        """Tell the core, by way of the log, to admit nobody any more."""
+        log.info("draining", timeout_s=self._settings.drain_timeout)
+        await self._bus.append(Append(self._keys.requests, [encode(Drain(epoch))]))
 
     async def _checkpoint(self, core: Scheduler, epoch: int) -> None:
         """Restate old requests right behind what was read; in vain if a result came between."""
@@ -287,6 +343,7 @@ class SchedulerService:
         epoch: int,
         stats: Stats | None = None,
         prefixes: tuple[PrefixStatus, ...] = (),
+        stalled_ms: int = 0,
     ) -> None:
         info = EngineInfo(
             engine_id=self._settings.engine_id,
@@ -300,6 +357,8 @@ class SchedulerService:
             num_running=0 if stats is None else stats.num_running,
             num_waiting=0 if stats is None else stats.num_waiting,
             prefixes=prefixes,
+            stalled_ms=stalled_ms,
+            draining=self._draining.is_set(),
         )
         await self._bus.put(self._keys.info, encode(info), _LEASE_MS)
 
@@ -311,11 +370,12 @@ class SchedulerService:
         log.info("scheduler stopped")
 
 
-def _costs(worker: WorkerInfo) -> dict[str, float]:
-    """What preemption costs on this worker, as the core's configuration wants it."""
+def _with_costs(config: SchedulerConfig, worker: WorkerInfo) -> SchedulerConfig:
+    """With what preemption costs on this worker, if it has measured that."""
     if worker.speeds is None or worker.kv is None:
-        return {}
-    return {
-        "recompute_us_per_token": 1e6 / worker.speeds.prefill_tokens_per_s,
-        "swap_us_per_block": 1e6 * worker.kv.bytes_per_block / worker.speeds.swap_bytes_per_s,
-    }
+        return config
+    return dataclasses.replace(
+        config,
+        recompute_us_per_token=1e6 / worker.speeds.prefill_tokens_per_s,
+        swap_us_per_block=1e6 * worker.kv.bytes_per_block / worker.speeds.swap_bytes_per_s,
+    )

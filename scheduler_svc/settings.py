@@ -47,6 +47,32 @@ class SchedulerSettings:
     outputs_retention: int = setting(
         10_000, "Entries of the outputs log kept for slow readers.", minimum=100
     )
+    max_waiting_requests: int = setting(
+        10_000, "Requests that may wait for their turn; more are refused (429). 0: any.", minimum=0
+    )
+    max_waiting_tokens: int = setting(
+        20_000_000, "Prompt tokens that may wait for their turn. 0: any number.", minimum=0
+    )
+    max_tenant_requests: int = setting(
+        0, "Requests of one API key that may wait for their turn. 0: any number.", minimum=0
+    )
+    max_tenant_tokens: int = setting(
+        0, "Prompt tokens of one API key that may wait for their turn. 0: any number.", minimum=0
+    )
+    queue_ttl: float = setting(
+        0.0,
+        "Seconds that a request may wait for its turn before it is ended. 0: for ever.",
+        minimum=0,
+    )
+    resume_window: float = setting(
+        60.0, "Seconds for which a request that has ended can still be asked for.", minimum=0
+    )
+    gateway_grace: float = setting(
+        60.0, "Seconds after which the requests of a gateway that has died are ended.", minimum=1
+    )
+    drain_timeout: float = setting(
+        30.0, "Seconds that running requests get to end when the scheduler is stopped.", minimum=0
+    )
     record: str | None = setting(
         None, "File to append all that a replay of the scheduler needs; auto records nothing."
     )

@@ -1,6 +1,7 @@
 """What the services say to each other, log by log.
 
-``{E}:requests``  Submit, Attach, Stop, Abort, GatewayLost, Pin     gateways -> scheduler
+``{E}:requests``  Submit, Attach, Stop, Abort, Pin                  gateways -> scheduler
+                  GatewayLost, Drain                                scheduler -> itself
 ``{E}:plans``     EpochStarted, StepPlan                            scheduler -> workers
 ``{E}:outputs``   EpochStarted, RequestState, StepResult, ChoiceEnded, BeamsEnded, RequestEnded
                                                                     worker, scheduler -> gateways
@@ -102,6 +103,14 @@ class GatewayLost(Message):
     """A gateway's lease ran out: nobody waits for what it alone delivered. From the scheduler."""
 
     gateway: str
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class Drain(Message):
+    """The scheduler of this epoch is about to leave: it admits nobody any more. From itself."""
+
+    epoch: int
 
 
 @message

@@ -10,6 +10,7 @@ import numpy as np
 
 from scheduler_svc.core.config import ProtocolError
 from shared.codec import FloatArray, IntArray
+from shared.errors import DecodeError
 from shared.messages import BeamCandidates, ChoiceState, EndFlag, FinishReason, Hypothesis
 from shared.sampling import BeamParams, EarlyStopping
 
@@ -198,6 +199,9 @@ def _penalized(beam: Beam, params: BeamParams) -> float:
 
 def _restored_beam(choice: ChoiceState) -> Beam:
     beam = NOTHING_YET
+    if len(choice.output) != len(choice.scores):
+        num_tokens, num_scores = len(choice.output), len(choice.scores)
+        raise DecodeError(f"a beam of {num_tokens} tokens with {num_scores} scores")
     for token, score in zip(choice.output.tolist(), choice.scores.tolist(), strict=True):
         beam = Beam(beam, token, score, beam.length + 1)
     return beam

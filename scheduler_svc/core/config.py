@@ -36,6 +36,12 @@ class SchedulerConfig:
     recompute_us_per_token: float = 1.0  # what preemption costs, for AUTO
     swap_us_per_block: float = 1.0  # one way
     max_pinned_blocks: int = 0  # that prefixes may keep for good
+    max_waiting_requests: int = 0  # that were never admitted; 0: any number
+    max_waiting_tokens: int = 0  # of their prompts
+    max_tenant_requests: int = 0  # the same for each tenant
+    max_tenant_tokens: int = 0
+    queue_ttl_ms: int = 0  # how long a request may wait to be admitted; 0: for ever
+    resume_window_ms: int = 60_000  # how long what has ended is remembered
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_sequences:

@@ -41,6 +41,14 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewound:
+    """A request goes on from what its client has, which the log has not."""
+
+    request_id: str
+    num_generated: int  # tokens of each choice
+
+
+@dataclass(frozen=True, slots=True)
 class FirstToken:
     request_id: str
 
@@ -83,6 +91,7 @@ Note = (
     | Refused
     | Admitted
     | Preempted
+    | Rewound
     | FirstToken
     | Ended
     | PrefixPinned

@@ -4,6 +4,8 @@ from bisect import bisect_left, insort
 from heapq import heappop, heappush
 from operator import attrgetter
 
+from scheduler_svc.core.backlog import Backlog
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.sequence import GroupState, SequenceGroup
 
 _S = GroupState
@@ -20,9 +22,11 @@ class Queues:
         num_decoding: sequences that compute a token in every plan.
         num_waiting: groups that were not admitted yet.
         num_beams: that groups with blocks have at most.
+        backlog: what has never been admitted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.backlog = Backlog(config)
         self.running: list[SequenceGroup] = []
         self.prefilling: list[SequenceGroup] = []
         self.preempted: list[SequenceGroup] = []
@@ -35,6 +39,8 @@ class Queues:
         """A new group."""
         heappush(self._waiting, (group.rank, group))
         self.num_waiting += 1
+        if not group.serves_nobody:
+            self.backlog.add(group.submit)
 
     def first_waiting(self) -> SequenceGroup | None:
         """The group to admit next, unless a preempted one waits."""
@@ -48,6 +54,7 @@ class Queues:
         if group.state is _S.WAITING:
             heappop(self._waiting)
             self.num_waiting -= 1
+            self.backlog.remove(group.submit)
         else:
             _remove(self.preempted, group)
         group.move_to(_S.PREFILLING)
@@ -74,6 +81,12 @@ class Queues:
         group.move_to(_S.PREEMPTED)
         insort(self.preempted, group, key=BY_RANK)
 
+    def wait_again(self, group: SequenceGroup) -> None:
+        """A running group goes back to where it came from."""
+        self._stop_running(group)
+        group.move_to(_S.WAITING)
+        self.wait(group)
+
     def victim(self) -> SequenceGroup:
         """Who has to go when blocks are short: the latest of those that are not done anyway."""
         return next(found for found in reversed(self.running) if found.state is not _S.DRAINING)
@@ -82,6 +95,7 @@ class Queues:
         """A group is done, whatever it was doing."""
         if group.state is _S.WAITING:
             self.num_waiting -= 1
+            self.backlog.remove(group.submit)
         elif group.state is _S.PREEMPTED:
             _remove(self.preempted, group)
         else:

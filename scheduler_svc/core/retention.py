@@ -19,16 +19,28 @@ class Retention:
     def __init__(self, num_entries: int) -> None:
         self._num_entries = num_entries
         self._oldest_first: OrderedDict[str, SequenceGroup] = OrderedDict()
+        self._owed: dict[str, SequenceGroup] = {}
+
+    @property
+    def owes(self) -> bool:
+        """Somebody waits for a RequestState."""
+        return bool(self._owed)
+
+    def restate(self, group: SequenceGroup) -> None:
+        """Somebody wants to know how a request stands."""
+        self._owed[group.request_id] = group
 
     def stated(self, group: SequenceGroup, at: EntryId) -> None:
         """A RequestState of the group was read at this place of the log."""
         self._oldest_first.pop(group.request_id, None)
         self._oldest_first[group.request_id] = group
+        self._owed.pop(group.request_id, None)
         group.state_id = at
 
     def ended(self, group: SequenceGroup) -> None:
         """The log need not hold the request any more."""
         self._oldest_first.pop(group.request_id, None)
+        self._owed.pop(group.request_id, None)
 
     def min_id(self, head: EntryId) -> EntryId:
         """Entries below may be trimmed when ``head`` is the last entry."""
@@ -41,11 +53,12 @@ class Retention:
         return min(enough, oldest.state_id)
 
     def overdue(self, head: EntryId) -> list[SequenceGroup]:
-        """SequenceGroups whose RequestState holds the log back, or soon will."""
-        due: list[SequenceGroup] = []
+        """Groups whose RequestState somebody waits for, holds the log back, or soon will."""
+        due = list(self._owed.values())[:_MAX_REFRESHED]
         limit = EntryId(head.epoch, head.seq - self._num_entries // 2)
         for group in self._oldest_first.values():
-            if len(due) == _MAX_REFRESHED or (group.state_id or START) >= limit:
+            if len(due) >= _MAX_REFRESHED or (group.state_id or START) >= limit:
                 break
-            due.append(group)
+            if group.request_id not in self._owed:
+                due.append(group)
         return due

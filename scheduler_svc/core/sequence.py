@@ -7,6 +7,7 @@ import numpy as np
 
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.blocks import BlockHash
+from scheduler_svc.core.remembered import EndedChoice
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.messages import Submit
@@ -27,10 +28,17 @@ class GroupState(Enum):
 _S = GroupState
 _TRANSITIONS = {
     _S.WAITING: {_S.PREFILLING, _S.ENDED},
-    _S.PREFILLING: {_S.DECODING, _S.SEARCHING, _S.DRAINING, _S.PREEMPTED, _S.ENDED},
+    _S.PREFILLING: {
+        _S.WAITING,  # only what nobody waits for
+        _S.DECODING,
+        _S.SEARCHING,
+        _S.DRAINING,
+        _S.PREEMPTED,
+        _S.ENDED,
+    },
     _S.DECODING: {_S.DRAINING, _S.PREEMPTED, _S.ENDED},
     _S.SEARCHING: {_S.PREEMPTED, _S.ENDED},
-    _S.DRAINING: {_S.ENDED},
+    _S.DRAINING: {_S.PREEMPTED, _S.ENDED},  # the former if a client has seen something else
     _S.PREEMPTED: {_S.PREFILLING, _S.ENDED},
     _S.ENDED: set(),
 }
@@ -51,14 +59,6 @@ class Sequence:
     hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks
     num_planned: int = 0  # tokens that are in a plan, while it prefills
     is_resident: bool = False  # the worker knows it, or will from a plan that is on its way
-
-
-@dataclass(frozen=True, slots=True)
-class EndedChoice:
-    """What is left of a choice."""
-
-    output: IntArray
-    reason: str  # FinishReason
 
 
 @dataclass(slots=True, eq=False)
@@ -83,6 +83,7 @@ class SequenceGroup:
     last_step: int = 0  # step that reaches max_output; if preempted: last that included it
     state_id: EntryId | None = None  # place of its latest RequestState in outputs
     was_admitted: bool = False
+    num_deaths: int = 0  # of workers, one after the other, that were computing it
     serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it
     search: BeamSearch | None = None
     handle: int = 0  # under which results speak of the beam search

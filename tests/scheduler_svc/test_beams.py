@@ -231,7 +231,8 @@ def test_a_state_in_the_log_holds_all_of_a_search() -> None:
         engine.execute()
         engine.apply(engine.results.popleft())
         engine.plan()
-    [group] = engine.core._by_request.values()
+    group = engine.core.find("r")
+    assert group is not None
     state = engine.core.state_of(group)
     engine.log = [state]
     engine.start_epoch()

@@ -121,7 +121,7 @@ class Reader:
 
 
 def service(bus: Bus, **changes: object) -> SchedulerService:
-    settings = SchedulerSettings(**changes)  # type: ignore[arg-type]
+    settings = SchedulerSettings(**{"drain_timeout": 0.0, **changes})  # type: ignore[arg-type]
     return SchedulerService(bus, settings, Observer(SchedulerMetrics("demo", "engine-0")))
 
 

@@ -187,7 +187,7 @@ class Walk:
             check_cache(core.pool)
             check_cache(core.host_pool)
             self._queues.check_stats(core)
-        assert core._queues.num_decoding <= self._config.max_num_sequences
+        assert core._stepping.queues.num_decoding <= self._config.max_num_sequences
         return tables_of(core)
 
     def _execute(self, bits: int) -> None:

@@ -15,13 +15,13 @@ from tests.support.walk_clients import Client
 
 def tables_of(core: Scheduler) -> dict[int, list[int]]:
     """Block tables by handle, of all sequences that have blocks."""
-    sequences = (sequence for _, sequence in core._by_handle.values())
+    sequences = (sequence for _, sequence in core._requests._by_handle.values())
     return {found.handle: list(found.block_table) for found in sequences if found.block_table}
 
 
 def check_pools(core: Scheduler) -> None:
     """Reference counts are those of the tables."""
-    sequences = [sequence for _, sequence in core._by_handle.values()]
+    sequences = [sequence for _, sequence in core._requests._by_handle.values()]
     _check_references(core.pool, [found.block_table for found in sequences])
     if core.config.num_host_blocks:
         _check_references(core.host_pool, [found.host_table for found in sequences])
@@ -51,18 +51,18 @@ def check_at_rest(core: Scheduler) -> None:
     """Every request has ended, and nothing is left of any."""
     assert core.pool.num_used == core.host_pool.num_used == 0
     assert core.config.prefix_caching or core.pool.num_cached == 0
-    assert not core._by_request
-    assert not core._by_handle
-    queues = core._queues
+    assert not core._requests._by_request
+    assert not core._requests._by_handle
+    queues = core._stepping.queues
     assert queues.first_waiting() is None
     assert [queues.preempted, queues.prefilling, queues.running] == [[], [], []]
     assert queues.num_waiting == queues.num_decoding == queues.num_beams == 0
     assert not core._retention._oldest_first, "the log is held back for a request that has ended"
-    assert core._tokens.num_free_slots == core.config.max_num_sequences
-    assert not core._tokens._slot_of
-    assert min(core._opens_block, default=core.planned_step + 1) > core.planned_step
-    assert min(core._reaches_limit, default=core.planned_step) >= core.planned_step
-    assert min(core._samples_first, default=core.applied_step + 1) > core.applied_step
+    assert core._stepping._tokens.num_free_slots == core.config.max_num_sequences
+    assert not core._stepping._tokens._slot_of
+    assert min(core._stepping._opens_block, default=core.planned_step + 1) > core.planned_step
+    assert min(core._stepping._reaches_limit, default=core.planned_step) >= core.planned_step
+    assert min(core._stepping._samples_first, default=core.applied_step + 1) > core.applied_step
 
 
 class QueueCheck:
@@ -142,7 +142,7 @@ class QueueCheck:
         assert self._clients[note.by].rank <= rank, f"{note.request_id} goes for a later one"
         draining = {
             self._clients[group.request_id].rank
-            for group in core._queues.running
+            for group in core._stepping.queues.running
             if group.state is GroupState.DRAINING
         }
         spared = {other for other in self._running if other > rank} - draining

@@ -1,0 +1,91 @@
+"""How much waits to be served, and for how long it may."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.sequence import GroupState, SequenceGroup
+from shared.messages import Submit
+
+
+@dataclass(slots=True)
+class _Load:
+    num_requests: int = 0
+    num_tokens: int = 0
+
+
+class Backlog:
+    """Accepted requests that were not admitted yet, in all and by tenant."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._all = _Load()
+        self._by_tenant: defaultdict[str, _Load] = defaultdict(_Load)
+        self._waiting: dict[str, int] = {}  # tokens by request
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def why_full(self, submit: Submit) -> str | None:
+        """Why a request cannot wait beside those that do, or None."""
+        config, num_tokens = self._config, len(submit.prompt)
+        mine = self._by_tenant.get(submit.tenant, _Load())
+        limits = (
+            ("requests", self._all.num_requests + 1, config.max_waiting_requests, ""),
+            ("tokens", self._all.num_tokens + num_tokens, config.max_waiting_tokens, ""),
+            ("requests", mine.num_requests + 1, config.max_tenant_requests, " with your key"),
+            ("tokens", mine.num_tokens + num_tokens, config.max_tenant_tokens, " with your key"),
+        )
+        for what, wanted, limit, whose in limits:
+            if 0 < limit < wanted:
+                return f"{wanted} {what}{whose} would wait, at most {limit} may"
+        return None
+
+    def add(self, submit: Submit) -> None:
+        """A request waits."""
+        num_tokens = len(submit.prompt)
+        self._waiting[submit.request_id] = num_tokens
+        for load in (self._all, self._by_tenant[submit.tenant]):
+            load.num_requests += 1
+            load.num_tokens += num_tokens
+
+    def remove(self, submit: Submit) -> None:
+        """A request was admitted or has ended, if it waited at all."""
+        num_tokens = self._waiting.pop(submit.request_id, None)
+        if num_tokens is None:
+            return
+        mine = self._by_tenant[submit.tenant]
+        for load in (self._all, mine):
+            load.num_requests -= 1
+            load.num_tokens -= num_tokens
+        if mine.num_requests == 0:
+            del self._by_tenant[submit.tenant]
+
+
+class Deadlines:
+    """When requests end if they have not before."""
+
+    def __init__(self, queue_ttl_ms: int) -> None:
+        self._queue_ttl_ms = queue_ttl_ms
+        self._due: list[tuple[int, int, bool, SequenceGroup]] = []  # a heap
+
+    def add(self, group: SequenceGroup) -> None:
+        """Watch a group that has just been accepted."""
+        submit = group.submit
+        if submit.deadline_ms:
+            heappush(self._due, (submit.deadline_ms, group.arrival, False, group))
+        if self._queue_ttl_ms:
+            until_ms = submit.received_ms + self._queue_ttl_ms
+            heappush(self._due, (until_ms, group.arrival, True, group))
+
+    def passed(self, now_ms: int) -> list[tuple[SequenceGroup, str]]:
+        """Groups whose time is over, and why."""
+        found: list[tuple[SequenceGroup, str]] = []
+        while self._due and self._due[0][0] <= now_ms:
+            _, _, while_waiting, group = heappop(self._due)
+            if group.state is GroupState.ENDED or (while_waiting and group.was_admitted):
+                continue
+            why = "it waited too long for its turn" if while_waiting else "its deadline has passed"
+            found.append((group, why))
+        return found

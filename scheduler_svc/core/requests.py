@@ -1,0 +1,440 @@
+"""The life of requests: accepted, taken over, stopped, aborted, ended, remembered for a while."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from scheduler_svc.core import notes
+from scheduler_svc.core.backlog import Deadlines
+from scheduler_svc.core.beams import BeamSearch
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.limits import why_never
+from scheduler_svc.core.pins import PinnedPrefixes
+from scheduler_svc.core.prefix import first_hash
+from scheduler_svc.core.remembered import EndedChoice, EndedRequest, RememberedRequests
+from scheduler_svc.core.retention import Retention
+from scheduler_svc.core.sequence import NO_TOKENS, GroupState, SequenceGroup
+from scheduler_svc.core.sequence import Sequence as TokenSequence
+from scheduler_svc.core.stepping import Stepping
+from scheduler_svc.core.views import continued, may_follow
+from shared.bus.api import EntryId
+from shared.codec import IntArray, Message
+from shared.messages import (
+    Abort,
+    Attach,
+    BeamsEnded,
+    ChoiceEnded,
+    ChoiceState,
+    ChoiceView,
+    EndFlag,
+    FinishReason,
+    GatewayLost,
+    Pin,
+    RequestEnded,
+    RequestState,
+    Stop,
+    Submit,
+)
+
+_MAX_DEATHS = 3  # workers that a request may have been the end of
+
+
+class Requests:
+    """All requests by id and by handle.
+
+    Args:
+        config: limits.
+        stepping: computes their sequences.
+        prefixes: pinned ones.
+        retention: decides what the outputs log may forget.
+        new_handle: gives every sequence its handle.
+        note: takes what happened.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        stepping: Stepping,
+        prefixes: PinnedPrefixes,
+        retention: Retention,
+        new_handle: Callable[[], int],
+        note: Callable[[notes.Note], None],
+    ) -> None:
+        self.cursor: EntryId  # last entry of requests that was applied; the owner moves it
+        self._config = config
+        self._stepping = stepping
+        self._prefixes = prefixes
+        self._retention = retention
+        self._new_handle = new_handle
+        self._note = note
+        self._by_request: dict[str, SequenceGroup] = {}
+        self._by_handle: dict[int, tuple[SequenceGroup, TokenSequence]] = {}
+        self._remembered = RememberedRequests(config.resume_window_ms)
+        self._deadlines = Deadlines(config.queue_ttl_ms)
+        self._num_accepted = 0
+        self._now_ms = 0
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def find(self, request_id: str) -> SequenceGroup | None:
+        """A request that has not ended."""
+        return self._by_request.get(request_id)
+
+    def groups(self) -> list[SequenceGroup]:
+        """All that have not ended, earliest first."""
+        return list(self._by_request.values())
+
+    # ------------------------------------------------------------- beginnings
+
+    def submit(self, submit: Submit) -> list[Message]:
+        """A new request, unless it is one that is known."""
+        known = (submit.request_id in self._by_request) or self._remembered.find(submit.request_id)
+        if known:
+            return self.attach(
+                Attach(
+                    submit.request_id, submit.gateway, submit.attachment, submit, (), exact=False
+                )
+            )
+        if (reason := self._stepping.queues.backlog.why_full(submit)) is not None:
+            self._note(notes.Refused(submit.request_id, reason))
+            return [self._ended(submit.request_id, FinishReason.OVERLOADED, reason)]
+        return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
+
+    def recover(
+        self,
+        submit: Submit,
+        outputs: Mapping[int, IntArray],
+        ended: Mapping[int, EndedChoice],
+        search: BeamSearch | None,
+        num_deaths: int,
+    ) -> list[Message]:
+        """A request of an earlier epoch."""
+        if num_deaths >= _MAX_DEATHS:
+            reason = f"{num_deaths} workers in a row have died computing this request"
+            self._note(notes.Refused(submit.request_id, reason))
+            return self._end_at_once(submit, FinishReason.ERROR, reason)
+        answer = self._accept(submit, outputs, ended, search, recovered=True)
+        if (group := self._by_request.get(submit.request_id)) is not None:
+            group.num_deaths = num_deaths
+            answer = [self.state_of(group)]
+        return answer
+
+    def remember(self, request_id: str, ended: EndedRequest) -> None:
+        """A request that ended in an earlier epoch, not long ago."""
+        self._remembered.add(request_id, ended, self._now_ms)
+
+    def pin(self, pin: Pin) -> None:
+        """Compute a prefix that is to stay, unless somebody asks for it before."""
+        submit = self._prefixes.add(pin)
+        if submit is None:
+            return
+        sequence = self._new_sequence(0, NO_TOKENS)
+        group = self._new_group(submit, [sequence], {}, max_output=1, serves_nobody=True)
+        self._by_request[submit.request_id] = group
+        self._by_handle[sequence.handle] = (group, sequence)
+        self._stepping.queues.wait(group)
+
+    def drop_prefix(self, prefix_id: str) -> None:
+        """A prefix was given up: nobody needs the request that computes it."""
+        if (group := self._by_request.get(prefix_id)) is not None:
+            self._end(group, group.sequences[0], FinishReason.ABORT)
+
+    def _accept(
+        self,
+        submit: Submit,
+        outputs: Mapping[int, IntArray],
+        ended: Mapping[int, EndedChoice],
+        search: BeamSearch | None = None,
+        recovered: bool = False,
+    ) -> list[Message]:
+        if submit.request_id in self._by_request:
+            return []
+        if search is not None and search.done:
+            return [self._beams_ended(submit.request_id, search)]
+        num_prompt = len(submit.prompt)
+        max_output = min(submit.sampling.max_tokens, self._config.max_model_len - num_prompt)
+        if (reason := why_never(self._config, submit, max_output)) is not None:
+            self._note(notes.Refused(submit.request_id, reason))
+            return [self._ended(submit.request_id, FinishReason.ERROR, reason)]
+        if any(len(output) >= max_output for output in outputs.values()):
+            # Recovered into a smaller context than it had.
+            return self._end_at_once(submit, FinishReason.LENGTH)
+        if submit.sampling.beams is not None and search is None:
+            search = BeamSearch(submit.sampling.beams, max_output)
+            outputs = {0: NO_TOKENS}
+        sequences = [self._new_sequence(choice, output) for choice, output in outputs.items()]
+        group = self._new_group(submit, sequences, ended, max_output, search=search)
+        self._by_request[submit.request_id] = group
+        if search is None:
+            self._by_handle.update((found.handle, (group, found)) for found in sequences)
+        else:
+            group.handle = sequences[0].handle
+        self._stepping.queues.wait(group)
+        self._deadlines.add(group)
+        self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
+        return [self.state_of(group)]
+
+    def _new_group(
+        self,
+        submit: Submit,
+        sequences: list[TokenSequence],
+        ended: Mapping[int, EndedChoice],
+        max_output: int,
+        search: BeamSearch | None = None,
+        serves_nobody: bool = False,
+    ) -> SequenceGroup:
+        self._num_accepted += 1
+        return SequenceGroup(
+            submit=submit,
+            arrival=self._num_accepted,
+            max_output=max_output,
+            root=first_hash(submit.cache_salt),
+            sequences=sequences,
+            ended=dict(ended),
+            search=search,
+            serves_nobody=serves_nobody,
+        )
+
+    def _new_sequence(self, choice: int, output: IntArray) -> TokenSequence:
+        return TokenSequence(choice, self._new_handle(), output)
+
+    # ---------------------------------------------------------- another reader
+
+    def attach(self, attach: Attach) -> list[Message]:
+        """A gateway delivers a request from here on; its client's view wins."""
+        group = self._by_request.get(attach.request_id)
+        if group is not None:
+            return self._attach_to(group, attach)
+        ended = self._remembered.find(attach.request_id)
+        submit = attach.submit
+        if ended is not None:
+            if (answer := self._answer_again(ended, attach)) is not None:
+                return [answer]
+            submit = submit or ended.submit
+        if submit is None:
+            reason = "there is no such request, or it ended too long ago"
+            return [self._ended(attach.request_id, FinishReason.UNKNOWN, reason)]
+        self._remembered.forget(attach.request_id)
+        submit = replace(submit, gateway=attach.gateway, attachment=attach.attachment)
+        views = attach.views if len(attach.views) == submit.num_choices else ()
+        if not views or submit.sampling.beams is not None:
+            return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
+        outputs, over = continued(views)
+        if not outputs:
+            return [self._state_of_ended(submit, over)]
+        if len(set(map(len, outputs.values()))) > 1:
+            return self._cannot_join(submit)
+        return self._accept(submit, outputs, over)
+
+    def _answer_again(self, ended: EndedRequest, attach: Attach) -> Message | None:
+        """What told the end of a request, if it fits what the client has."""
+        message = ended.message
+        if message is None and ended.submit is not None:
+            if attach.exact or not may_follow(ended.choices, attach.views):
+                return None
+            submit = replace(ended.submit, gateway=attach.gateway, attachment=attach.attachment)
+            return self._state_of_ended(submit, ended.choices)
+        moved = ended.attachment != attach.attachment and attach.submit is not None
+        if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
+            return None  # the client came back another way
+        return message
+
+    def _attach_to(self, group: SequenceGroup, attach: Attach) -> list[Message]:
+        group.submit = replace(group.submit, gateway=attach.gateway, attachment=attach.attachment)
+        views = attach.views if len(attach.views) == group.submit.num_choices else ()
+        if group.search is not None or not views:
+            self._retention.restate(group)
+            return []
+        known = dict(group.ended)
+        for sequence in group.sequences:
+            known[sequence.choice] = EndedChoice(self._stepping.output(sequence), "")
+        if not attach.exact and may_follow(known, views):
+            self._retention.restate(group)
+            return []
+        return self._rewind(group, views, known, attach.exact)
+
+    def _rewind(
+        self,
+        group: SequenceGroup,
+        views: Sequence[ChoiceView],
+        known: Mapping[int, EndedChoice],
+        exact: bool,
+    ) -> list[Message]:
+        """Go on from what the client has instead of what the log has."""
+        outputs, over = continued(views, None if exact else known)
+        if len(set(map(len, outputs.values()))) > 1:
+            self._end_all(group, FinishReason.ERROR)
+            return self._cannot_join(group.submit)
+        for choice, output in list(outputs.items()):
+            if len(output) >= group.max_output:
+                over[choice] = EndedChoice(outputs.pop(choice), FinishReason.LENGTH)
+        if not outputs:
+            submit = group.submit
+            self._end_all(group, FinishReason.STOP)
+            return self._finished(submit, over)
+        for sequence in group.sequences:
+            del self._by_handle[sequence.handle]
+        sequences = [self._new_sequence(choice, output) for choice, output in outputs.items()]
+        self._stepping.replace(group, sequences)
+        self._by_handle.update((found.handle, (group, found)) for found in sequences)
+        group.ended = over
+        self._note(notes.Rewound(group.request_id, len(sequences[0].output)))
+        return [self.state_of(group)]
+
+    def _cannot_join(self, submit: Submit) -> list[Message]:
+        reason = "the client has choices of different lengths, which differ from the log's"
+        return self._end_at_once(submit, FinishReason.ERROR, reason)
+
+    def _finished(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> list[Message]:
+        self._remembered.add(
+            submit.request_id,
+            EndedRequest(submit, choices, None, submit.attachment),
+            self._now_ms,
+        )
+        return [self._state_of_ended(submit, choices)]
+
+    # ------------------------------------------------------------------ states
+
+    def state_of(self, group: SequenceGroup) -> RequestState:
+        """All that the log must know of an unfinished request."""
+        if group.search is not None:
+            choices = group.search.choices(group.handle)
+        else:
+            choices = [
+                ChoiceState(found.choice, found.handle, self._stepping.output(found), "")
+                for found in group.sequences
+            ]
+            choices += _states(group.ended)
+            choices.sort(key=attrgetter("choice"))
+        return RequestState(group.submit, tuple(choices), str(self.cursor), group.num_deaths)
+
+    def _state_of_ended(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
+        found = sorted(_states(choices), key=attrgetter("choice"))
+        return RequestState(submit, tuple(found), str(self.cursor))
+
+    # ----------------------------------------------------------------- endings
+
+    def flagged(self, handle: int, flag: EndFlag) -> None:
+        """The worker says that a sequence has ended."""
+        if (found := self._by_handle.get(handle)) is not None:
+            self._end(*found, flag.finish_reason())
+
+    def finish_search(self, group: SequenceGroup) -> Message:
+        """A beam search is over: all that it found at once."""
+        assert group.search is not None, f"{group.request_id} has no beams"
+        message = self._beams_ended(group.request_id, group.search)
+        self._end_search(group, FinishReason.STOP, message)
+        return message
+
+    def stop(self, stop: Stop) -> list[Message]:
+        """A gateway found a stop string in a choice."""
+        group = self._by_request.get(stop.request_id)
+        if group is None or group.search is not None:
+            return []
+        prefilling = group.state is GroupState.PREFILLING
+        if prefilling and len(group.prefilled) < len(group.sequences):
+            return []  # no choice has a token yet: nothing can have been found in it
+        for sequence in group.sequences:
+            if sequence.choice == stop.choice:
+                self._end(group, sequence, FinishReason.STOP)
+                break
+        else:
+            return []
+        if group.state is GroupState.ENDED:
+            return [self._ended(stop.request_id, FinishReason.STOP)]
+        return [ChoiceEnded(stop.request_id, stop.choice, FinishReason.STOP, str(self.cursor))]
+
+    def abort(self, abort: Abort) -> list[Message]:
+        """Nobody waits for a request any more, unless another gateway delivers it now."""
+        group = self._by_request.get(abort.request_id)
+        if group is None:
+            if self._remembered.find(abort.request_id) is None:
+                # It may be on its way.
+                message = self._ended(abort.request_id, FinishReason.ABORT)
+                ended = EndedRequest(None, {}, message, abort.attachment)
+                self._remembered.add(abort.request_id, ended, self._now_ms)
+            return []
+        if group.submit.attachment != abort.attachment:
+            return []
+        return [self._end_all(group, FinishReason.ABORT)]
+
+    def gateway_lost(self, lost: GatewayLost) -> list[Message]:
+        """Nobody waits for what this gateway alone delivered."""
+        return [
+            self._end_all(group, FinishReason.ABORT)
+            for group in self.groups()
+            if group.submit.gateway == lost.gateway
+        ]
+
+    def pass_time(self, now_ms: int) -> list[Message]:
+        """End what is overdue, and forget what has ended too long ago."""
+        self._now_ms = max(self._now_ms, now_ms)
+        self._remembered.expire(self._now_ms)
+        return [
+            self._end_all(group, FinishReason.DEADLINE, why)
+            for group, why in self._deadlines.passed(now_ms)
+        ]
+
+    def _end(self, group: SequenceGroup, sequence: TokenSequence, reason: FinishReason) -> None:
+        """Forget a sequence; what it held is free for the next plan."""
+        self._stepping.end_sequence(group, sequence)
+        group.ended[sequence.choice] = EndedChoice(sequence.output, reason)
+        del self._by_handle[sequence.handle]
+        if group.state is GroupState.ENDED:
+            self._forget(group, reason, None)
+
+    def _end_all(self, group: SequenceGroup, reason: FinishReason, error: str = "") -> Message:
+        """All that is left of a request."""
+        message = self._ended(group.request_id, reason, error)
+        if group.search is not None:
+            self._end_search(group, reason, message)
+            return message
+        for sequence in reversed(list(group.sequences)):
+            self._end(group, sequence, reason)
+        if reason in (FinishReason.ABORT, FinishReason.ERROR) and not group.serves_nobody:
+            ended = EndedRequest(group.submit, {}, message, group.submit.attachment)
+            self._remembered.add(group.request_id, ended, self._now_ms)
+        return message
+
+    def _end_search(self, group: SequenceGroup, reason: FinishReason, message: Message) -> None:
+        assert group.search is not None, f"{group.request_id} has no beams"
+        self._stepping.end_search(group)
+        self._forget(group, reason, message)
+
+    def _end_at_once(self, submit: Submit, reason: FinishReason, error: str = "") -> list[Message]:
+        """A request ends that nothing is computed of."""
+        message = self._ended(submit.request_id, reason, error)
+        ended = EndedRequest(submit, {}, message, submit.attachment)
+        self._remembered.add(submit.request_id, ended, self._now_ms)
+        return [message]
+
+    def _forget(self, group: SequenceGroup, reason: FinishReason, message: Message | None) -> None:
+        """A group has ended."""
+        del self._by_request[group.request_id]
+        if group.serves_nobody:
+            if reason is not FinishReason.ABORT:
+                self._prefixes.computed(group.request_id)
+            return
+        self._retention.ended(group)
+        ended = EndedRequest(group.submit, group.ended, message, group.submit.attachment)
+        self._remembered.add(group.request_id, ended, self._now_ms)
+        if isinstance(message, BeamsEnded):
+            num_generated = sum(len(found.tokens) for found in message.hypotheses)
+        else:
+            num_generated = sum(len(found.output) for found in group.ended.values())
+        self._note(notes.Ended(group.request_id, reason, num_generated))
+
+    def _ended(self, request_id: str, reason: FinishReason, error: str = "") -> RequestEnded:
+        return RequestEnded(request_id, reason, error, str(self.cursor))
+
+    def _beams_ended(self, request_id: str, search: BeamSearch) -> Message:
+        hypotheses, width = search.hypotheses(), search.params.width
+        if len(hypotheses) < width:
+            error = f"the model's logits allow {len(hypotheses)} of {width} beams"
+            return self._ended(request_id, FinishReason.ERROR, error)
+        return BeamsEnded(request_id, hypotheses, str(self.cursor))
+
+
+def _states(choices: Mapping[int, EndedChoice]) -> list[ChoiceState]:
+    return [ChoiceState(choice, 0, found.output, found.reason) for choice, found in choices.items()]

@@ -1,0 +1,418 @@
+"""Which groups compute in which step, and on which blocks.
+
+Progress is a number of planned tokens that chases the number of tokens; prefill and decode are no
+modes. Interpreted work per step is proportional to what changed: a group whose sequences stay
+inside their last blocks costs nothing. Its lengths follow from step numbers, and calendars say in
+which step it opens a block, has filled one, and ends at the latest.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+
+from scheduler_svc.core import notes
+from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
+from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.limits import kind_of_preemption
+from scheduler_svc.core.pins import PinnedPrefixes
+from scheduler_svc.core.prefill import plan_chunks
+from scheduler_svc.core.queues import BY_RANK, Queues
+from scheduler_svc.core.searches import Searches
+from scheduler_svc.core.sequence import GroupState, Sequence, SequenceGroup
+from scheduler_svc.core.tables import BlockTables
+from scheduler_svc.core.tokens import TokenStore
+from shared.codec import IntArray
+from shared.messages import StepResult
+
+_S = GroupState
+
+# A request that was computed when a worker died, and again when the next one did, has the third to
+# itself until it has got further.
+ALONE_AFTER = 2
+
+
+class Stepping:
+    """Policy (PagedAttention, section 4.5): by priority and then by arrival the earliest are served
+    first and the latest preempted first; a group's sequences run together or not at all; nobody new
+    is admitted while a preempted group waits.
+
+    Args:
+        config: limits.
+        tables: of all groups.
+        prefixes: pinned ones.
+        new_handle: gives every new sequence its handle.
+        note: takes what happened.
+        drop_prefix: ends the request that computes a prefix which was given up, if there is one.
+
+    Attributes:
+        planned_step: last step that was planned.
+        applied_step: last step whose result was applied.
+        is_draining: nobody is admitted for the first time any more.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        tables: BlockTables,
+        prefixes: PinnedPrefixes,
+        new_handle: Callable[[], int],
+        note: Callable[[notes.Note], None],
+        drop_prefix: Callable[[str], None],
+    ) -> None:
+        self.planned_step = 0
+        self.applied_step = 0
+        self.is_draining = False
+        self.queues = Queues(config)
+        self._config = config
+        self._tables = tables
+        self._prefixes = prefixes
+        self._note = note
+        self._drop_prefix = drop_prefix
+        self._pool = tables.pool
+        self._tokens = TokenStore(config.max_num_sequences, config.max_model_len)
+        self._searches = Searches(tables, new_handle)
+        # The calendars, by step. An entry may be out of date; whoever reads it checks.
+        self._opens_block: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        self._alone: SequenceGroup | None = None  # it may be what killed workers
+
+    @property
+    def is_full(self) -> bool:
+        """As many plans are in flight as may be."""
+        return self.planned_step - self.applied_step >= self._config.max_plans_in_flight
+
+    def plan(self) -> PlanDraft | None:
+        """The next step, None if there is nothing to compute."""
+        draft = PlanDraft(self.planned_step + 1, self._config.max_num_batched_tokens)
+        self._drain_those_at_their_limit(draft.step)
+        self._make_room(draft)
+        num_decoding = self.queues.num_decoding
+        draft.budget -= num_decoding
+        self._continue_prefills(draft)
+        self._admit(draft)
+        if num_decoding == 0 and draft.is_empty:
+            return None
+        self.planned_step = draft.step
+        return draft
+
+    def apply(self, result: StepResult) -> list[SequenceGroup]:
+        """Take in the tokens of the next step; groups whose beam search is done.
+
+        Raises:
+            ProtocolError: a result that no plan asked for.
+        """
+        step = result.step
+        if step != self.applied_step + 1 or step > self.planned_step:
+            raise ProtocolError(
+                f"result of step {step}: {self.applied_step} steps are applied, "
+                f"{self.planned_step} planned"
+            )
+        self.applied_step = step
+        try:
+            self._tokens.append(result.handles, result.tokens)
+        except IndexError as error:
+            raise ProtocolError(f"result of step {step}: {error}") from None
+        for group in self._samples_first.pop(step, ()):
+            self._note(notes.FirstToken(group.request_id))
+        for group in self._survives.pop(step, ()):
+            self._acquit(group)
+        return self._searches.apply(result)
+
+    def output(self, sequence: Sequence) -> IntArray:
+        """Tokens that a sequence has generated."""
+        return sequence.output if sequence.slot is None else self._tokens.output(sequence.slot)
+
+    def suspects(self) -> list[int]:
+        """Handles in plans whose results are not known: if the worker is dead, of these."""
+        if self.planned_step == self.applied_step:
+            return []
+        found = [
+            sequence.handle
+            for group in self.queues.running
+            for sequence in group.sequences
+            if sequence.is_resident
+        ]
+        return found + [group.handle for group in self.queues.running if group.search is not None]
+
+    # --------------------------------------------------------------- endings
+
+    def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """A sequence is over; what it held is free for the next plan."""
+        if group.state is _S.PREFILLING and len(group.sequences) > 1:
+            self._leave_prefill(group, sequence)
+        self._give_up_blocks(group, sequence)
+        self._tables.drop_swapped(sequence)
+        self._hand_in_slot(sequence)
+        if len(group.sequences) == 1:
+            self._end(group)
+        else:
+            self.queues.end_sequence(group)
+        group.sequences.remove(sequence)
+
+    def end_search(self, group: SequenceGroup) -> None:
+        """A beam search is over, whatever it has found."""
+        for sequence in group.sequences:
+            self._tables.give_up(sequence)
+            self._tables.drop_swapped(sequence)
+        self._end(group)
+        group.sequences = []
+
+    def replace(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
+        """Let a group go on with other sequences, that have all their tokens but no blocks."""
+        if group.state not in (_S.WAITING, _S.PREEMPTED):
+            self._wait_for_blocks(group)
+        for sequence in group.sequences:
+            self._tables.drop_swapped(sequence)
+            self._hand_in_slot(sequence)
+        group.sequences = sequences
+
+    def _end(self, group: SequenceGroup) -> None:
+        self.queues.end(group)
+        if group is self._alone:
+            self._alone = None
+
+    def _leave_prefill(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """One of several sequences that are computed again is about to end."""
+        if sequence not in group.prefilled:
+            return
+        index = group.prefilled.index(sequence)
+        del group.prefilled[index]
+        if any(later.num_planned > sequence.num_planned for later in group.prefilled[index:]):
+            # They may count on blocks that it was to fill: all of them start over.
+            lost = sum(found.num_planned for found in group.sequences)
+            request_id = group.request_id
+            self._note(notes.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
+            self._wait_for_blocks(group)
+
+    def _acquit(self, group: SequenceGroup) -> None:
+        """The worker has survived a group, as far as it got before, and a step more."""
+        group.num_deaths = 0
+        if group is self._alone:
+            self._alone = None
+
+    # ------------------------------------------------------------------ a step
+
+    def _drain_those_at_their_limit(self, step: int) -> None:
+        for group in self._reaches_limit.pop(step - 1, ()):
+            if group.state is _S.DECODING and group.last_step == step - 1:
+                self.queues.drain(group)
+
+    def _make_room(self, draft: PlanDraft) -> None:
+        """Give blocks to each group whose next tokens have no room in blocks of their own."""
+        step = draft.step
+        due = self._searches.take_due()
+        for group in self._opens_block.pop(step, ()):
+            if group.state is _S.DECODING and group.next_block_step == step:
+                group.next_block_step = 0  # preempted and back, it may be noted here twice
+                due.append(group)
+        tables = self._tables
+        positions = [group.next_position(step) for group in due]
+        needed = sum(map(tables.num_needed, due, positions))
+        blocks = self._pool.allocate(needed)
+        if blocks is None:
+            self._make_room_by_rank(due, draft)
+            return
+        for group, position in zip(due, positions, strict=True):
+            tables.make_room(group, position, blocks, draft)
+            self._go_on(group, position, draft)
+
+    def _make_room_by_rank(self, due: list[SequenceGroup], draft: PlanDraft) -> None:
+        """The same when not all can have what they need: the latest have to go."""
+        for group in sorted(due, key=BY_RANK):
+            if group.state is _S.PREEMPTED:
+                continue
+            position = group.next_position(draft.step)
+            blocks = self._blocks_for(group, position, draft)
+            if blocks is not None:
+                self._tables.make_room(group, position, blocks, draft)
+                self._go_on(group, position, draft)
+
+    def _blocks_for(
+        self, group: SequenceGroup, position: int, draft: PlanDraft
+    ) -> list[int] | None:
+        """Free blocks, if need be from the latest; None if the group itself had to go."""
+        needed = self._tables.num_needed(group, position)
+        while (blocks := self._pool.allocate(needed)) is None:
+            victim = self.queues.victim()
+            is_earliest = group is self.queues.running[0]
+            if victim is group and is_earliest and self._give_up_prefix(group):
+                continue
+            self._preempt(victim, group, draft)
+            if victim is group:
+                return None
+        return blocks
+
+    def _go_on(self, group: SequenceGroup, position: int, draft: PlanDraft) -> None:
+        """The group has room to write at ``position``."""
+        if group.state is _S.SEARCHING:
+            draft.search(group)
+            self._searches.planned(group, draft.step)
+        else:
+            self._note_next_block(group, position, draft.step)
+
+    def _note_next_block(self, group: SequenceGroup, position: int, step: int) -> None:
+        """``step`` has room to write at ``position``; note when the block is full."""
+        due = step + self._config.block_size - position % self._config.block_size
+        group.next_block_step = due
+        if due <= group.last_step:
+            self._opens_block[due].append(group)
+
+    def _give_up_prefix(self, beneficiary: SequenceGroup) -> bool:
+        """Unpin a prefix for a group that would have to wait for ever; whether there was one."""
+        prefix_id = self._prefixes.give_up(beneficiary)
+        if prefix_id is None:
+            return False
+        self._drop_prefix(prefix_id)
+        return True
+
+    def _preempt(self, victim: SequenceGroup, beneficiary: SequenceGroup, draft: PlanDraft) -> None:
+        if victim.serves_nobody:
+            # As a preempted one it would hold up those that wait for the first time.
+            self._give_up_blocks(victim, victim.sequences[0])
+            self._hand_in_slot(victim.sequences[0])
+            self.queues.wait_again(victim)
+            return
+        lost = sum(victim.kv_tokens_at(self.planned_step, found) for found in victim.sequences)
+        kind = self._kind_of_preemption(victim)
+        note = notes.Preempted(victim.request_id, beneficiary.request_id, kind, lost)
+        self._note(note)
+        if kind is Preemption.SWAP:
+            self._tables.swap_out(victim, draft)
+        self._wait_for_blocks(victim)
+
+    def _wait_for_blocks(self, group: SequenceGroup) -> None:
+        """A running group loses its blocks until it is admitted again."""
+        if group is self._alone:
+            self._alone = None
+        group.note_beams()
+        group.parents = []
+        for sequence in group.sequences:
+            self._give_up_blocks(group, sequence)
+        self.queues.preempt(group)
+        group.last_step = self.planned_step  # its results may come until then
+
+    def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
+        if victim.state is _S.PREFILLING:
+            return Preemption.RECOMPUTE  # half a prompt is not worth keeping
+        num_blocks = self._tables.num_blocks_of(victim)
+        return kind_of_preemption(self._config, num_blocks, self._tables.host_pool.num_free)
+
+    def _continue_prefills(self, draft: PlanDraft) -> None:
+        for group in list(self.queues.prefilling):
+            if draft.budget <= 0:
+                return
+            self._plan_chunks(group, draft)
+
+    def _admit(self, draft: PlanDraft) -> None:
+        while draft.budget > 0 and self._alone is None:
+            group = self._next_to_admit()
+            if group is None or self._num_free_seats < group.num_seats:
+                return
+            if group.num_deaths >= ALONE_AFTER and self.queues.running:
+                return
+            reserve = self._config.num_watermark_blocks if self.queues.running else 0
+            group.prepare_prefill()
+            while not self._get_blocks(group, reserve, draft):
+                is_alone = not self.queues.running and not group.serves_nobody
+                if not is_alone or not self._give_up_prefix(group):
+                    return
+            self._open(group, draft)
+            self._plan_chunks(group, draft)
+
+    def _get_blocks(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
+        """Blocks for all of a group, or nothing; what was swapped out comes back."""
+        if group.is_swapped:
+            return self._tables.swap_in(group, reserve, draft)
+        return self._tables.admit(group, reserve)
+
+    @property
+    def _num_free_seats(self) -> int:
+        """Sequences that may still be admitted."""
+        return self._tokens.num_free_slots - self.queues.num_beams
+
+    def _next_to_admit(self) -> SequenceGroup | None:
+        if not self.queues.preempted:
+            return None if self.is_draining else self.queues.first_waiting()
+        first = self.queues.preempted[0]
+        if first.last_step > self.applied_step:
+            return None  # the tokens of its last plans are not in yet
+        for sequence in first.sequences:
+            self._hand_in_slot(sequence)
+        return first
+
+    def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Put a group that has just got its blocks into the plan."""
+        self.queues.admit(group)
+        if group.num_deaths >= ALONE_AFTER:
+            self._alone = group
+        if group.search is None:
+            for sequence in group.sequences:
+                sequence.slot = self._tokens.open(sequence.handle, sequence.output)
+        draft.admit(group)
+        self._prefixes.used_by(group)
+        if group.serves_nobody:
+            return
+        num_output = group.num_tokens - group.num_prompt_tokens
+        self._note(
+            notes.Admitted(
+                group.request_id,
+                again=group.was_admitted or num_output > 0,
+                num_tokens=group.num_tokens * len(group.prefilled),
+                num_reused=sum(sequence.num_planned for sequence in group.prefilled),
+            )
+        )
+        group.was_admitted = True
+
+    def _plan_chunks(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        if not plan_chunks(group, draft, self._tables):
+            return
+        if group.search is None:
+            self._start_decoding(group, draft.step)
+            return
+        if group.num_deaths:
+            self._survives[draft.step].append(group)
+        self.queues.prefilled(group, _S.SEARCHING)
+        draft.search(group)
+        self._searches.planned(group, draft.step)
+
+    def _start_decoding(self, group: SequenceGroup, step: int) -> None:
+        """``step`` samples a token; from the next one on the group decodes by itself."""
+        num_generated = group.num_tokens - group.num_prompt_tokens
+        if num_generated == 0 and not group.serves_nobody:
+            self._samples_first[step].append(group)
+        group.decode_from = step + 1
+        group.last_step = step + group.max_output - num_generated - 1
+        if group.num_deaths:
+            self._survives[min(group.decode_from, group.last_step)].append(group)
+        if group.last_step == step:
+            self.queues.prefilled(group, _S.DRAINING)
+            return
+        self.queues.prefilled(group, _S.DECODING)
+        self._reaches_limit[group.last_step].append(group)
+        # Step decode_from computes the token at position num_tokens: at a border it needs a new
+        # block, and forks need room of their own.
+        position = group.num_tokens
+        if position % self._config.block_size == 0 or self._tables.num_needed(group, position):
+            group.next_block_step = group.decode_from
+            self._opens_block[group.decode_from].append(group)
+        else:
+            self._note_next_block(group, position, group.decode_from)
+
+    def _give_up_blocks(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Free a sequence's blocks, if it has any; the full ones stay findable."""
+        if not sequence.block_table:
+            return
+        num_computed = sequence.num_planned
+        if group.state is not _S.PREFILLING:
+            if sequence.slot is not None:
+                sequence.output = self._tokens.output(sequence.slot)
+            # The last token that is known was sampled, but is not computed for sure.
+            num_computed = group.num_prompt_tokens + len(sequence.output) - 1
+        self._tables.register_computed(group, sequence, num_computed)
+        self._tables.give_up(sequence)
+
+    def _hand_in_slot(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:
+            sequence.output = self._tokens.close(sequence.handle)
+            sequence.slot = None

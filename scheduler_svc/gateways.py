@@ -1,0 +1,34 @@
+"""Which gateways are gone for so long that nobody waits for their requests any more."""
+
+import time
+from collections.abc import Callable
+
+from shared.bus.api import Bus
+from shared.bus.keys import EngineKeys
+
+
+class GatewayWatch:
+    """Looks after the leases of gateways that deliver requests.
+
+    Args:
+        grace_s: how long a gateway may be without a lease.
+        clock_s: monotonic time.
+    """
+
+    def __init__(self, grace_s: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._grace_s = grace_s
+        self._clock_s = clock_s
+        self._missing_since_s: dict[str, float] = {}
+
+    async def lost(self, bus: Bus, keys: EngineKeys, gateways: set[str]) -> list[str]:
+        """Those of the gateways that were without a lease for all of the grace period."""
+        now_s = self._clock_s()
+        missing: dict[str, float] = {}
+        for gateway in sorted(gateways):
+            if await bus.get(keys.gateway(gateway)) is None:
+                missing[gateway] = self._missing_since_s.get(gateway, now_s)
+        lost = [name for name, since_s in missing.items() if now_s - since_s >= self._grace_s]
+        for name in lost:
+            del missing[name]
+        self._missing_since_s = missing
+        return lost
