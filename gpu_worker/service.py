@@ -194,7 +194,8 @@ class WorkerService:
 
     async def _pause(self) -> None:
         try:
-            await asyncio.wait_for(self._stopping.wait(), _RETRY_S)
+            async with asyncio.timeout(_RETRY_S):
+                await self._stopping.wait()
         except TimeoutError:
             return
 

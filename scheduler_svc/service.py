@@ -150,7 +150,8 @@ class SchedulerService:
 
     async def _pause(self) -> None:
         try:
-            await asyncio.wait_for(self._stopping.wait(), _RETRY_S)
+            async with asyncio.timeout(_RETRY_S):
+                await self._stopping.wait()
         except TimeoutError:
             return
 
@@ -177,7 +178,7 @@ class SchedulerService:
         until_s = math.inf
         while not self._stopping.is_set() and time.monotonic() < until_s:
             await self._turn(core, epoch)
-            if self._draining.is_set() and until_s == math.inf:
+            if self._draining.is_set() and not self._stopping.is_set() and until_s == math.inf:
                 await self._start_draining(epoch)
                 until_s = time.monotonic() + self._settings.drain_timeout
             if core.is_draining and not core.has_running:

@@ -68,7 +68,9 @@ class MemoryBus:
             if remaining <= 0:
                 break
             try:
-                await asyncio.wait_for(self._appended.wait(), remaining)
+                # wait_for of Python 3.11 can lose a cancellation.
+                async with asyncio.timeout(remaining):
+                    await self._appended.wait()
             except TimeoutError:
                 break
             found = self._collect(cursors, max_entries)
