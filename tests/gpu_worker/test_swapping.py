@@ -186,7 +186,7 @@ def test_blocks_go_before_others_come_and_are_copied_last(executor: Executor) ->
     planner.step(s1=2)
     [own] = planner.known[1].blocks
     others = [block for block in range(5) if block != own][:3]
-    caches: list[LayerCache] = list(executor._memory.layers.values())
+    caches: list[LayerCache] = list(executor.memory.layers.values())
     for block in (own, *others):
         for cache in caches:
             cache.key[block] = block
