@@ -117,10 +117,9 @@ class VirtualAllocator:
         if self.device.type == "cpu":
             assert self.most_blocks is not None
             return mapping_cpu.CpuMapper(num_blocks, num_places, size, self.most_blocks)
-        index = self.device.index or 0
         driver = mapping_cuda.load_driver()
         event: mapping_cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return mapping_cuda.CudaMapper(driver, event, index, num_blocks, num_places, size)
+        return mapping_cuda.CudaMapper(driver, event, self.device, num_blocks, num_places, size)
 
 
 Allocator = PagedAllocator | VirtualAllocator

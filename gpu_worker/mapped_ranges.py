@@ -92,9 +92,11 @@ class MappedRanges:
         """Map blocks [n] at columns [n] of a range, neighbours with one call."""
         starts = np.flatnonzero((np.diff(columns) != 1) | (np.diff(blocks) != 1)) + 1
         runs = np.split(np.arange(len(columns)), starts)
-        self._make_areas(2 * len(runs) + 1)
-        row = self._blocks[slot]
         self._extents[slot] = max(self._extents[slot], columns[-1] + 1)
+        row = self._blocks[slot, : self._extents[slot]]
+        planned = row.copy()
+        planned[columns] = blocks
+        self._make_areas(_num_areas(planned) - int(self._areas[slot]))
         try:
             for run in runs:
                 column, block, count = int(columns[run[0]]), int(blocks[run[0]]), len(run)
@@ -105,8 +107,7 @@ class MappedRanges:
             where = f"blocks [{column}, {column + count}) of the sequence in slot {slot}"
             raise MappingFailed(f"{where} cannot be mapped: {error}") from error
         finally:
-            steps = np.diff(row[: self._extents[slot]])
-            self._areas[slot] = np.count_nonzero(steps != 1) + 2  # the rest of the range is one
+            self._areas[slot] = _num_areas(row)
 
     def _make_areas(self, num_more: int) -> None:
         """See to it that the system can keep that many areas more."""
@@ -155,3 +156,8 @@ class MappedRanges:
             self._extents = np.pad(self._extents, (0, more))
             self._areas = np.pad(self._areas, (0, more))
             self._last_used = np.pad(self._last_used, (0, more))
+
+
+def _num_areas(row: Table) -> int:
+    """Areas of memory that a range takes, at most: neighbours that are mapped in order are one."""
+    return int(np.count_nonzero(np.diff(row) != 1)) + 2  # the rest of the range is one, too

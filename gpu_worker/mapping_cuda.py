@@ -45,7 +45,7 @@ class CudaMapper:
     Args:
         driver: ``cuda.bindings.driver``.
         event: stands for queued work, again and again.
-        device_index: of the GPU.
+        device: the GPU.
         num_blocks: of physical memory.
         num_places: of addresses.
         block_bytes: size of both, a whole number of the driver's pages.
@@ -60,7 +60,7 @@ class CudaMapper:
         self,
         driver: Any,
         event: Event,
-        device_index: int,
+        device: torch.device,
         num_blocks: int,
         num_places: int,
         block_bytes: int,
@@ -71,6 +71,7 @@ class CudaMapper:
         self._handles: list[Any] = []
         self._reserved: list[tuple[int, int]] = []  # address, size
         self._mapped: set[int] = set()  # addresses of blocks
+        device_index = device.index or 0
         try:
             properties = _properties(driver, device_index)
             for _ in range(num_blocks):
@@ -83,7 +84,6 @@ class CudaMapper:
         except MapError:
             self.close()
             raise
-        device = torch.device("cuda", device_index)
         self.pool = bytes_at(pool, num_blocks * block_bytes, device)
         self.space = bytes_at(self._space, num_places * block_bytes, device)
 
