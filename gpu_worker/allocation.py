@@ -59,14 +59,21 @@ class VirtualAllocator:
         device: where they lie.
         max_model_len: longest sequence in tokens.
         page_bytes: the system's.
-        most_blocks: that can be mapped at a time; None: any number.
+        max_mappings: that the system allows; None: any number.
     """
 
     block_size: int
     device: torch.device
     max_model_len: int
     page_bytes: int
-    most_blocks: int | None
+    max_mappings: int | None
+
+    @property
+    def most_blocks(self) -> int | None:
+        """Largest pool of which every block can be mapped, wherever it lies."""
+        if self.max_mappings is None:
+            return None
+        return max(0, self.max_mappings - _MOST_RANGES)  # what is free of a range counts as well
 
     def block_bytes(self, shapes: Sequence[LayerShape]) -> int:
         """What a block takes of the device.
@@ -96,8 +103,8 @@ class VirtualAllocator:
         """
         if self.most_blocks is not None and num_blocks > self.most_blocks:
             reason = (
-                f"blocks are mapped one by one, and the system allows {self.most_blocks} mappings "
-                "more: use larger blocks (--block-size) or raise vm.max_map_count"
+                f"the system's limit on mappings allows {self.most_blocks} blocks: "
+                "use larger blocks (--block-size) or raise vm.max_map_count"
             )
             raise SettingsError("--num-blocks", num_blocks, reason)
         layout = fit_tokens(shapes, self.block_size, self.page_bytes)
@@ -115,8 +122,8 @@ class VirtualAllocator:
     def _mapper(self, num_blocks: int, num_places: int, layout: TokenLayout) -> Mapper:
         size = layout.block_bytes
         if self.device.type == "cpu":
-            assert self.most_blocks is not None
-            return mapping_cpu.CpuMapper(num_blocks, num_places, size, self.most_blocks)
+            assert self.max_mappings is not None
+            return mapping_cpu.CpuMapper(num_blocks, num_places, size, self.max_mappings)
         driver = mapping_cuda.load_driver()
         event: mapping_cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         return mapping_cuda.CudaMapper(driver, event, self.device, num_blocks, num_places, size)
@@ -135,14 +142,14 @@ def choose_allocator(
     """
     if settings.kv_memory == "paged":
         return PagedAllocator(settings.block_size, device)
-    most_blocks = None
+    max_mappings = None
     try:
         if device.type == "cpu":
-            page_bytes, most_blocks = mapping_cpu.PAGE_BYTES, mapping_cpu.spare_mappings()
+            page_bytes, max_mappings = mapping_cpu.PAGE_BYTES, mapping_cpu.spare_mappings()
         elif device.type == "cuda":
             page_bytes = mapping_cuda.page_bytes(mapping_cuda.load_driver(), device.index or 0)
         else:
             raise MapError(f"not on device {device}")
     except MapError as error:
         raise SettingsError("--kv-memory", "virtual", str(error)) from error
-    return VirtualAllocator(settings.block_size, device, max_model_len, page_bytes, most_blocks)
+    return VirtualAllocator(settings.block_size, device, max_model_len, page_bytes, max_mappings)

@@ -1,5 +1,7 @@
 """Which block is mapped where: the ranges of addresses of all sequences."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -81,33 +83,36 @@ class MappedRanges:
             self._update(int(slots[row]), tables[row, : num_blocks[row]])
 
     def _update(self, slot: int, table: Table) -> None:
-        self._disown(slot)
         columns = np.flatnonzero(table != self._blocks[slot, : len(table)])
+        length = int(self._lengths[slot])
+        if len(table) < length or (len(columns) and columns[0] < length):
+            self._disown(slot)  # it does not just grow
+            length = 0
         if len(columns):
             self._remap(slot, columns, table[columns])
         self._lengths[slot] = len(table)
-        self._count(table, 1)
+        self._count(table[length:], 1)
 
     def _remap(self, slot: int, columns: Indices, blocks: Table) -> None:
         """Map blocks [n] at columns [n] of a range, neighbours with one call."""
-        starts = np.flatnonzero((np.diff(columns) != 1) | (np.diff(blocks) != 1)) + 1
-        runs = np.split(np.arange(len(columns)), starts)
-        self._extents[slot] = max(self._extents[slot], columns[-1] + 1)
-        row = self._blocks[slot, : self._extents[slot]]
+        self._extents[slot] = extent = max(int(self._extents[slot]), int(columns[-1]) + 1)
+        row = self._blocks[slot, :extent]
         planned = row.copy()
         planned[columns] = blocks
-        self._make_areas(_num_areas(planned) - int(self._areas[slot]))
+        num_areas = _num_areas(planned)
+        self._make_areas(num_areas - int(self._areas[slot]))
+        first = slot * self._max_blocks
         try:
-            for run in runs:
-                column, block, count = int(columns[run[0]]), int(blocks[run[0]]), len(run)
+            for column, block, count in _runs(columns.tolist(), blocks.tolist()):
                 row[column : column + count] = _NONE  # until it is known to be mapped
-                self._mapper.map(slot * self._max_blocks + column, block, count)
-                row[column : column + count] = blocks[run]
+                self._mapper.map(first + column, block, count)
+                row[column : column + count] = planned[column : column + count]
         except MapError as error:
+            num_areas = _num_areas(row)
             where = f"blocks [{column}, {column + count}) of the sequence in slot {slot}"
             raise MappingFailed(f"{where} cannot be mapped: {error}") from error
         finally:
-            self._areas[slot] = _num_areas(row)
+            self._areas[slot] = num_areas
 
     def _make_areas(self, num_more: int) -> None:
         """See to it that the system can keep that many areas more."""
@@ -161,3 +166,17 @@ class MappedRanges:
 def _num_areas(row: Table) -> int:
     """Areas of memory that a range takes, at most: neighbours that are mapped in order are one."""
     return int(np.count_nonzero(np.diff(row) != 1)) + 2  # the rest of the range is one, too
+
+
+def _runs(columns: list[int], blocks: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Neighbours among columns that hold neighbours among blocks: first column, block, count."""
+    first = 0
+    for index in range(1, len(columns) + 1):
+        size = index - first
+        if (
+            index == len(columns)
+            or columns[index] != columns[first] + size
+            or blocks[index] != blocks[first] + size
+        ):
+            yield columns[first], blocks[first], size
+            first = index

@@ -8,6 +8,7 @@ import torch
 
 from gpu_worker import sizing
 from gpu_worker.admissible import PlanRefused
+from gpu_worker.assembly import Worker
 from gpu_worker.executor import Executor
 from gpu_worker.host_pool import HostPool
 from gpu_worker.memory import PagedMemory, bytes_per_block
@@ -96,6 +97,12 @@ def test_layers_of_the_host_pool_are_views_of_whole_blocks() -> None:
         cache.value[1] = 1
     assert (pool._blocks[1].view(torch.int16) != 0).any()
     assert not pool._blocks[[0, 2]].any()
+
+
+@pytest.fixture(scope="module", params=["paged", "virtual"])
+def llama(request: pytest.FixtureRequest, make_worker: MakeWorker) -> Worker:
+    """A worker with a tiny Llama and blocks of eight tokens, in memory of either kind."""
+    return make_worker("llama", block_size=8, kv_memory=request.param)
 
 
 def alone(executor: Executor, tokens: list[int], choice: int = 0) -> list[int]:
