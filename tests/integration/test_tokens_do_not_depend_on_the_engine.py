@@ -28,7 +28,6 @@ CONFIGURATIONS = [
 VIRTUAL = [
     Configuration(8, SMALL_POOL, True, 2, 12, kv_memory="virtual"),
     Configuration(16, SMALL_POOL, False, 2, 512, kv_memory="virtual"),
-    Configuration(16, 16_384, True, 1, 512, kv_memory="virtual"),
 ]
 
 _alone: dict[int, dict[int, list[int]]] = {}
