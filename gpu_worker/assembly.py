@@ -7,10 +7,11 @@ import torch
 
 from gpu_worker import cpu_draw
 from gpu_worker.admissible import Limits
+from gpu_worker.allocation import Allocator, choose_allocator
 from gpu_worker.check import check_model
 from gpu_worker.executor import Executor
 from gpu_worker.loader import choose_device, context_length, eos_token_ids, load_model
-from gpu_worker.memory import PagedMemory, check_block_size
+from gpu_worker.memory import KVMemory, check_block_size
 from gpu_worker.model import LayerShape, RaggedModel
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks
@@ -74,9 +75,13 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     if device.type == "cpu":
         cpu_draw.warm_up()
     max_model_len = context_length(model.config, settings.max_model_len)
-    activation_bytes = _check(model, shapes, backend, settings.block_size, max_model_len)
-    num_blocks = choose_num_blocks(settings, shapes, max_model_len, device, activation_bytes)
-    memory = _allocate(settings, shapes, num_blocks, device)
+    allocator = choose_allocator(settings, device, max_model_len)
+    block_bytes = allocator.block_bytes(shapes)
+    activation_bytes = _check(model, shapes, backend, allocator, max_model_len)
+    num_blocks = choose_num_blocks(
+        settings, block_bytes, max_model_len, device, activation_bytes, allocator.most_blocks
+    )
+    memory = _allocate(settings, shapes, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
     info = ModelInfo(
@@ -106,11 +111,17 @@ def observe(model: RaggedModel) -> tuple[LayerShape, ...]:
 def _backend(
     settings: WorkerSettings, device: torch.device, shapes: tuple[LayerShape, ...]
 ) -> AttentionBackend:
+    name = settings.attention_backend
+    virtual = settings.kv_memory == "virtual"
+    if (name == "sdpa" and not virtual) or (name == "triton" and virtual):
+        reason = f"not with --kv-memory {settings.kv_memory}"
+        raise SettingsError("--attention-backend", name, reason)
+    if name is None and virtual and device.type == "cuda":
+        name = "sdpa"
     try:
-        backend = select_backend(settings.attention_backend, device.type, shapes[0].dtype)
+        backend = select_backend(name, device.type, shapes[0].dtype)
     except (ValueError, ImportError) as error:
-        name = settings.attention_backend or "auto"
-        raise SettingsError("--attention-backend", name, str(error)) from error
+        raise SettingsError("--attention-backend", name or "auto", str(error)) from error
     return backend
 
 
@@ -118,13 +129,14 @@ def _allocate(
     settings: WorkerSettings,
     shapes: tuple[LayerShape, ...],
     num_blocks: int,
-    device: torch.device,
-) -> PagedMemory:
+    allocator: Allocator,
+) -> KVMemory:
     num_host_blocks = choose_num_host_blocks(settings, shapes, num_blocks)
-    memory = PagedMemory(shapes, num_blocks, settings.block_size, device, num_host_blocks)
+    memory = allocator.allocate(shapes, num_blocks, num_host_blocks)
     bytes_each = memory.geometry.bytes_per_block
     log.info(
         "KV pools allocated",
+        kind=settings.kv_memory,
         blocks=num_blocks,
         block_size=settings.block_size,
         tokens=num_blocks * settings.block_size,
@@ -135,7 +147,7 @@ def _allocate(
     return memory
 
 
-def _measure(executor: Executor, memory: PagedMemory) -> Speeds:
+def _measure(executor: Executor, memory: KVMemory) -> Speeds:
     began = time.monotonic()
     speeds = measure_speeds(executor, memory)
     log.info(
@@ -151,14 +163,14 @@ def _check(
     model: RaggedModel,
     shapes: tuple[LayerShape, ...],
     backend: AttentionBackend,
-    block_size: int,
+    allocator: Allocator,
     max_model_len: int,
 ) -> int:
     """Run the check; an estimate of the bytes that the activations of a step need on a GPU."""
     began = time.monotonic()
     held = _start_peak(model.device)
     try:
-        result = check_model(model, shapes, backend, block_size, max_model_len)
+        result = check_model(model, shapes, backend, allocator, max_model_len)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
     log.info(

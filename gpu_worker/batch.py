@@ -106,10 +106,6 @@ class BatchState(SlotArrays):
             rows = replace(rows, beams=beam_rows(plan.beams, rows, self, self._slot_of))
         return self._with_forks(rows, plan) if len(plan.fork_children) else rows
 
-    def tables(self, slots: Slots, num_blocks: int) -> npt.NDArray[np.int32]:
-        """The first columns of the block tables, [S, num_blocks]."""
-        return np.take(self.block_tables[:, :num_blocks], slots, axis=0)
-
     def complete(
         self, rows: Rows, tokens: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:

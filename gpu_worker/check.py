@@ -5,12 +5,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from gpu_worker.allocation import Allocator
 from gpu_worker.attention import PagedStep
-from gpu_worker.memory import PagedMemory
 from gpu_worker.model import LayerShape, RaggedModel
-from kernels.interface import AttentionBackend, RaggedBatch
+from gpu_worker.placement import Placement
+from kernels.interface import AttentionBackend
 from shared.errors import ModelUnsupported
 
 # Longer windows are narrowed for the check: its cost must not grow with them.
@@ -38,7 +41,7 @@ def check_model(
     model: RaggedModel,
     shapes: Sequence[LayerShape],
     backend: AttentionBackend,
-    block_size: int,
+    allocator: Allocator,
     max_model_len: int,
 ) -> CheckResult:
     """Compare a ragged batch of two sequences, in chunks over scattered blocks, with eager.
@@ -50,7 +53,7 @@ def check_model(
         length = _length(shapes_now or shapes, max_model_len)
         sequences = _sequences(model, length)
         expected = [model.eager_logits(tokens) for tokens in sequences]
-        found = _paged_logits(model, shapes_now or shapes, backend, block_size, sequences)
+        found = _paged_logits(model, shapes_now or shapes, backend, allocator, sequences)
     deviation = max(_deviation(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
     result = CheckResult(deviation, _TOLERANCE[model.dtype], sum(map(len, sequences)))
     if not deviation <= result.tolerance:  # so that NaN fails, too
@@ -80,30 +83,30 @@ def _paged_logits(
     model: RaggedModel,
     shapes: Sequence[LayerShape],
     backend: AttentionBackend,
-    block_size: int,
+    allocator: Allocator,
     sequences: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
     """Logits [n, vocabulary] of each sequence, computed together in chunks."""
+    block_size = allocator.block_size
     blocks_each = -(-max(map(len, sequences)) // block_size)
     num_blocks = blocks_each * len(sequences)
-    memory = PagedMemory(shapes, num_blocks, block_size, model.device)
     # Neighbours in a sequence must not be neighbours in the pool.
-    last = num_blocks - 1
-    tables = torch.tensor(
-        [list(range(last - s, -1, -len(sequences))) for s in range(len(sequences))]
-    )
+    tables = np.arange(num_blocks, dtype=np.int32)[::-1].reshape(blocks_each, -1).T
+    memory = allocator.allocate(shapes, num_blocks)
     done = [0] * len(sequences)
     logits: list[list[torch.Tensor]] = [[] for _ in sequences]
     for chunks in _chunks([len(tokens) for tokens in sequences]):
         spans = [(at, at + size) for at, size in zip(done, chunks, strict=True)]
-        batch = _ragged(spans, tables, block_size, model.device)
+        batch = memory.translate(_placement(spans, tables, block_size)).ragged(model.device)
         tokens = torch.cat([all_[a:b] for all_, (a, b) in zip(sequences, spans, strict=True)])
         positions = torch.cat([torch.arange(a, b) for a, b in spans]).to(model.device)
-        step = PagedStep(backend, memory.layers, batch)
+        step = PagedStep(backend, memory.caches, batch)
         rows = torch.split(model.forward(tokens, positions, step, rows=None), chunks)
+        memory.attended()
         for parts, part in zip(logits, rows, strict=True):
             parts.append(part)
         done = [b for _, b in spans]
+    memory.close()
     return [torch.cat(parts) for parts in logits]
 
 
@@ -119,22 +122,22 @@ def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield left
 
 
-def _ragged(
-    spans: Sequence[tuple[int, int]], tables: torch.Tensor, block_size: int, device: torch.device
-) -> RaggedBatch:
-    """The batch of rows [a, b) of each sequence; ``tables`` is [S, max_blocks]."""
-    slots = []
-    for table, (a, b) in zip(tables, spans, strict=True):
-        positions = torch.arange(a, b)
-        slots.append(table[positions // block_size] * block_size + positions % block_size)
-    sizes = torch.tensor([0] + [b - a for a, b in spans])
-    return RaggedBatch(
-        slot_mapping=torch.cat(slots).to(device),
-        block_tables=tables.to(torch.int32).to(device),
-        context_lens=torch.tensor([b for _, b in spans], dtype=torch.int32, device=device),
-        query_starts=sizes.cumsum(0).to(torch.int32).to(device),
-        max_query_len=max(b - a for a, b in spans),
-        max_context_len=max(b for _, b in spans),
+def _placement(
+    spans: Sequence[tuple[int, int]], tables: npt.NDArray[np.int32], block_size: int
+) -> Placement:
+    """Rows [a, b) of each sequence; ``tables`` is [S, max_blocks]."""
+    positions = np.concatenate([np.arange(a, b) for a, b in spans])
+    sizes = np.array([b - a for a, b in spans])
+    sequences = np.repeat(np.arange(len(spans)), sizes)
+    blocks = tables[sequences, positions // block_size].astype(np.int64)
+    return Placement(
+        slots=np.arange(len(spans)),
+        sizes=sizes,
+        positions=positions,
+        context_lens=np.array([b for _, b in spans]),
+        num_blocks=np.full(len(spans), tables.shape[1]),
+        block_tables=np.ascontiguousarray(tables),
+        slot_mapping=blocks * block_size + positions % block_size,
     )
 
 

@@ -14,6 +14,7 @@ from gpu_worker.candidates import beam_candidates
 from gpu_worker.logprobs import prompt_logprobs, token_logprobs
 from gpu_worker.memory import KVMemory
 from gpu_worker.model import RaggedModel
+from gpu_worker.placement import Placement
 from gpu_worker.rows import Indices, Rows
 from gpu_worker.sampling import RowSampling, ban_ends, sample
 from kernels.interface import AttentionBackend, RaggedBatch
@@ -49,9 +50,9 @@ class Executor:
     ) -> None:
         self.limits = limits
         self.batch = BatchState(limits)
+        self.memory = memory
         self.sample_s = 0.0  # of the last step
         self._model = model
-        self._memory = memory
         self._backend = backend
         self._row_sampling: RowSampling | None = None
         self._row_version = -1
@@ -59,6 +60,7 @@ class Executor:
     def reset(self) -> None:
         """Forget all sequences; the blocks' contents mean nothing from here on."""
         self.batch.reset()
+        self.memory.keep(self.batch.taken)
         self._row_version = -1
 
     @torch.inference_mode()
@@ -70,6 +72,7 @@ class Executor:
         """
         began = time.perf_counter()
         self.batch.apply(plan)
+        self.memory.keep(self.batch.taken)
         rows = self.batch.rows(plan)
         self._move_blocks(plan)
         if rows.num_tokens == 0:
@@ -104,26 +107,27 @@ class Executor:
         Before anything is computed: what goes must be kept, and originals and copies part.
         """
         if len(plan.swap_out_device):
-            self._memory.swap_out(plan.swap_out_device, plan.swap_out_host)
+            self.memory.swap_out(plan.swap_out_device, plan.swap_out_host)
         if len(plan.swap_in_device):
-            self._memory.swap_in(plan.swap_in_host, plan.swap_in_device)
+            self.memory.swap_in(plan.swap_in_host, plan.swap_in_device)
         if not len(plan.copy_sources):
             return
         device = self._model.device
         sources = torch.from_numpy(plan.copy_sources.astype(np.int64)).to(device)
         targets = torch.from_numpy(plan.copy_targets.astype(np.int64)).to(device)
-        for cache in self._memory.layers.values():
+        for cache in self.memory.layers.values():
             self._backend.copy_blocks(cache, sources, targets)
 
     def _compute(self, rows: Rows) -> "_Logits":
         """The forward pass."""
         device = self._model.device
-        step = PagedStep(self._backend, self._memory.layers, self._ragged(rows))
+        step = PagedStep(self._backend, self.memory.caches, self._ragged(rows))
         token_ids = torch.from_numpy(rows.token_ids).to(device)
         positions = torch.from_numpy(rows.positions).to(device)
         wanted, num_scored = _wanted_rows(rows)
         index = None if wanted is None else torch.from_numpy(wanted).to(device)
         logits = self._model.forward(token_ids, positions, step, index)
+        self.memory.attended()
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # or the sampling would seem to take all the time
         scored, first = [], 0
@@ -139,25 +143,8 @@ class Executor:
         return _Logits(sampled, logits[last:], tuple(scored))
 
     def _ragged(self, rows: Rows) -> RaggedBatch:
-        device = self._model.device
-        context_lens = self.batch.num_computed[rows.slots] + (
-            1 if rows.sizes is None else rows.sizes
-        )
-        max_context_len = int(context_lens.max())
-        num_blocks = -(-max_context_len // self.limits.kv.block_size)
-        starts = np.zeros(len(rows.slots) + 1, np.int32)
-        if rows.sizes is None:
-            starts[:] = np.arange(len(starts))
-        else:
-            np.cumsum(rows.sizes, out=starts[1:])
-        return RaggedBatch(
-            slot_mapping=torch.from_numpy(rows.slot_mapping).to(device),
-            block_tables=torch.from_numpy(self.batch.tables(rows.slots, num_blocks)).to(device),
-            context_lens=torch.from_numpy(context_lens.astype(np.int32)).to(device),
-            query_starts=torch.from_numpy(starts).to(device),
-            max_query_len=1 if rows.sizes is None else int(rows.sizes.max()),
-            max_context_len=max_context_len,
-        )
+        placement = Placement.of(self.batch, rows, self.limits.kv.block_size)
+        return self.memory.translate(placement).ragged(self._model.device)
 
     def _sample(
         self,

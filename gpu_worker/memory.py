@@ -1,18 +1,36 @@
-"""The KV pools: on the device one allocation per layer, cut into blocks, and on the host."""
+"""What every KV memory does, and the paged one: an allocation per layer, cut into blocks."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from gpu_worker.host_pool import HostPool
 from gpu_worker.model import LayerShape
+from gpu_worker.placement import Placement
 from kernels.interface import LayerCache
 from shared.codec import IntArray
 from shared.errors import SettingsError
 from shared.messages import KVGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class MappingStats:
+    """Blocks that are mapped into sequences' ranges of addresses.
+
+    Attributes:
+        map_s: seconds that the last step spent on mapping and unmapping.
+        in_use_bytes: physical memory that resident sequences have; what they share counts once.
+        num_mappings: areas of memory that the system keeps, at most.
+    """
+
+    map_s: float
+    in_use_bytes: int
+    num_mappings: int
 
 
 class KVMemory(Protocol):
@@ -24,7 +42,31 @@ class KVMemory(Protocol):
 
     @property
     def layers(self) -> Mapping[nn.Module, LayerCache]:
-        """The device pool's part of each attention module."""
+        """The device pool's part of each attention module, by the block ids of plans."""
+
+    @property
+    def caches(self) -> Mapping[nn.Module, LayerCache]:
+        """What kernels write to and attend over, by the ids that ``translate`` gives."""
+
+    @property
+    def mapping(self) -> MappingStats | None:
+        """What the last step changed; None where nothing is ever mapped."""
+
+    def keep(self, taken: npt.NDArray[np.bool_]) -> None:
+        """Only the sequences in the slots that are ``taken`` [capacity] are still here."""
+
+    def translate(self, placement: Placement) -> Placement:
+        """Where in ``caches`` the tokens and blocks of a step lie.
+
+        Raises:
+            MappingFailed: they cannot be reached; other sequences are as they were.
+        """
+
+    def attended(self) -> None:
+        """Work that reads and writes ``caches`` as last translated is queued."""
+
+    def close(self) -> None:
+        """Nobody uses this memory any more."""
 
     def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
         """Copy blocks [n] of the device pool, which may repeat, to blocks [n] of the host pool."""
@@ -75,14 +117,34 @@ class PagedMemory:
     def layers(self) -> Mapping[nn.Module, LayerCache]:
         return self._layers
 
+    @property
+    def caches(self) -> Mapping[nn.Module, LayerCache]:
+        return self._layers
+
+    @property
+    def mapping(self) -> None:
+        return None
+
+    def keep(self, taken: npt.NDArray[np.bool_]) -> None:
+        pass
+
+    def translate(self, placement: Placement) -> Placement:
+        return placement
+
+    def attended(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
-        self._host.swap_out(_index(device_blocks), _index(host_blocks))
+        self._host.swap_out(block_index(device_blocks), block_index(host_blocks))
 
     def swap_in(self, host_blocks: IntArray, device_blocks: IntArray) -> None:
-        self._host.swap_in(_index(host_blocks), _index(device_blocks))
+        self._host.swap_in(block_index(host_blocks), block_index(device_blocks))
 
 
-def _index(blocks: IntArray) -> torch.Tensor:
+def block_index(blocks: IntArray) -> torch.Tensor:
     """Block ids [n] int64, on the CPU."""
     return torch.from_numpy(blocks.astype(np.int64))
 

@@ -28,6 +28,10 @@ class Observer:
         metrics.step_seconds.observe(result.step_us / 1e6)
         metrics.model_seconds.observe(result.model_us / 1e6)
         metrics.sample_seconds.observe(self._executor.sample_s)
+        if (mapping := self._executor.memory.mapping) is not None:
+            metrics.kv_map_seconds.observe(mapping.map_s)
+            metrics.kv_mapped_bytes.set(mapping.in_use_bytes)
+            metrics.kv_mappings.set(mapping.num_mappings)
         metrics.resident_sequences.set(len(self._executor.batch))
         if self._ended_s is not None:
             metrics.wait_seconds.observe(max(0.0, now - self._ended_s - result.step_us / 1e6))

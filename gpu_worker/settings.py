@@ -25,8 +25,14 @@ class WorkerSettings:
     )
     attention_backend: str | None = setting(
         None,
-        "Kernels; auto takes triton on GPUs and cpu elsewhere.",
-        choices=("reference", "cpu", "triton"),
+        "Kernels; auto takes triton on GPUs (sdpa with virtual memory) and cpu elsewhere.",
+        choices=("reference", "cpu", "triton", "sdpa"),
+    )
+    kv_memory: str = setting(
+        "paged",
+        "How blocks are found: paged follows block tables, virtual maps the blocks of a sequence "
+        "into addresses that follow each other.",
+        choices=("paged", "virtual"),
     )
     block_size: int = setting(
         16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256

@@ -21,30 +21,31 @@ _UNLIMITED = 2**60  # larger limits than this are cgroups' way to say that there
 
 def choose_num_blocks(
     settings: WorkerSettings,
-    shapes: Sequence[LayerShape],
+    block_bytes: int,
     max_model_len: int,
     device: torch.device,
     activation_bytes: int,
+    most_blocks: int | None = None,
 ) -> int:
     """Blocks in the pool, from settings or from the memory that is free.
 
     Args:
         settings: ``num_blocks`` wins over ``kv_memory_bytes``.
-        shapes: the model's attention layers.
+        block_bytes: K and V of a block over all layers.
         max_model_len: longest sequence in tokens.
         device: where the pool will lie; the weights are there already.
         activation_bytes: what a step may need besides, on a GPU.
+        most_blocks: that the KV memory can have; None: any number.
 
     Raises:
         SettingsError: not even one block fits.
     """
     if settings.num_blocks is not None:
         return settings.num_blocks
-    each = bytes_per_block(shapes, settings.block_size)
     if settings.kv_memory_bytes is not None:
-        num_blocks = settings.kv_memory_bytes // each
+        num_blocks = settings.kv_memory_bytes // block_bytes
         if num_blocks == 0:
-            reason = f"one block takes {each} bytes"
+            reason = f"one block takes {block_bytes} bytes"
             raise SettingsError("--kv-memory-bytes", settings.kv_memory_bytes, reason)
         return num_blocks
     if device.type == "cuda":
@@ -52,9 +53,11 @@ def choose_num_blocks(
     else:
         budget = min(int(_CPU_SHARE * available_memory()), _CPU_MOST_BYTES)
     most = _MOST_SEQUENCES * -(-max_model_len // settings.block_size)
-    num_blocks = min(budget // each, most)
+    num_blocks = min(budget // block_bytes, most)
+    if most_blocks is not None:
+        num_blocks = min(num_blocks, most_blocks)
     if num_blocks < 1:
-        reason = f"{max(budget, 0)} bytes are left for a pool whose blocks take {each}"
+        reason = f"{max(budget, 0)} bytes are left for a pool whose blocks take {block_bytes}"
         raise SettingsError("--kv-memory-bytes", "auto", reason)
     return num_blocks
 

@@ -15,6 +15,7 @@ Slots = npt.NDArray[np.int64]
 
 # Columns by slot: name, type, value of an unused slot.
 _COLUMNS: tuple[tuple[str, type, Any], ...] = (
+    ("taken", np.bool_, False),
     ("handle", np.int32, 0),
     ("choice", np.int64, 0),
     ("seed", np.uint64, 0),
@@ -45,6 +46,7 @@ class SlotArrays:
         limits: of the model and the pool.
     """
 
+    taken: npt.NDArray[np.bool_]
     handle: npt.NDArray[np.int32]
     choice: npt.NDArray[np.int64]
     seed: npt.NDArray[np.uint64]
@@ -84,10 +86,13 @@ class SlotArrays:
         """A free slot; there are twice as many once all are taken."""
         if not self._free:
             self._enlarge()
-        return self._free.pop()
+        slot = self._free.pop()
+        self.taken[slot] = True
+        return slot
 
     def free_slot(self, slot: int) -> None:
         """Nobody is in the slot any more."""
+        self.taken[slot] = False
         self.decodes[slot] = False
         self._free.append(slot)
 

@@ -106,10 +106,7 @@ def _gather(
     begin: int,
     end: int,
 ) -> torch.Tensor:  # [Hkv, end - begin, D]
-    _, num_kv_heads, block_size, head_dim = pool.shape
-    first_block = begin // block_size
-    blocks = table[first_block : -(-end // block_size)].long()
-    pages = pool[blocks].transpose(0, 1)  # [Hkv, blocks, block_size, D]
-    flat = pages.reshape(num_kv_heads, -1, head_dim)
-    skipped = first_block * block_size
-    return flat[:, begin - skipped : end - skipped]
+    positions = torch.arange(begin, end, device=pool.device)
+    block_size = pool.shape[2]
+    blocks = table[positions // block_size].long()
+    return pool[blocks, :, positions % block_size].transpose(0, 1)

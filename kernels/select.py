@@ -26,6 +26,10 @@ def select_backend(
         from kernels.reference import ReferenceBackend
 
         return ReferenceBackend()
+    if name == "sdpa":
+        from kernels.sdpa import SdpaBackend
+
+        return SdpaBackend()
     if name == "cpu":
         _require(device_type == "cpu", name, device_type)
         from kernels.cpu import CpuBackend
@@ -39,7 +43,7 @@ def select_backend(
         _require(device_type == "cuda" or interpreting(), name, device_type)
         _require(dtype in TritonBackend.dtypes, name, dtype)
         return TritonBackend()
-    raise ValueError(f"unknown attention backend {name!r}: auto, reference, cpu or triton")
+    raise ValueError(f"unknown attention backend {name!r}: auto, reference, cpu, triton or sdpa")
 
 
 def _require(fits: bool, name: str, what: object) -> None:

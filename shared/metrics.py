@@ -242,5 +242,17 @@ class WorkerMetrics(_Metrics):
         self.resident_sequences = self._gauge(
             "worker_resident_sequences", "Sequences that the worker knows."
         )
+        self.kv_map_seconds = self._histogram(
+            "worker_kv_map_seconds",
+            "Mapping and unmapping of blocks in one step, with virtual KV memory.",
+            _STEP_S,
+        )
+        self.kv_mapped_bytes = self._gauge(
+            "worker_kv_mapped_bytes",
+            "Physical memory mapped into resident sequences, with virtual KV memory.",
+        )
+        self.kv_mappings = self._gauge(
+            "worker_kv_mappings", "Memory areas that virtual KV memory takes, at most."
+        )
         self.kv_pool_bytes = self._gauge("worker_kv_pool_bytes", "Memory of the KV pool.")
         self.weight_bytes = self._gauge("worker_weight_bytes", "Memory of the model's weights.")

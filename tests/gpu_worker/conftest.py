@@ -71,7 +71,7 @@ def executor(llama: Worker) -> Executor:
 def poison(executor: Executor) -> None:
     """Fill the pool with NaN: whoever reads what was never written shows it."""
     cache: LayerCache
-    for cache in executor._memory.layers.values():
+    for cache in executor.memory.layers.values():
         cache.key.fill_(torch.nan)
         cache.value.fill_(torch.nan)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from gpu_worker.allocation import PagedAllocator
 from gpu_worker.assembly import build_worker
 from gpu_worker.check import check_model
 from gpu_worker.loader import choose_dtype, context_length, load_model
@@ -89,10 +90,10 @@ def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path)
     path = tiny_model("mistral", tmp_path, sliding_window=400)
     model = load_model(WorkerSettings(model=str(path), dtype="float32"), CPU)
     shapes = model.observe_layers()
-    result = check_model(model, shapes, ReferenceBackend(), 16, 512)
+    result = check_model(model, shapes, ReferenceBackend(), PagedAllocator(16, CPU), 512)
     assert result.num_tokens < 200
     with pytest.raises(ModelUnsupported, match="deviate"):
-        check_model(model, shapes, Careless("sliding_window"), 16, 512)
+        check_model(model, shapes, Careless("sliding_window"), PagedAllocator(16, CPU), 512)
     assert {shape.params.sliding_window for shape in model.observe_layers()} == {400}
 
 

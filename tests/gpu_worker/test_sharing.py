@@ -6,14 +6,21 @@ import numpy as np
 import pytest
 
 from gpu_worker.admissible import PlanRefused
+from gpu_worker.assembly import Worker
 from gpu_worker.executor import Executor
 from shared.messages import Admission, EndFlag
 from shared.sampling import SamplingParams
-from tests.gpu_worker.conftest import prompt
+from tests.gpu_worker.conftest import MakeWorker, prompt
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
 
 NUM_TOKENS = 12
 DRAWN = sampling(temperature=1.0, top_k=200, seed=5, num_logprobs=2)
+
+
+@pytest.fixture(scope="module", params=["paged", "virtual"])
+def llama(request: pytest.FixtureRequest, make_worker: MakeWorker) -> Worker:
+    """A worker with a tiny Llama and blocks of eight tokens, in memory of either kind."""
+    return make_worker("llama", block_size=8, kv_memory=request.param)
 
 
 def alone(

@@ -8,6 +8,7 @@ import torch
 
 from gpu_worker import sizing
 from gpu_worker.admissible import PlanRefused
+from gpu_worker.assembly import Worker
 from gpu_worker.executor import Executor
 from gpu_worker.host_pool import HostPool
 from gpu_worker.memory import PagedMemory, bytes_per_block
@@ -98,6 +99,12 @@ def test_layers_of_the_host_pool_are_views_of_whole_blocks() -> None:
     assert not pool._blocks[[0, 2]].any()
 
 
+@pytest.fixture(scope="module", params=["paged", "virtual"])
+def llama(request: pytest.FixtureRequest, make_worker: MakeWorker) -> Worker:
+    """A worker with a tiny Llama and blocks of eight tokens, in memory of either kind."""
+    return make_worker("llama", block_size=8, kv_memory=request.param)
+
+
 def alone(executor: Executor, tokens: list[int], choice: int = 0) -> list[int]:
     """What a sequence generates that is left alone."""
     executor.reset()
@@ -186,7 +193,7 @@ def test_blocks_go_before_others_come_and_are_copied_last(executor: Executor) ->
     planner.step(s1=2)
     [own] = planner.known[1].blocks
     others = [block for block in range(5) if block != own][:3]
-    caches: list[LayerCache] = list(executor._memory.layers.values())
+    caches: list[LayerCache] = list(executor.memory.layers.values())
     for block in (own, *others):
         for cache in caches:
             cache.key[block] = block

@@ -22,6 +22,7 @@ class Configuration:
     max_num_batched_tokens: int = 512
     preemption: str = "recompute"
     host_tokens: int = 0
+    kv_memory: str = "paged"
 
     def worker(self, model: Path) -> WorkerSettings:
         """Exact arithmetic on one thread."""
@@ -30,6 +31,7 @@ class Configuration:
             device="cpu",
             dtype="float32",
             num_threads=1,
+            kv_memory=self.kv_memory,
             block_size=self.block_size,
             num_blocks=self.pool_tokens // self.block_size,
             num_host_blocks=self.host_tokens // self.block_size,

@@ -56,14 +56,21 @@ async def test_the_first_choice_is_the_request_with_one(llama: Path, redis_bus: 
 
 
 @pytest.mark.parametrize("pool_tokens", [16_384, SMALL_POOL])
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(
+    ("block_size", "kv_memory"), [(1, "paged"), (4, "paged"), (16, "paged"), (8, "virtual")]
+)
 @pytest.mark.parametrize("prefix_caching", [True, False])
 async def test_neither_neighbours_nor_preemption_change_a_choice(
-    prefix_caching: bool, block_size: int, pool_tokens: int, llama: Path, redis_bus: RedisBus
+    prefix_caching: bool,
+    block_size: int,
+    kv_memory: str,
+    pool_tokens: int,
+    llama: Path,
+    redis_bus: RedisBus,
 ) -> None:
     expected = await outputs_alone(redis_bus, llama, NUM_CHOICES)
     configuration = Configuration(
-        block_size, pool_tokens, prefix_caching, max_num_batched_tokens=32
+        block_size, pool_tokens, prefix_caching, max_num_batched_tokens=32, kv_memory=kv_memory
     )
     everything = [asked(index) for index in range(len(LENGTHS))]
     served = await serve(redis_bus, llama, configuration, everything)

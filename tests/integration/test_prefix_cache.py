@@ -1,5 +1,6 @@
 """A beginning that was computed once is not computed again, and nobody can tell by the tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,15 +27,16 @@ def pair(second_salt: str = "") -> tuple[Submit, Submit]:
     return first, second
 
 
+@pytest.mark.parametrize("kv_memory", ["paged", "virtual"])
 @pytest.mark.parametrize("together", [True, False])
 async def test_a_common_prefix_is_computed_once(
-    together: bool, llama: Path, redis_bus: RedisBus
+    together: bool, kv_memory: str, llama: Path, redis_bus: RedisBus
 ) -> None:
     first, second = pair()
     expected = await serve(redis_bus, llama, WITHOUT, [first], [second])
     assert [answer.num_cached for answer in expected.answers] == [[0], [0]]
     rounds = [[first, second]] if together else [[first], [second]]
-    found = await serve(redis_bus, llama, CACHING, *rounds)
+    found = await serve(redis_bus, llama, replace(CACHING, kv_memory=kv_memory), *rounds)
     assert [answer.num_cached for answer in found.answers] == [
         [0],
         [100 // BLOCK_SIZE * BLOCK_SIZE],

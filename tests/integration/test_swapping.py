@@ -73,6 +73,17 @@ async def test_swapped_requests_go_on_as_if_nothing_had_happened(
     assert served.num_swapped > 0
 
 
+@pytest.mark.parametrize(("prefix_caching", "block_size"), [(True, 8), (False, 16)])
+async def test_swapped_requests_go_on_in_virtual_memory(
+    prefix_caching: bool, block_size: int, llama: Path, redis_bus: RedisBus
+) -> None:
+    expected = await outputs_alone(redis_bus, llama, 3)
+    configuration = replace(crowded(block_size, prefix_caching), kv_memory="virtual")
+    served = await serve(redis_bus, llama, configuration, requests(3))
+    assert served.outputs() == expected
+    assert served.num_swapped > 0
+
+
 @pytest.mark.parametrize("max_plans_in_flight", [1, 4])
 async def test_plans_in_flight_do_not_disturb_swapping(
     max_plans_in_flight: int, llama: Path, redis_bus: RedisBus

@@ -25,6 +25,10 @@ CONFIGURATIONS = [
         strict=False,
     )
 ]
+VIRTUAL = [
+    Configuration(8, SMALL_POOL, True, 2, 12, kv_memory="virtual"),
+    Configuration(16, SMALL_POOL, False, 2, 512, kv_memory="virtual"),
+]
 
 _alone: dict[int, dict[int, list[int]]] = {}
 
@@ -56,7 +60,7 @@ async def outputs_alone(bus: RedisBus, model: Path) -> dict[int, dict[int, list[
     return _alone
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=repr)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS + VIRTUAL, ids=repr)
 async def test_tokens_are_those_of_each_request_alone(
     configuration: Configuration, llama: Path, redis_bus: RedisBus
 ) -> None:

@@ -46,10 +46,13 @@ def generated_alone(model: torch.nn.Module, prompt: list[int]) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 64])
-@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize(
+    ("kind", "block_size", "kv_memory"),
+    [(kind, block_size, "paged") for kind in SERVED for block_size in (8, 16, 64)]
+    + [("llama", 8, "virtual"), ("gemma2", 16, "virtual")],
+)
 async def test_greedy_tokens_with_preemption(
-    kind: str, block_size: int, models: Path, redis_bus: RedisBus
+    kind: str, block_size: int, kv_memory: str, models: Path, redis_bus: RedisBus
 ) -> None:
     path = tiny_model(kind, models / kind)
     prompts = prompts_around(block_size)
@@ -63,6 +66,7 @@ async def test_greedy_tokens_with_preemption(
         device="cpu",
         dtype="float32",
         num_threads=1,
+        kv_memory=kv_memory,
         block_size=block_size,
         num_blocks=longest * 3,
     )

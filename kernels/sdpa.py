@@ -1,0 +1,103 @@
+"""Attention by torch's own operator, for sequences that lie in one piece."""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kernels.checks import check_attend
+from kernels.interface import AttentionParams, LayerCache, RaggedBatch
+from kernels.reference import ReferenceBackend
+
+
+class SdpaBackend:
+    """Any device and float type; each sequence must be one block of the cache.
+
+    Keys and values are read in place, through views. Soft-capped layers, which the operator does
+    not know, are left to the reference.
+    """
+
+    name = "sdpa"
+
+    def __init__(self) -> None:
+        self._reference = ReferenceBackend()
+
+    def write_kv(
+        self,
+        key: torch.Tensor,  # [T, Hkv, D]
+        value: torch.Tensor,  # [T, Hkv, D]
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,  # [T] int64
+    ) -> None:
+        """Store each token's key and value in its slot; a negative slot is padding, skipped.
+
+        Raises:
+            ValueError: if shapes or types do not fit each other.
+        """
+        self._reference.write_kv(key, value, cache, slot_mapping)
+
+    def copy_blocks(
+        self,
+        cache: LayerCache,
+        sources: torch.Tensor,  # [P] int64, may repeat
+        targets: torch.Tensor,  # [P] int64, all different, none of them a source
+    ) -> None:
+        """Copy whole blocks, keys and values (copy-on-write: PagedAttention, §4.4).
+
+        Raises:
+            ValueError: if the lists do not fit each other.
+        """
+        self._reference.copy_blocks(cache, sources, targets)
+
+    def attend(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        cache: LayerCache,
+        batch: RaggedBatch,
+        params: AttentionParams,
+        out: torch.Tensor,  # [T, H, D]
+    ) -> None:
+        """Causal attention of each row over its own sequence, one sequence after the other.
+
+        Raises:
+            ValueError: if shapes or types do not fit each other, or a sequence has several blocks.
+        """
+        check_attend(query, cache, batch, out)
+        if batch.block_tables.shape[1] != 1:
+            raise ValueError(f"block tables {tuple(batch.block_tables.shape)}: one column expected")
+        if params.softcap is not None:
+            self._reference.attend(query, cache, batch, params, out)
+            return
+        starts = batch.query_starts.tolist()
+        pieces = batch.block_tables[:, 0].tolist()
+        for sequence, context_len in enumerate(batch.context_lens.tolist()):
+            first, end = starts[sequence], starts[sequence + 1]
+            if end > first and context_len > 0:
+                piece = pieces[sequence]
+                key, value = cache.key[piece], cache.value[piece]  # [Hkv, block_size, D]
+                out[first:end] = _attend_sequence(query[first:end], key, value, context_len, params)
+
+
+def _attend_sequence(
+    query: torch.Tensor,  # [R, H, D]
+    key: torch.Tensor,  # [Hkv, N or more, D]
+    value: torch.Tensor,  # [Hkv, N or more, D]
+    context_len: int,  # N
+    params: AttentionParams,
+) -> torch.Tensor:  # [R, H, D]
+    num_rows, num_heads, _ = query.shape
+    window = params.sliding_window if params.sliding_window is not None else context_len
+    begin = max(0, context_len - num_rows - window + 1)
+    mask = None
+    if num_rows > 1:
+        rows = torch.arange(context_len - num_rows, context_len, device=query.device)
+        columns = torch.arange(begin, context_len, device=query.device)
+        distance = rows[:, None] - columns[None, :]  # [R, N]
+        mask = (distance >= 0) & (distance < window)
+    attended = scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        key[None, :, begin:context_len],
+        value[None, :, begin:context_len],
+        attn_mask=mask,
+        scale=params.scale,
+        enable_gqa=num_heads != key.shape[0],
+    )
+    return attended[0].transpose(0, 1)
