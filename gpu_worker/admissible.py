@@ -1,12 +1,13 @@
 """What plans may say: checks that need no more than the limits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shared.codec import IntArray
 from shared.errors import PageStreamError
-from shared.messages import Admission, KVGeometry, StepPlan
+from shared.messages import Admission, BeamStep, KVGeometry, StepPlan
 
 
 class PlanRefused(PageStreamError):
@@ -57,6 +58,32 @@ def check_block(block: int, limits: Limits) -> None:
     """
     if not 0 <= block < limits.kv.num_blocks:
         raise PlanRefused(f"there is no block {block}")
+
+
+def check_beams(steps: Sequence[BeamStep], limits: Limits) -> None:
+    """Each group has beams and all that belongs to them, and no beam is named twice.
+
+    Raises:
+        PlanRefused: one has not, or one is.
+    """
+    for step in steps:
+        _check_beam_step(step, limits)
+    groups = [step.group for step in steps]
+    handles = np.concatenate([step.handles for step in steps])
+    if len(set(groups)) < len(groups) or len(np.unique(handles)) < len(handles):
+        raise PlanRefused(f"beam groups {groups} name a group or a beam twice: {handles.tolist()}")
+
+
+def _check_beam_step(step: BeamStep, limits: Limits) -> None:
+    where = f"beam group {step.group}"
+    width = len(step.handles)
+    sizes = (len(step.scores), len(step.parents), len(step.tokens))
+    if not width or sizes not in ((width, width, width), (width, 0, 0)):
+        raise PlanRefused(f"{where}: {width} beams with {sizes} scores, parents and tokens")
+    if not np.isfinite(step.scores).all():
+        raise PlanRefused(f"{where}: scores {step.scores.tolist()} are no log-probabilities")
+    if step.tokens.min(initial=0) < 0 or step.tokens.max(initial=0) >= limits.vocab_size:
+        raise PlanRefused(f"{where}: a token of {step.tokens.tolist()} is outside the vocabulary")
 
 
 def check_swaps(plan: StepPlan, limits: Limits) -> None:

@@ -6,7 +6,6 @@ interpreted work: every array is indexed by *slot*, and a step takes all decodin
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from gpu_worker.admissible import (
     check_copies,
     check_swaps,
 )
+from gpu_worker.beams import beam_rows, continue_beams
 from gpu_worker.rows import ChunkRows, Forks, Rows
 from gpu_worker.slots import SlotArrays, Slots
 from shared.codec import IntArray
@@ -52,7 +52,7 @@ class BatchState(SlotArrays):
     # -------------------------------------------------------------------- plans
 
     def apply(self, plan: StepPlan) -> None:
-        """Retire, put copies in place, admit, grow and fork.
+        """Retire, continue beams, put copies in place, admit, grow and fork.
 
         Forks come last, so that children get what the plan adds to their parents' tables. Swaps
         and the copies themselves are the caller's.
@@ -60,9 +60,11 @@ class BatchState(SlotArrays):
         Raises:
             PlanRefused: the plan speaks of sequences or blocks that cannot be.
         """
-        check_swaps(plan, self._limits)
+        check_swaps(plan, self.limits)
         for handle in plan.retired.tolist():
             self._retire(handle)
+        if plan.beams:
+            continue_beams(plan.beams, self, self._slot_of)
         self._replace(plan)
         for admission in plan.admissions:
             self._admit(admission)
@@ -77,8 +79,8 @@ class BatchState(SlotArrays):
         """What the plan computes: one row per decoding sequence, then the chunks.
 
         Raises:
-            PlanRefused: a chunk or a decoding sequence does not fit its tokens or its blocks, or
-                a parent does not sample.
+            PlanRefused: a chunk or a decoding sequence does not fit its tokens or its blocks, a
+                parent does not sample, or a beam computes its last token without its group.
         """
         decoding = self._decoding_slots()
         positions = self.num_computed[decoding]
@@ -95,10 +97,13 @@ class BatchState(SlotArrays):
             sampled=decoding,
             sample_rows=None,
             forks=None,
+            beams=(),
             version=self.version,
         )
         if chunks:
             rows = self._with_chunks(rows, chunks)
+        if plan.beams or any(chunk.is_beam for chunk in chunks):
+            rows = replace(rows, beams=beam_rows(plan.beams, rows, self, self._slot_of))
         return self._with_forks(rows, plan) if len(plan.fork_children) else rows
 
     def tables(self, slots: Slots, num_blocks: int) -> npt.NDArray[np.int32]:
@@ -120,9 +125,10 @@ class BatchState(SlotArrays):
         self.last_token[slots] = tokens
         self.num_tokens[slots] += 1
         for chunk in rows.chunks:
+            if chunk.reaches_last:
+                self._tokens.pop(chunk.slot, None)
             if chunk.samples:
                 self.decodes[chunk.slot] = True
-                self._tokens.pop(chunk.slot)
                 self.version += 1
         if (forks := rows.forks) is not None:
             self.num_computed[forks.children] = self.num_computed[forks.parents]
@@ -140,7 +146,7 @@ class BatchState(SlotArrays):
         flags = np.zeros(len(slots), np.int32)
         flags[self.num_tokens[slots] >= self.max_length[slots]] = EndFlag.LENGTH
         hits = self.end_tokens[slots] == tokens[:, None]
-        num_eos = len(self._limits.eos_token_ids)
+        num_eos = len(self.limits.eos_token_ids)
         stops = hits[:, num_eos:].any(1)
         stops |= hits[:, :num_eos].any(1) & ~self.ignores_eos[slots]
         flags[stops] = EndFlag.STOP
@@ -154,13 +160,14 @@ class BatchState(SlotArrays):
             raise PlanRefused(f"unknown sequence {handle} is retired")
         self._tokens.pop(slot, None)
         self._prompt_logprobs.pop(slot, None)
+        if self.decodes[slot]:
+            self.version += 1
         self.free_slot(slot)
-        self.version += 1
 
     def _admit(self, new: Admission) -> None:
         if new.handle in self._slot_of:
             raise PlanRefused(f"admission of {new.handle}: it is here already")
-        check_admission(new, self._limits)
+        check_admission(new, self.limits)
         slot = self.take_slot()
         self.fill(slot, new)
         self._slot_of[new.handle] = slot
@@ -176,7 +183,7 @@ class BatchState(SlotArrays):
         if choice < 0 or choice == self.choice[original]:
             raise PlanRefused(f"fork of {parent}: it cannot have choice {choice}")
         slot = self.take_slot()
-        self.copy_slot(original, slot)
+        self.copy_slots(original, slot)
         self.handle[slot] = child
         self.choice[slot] = choice
         self.decodes[slot] = False  # from the next step on
@@ -184,7 +191,7 @@ class BatchState(SlotArrays):
 
     def _replace(self, plan: StepPlan) -> None:
         """Let the copies of blocks take the originals' places in block tables."""
-        check_copies(plan, self._limits)
+        check_copies(plan, self.limits)
         replaced = _tuples(
             plan.replaced_handles, plan.replaced_columns, plan.copy_sources, plan.copy_targets
         )
@@ -202,12 +209,12 @@ class BatchState(SlotArrays):
         slot = self._slot(handle)
         if self.ended[slot]:
             return  # planned before the end was known
-        check_block(block, self._limits)
+        check_block(block, self.limits)
         column = int(self.num_slots[slot]) >> self._shift
         if column == self.block_tables.shape[1]:
             raise PlanRefused(f"sequence {handle} grows beyond the model's context")
         self.block_tables[slot, column] = block
-        self.num_slots[slot] += self._limits.kv.block_size
+        self.num_slots[slot] += self.limits.kv.block_size
 
     def _slot(self, handle: int) -> int:
         slot = self._slot_of.get(handle)
@@ -240,43 +247,53 @@ class BatchState(SlotArrays):
             chunks[slot] = ChunkRows(
                 slot=slot,
                 handle=handle,
-                tokens=self._tokens[slot],
+                tokens=self._pending(slot),
                 start=start,
                 stop=stop,
                 num_prompt_tokens=int(self.num_prompt_tokens[slot]),
                 num_prompt_logprobs=self._prompt_logprobs.get(slot),
+                is_beam=bool(self.beam_width[slot]),
             )
         return tuple(chunks.values())
 
-    def _slot_mapping(self, slots: Any, positions: npt.NDArray[np.int64]) -> Slots:
-        """Where the K/V of tokens [n] go; ``slots`` is [n] or one slot for all."""
-        block_size = self._limits.kv.block_size
+    def _pending(self, slot: int) -> IntArray:
+        """Tokens that are not computed yet, of a sequence that does not decode."""
+        tokens = self._tokens.get(slot)
+        if tokens is None:
+            if not self.beam_width[slot]:
+                raise PlanRefused(f"sequence {self.handle[slot]} is forked, but has a chunk")
+            # A beam that was computed before has got one more.
+            return self.last_token[slot : slot + 1].astype(np.int32)
+        return tokens[self.num_computed[slot] :]
+
+    def _slot_mapping(self, slots: Slots, positions: npt.NDArray[np.int64]) -> Slots:
+        """Where the K/V of tokens [n] go."""
+        block_size = self.limits.kv.block_size
         blocks = self.block_tables[slots, positions >> self._shift].astype(np.int64)
         mapping: Slots = (blocks << self._shift) + (positions & (block_size - 1))
         return mapping
 
     def _with_chunks(self, decoding: Rows, chunks: tuple[ChunkRows, ...]) -> Rows:
-        spans = [np.arange(chunk.start, chunk.stop) for chunk in chunks]
-        mapped = [
-            self._slot_mapping(chunk.slot, span) for chunk, span in zip(chunks, spans, strict=True)
-        ]
         num_decoding = len(decoding.slots)
         sizes = np.ones(num_decoding + len(chunks), np.int64)
         sizes[num_decoding:] = [chunk.size for chunk in chunks]
         ends = sizes.cumsum()
+        first = np.concatenate([decoding.positions, [chunk.start for chunk in chunks]])
+        positions = np.repeat(first + sizes - ends, sizes) + np.arange(ends[-1])
         sampling = np.array([chunk.samples for chunk in chunks])
         samples = np.concatenate([np.ones(num_decoding, np.bool_), sampling])
         slots = np.concatenate([decoding.slots, [chunk.slot for chunk in chunks]])
         return Rows(
             slots=slots,
             token_ids=np.concatenate([decoding.token_ids, *(c.token_ids for c in chunks)]),
-            positions=np.concatenate([decoding.positions, *spans]),
-            slot_mapping=np.concatenate([decoding.slot_mapping, *mapped]),
+            positions=positions,
+            slot_mapping=self._slot_mapping(np.repeat(slots, sizes), positions),
             sizes=sizes,
             chunks=chunks,
             sampled=slots[samples],
             sample_rows=ends[samples] - 1,
             forks=None,
+            beams=(),
             version=self.version,
         )
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ import torch
 from gpu_worker.admissible import Limits
 from gpu_worker.attention import PagedStep
 from gpu_worker.batch import BatchState
+from gpu_worker.candidates import beam_candidates
 from gpu_worker.logprobs import prompt_logprobs, token_logprobs
 from gpu_worker.memory import KVMemory
 from gpu_worker.model import RaggedModel
@@ -17,7 +19,13 @@ from gpu_worker.sampling import RowSampling, ban_ends, sample
 from kernels.interface import AttentionBackend, RaggedBatch
 from shared.codec import IntArray
 from shared.logs import EventLog
-from shared.messages import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
+from shared.messages import (
+    BeamCandidates,
+    PromptLogprobs,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 
 log = EventLog(__name__)
 
@@ -67,9 +75,10 @@ class Executor:
         if rows.num_tokens == 0:
             return self._empty_result(plan, began)
         model_began = time.perf_counter()
-        logits, scored = self._compute(rows)
+        logits = self._compute(rows)
         sample_began = time.perf_counter()
-        tokens, logprobs = self._sample(plan.step, rows, logits)
+        tokens, logprobs = self._sample(plan.step, rows, logits.sampled)
+        candidates = self._rank(plan.step, rows, logits.beams) if rows.beams else ()
         ended_rows, ended_flags = self.batch.complete(rows, tokens)
         ended = time.perf_counter()
         self.sample_s = ended - sample_began
@@ -79,9 +88,9 @@ class Executor:
             tokens=tokens.astype(np.int32),
             ended_rows=ended_rows.astype(np.int32),
             ended_flags=ended_flags,
-            beams=(),
+            beams=candidates,
             logprobs=logprobs,
-            prompt_logprobs=scored,
+            prompt_logprobs=logits.scored,
             admitted_handles=_packed(new.handle for new in plan.admissions),
             admitted_computed=_packed(new.num_computed for new in plan.admissions),
             num_batched_tokens=rows.num_tokens,
@@ -106,8 +115,8 @@ class Executor:
         for cache in self._memory.layers.values():
             self._backend.copy_blocks(cache, sources, targets)
 
-    def _compute(self, rows: Rows) -> tuple[torch.Tensor, tuple[PromptLogprobs, ...]]:
-        """Logits [R, V] of the rows that sample, and log-probabilities of prompt tokens."""
+    def _compute(self, rows: Rows) -> "_Logits":
+        """The forward pass."""
         device = self._model.device
         step = PagedStep(self._backend, self._memory.layers, self._ragged(rows))
         token_ids = torch.from_numpy(rows.token_ids).to(device)
@@ -123,10 +132,11 @@ class Executor:
                 last = first + chunk.num_scored
                 scored.append(prompt_logprobs(logits[first:last], chunk))
                 first = last
-        logits = logits[first:]
+        last = len(logits) - sum(len(group.rows) for group in rows.beams)
+        sampled = logits[first:last]
         if rows.forks is not None:
-            logits = logits[torch.from_numpy(rows.forks.logit_rows).to(device)]
-        return logits, tuple(scored)
+            sampled = sampled[torch.from_numpy(rows.forks.logit_rows).to(device)]
+        return _Logits(sampled, logits[last:], tuple(scored))
 
     def _ragged(self, rows: Rows) -> RaggedBatch:
         device = self._model.device
@@ -174,6 +184,19 @@ class Executor:
         num_top = batch.num_logprobs[slots][asking].tolist()
         return drawn.tokens, tuple(token_logprobs(raw, chosen, asking.tolist(), num_top))
 
+    def _rank(
+        self,
+        step: int,
+        rows: Rows,
+        logits: torch.Tensor,  # [B, V]
+    ) -> tuple[BeamCandidates, ...]:
+        """How the beams may go on."""
+        candidates, broken = beam_candidates(logits, rows.beams, self.batch)
+        if len(broken):
+            handles = self.batch.handle[broken].tolist()
+            log.error("logits are not finite", step=step, beams=handles)
+        return candidates
+
     def _sampling_of(self, rows: Rows) -> RowSampling:
         """Parameters of the rows; those of the step before if nothing changed."""
         known = rows.only_decodes and self._row_version == rows.version
@@ -202,12 +225,24 @@ class Executor:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Logits:
+    """What a forward pass says about the next tokens."""
+
+    sampled: torch.Tensor  # [R, V] of the rows that sample
+    beams: torch.Tensor  # [B, V] of all beams, group by group
+    scored: tuple[PromptLogprobs, ...]
+
+
 def _packed(numbers: Iterable[int]) -> IntArray:
     return np.array(list(numbers), np.int32)
 
 
 def _wanted_rows(rows: Rows) -> tuple[Indices | None, int]:
-    """Rows whose logits are needed (None: all), those that score prompt tokens first."""
+    """Rows whose logits are needed (None: all), and how many of them score prompt tokens.
+
+    Those come first, then the rows that sample, then the beams.
+    """
     if rows.sizes is None:
         return None, 0
     starts = rows.sizes.cumsum() - rows.sizes
@@ -217,8 +252,8 @@ def _wanted_rows(rows: Rows) -> tuple[Indices | None, int]:
         for index, chunk in enumerate(rows.chunks, first)
         if chunk.num_scored
     ]
-    if not scored:
+    if not scored and not rows.beams:
         return rows.sample_rows, 0
     assert rows.sample_rows is not None, "there are chunks"
-    found = np.concatenate([*scored, rows.sample_rows])
-    return found, len(found) - len(rows.sample_rows)
+    beams = [group.rows for group in rows.beams]
+    return np.concatenate([*scored, rows.sample_rows, *beams]), sum(map(len, scored))

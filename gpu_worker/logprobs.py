@@ -36,7 +36,7 @@ def prompt_logprobs(
     """What the model thought of the prompt tokens behind those rows."""
     assert chunk.num_prompt_logprobs is not None
     first, num = chunk.start + 1, chunk.num_scored
-    tokens = torch.from_numpy(chunk.tokens[first : first + num].astype("int64"))
+    tokens = torch.from_numpy(chunk.tokens[1 : 1 + num].astype("int64"))
     return PromptLogprobs(
         chunk.handle,
         tuple(

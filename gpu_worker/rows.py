@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.codec import IntArray
+from shared.messages import BeamStep
 
 Indices = npt.NDArray[np.int64]
 
@@ -16,11 +17,12 @@ class ChunkRows:
 
     slot: int
     handle: int
-    tokens: IntArray  # all of the sequence's
+    tokens: IntArray  # [num_tokens - start] those from ``start`` on
     start: int
     stop: int
     num_prompt_tokens: int
     num_prompt_logprobs: int | None  # top ones wanted at each prompt position; None: nothing
+    is_beam: bool
 
     @property
     def size(self) -> int:
@@ -28,14 +30,19 @@ class ChunkRows:
         return self.stop - self.start
 
     @property
+    def reaches_last(self) -> bool:
+        """Whether all tokens are computed then, so that the next one can be chosen."""
+        return self.size == len(self.tokens)
+
+    @property
     def samples(self) -> bool:
-        """Whether the chunk reaches the last token, so that the next one can be drawn."""
-        return self.stop == len(self.tokens)
+        """Whether the next token is drawn here, and the sequence decodes from then on."""
+        return self.reaches_last and not self.is_beam
 
     @property
     def token_ids(self) -> Indices:
         """Tokens to compute, [size]."""
-        return self.tokens[self.start : self.stop].astype(np.int64)
+        return self.tokens[: self.size].astype(np.int64)
 
     @property
     def num_scored(self) -> int:
@@ -55,6 +62,15 @@ class Forks:
 
 
 @dataclass(frozen=True, slots=True)
+class BeamRows:
+    """The beams of a group, which all compute their last tokens in this step."""
+
+    step: BeamStep
+    slots: Indices  # [w]
+    rows: Indices  # [w] those of their last tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """A ragged batch; decoding sequences come first, with one row each."""
 
@@ -67,6 +83,7 @@ class Rows:
     sampled: Indices  # [R] slots that sample, children of forks last
     sample_rows: Indices | None  # [R - F] rows of those before; None: every row samples
     forks: Forks | None
+    beams: tuple[BeamRows, ...]
     version: int  # of the batch: if equal and nothing is new, the slots are the same
 
     @property
@@ -76,5 +93,5 @@ class Rows:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether nothing is new: no chunks and no forks."""
-        return not self.chunks and self.forks is None
+        """Whether nobody samples but the sequences that decode already."""
+        return len(self.sampled) == len(self.slots) - len(self.chunks)

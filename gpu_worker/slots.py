@@ -34,6 +34,7 @@ _COLUMNS: tuple[tuple[str, type, Any], ...] = (
     ("min_p", np.float32, 0.0),
     ("wants_logprobs", np.bool_, False),
     ("num_logprobs", np.int64, 0),
+    ("beam_width", np.int64, 0),  # of its group; 0: a sequence that decodes by itself
 )
 
 
@@ -63,14 +64,15 @@ class SlotArrays:
     min_p: npt.NDArray[np.float32]
     wants_logprobs: npt.NDArray[np.bool_]
     num_logprobs: npt.NDArray[np.int64]
+    beam_width: npt.NDArray[np.int64]
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._shift = limits.kv.block_size.bit_length() - 1
 
     def reset(self) -> None:
         """All slots are free."""
-        limits = self._limits
+        limits = self.limits
         for name, dtype, value in _COLUMNS:
             setattr(self, name, np.full(_FIRST_CAPACITY, value, dtype))
         self.block_tables = np.zeros((_FIRST_CAPACITY, limits.max_blocks), np.int32)
@@ -104,7 +106,7 @@ class SlotArrays:
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.min_length[slot] = new.num_prompt_tokens + sampling.min_tokens
         self.max_length[slot] = min(
-            new.num_prompt_tokens + sampling.max_tokens, self._limits.max_model_len
+            new.num_prompt_tokens + sampling.max_tokens, self.limits.max_model_len
         )
         self.decodes[slot] = False
         self.ended[slot] = False
@@ -115,18 +117,26 @@ class SlotArrays:
         self.min_p[slot] = sampling.min_p
         self.wants_logprobs[slot] = sampling.num_logprobs is not None
         self.num_logprobs[slot] = sampling.num_logprobs or 0
+        self.beam_width[slot] = 0 if sampling.beams is None else sampling.beams.width
         self._set_end_tokens(slot, sampling.stop_token_ids)
 
-    def copy_slot(self, source: int, target: int) -> None:
-        """Make one slot equal to another."""
+    def copy_slots(self, sources: int | Slots, targets: int | Slots) -> None:
+        """Make each target equal to its source; no slot is both."""
         for name, _, _ in _COLUMNS:
             column = getattr(self, name)
-            column[target] = column[source]
-        self.block_tables[target] = self.block_tables[source]
-        self.end_tokens[target] = self.end_tokens[source]
+            column[targets] = column[sources]
+        self.block_tables[targets] = self.block_tables[sources]
+        self.end_tokens[targets] = self.end_tokens[sources]
+
+    def ends_of(self, slot: int) -> Slots:
+        """The tokens that end the sequence in a slot, [n] ascending."""
+        ends = self.end_tokens[slot]
+        if self.ignores_eos[slot]:
+            ends = ends[len(self.limits.eos_token_ids) :]
+        return np.unique(ends[(ends >= 0) & (ends < self.limits.vocab_size)])
 
     def _set_end_tokens(self, slot: int, stop_token_ids: tuple[int, ...]) -> None:
-        ids = (*self._limits.eos_token_ids, *stop_token_ids)
+        ids = (*self.limits.eos_token_ids, *stop_token_ids)
         width = self.end_tokens.shape[1]
         if len(ids) > width:
             more = ((0, 0), (0, len(ids) - width))

@@ -142,7 +142,8 @@ class StepPlan(Message):
 
     The worker applies the parts in the order of the fields, then computes:
       * for each entry of ``chunk_handles`` that many next tokens of the sequence. A chunk that
-        reaches the sequence's last token samples one, and the sequence decodes from then on;
+        reaches the sequence's last token samples one, and the sequence decodes from then on. A
+        beam does neither: it has a BeamStep then, and a token or its end from a later plan;
       * for every other resident sequence that decodes and has not ended: its one last token,
         sampling the next. Such a sequence is not in the plan.
     """

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpu_worker.executor import Executor
-from shared.messages import Admission, StepPlan, StepResult
+from shared.messages import Admission, BeamStep, StepPlan, StepResult
 from shared.sampling import SamplingParams
 
 GREEDY = SamplingParams(
@@ -73,6 +73,7 @@ class Known:
     num_tokens: int
     num_computed: int
     blocks: list[int]
+    is_beam: bool = False
     decodes: bool = False
     output: list[int] = field(default_factory=list)
     ended: int = 0
@@ -92,6 +93,8 @@ class Planner:
         self._admissions: list[Admission] = []
         self._retired: list[int] = []
         self._forks: list[tuple[int, int, int]] = []
+        self._beams: list[BeamStep] = []
+        self._continued: set[int] = set()
 
     def admit(
         self,
@@ -107,7 +110,7 @@ class Planner:
         blocks = [] if like is None else self.known[like].blocks[: num_computed // self._block_size]
         num_more = -(-len(tokens) // self._block_size) - len(blocks)
         blocks += [self._free.pop() for _ in range(num_more)]
-        self.known[handle] = Known(len(tokens), num_computed, blocks)
+        self.known[handle] = Known(len(tokens), num_computed, blocks, params.beams is not None)
         self._admissions.append(
             Admission(
                 handle=handle,
@@ -131,6 +134,29 @@ class Planner:
         """Part of the next plan, in which the parent has to sample."""
         self._forks.append((parent, child, choice))
 
+    def beams(
+        self,
+        group: int,
+        handles: list[int],
+        scores: list[float],
+        parents: tuple[int, ...] = (),
+        tokens: tuple[int, ...] = (),
+    ) -> None:
+        """Part of the next plan; beams with parents get a chunk of one token by themselves."""
+        self._beams.append(
+            BeamStep(
+                group, ints(*handles), np.array(scores, np.float32), ints(*parents), ints(*tokens)
+            )
+        )
+        before = {parent: self.known[parent] for parent in parents}
+        for handle, parent in zip(handles, parents, strict=bool(parents)):
+            old = before[parent]
+            if handle != parent:
+                self.known[handle] = replace(old, blocks=list(old.blocks))
+        for handle in handles if parents else ():
+            self.known[handle].num_tokens += 1
+            self._continued.add(handle)
+
     def _num_owners(self, block: int) -> int:
         return sum(block in seq.blocks for seq in self.known.values())
 
@@ -140,7 +166,7 @@ class Planner:
         grown: list[tuple[int, int]] = []
         copies: list[tuple[int, int, int, int]] = []  # source, target, handle, column
         for handle, seq in self.known.items():
-            if seq.decodes and not seq.ended:
+            if (seq.decodes and not seq.ended) or handle in self._continued:
                 column = seq.num_computed // self._block_size
                 seq.num_computed += 1
                 if column == len(seq.blocks):
@@ -153,6 +179,7 @@ class Planner:
         plan = step_plan(
             self._step,
             retired=ints(*self._retired),
+            beams=tuple(self._beams),
             copy_sources=ints(*(source for source, *_ in copies)),
             copy_targets=ints(*(target for _, target, *_ in copies)),
             replaced_handles=ints(*(handle for *_, handle, _ in copies)),
@@ -163,17 +190,20 @@ class Planner:
             fork_choices=ints(*(choice for *_, choice in self._forks)),
             grown_handles=ints(*(handle for handle, _ in grown)),
             grown_blocks=ints(*(block for _, block in grown)),
-            chunk_handles=ints(*sizes),
-            chunk_tokens=ints(*sizes.values()),
+            chunk_handles=ints(*sizes, *self._continued),
+            chunk_tokens=ints(*sizes.values(), *[1] * len(self._continued)),
         )
         for handle, size in sizes.items():
             seq = self.known[handle]
             seq.num_computed += size
-            seq.decodes = seq.num_computed == seq.num_tokens
+            seq.decodes = seq.num_computed == seq.num_tokens and not seq.is_beam
         for parent, child, _ in self._forks:
             old = self.known[parent]
-            self.known[child] = Known(old.num_tokens, old.num_computed, list(old.blocks), True)
+            self.known[child] = Known(
+                old.num_tokens, old.num_computed, list(old.blocks), decodes=True
+            )
         self._admissions, self._retired, self._forks = [], [], []
+        self._beams, self._continued = [], set()
         return self._note(self.executor.execute(plan))
 
     def _note(self, result: StepResult) -> StepResult:

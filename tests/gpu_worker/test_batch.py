@@ -136,6 +136,17 @@ def test_an_ended_sequence_is_masked_until_it_is_retired(executor: Executor) -> 
     assert len(executor.batch) == 1
 
 
+def test_a_retired_sequence_decodes_no_more(executor: Executor) -> None:
+    planner = Planner(executor)
+    planner.admit(1, prompt(8))
+    planner.admit(2, prompt(8, 1))
+    planner.step(s1=8, s2=8)
+    assert planner.step().handles.tolist() == [1, 2]
+    planner.retire(1)
+    result = planner.step()
+    assert (result.handles.tolist(), result.num_batched_tokens) == ([2], 1)
+
+
 def test_a_plan_without_rows_still_has_a_result(executor: Executor) -> None:
     result = executor.execute(step_plan(7))
     assert (result.step, result.handles.tolist(), result.num_batched_tokens) == (7, [], 0)
