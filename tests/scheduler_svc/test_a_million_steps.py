@@ -1,7 +1,8 @@
-"""A million random steps of the scheduler core: arrivals, aborts, stops, forks, failing workers.
+"""A million random steps of the scheduler core: arrivals, aborts, stops, forks, beams, pinned
+prefixes, failing workers.
 
 What each step must satisfy stands in ``tests/support``: ``walk_checks`` for the core,
-``walk_worker`` for the plans, ``walk_clients`` for the tokens.
+``walk_worker`` for the plans, ``walk_clients`` for the tokens, ``walk_beams`` for the searches.
 """
 
 import json
@@ -24,6 +25,16 @@ AT_LEAST = {
     "preempted by recompute": 5_000,
     "preempted by swap": 2_000,
     "swaps in": 10_000,
+    "beam steps": 100_000,
+    "beam forks": 40_000,
+    "searches preempted by recompute": 500,
+    "searches preempted by swap": 200,
+    "searches recovered": 1_000,
+    "searches over when recovered": 50,
+    "admissions of prefixes": 1_000,
+    "prefixes pinned": 1_000,
+    "prefixes refused": 1_000,
+    "prefixes given up": 500,
     "aborts": 5_000,
     "stale aborts": 1_000,
     "stops": 2_000,

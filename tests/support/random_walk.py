@@ -9,6 +9,8 @@ from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold
 from shared.bus.api import START, EntryId
@@ -29,7 +31,9 @@ from tests.support.walk_checks import (
     QueueCheck,
     check_at_rest,
     check_cache,
+    check_pins,
     check_pools,
+    check_seats,
     tables_of,
 )
 from tests.support.walk_clients import Client, check_ending, may_refuse
@@ -50,20 +54,21 @@ class Walk:
     """Args:
     seed: everything follows from it.
     num_events: how many are drawn; the walk then goes on until all requests have ended.
-    with_beams: whether some requests are beam searches.
     """
 
-    def __init__(self, seed: int, num_events: int, with_beams: bool = False) -> None:
+    def __init__(self, seed: int, num_events: int) -> None:
         rng = random.Random(seed)
         self.profile = random_profile(rng)
         events, weights = list(self.profile.weights), list(self.profile.weights.values())
         kinds = rng.choices(events, weights, k=num_events)
         self._events = [(kind, rng.getrandbits(32)) for kind in kinds]
-        self._with_beams = with_beams
         self.counts: Counter[str] = Counter()
         self.clients: list[Client] = []
         self._by_id: dict[str, Client] = {}
         self._handles: dict[int, tuple[Client, int]] = {}
+        self._searches: dict[int, Client] = {}  # by handle
+        self._nobodys: set[int] = set()  # handles of requests that compute pinned prefixes
+        self._prefixes: dict[bytes, Client] = {}  # those requests, by their tokens
         self._outputs: deque[Entry] = deque()
         self._requests: deque[Entry] = deque()
         self._num_requests = 0
@@ -86,6 +91,7 @@ class Walk:
             Event.TURN: self._turn,
             Event.EXECUTE: self._execute,
             Event.CHECKPOINT: self._checkpoint,
+            Event.PIN: self._pin,
             Event.FAIL: self._fail,
         }
         for index, (kind, bits) in enumerate(self._events):
@@ -96,9 +102,9 @@ class Walk:
     # ------------------------------------------------------------------ clients
 
     def _submit(self, bits: int) -> None:
-        number = len(self.clients)
+        number = len(self.clients) + 1
         most_choices = self._config.max_num_sequences
-        client = self.profile.client(number, random.Random(bits), most_choices, self._with_beams)
+        client = self.profile.client(number, random.Random(bits), most_choices)
         self.clients.append(client)
         self._by_id[client.submit.request_id] = client
         self._append_request(client.submit)
@@ -116,7 +122,10 @@ class Walk:
 
     def _stop(self, bits: int) -> None:
         client = self._some_unfinished(bits)
-        if client is None or client.has_beams:
+        if client is None:
+            return
+        if client.search is not None:
+            self._append_request(Stop(client.submit.request_id, 0, 1))  # means nothing
             return
         for number, choice in enumerate(client.choices):
             if choice.output and not choice.reason:
@@ -127,6 +136,11 @@ class Walk:
                     choice.stopped_at = num_tokens
                 self.counts["stops"] += 1
                 return
+
+    def _pin(self, bits: int) -> None:
+        pin, computing = self.profile.prefix(bits)
+        self._prefixes[computing.submit.prompt.tobytes()] = computing
+        self._append_request(pin)
 
     def _some_unfinished(self, bits: int) -> Client | None:
         found = [client for client in self.clients if not client.has_ended]
@@ -149,7 +163,7 @@ class Walk:
         while self._unread_outputs:
             entry = self._unread_outputs.popleft()
             for message in entry.messages:
-                core.apply(message, entry.id)
+                answers += core.apply(message, entry.id)
             if not all_outputs:
                 break
         # Logs are read together: whoever reads a request has read what its gateway had seen.
@@ -180,14 +194,25 @@ class Walk:
         self.counts["copies"] += len(plan.copy_sources)
         self.counts["swaps in"] += len(plan.swap_in_device)
         self.counts["forks"] += len(plan.fork_children)
-        self.counts["beam steps"] += len(plan.beams)
-        if plan.step % 2 == 0:  # what is wrong stays wrong
+        for beam in plan.beams:
+            self.counts["beam steps"] += 1
+            if len(beam.parents):
+                self.counts["beam forks"] += int(np.count_nonzero(beam.parents != beam.handles))
+        # Those that go leave less room than any of those that wait for theirs needs, so that a
+        # block of the host pool never changes hands within a plan.
+        assert not len(plan.swap_out_host) or not len(plan.swap_in_host), "swaps both ways"
+        for admission in plan.admissions:
+            if admission.sampling.seed == 0:
+                self._nobodys.add(admission.handle)
+                self.counts["admissions of prefixes"] += 1
+        if plan.step % 4 == 0:  # what is wrong stays wrong
             check_pools(core)
         if plan.step % 8 == 0:
             check_cache(core.pool)
             check_cache(core.host_pool)
+            check_seats(core)
+            check_pins(core)
             self._queues.check_stats(core)
-        assert core._queues.num_decoding <= self._config.max_num_sequences
         return tables_of(core)
 
     def _execute(self, bits: int) -> None:
@@ -214,9 +239,11 @@ class Walk:
         self.counts["failures"] += 1
         if self.profile.pool_may_change:
             num_blocks = self.profile.config.num_blocks
+            num_blocks = max(1, num_blocks // 2 + bits % (num_blocks + 1))
             self._config = replace(
                 self.profile.config,
-                num_blocks=max(1, num_blocks // 2 + bits % (num_blocks + 1)),
+                num_blocks=num_blocks,
+                max_pinned_blocks=min(self.profile.config.max_pinned_blocks, num_blocks // 2),
                 max_plans_in_flight=1 + bits % 4,
             )
         self._begin_epoch()
@@ -227,6 +254,8 @@ class Walk:
         config = self._config
         self._plans: deque[tuple[StepPlan, dict[int, list[int]]]] = deque()
         self._handles.clear()
+        self._searches.clear()
+        self._nobodys.clear()
         fence = EntryId(self._epoch, 0)
         self._outputs.append(Entry(fence, (EpochStarted(self._epoch, "scheduler", ("worker",)),)))
         fold = Fold(self._config.max_model_len)
@@ -235,6 +264,7 @@ class Walk:
         self._check_fold(fold)
         self.worker = WalkWorker(
             self.clients,
+            self._prefixes,
             config.num_blocks,
             config.block_size,
             config.max_num_batched_tokens,
@@ -249,6 +279,10 @@ class Walk:
         self._queues.forget()
         answers: list[Message] = []
         for request in fold.in_order():
+            if request.search is not None and request.search.done:
+                self.counts["searches over when recovered"] += 1
+            elif request.search is not None and request.search.length:
+                self.counts["searches recovered"] += 1
             answers += self.core.recover(
                 request.submit, request.outputs(), request.ended, request.search
             )
@@ -291,22 +325,30 @@ class Walk:
         sampled = set()
         tokens = result.tokens.tolist()
         for row, handle in enumerate(result.handles.tolist()):
+            if handle in self._nobodys:
+                continue
             client, number = self._handles[handle]
             client.take(number, tokens[row], ended.get(row))
             sampled.add(client.number)
         for number in sampled:
-            lengths = {len(choice.output) for choice in self.clients[number].running}
+            lengths = {len(choice.output) for choice in self.clients[number - 1].running}
             assert len(lengths) <= 1, f"not all choices of client {number} grew: {lengths}"
+        for candidates in result.beams:
+            client = self._searches[candidates.group]
+            assert client.search is not None, "a state said that it has beams"
+            if not client.has_ended:
+                client.search.advance(candidates)
 
     def _restate(self, state: RequestState) -> None:
         """A state says exactly what is known, under new handles."""
         client = self._by_id[state.submit.request_id]
         client.is_accepted = True
-        if client.has_beams:
-            for beam in state.choices:
-                client.check_beam(beam.output.tolist(), beam.scores.tolist())
-            return
         assert not client.has_ended, f"{state.submit.request_id} is stated but has ended"
+        if client.search is not None:
+            client.search.check_state(state.choices)
+            [handle] = {beam.handle for beam in state.choices if not beam.finish_reason}
+            assert self._searches.setdefault(handle, client) is client, f"{handle} means two"
+            return
         assert [known.choice for known in state.choices] == list(range(len(client.choices)))
         for known, choice in zip(state.choices, client.choices, strict=True):
             choice.restate(known.output.tolist(), known.finish_reason)
@@ -331,16 +373,24 @@ class Walk:
                 if not choice.reason
             }
             for client in self.clients
-            if client.is_accepted and not client.has_ended and not client.has_beams
+            if client.is_accepted and not client.has_ended and client.search is None
         }
         folded = {
             found.submit.request_id: {
                 number: output.tolist() for number, output in found.outputs().items()
             }
             for found in fold.in_order()
-            if found.submit.sampling.beams is None
+            if found.search is None
         }
         assert folded == unfinished
+        searches = {found.submit.request_id: found.search for found in fold.in_order()}
+        for client in self.clients:
+            if client.is_accepted and not client.has_ended and client.search is not None:
+                search = searches.pop(client.submit.request_id)
+                assert search is not None, f"{client.submit.request_id} is folded without beams"
+                assert search.done == client.search.is_over
+                client.search.check_state(search.choices(0))
+        assert not any(searches.values()), f"{searches} have ended"
 
     def _check_effects(self) -> None:
         """Stops and aborts that the scheduler has read have ended what they name."""
@@ -376,6 +426,9 @@ class Walk:
         check_pools(self.core)
         check_cache(self.core.pool)
         self._queues.check_stats(self.core)
+        check_cache(self.core.host_pool)
+        check_seats(self.core)
+        check_pins(self.core)
         check_at_rest(self.core)
         self._count()
 
@@ -386,14 +439,12 @@ class Walk:
             for client in self.clients
             if not client.has_ended
         ]
-        return 50 + 2 * sum(left)
+        prefixes = sum(len(client.submit.prompt) for client in self._prefixes.values())
+        return 50 + 2 * sum(left) + prefixes
 
     def _count(self) -> None:
         self.counts["requests"] = len(self.clients)
-        self.counts["admissions"] = self._queues.num_admitted
-        self.counts["reused tokens"] = self._queues.num_reused
-        for kind, number in self._queues.num_preempted.items():
-            self.counts[f"preempted by {kind}"] = number
+        self.counts.update(self._queues.counts)
         for client in self.clients:
             for choice in client.choices:
                 self.counts[f"ended by {choice.reason}"] += 1
