@@ -283,6 +283,7 @@ class Walk:
                 self.counts["searches over when recovered"] += 1
             elif request.search is not None and request.search.length:
                 self.counts["searches recovered"] += 1
+                self.counts["finished beams recovered"] += len(request.search.hypotheses())
             answers += self.core.recover(
                 request.submit, request.outputs(), request.ended, request.search
             )

@@ -87,7 +87,7 @@ class Profile:
             number,
             submit,
             flavour=rng.randrange(2) if self.flavours else None,
-            stop_period=rng.choice([11, 101, 10_007]),
+            stop_period=rng.choice([2, 5, 101] if has_beams else [11, 101, 10_007]),
             max_output=min(max_tokens, self.config.max_model_len - num_prompt),
             choices=[Choice() for _ in range(num_choices)],
         )
