@@ -37,6 +37,7 @@ AT_LEAST = {
     "prefixes pinned": 1_000,
     "prefixes refused": 1_000,
     "prefixes given up": 500,
+    "admissions behind prefixes": 500,
     "aborts": 5_000,
     "stale aborts": 1_000,
     "stops": 2_000,

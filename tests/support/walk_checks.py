@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 
+import numpy as np
+
 from scheduler_svc.core import notes
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.scheduler import Scheduler
@@ -145,7 +147,7 @@ class QueueCheck:
                 case notes.Accepted():
                     self._waiting.add(self._rank_of(note.request_id))
                 case notes.Admitted():
-                    self._admit(note)
+                    self._admit(note, core)
                 case notes.Preempted():
                     self._preempt(note)
                     has_victim |= has_planned
@@ -184,7 +186,7 @@ class QueueCheck:
     def _rank_of(self, request_id: str) -> tuple[int, int]:
         return self._clients[request_id].rank
 
-    def _admit(self, note: notes.Admitted) -> None:
+    def _admit(self, note: notes.Admitted, core: Scheduler) -> None:
         """The earliest of those that were preempted, or, if there are none, of those that wait."""
         rank = self._rank_of(note.request_id)
         queue = self._preempted or self._waiting
@@ -194,8 +196,17 @@ class QueueCheck:
         self._running.add(rank)
         self.counts["admissions"] += 1
         self.counts["reused tokens"] += note.num_reused
-        sampling = self._clients[note.request_id].submit.sampling
-        assert note.again or sampling.num_prompt_logprobs is None or note.num_reused == 0
+        submit = self._clients[note.request_id].submit
+        if submit.sampling.num_prompt_logprobs is not None:
+            assert note.again or note.num_reused == 0
+            return
+        for found in core._prefixes._pinned.values():
+            prefix = found.pin.tokens[: len(found.hashes) * core.config.block_size]
+            is_longer = len(submit.prompt) > len(prefix)
+            if found.is_computed and is_longer and found.pin.cache_salt == submit.cache_salt:
+                begins_with_it = np.array_equal(submit.prompt[: len(prefix)], prefix)
+                assert note.num_reused >= len(prefix) or not begins_with_it
+                self.counts["admissions behind prefixes"] += begins_with_it
 
     def _preempt(self, note: notes.Preempted) -> None:
         rank = self._rank_of(note.request_id)
