@@ -77,7 +77,6 @@ def test_a_million_random_steps_keep_every_promise() -> None:
         for process in processes:
             process.kill()
             process.wait()
-    print(dict(totals))
     assert totals["steps"] >= NUM_PROCESSES * STEPS_EACH
     rare = {name: totals[name] for name, least in AT_LEAST.items() if totals[name] < least}
     assert not rare, f"walks hardly ever came to this: {rare}, of {totals}"

@@ -17,14 +17,9 @@ from shared.bus.api import START, EntryId
 from shared.codec import Message
 from shared.messages import (
     Abort,
-    BeamsEnded,
-    ChoiceEnded,
     EpochStarted,
-    FinishReason,
-    RequestEnded,
     RequestState,
     StepPlan,
-    StepResult,
     Stop,
 )
 from tests.support.walk_checks import (
@@ -36,7 +31,8 @@ from tests.support.walk_checks import (
     check_seats,
     tables_of,
 )
-from tests.support.walk_clients import Client, check_ending, may_refuse
+from tests.support.walk_clients import Client, check_ending
+from tests.support.walk_gateways import Gateways
 from tests.support.walk_profile import Event, random_profile
 from tests.support.walk_worker import WalkWorker
 
@@ -64,16 +60,13 @@ class Walk:
         self._events = [(kind, rng.getrandbits(32)) for kind in kinds]
         self.counts: Counter[str] = Counter()
         self.clients: list[Client] = []
-        self._by_id: dict[str, Client] = {}
-        self._handles: dict[int, tuple[Client, int]] = {}
-        self._searches: dict[int, Client] = {}  # by handle
-        self._nobodys: set[int] = set()  # handles of requests that compute pinned prefixes
-        self._prefixes: dict[bytes, Client] = {}  # those requests, by their tokens
+        self._gateways = Gateways(self.clients)
+        self._prefixes: dict[bytes, Client] = {}  # who computes pinned prefixes, by their tokens
         self._outputs: deque[Entry] = deque()
         self._requests: deque[Entry] = deque()
         self._num_requests = 0
         self._to_take_effect: list[tuple[EntryId, Client, int | None]] = []  # stops and aborts
-        self._queues = QueueCheck(self._by_id)
+        self._queues = QueueCheck(self._gateways.by_id)
         self._epoch = 0
         self._config = self.profile.config
         self._begin_epoch()
@@ -105,8 +98,7 @@ class Walk:
         number = len(self.clients) + 1
         most_choices = self._config.max_num_sequences
         client = self.profile.client(number, random.Random(bits), most_choices)
-        self.clients.append(client)
-        self._by_id[client.submit.request_id] = client
+        self._gateways.submit(client)
         self._append_request(client.submit)
 
     def _abort(self, bits: int) -> None:
@@ -203,7 +195,7 @@ class Walk:
         assert not len(plan.swap_out_host) or not len(plan.swap_in_host), "swaps both ways"
         for admission in plan.admissions:
             if admission.sampling.seed == 0:
-                self._nobodys.add(admission.handle)
+                self._gateways.ignore(admission.handle)
                 self.counts["admissions of prefixes"] += 1
         if plan.step % 4 == 0:  # what is wrong stays wrong
             check_pools(core)
@@ -253,15 +245,13 @@ class Walk:
         self._epoch += 1
         config = self._config
         self._plans: deque[tuple[StepPlan, dict[int, list[int]]]] = deque()
-        self._handles.clear()
-        self._searches.clear()
-        self._nobodys.clear()
+        self._gateways.begin_epoch(config)
         fence = EntryId(self._epoch, 0)
         self._outputs.append(Entry(fence, (EpochStarted(self._epoch, "scheduler", ("worker",)),)))
         fold = Fold(self._config.max_model_len)
         for entry in self._outputs:
             fold.add(entry.messages)
-        self._check_fold(fold)
+        self._gateways.check_fold(fold)
         self.worker = WalkWorker(
             self.clients,
             self._prefixes,
@@ -299,99 +289,9 @@ class Walk:
         self._outputs.append(entry)
         self._unread_outputs.append(entry)
         for message in messages:
-            self._follow(message)
-
-    def _follow(self, message: Message) -> None:
-        """What gateways learn from a message, and tell their clients."""
-        match message:
-            case StepResult():
-                self._continue(message)
-                return
-            case RequestState():
-                self._restate(message)
-            case ChoiceEnded():
-                self._by_id[message.request_id].end(message.choice, message.reason)
-            case RequestEnded():
-                self._end(message)
-            case BeamsEnded():
-                self._by_id[message.request_id].end_beams(message.hypotheses)
-            case _:
-                raise AssertionError(f"{message} in outputs")
-        cursor = EntryId.parse(message.requests_cursor)
-        while self._requests and self._requests[0].id <= cursor:
-            self._requests.popleft()
-
-    def _continue(self, result: StepResult) -> None:
-        ended = dict(zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True))
-        sampled = set()
-        tokens = result.tokens.tolist()
-        for row, handle in enumerate(result.handles.tolist()):
-            if handle in self._nobodys:
-                continue
-            client, number = self._handles[handle]
-            client.take(number, tokens[row], ended.get(row))
-            sampled.add(client.number)
-        for number in sampled:
-            lengths = {len(choice.output) for choice in self.clients[number - 1].running}
-            assert len(lengths) <= 1, f"not all choices of client {number} grew: {lengths}"
-        for candidates in result.beams:
-            client = self._searches[candidates.group]
-            assert client.search is not None, "a state said that it has beams"
-            if not client.has_ended:
-                client.search.advance(candidates)
-
-    def _restate(self, state: RequestState) -> None:
-        """A state says exactly what is known, under new handles."""
-        client = self._by_id[state.submit.request_id]
-        client.is_accepted = True
-        assert not client.has_ended, f"{state.submit.request_id} is stated but has ended"
-        if client.search is not None:
-            client.search.check_state(state.choices)
-            [handle] = {beam.handle for beam in state.choices if not beam.finish_reason}
-            assert self._searches.setdefault(handle, client) is client, f"{handle} means two"
-            return
-        assert [known.choice for known in state.choices] == list(range(len(client.choices)))
-        for known, choice in zip(state.choices, client.choices, strict=True):
-            choice.restate(known.output.tolist(), known.finish_reason)
-            if not choice.reason:
-                previous = self._handles.setdefault(known.handle, (client, known.choice))
-                assert previous == (client, known.choice), f"handle {known.handle} means two"
-
-    def _end(self, ended: RequestEnded) -> None:
-        client = self._by_id[ended.request_id]
-        if ended.reason == FinishReason.ERROR:
-            client.is_refused = True
-            self.counts["refused"] += 1
-        assert client.is_refused == may_refuse(self._config, client), ended.error or ended.reason
-        client.end_all(ended.reason)
-
-    def _check_fold(self, fold: Fold) -> None:
-        """The trimmed log still says all of every unfinished request."""
-        unfinished = {
-            client.submit.request_id: {
-                number: choice.output
-                for number, choice in enumerate(client.choices)
-                if not choice.reason
-            }
-            for client in self.clients
-            if client.is_accepted and not client.has_ended and client.search is None
-        }
-        folded = {
-            found.submit.request_id: {
-                number: output.tolist() for number, output in found.outputs().items()
-            }
-            for found in fold.in_order()
-            if found.search is None
-        }
-        assert folded == unfinished
-        searches = {found.submit.request_id: found.search for found in fold.in_order()}
-        for client in self.clients:
-            if client.is_accepted and not client.has_ended and client.search is not None:
-                search = searches.pop(client.submit.request_id)
-                assert search is not None, f"{client.submit.request_id} is folded without beams"
-                assert search.done == client.search.is_over
-                client.search.check_state(search.choices(0))
-        assert not any(searches.values()), f"{searches} have ended"
+            cursor = self._gateways.follow(message)
+            while self._requests and self._requests[0].id <= cursor:
+                self._requests.popleft()
 
     def _check_effects(self) -> None:
         """Stops and aborts that the scheduler has read have ended what they name."""
@@ -445,6 +345,7 @@ class Walk:
 
     def _count(self) -> None:
         self.counts["requests"] = len(self.clients)
+        self.counts["refused"] = sum(client.is_refused for client in self.clients)
         self.counts.update(self._queues.counts)
         for client in self.clients:
             for choice in client.choices:
