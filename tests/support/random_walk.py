@@ -9,30 +9,30 @@ from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold
 from shared.bus.api import START, EntryId
 from shared.codec import Message
 from shared.messages import (
     Abort,
-    BeamsEnded,
-    ChoiceEnded,
     EpochStarted,
-    FinishReason,
-    RequestEnded,
     RequestState,
     StepPlan,
-    StepResult,
     Stop,
 )
 from tests.support.walk_checks import (
     QueueCheck,
     check_at_rest,
     check_cache,
+    check_pins,
     check_pools,
+    check_seats,
     tables_of,
 )
-from tests.support.walk_clients import Client, check_ending, may_refuse
+from tests.support.walk_clients import Client, check_ending
+from tests.support.walk_gateways import Gateways
 from tests.support.walk_profile import Event, random_profile
 from tests.support.walk_worker import WalkWorker
 
@@ -50,25 +50,23 @@ class Walk:
     """Args:
     seed: everything follows from it.
     num_events: how many are drawn; the walk then goes on until all requests have ended.
-    with_beams: whether some requests are beam searches.
     """
 
-    def __init__(self, seed: int, num_events: int, with_beams: bool = False) -> None:
+    def __init__(self, seed: int, num_events: int) -> None:
         rng = random.Random(seed)
         self.profile = random_profile(rng)
         events, weights = list(self.profile.weights), list(self.profile.weights.values())
         kinds = rng.choices(events, weights, k=num_events)
         self._events = [(kind, rng.getrandbits(32)) for kind in kinds]
-        self._with_beams = with_beams
         self.counts: Counter[str] = Counter()
         self.clients: list[Client] = []
-        self._by_id: dict[str, Client] = {}
-        self._handles: dict[int, tuple[Client, int]] = {}
+        self._gateways = Gateways(self.clients)
+        self._prefixes: dict[bytes, Client] = {}  # who computes pinned prefixes, by their tokens
         self._outputs: deque[Entry] = deque()
         self._requests: deque[Entry] = deque()
         self._num_requests = 0
         self._to_take_effect: list[tuple[EntryId, Client, int | None]] = []  # stops and aborts
-        self._queues = QueueCheck(self._by_id)
+        self._queues = QueueCheck(self._gateways.by_id)
         self._epoch = 0
         self._config = self.profile.config
         self._begin_epoch()
@@ -86,6 +84,7 @@ class Walk:
             Event.TURN: self._turn,
             Event.EXECUTE: self._execute,
             Event.CHECKPOINT: self._checkpoint,
+            Event.PIN: self._pin,
             Event.FAIL: self._fail,
         }
         for index, (kind, bits) in enumerate(self._events):
@@ -96,11 +95,10 @@ class Walk:
     # ------------------------------------------------------------------ clients
 
     def _submit(self, bits: int) -> None:
-        number = len(self.clients)
+        number = len(self.clients) + 1
         most_choices = self._config.max_num_sequences
-        client = self.profile.client(number, random.Random(bits), most_choices, self._with_beams)
-        self.clients.append(client)
-        self._by_id[client.submit.request_id] = client
+        client = self.profile.client(number, random.Random(bits), most_choices)
+        self._gateways.submit(client)
         self._append_request(client.submit)
 
     def _abort(self, bits: int) -> None:
@@ -116,7 +114,10 @@ class Walk:
 
     def _stop(self, bits: int) -> None:
         client = self._some_unfinished(bits)
-        if client is None or client.has_beams:
+        if client is None:
+            return
+        if client.search is not None:
+            self._append_request(Stop(client.submit.request_id, 0, 1))  # means nothing
             return
         for number, choice in enumerate(client.choices):
             if choice.output and not choice.reason:
@@ -127,6 +128,11 @@ class Walk:
                     choice.stopped_at = num_tokens
                 self.counts["stops"] += 1
                 return
+
+    def _pin(self, bits: int) -> None:
+        pin, computing = self.profile.prefix(bits)
+        self._prefixes[computing.submit.prompt.tobytes()] = computing
+        self._append_request(pin)
 
     def _some_unfinished(self, bits: int) -> Client | None:
         found = [client for client in self.clients if not client.has_ended]
@@ -149,7 +155,7 @@ class Walk:
         while self._unread_outputs:
             entry = self._unread_outputs.popleft()
             for message in entry.messages:
-                core.apply(message, entry.id)
+                answers += core.apply(message, entry.id)
             if not all_outputs:
                 break
         # Logs are read together: whoever reads a request has read what its gateway had seen.
@@ -180,14 +186,25 @@ class Walk:
         self.counts["copies"] += len(plan.copy_sources)
         self.counts["swaps in"] += len(plan.swap_in_device)
         self.counts["forks"] += len(plan.fork_children)
-        self.counts["beam steps"] += len(plan.beams)
-        if plan.step % 2 == 0:  # what is wrong stays wrong
+        for beam in plan.beams:
+            self.counts["beam steps"] += 1
+            if len(beam.parents):
+                self.counts["beam forks"] += int(np.count_nonzero(beam.parents != beam.handles))
+        # Those that go leave less room than any of those that wait for theirs needs, so that a
+        # block of the host pool never changes hands within a plan.
+        assert not len(plan.swap_out_host) or not len(plan.swap_in_host), "swaps both ways"
+        for admission in plan.admissions:
+            if admission.sampling.seed == 0:
+                self._gateways.ignore(admission.handle)
+                self.counts["admissions of prefixes"] += 1
+        if plan.step % 4 == 0:  # what is wrong stays wrong
             check_pools(core)
         if plan.step % 8 == 0:
             check_cache(core.pool)
             check_cache(core.host_pool)
+            check_seats(core)
+            check_pins(core)
             self._queues.check_stats(core)
-        assert core._stepping.queues.num_decoding <= self._config.max_num_sequences
         return tables_of(core)
 
     def _execute(self, bits: int) -> None:
@@ -214,9 +231,11 @@ class Walk:
         self.counts["failures"] += 1
         if self.profile.pool_may_change:
             num_blocks = self.profile.config.num_blocks
+            num_blocks = max(1, num_blocks // 2 + bits % (num_blocks + 1))
             self._config = replace(
                 self.profile.config,
-                num_blocks=max(1, num_blocks // 2 + bits % (num_blocks + 1)),
+                num_blocks=num_blocks,
+                max_pinned_blocks=min(self.profile.config.max_pinned_blocks, num_blocks // 2),
                 max_plans_in_flight=1 + bits % 4,
             )
         self._begin_epoch()
@@ -226,15 +245,16 @@ class Walk:
         self._epoch += 1
         config = self._config
         self._plans: deque[tuple[StepPlan, dict[int, list[int]]]] = deque()
-        self._handles.clear()
+        self._gateways.begin_epoch(config)
         fence = EntryId(self._epoch, 0)
         self._outputs.append(Entry(fence, (EpochStarted(self._epoch, "scheduler", ("worker",)),)))
         fold = Fold(self._config.max_model_len)
         for entry in self._outputs:
             fold.add(entry.messages)
-        self._check_fold(fold)
+        self._gateways.check_fold(fold)
         self.worker = WalkWorker(
             self.clients,
+            self._prefixes,
             config.num_blocks,
             config.block_size,
             config.max_num_batched_tokens,
@@ -249,6 +269,11 @@ class Walk:
         self._queues.forget()
         answers: list[Message] = []
         for request in fold.in_order():
+            if request.search is not None and request.search.done:
+                self.counts["searches over when recovered"] += 1
+            elif request.search is not None and request.search.length:
+                self.counts["searches recovered"] += 1
+                self.counts["finished beams recovered"] += len(request.search.hypotheses())
             answers += self.core.recover(
                 request.submit, request.outputs(), request.ended, request.search
             )
@@ -264,83 +289,9 @@ class Walk:
         self._outputs.append(entry)
         self._unread_outputs.append(entry)
         for message in messages:
-            self._follow(message)
-
-    def _follow(self, message: Message) -> None:
-        """What gateways learn from a message, and tell their clients."""
-        match message:
-            case StepResult():
-                self._continue(message)
-                return
-            case RequestState():
-                self._restate(message)
-            case ChoiceEnded():
-                self._by_id[message.request_id].end(message.choice, message.reason)
-            case RequestEnded():
-                self._end(message)
-            case BeamsEnded():
-                self._by_id[message.request_id].end_beams(message.hypotheses)
-            case _:
-                raise AssertionError(f"{message} in outputs")
-        cursor = EntryId.parse(message.requests_cursor)
-        while self._requests and self._requests[0].id <= cursor:
-            self._requests.popleft()
-
-    def _continue(self, result: StepResult) -> None:
-        ended = dict(zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True))
-        sampled = set()
-        tokens = result.tokens.tolist()
-        for row, handle in enumerate(result.handles.tolist()):
-            client, number = self._handles[handle]
-            client.take(number, tokens[row], ended.get(row))
-            sampled.add(client.number)
-        for number in sampled:
-            lengths = {len(choice.output) for choice in self.clients[number].running}
-            assert len(lengths) <= 1, f"not all choices of client {number} grew: {lengths}"
-
-    def _restate(self, state: RequestState) -> None:
-        """A state says exactly what is known, under new handles."""
-        client = self._by_id[state.submit.request_id]
-        client.is_accepted = True
-        if client.has_beams:
-            for beam in state.choices:
-                client.check_beam(beam.output.tolist(), beam.scores.tolist())
-            return
-        assert not client.has_ended, f"{state.submit.request_id} is stated but has ended"
-        assert [known.choice for known in state.choices] == list(range(len(client.choices)))
-        for known, choice in zip(state.choices, client.choices, strict=True):
-            choice.restate(known.output.tolist(), known.finish_reason)
-            if not choice.reason:
-                previous = self._handles.setdefault(known.handle, (client, known.choice))
-                assert previous == (client, known.choice), f"handle {known.handle} means two"
-
-    def _end(self, ended: RequestEnded) -> None:
-        client = self._by_id[ended.request_id]
-        if ended.reason == FinishReason.ERROR:
-            client.is_refused = True
-            self.counts["refused"] += 1
-        assert client.is_refused == may_refuse(self._config, client), ended.error or ended.reason
-        client.end_all(ended.reason)
-
-    def _check_fold(self, fold: Fold) -> None:
-        """The trimmed log still says all of every unfinished request."""
-        unfinished = {
-            client.submit.request_id: {
-                number: choice.output
-                for number, choice in enumerate(client.choices)
-                if not choice.reason
-            }
-            for client in self.clients
-            if client.is_accepted and not client.has_ended and not client.has_beams
-        }
-        folded = {
-            found.submit.request_id: {
-                number: output.tolist() for number, output in found.outputs().items()
-            }
-            for found in fold.in_order()
-            if found.submit.sampling.beams is None
-        }
-        assert folded == unfinished
+            cursor = self._gateways.follow(message)
+            while self._requests and self._requests[0].id <= cursor:
+                self._requests.popleft()
 
     def _check_effects(self) -> None:
         """Stops and aborts that the scheduler has read have ended what they name."""
@@ -376,6 +327,9 @@ class Walk:
         check_pools(self.core)
         check_cache(self.core.pool)
         self._queues.check_stats(self.core)
+        check_cache(self.core.host_pool)
+        check_seats(self.core)
+        check_pins(self.core)
         check_at_rest(self.core)
         self._count()
 
@@ -386,14 +340,13 @@ class Walk:
             for client in self.clients
             if not client.has_ended
         ]
-        return 50 + 2 * sum(left)
+        prefixes = sum(len(client.submit.prompt) for client in self._prefixes.values())
+        return 50 + 2 * sum(left) + prefixes
 
     def _count(self) -> None:
         self.counts["requests"] = len(self.clients)
-        self.counts["admissions"] = self._queues.num_admitted
-        self.counts["reused tokens"] = self._queues.num_reused
-        for kind, number in self._queues.num_preempted.items():
-            self.counts[f"preempted by {kind}"] = number
+        self.counts["refused"] = sum(client.is_refused for client in self.clients)
+        self.counts.update(self._queues.counts)
         for client in self.clients:
             for choice in client.choices:
                 self.counts[f"ended by {choice.reason}"] += 1

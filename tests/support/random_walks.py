@@ -21,16 +21,16 @@ _NUM_EVENTS = 400
 _MAX_ATTEMPTS = 400  # walks that shortening may take
 
 
-def failure(seed: int, with_beams: bool, kept: Sequence[int] | None = None) -> str | None:
+def failure(seed: int, kept: Sequence[int] | None = None) -> str | None:
     """What a walk finds wrong, or None."""
     try:
-        Walk(seed, _NUM_EVENTS, with_beams).run(None if kept is None else frozenset(kept))
+        Walk(seed, _NUM_EVENTS).run(None if kept is None else frozenset(kept))
     except Exception:
         return traceback.format_exc()
     return None
 
 
-def shortest(seed: int, with_beams: bool) -> list[int]:
+def shortest(seed: int) -> list[int]:
     """Few events of a failing walk that still fail: parts are left out, then smaller parts."""
     kept = list(range(_NUM_EVENTS))
     size = len(kept) // 2
@@ -40,7 +40,7 @@ def shortest(seed: int, with_beams: bool) -> list[int]:
         while first < len(kept) and attempts < _MAX_ATTEMPTS:
             fewer = kept[:first] + kept[first + size :]
             attempts += 1
-            if failure(seed, with_beams, fewer) is not None:
+            if failure(seed, fewer) is not None:
                 kept = fewer
             else:
                 first += size
@@ -68,12 +68,12 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def walk_on(first_seed: int, num_steps: int, with_beams: bool) -> Counter[str] | int:
+def walk_on(first_seed: int, num_steps: int) -> Counter[str] | int:
     """Totals of all walks, or the seed of the first one that fails."""
     totals: Counter[str] = Counter()
     seed = first_seed
     while totals["steps"] < num_steps:
-        walk = Walk(seed, _NUM_EVENTS, with_beams)
+        walk = Walk(seed, _NUM_EVENTS)
         try:
             walk.run()
         except Exception:
@@ -86,12 +86,11 @@ def walk_on(first_seed: int, num_steps: int, with_beams: bool) -> Counter[str] |
     return totals
 
 
-def report(seed: int, with_beams: bool) -> str:
+def report(seed: int) -> str:
     """How a failing walk fails in the fewest events, and how to see it again."""
-    kept = shortest(seed, with_beams)
-    beams = " --beams" if with_beams else ""
-    command = f"python -m tests.support.random_walks --seed {seed} --keep {ranges(kept)}{beams}"
-    found = failure(seed, with_beams, kept)
+    kept = shortest(seed)
+    command = f"python -m tests.support.random_walks --seed {seed} --keep {ranges(kept)}"
+    found = failure(seed, kept)
     return f"{found}\nwalk {seed} fails, with {len(kept)} of its events:\n    {command}"
 
 
@@ -102,15 +101,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="plans of all walks together")
     parser.add_argument("--seed", type=int, help="of a single walk")
     parser.add_argument("--keep", type=numbers, help="indices of the events that happen in it")
-    parser.add_argument("--beams", action="store_true", help="some requests are beam searches")
     args = parser.parse_args()
     if args.seed is not None:
-        found = failure(args.seed, args.beams, args.keep)
+        found = failure(args.seed, args.keep)
         sys.exit(found or 0)
     began = time.perf_counter()
-    totals = walk_on(args.first_seed, args.steps, args.beams)
+    totals = walk_on(args.first_seed, args.steps)
     if isinstance(totals, int):
-        sys.exit(report(totals, args.beams))
+        sys.exit(report(totals))
     print(json.dumps({**totals, "seconds": round(time.perf_counter() - began)}))
 
 

@@ -4,19 +4,14 @@ Tokens are a pure function of (client, choice, position), those of beams of all 
 So each token can be told from every other: none is lost, repeated, or somebody else's.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from scheduler_svc.core.config import SchedulerConfig
 from shared.messages import EndFlag, FinishReason, Hypothesis, Submit
+from tests.support.walk_beams import Search, tag_after
 
 VOCABULARY = 997  # tokens
-
-
-def tag_after(before: int, token: int) -> int:
-    """Names the content of a slot: this token's, with all those before it."""
-    return hash((before, token))
 
 
 @dataclass(slots=True)
@@ -46,7 +41,7 @@ class Choice:
 class Client:
     """A request, and what became of it."""
 
-    number: int  # order of arrival; travels as the seed of the request's sampling
+    number: int  # order of arrival, from 1; travels as the seed of the request's sampling
     submit: Submit
     flavour: int | None  # clients of one flavour draw the same tokens, and all choices do; None: no
     stop_period: int  # one token in so many ends its sequence
@@ -61,10 +56,13 @@ class Client:
         """Lower is served earlier."""
         return (self.submit.priority, self.number)
 
-    @property
-    def has_beams(self) -> bool:
-        """Whether it wants a beam search."""
-        return self.submit.sampling.beams is not None
+    @cached_property
+    def search(self) -> Search | None:
+        """The beam search that it wants, as far as the log knows it."""
+        params = self.submit.sampling.beams
+        if params is None:
+            return None
+        return Search(params, self.prompt_tag, self.stop_period, self.max_output, VOCABULARY)
 
     @property
     def running(self) -> list[Choice]:
@@ -97,26 +95,6 @@ class Client:
             return token, EndFlag.STOP
         is_last = position - len(self.submit.prompt) + 1 == self.max_output
         return token, EndFlag.LENGTH if is_last else None
-
-    def continuations(self, tag: int, num_generated: int) -> list[tuple[int, float, int]]:
-        """How a beam may go on: tokens, what each costs in score, and its EndFlag or 0.
-
-        Args:
-            tag: of the beam's last token.
-            num_generated: tokens that the beam has.
-        """
-        beams = self.submit.sampling.beams
-        assert beams is not None
-        count = 2 * beams.width
-        end = tag % count if (tag >> 7) % self.stop_period == 0 else None
-        is_last = num_generated + 1 == self.max_output
-        found = []
-        for index in range(count):
-            flag = EndFlag.STOP if index == end else EndFlag.LENGTH if is_last else 0
-            # Costs are fractions that float32 adds up exactly.
-            cost = ((tag >> 3 * index % 60) % 61 + 1) / 64
-            found.append(((tag + index * 131) % VOCABULARY, cost, int(flag)))
-        return found
 
     # ---------------------------------------------------------- what the log says
 
@@ -151,27 +129,14 @@ class Client:
             assert choice.stopped_at is not None or reason != FinishReason.STOP
             choice.reason = reason
 
-    def end_beams(self, hypotheses: Iterable[Hypothesis]) -> None:
+    def end_beams(self, hypotheses: tuple[Hypothesis, ...]) -> None:
         """The beam search is over."""
-        found = list(hypotheses)
-        assert len(found) == len(self.choices), f"{len(found)} beams for {len(self.choices)}"
-        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
-        assert len({h.tokens.tobytes() for h in found}) == len(found), "a beam came twice"
-        for choice, hypothesis in zip(self.choices, found, strict=True):
-            output = hypothesis.tokens.tolist()
-            assert 1 <= len(output) <= self.max_output
-            self.check_beam(output, hypothesis.scores.tolist())
-            choice.output, choice.reason = output, hypothesis.finish_reason
-
-    def check_beam(self, output: list[int], scores: list[float]) -> None:
-        """Every token is a continuation of those before it, at its price."""
-        tag, score = self.prompt_tag, 0.0
-        for index, (token, told) in enumerate(zip(output, scores, strict=True)):
-            costs = {found: cost for found, cost, _ in self.continuations(tag, index)}
-            assert token in costs, f"{self.submit.request_id}: nobody offered {token} at {index}"
-            score -= costs[token]
-            assert told == score, f"{self.submit.request_id}: {told} for {score} at {index}"
-            tag = tag_after(tag, token)
+        assert self.search is not None, f"{self.submit.request_id} has no beams"
+        assert len(hypotheses) == len(self.choices), f"{len(hypotheses)} of {len(self.choices)}"
+        assert self.running == self.choices, f"{self.submit.request_id} ends twice"
+        self.search.check_end(hypotheses)
+        for choice, hypothesis in zip(self.choices, hypotheses, strict=True):
+            choice.output, choice.reason = hypothesis.tokens.tolist(), hypothesis.finish_reason
 
     def where(self, choice: int) -> str:
         """For messages."""

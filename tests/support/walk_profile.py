@@ -7,12 +7,15 @@ from enum import Enum, auto
 import numpy as np
 
 from scheduler_svc.core.config import Preemption, SchedulerConfig
-from shared.messages import Submit
+from shared.messages import Pin, Submit
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.requests import sampling
-from tests.support.walk_clients import Choice, Client
+from tests.support.walk_clients import VOCABULARY, Choice, Client
 
 _MAX_MODEL_LEN = 96  # tokens
+_MAX_WIDTH = 4  # beams
+_NUM_FAMILIES = 3
+_SALTS = ["", "salt"]
 
 
 class Event(Enum):
@@ -24,6 +27,7 @@ class Event(Enum):
     TURN = auto()  # the scheduler reads, plans and appends
     EXECUTE = auto()  # the worker executes plans and appends results
     CHECKPOINT = auto()  # old requests are stated again, so that the log can be trimmed
+    PIN = auto()  # a gateway names a prefix that is to stay, maybe not for the first time
     FAIL = auto()  # a new epoch, with a new scheduler and a new worker
 
 
@@ -35,37 +39,34 @@ class Profile:
     weights: dict[Event, float]
     flavours: bool  # clients draw the same tokens as others, so that generated blocks are shared
     max_choices: int
+    beam_share: float  # of the requests
     num_salts: int
     longest_prompt: int  # tokens
     longest_output: int
     num_priorities: int
     pool_may_change: bool  # from epoch to epoch
 
-    def client(
-        self, number: int, rng: random.Random, most_choices: int, with_beams: bool
-    ) -> Client:
+    def client(self, number: int, rng: random.Random, most_choices: int) -> Client:
         """A request like those of this walk.
 
         Args:
+            number: order of arrival, from 1.
             most_choices: more can never run.
-            with_beams: whether it may be a beam search.
         """
-        family = rng.randrange(3)
+        family = rng.randrange(_NUM_FAMILIES)
         num_prompt = rng.randint(1, self.longest_prompt) if rng.random() < 0.99 else 0
         num_own = rng.choice([0, rng.randint(0, num_prompt)])
-        prompt = [family * 100 + i for i in range(num_prompt - num_own)]
-        prompt += [rng.randrange(997) for _ in range(num_own)]
+        prompt = _family(family, num_prompt - num_own)
+        prompt += [rng.randrange(VOCABULARY) for _ in range(num_own)]
         max_tokens = rng.randint(1, self.longest_output)
-        num_choices = rng.randint(1, self.max_choices)
+        has_beams = rng.random() < self.beam_share
+        num_choices = rng.randint(1, _MAX_WIDTH if has_beams else self.max_choices)
         if rng.random() < 0.95:
             num_choices = min(num_choices, most_choices)
         beams = None
-        if with_beams and rng.random() < 0.3:
-            beams = BeamParams(
-                num_choices + rng.randrange(2),
-                rng.choice([0.0, 1.0, 2.0]),
-                rng.choice(list(EarlyStopping)),
-            )
+        if has_beams:
+            penalty, early = rng.choice([-1.0, 0.0, 1.0, 2.0]), rng.choice(list(EarlyStopping))
+            beams = BeamParams(num_choices, penalty, early)
         submit = Submit(
             request_id=f"r{number}",
             gateway="gateway",
@@ -80,22 +81,44 @@ class Profile:
             received_ms=number // 2,
             num_choices=num_choices,
             priority=rng.randrange(self.num_priorities),
-            cache_salt=rng.choice(["", "salt"][: self.num_salts]),
+            cache_salt=rng.choice(_SALTS[: self.num_salts]),
         )
         return Client(
             number,
             submit,
             flavour=rng.randrange(2) if self.flavours else None,
-            stop_period=rng.choice([11, 101, 10_007]),
+            stop_period=rng.choice([2, 5, 101] if has_beams else [11, 101, 10_007]),
             max_output=min(max_tokens, self.config.max_model_len - num_prompt),
             choices=[Choice() for _ in range(num_choices)],
         )
 
+    def prefix(self, bits: int) -> tuple[Pin, Client]:
+        """A prefix that is to stay, and who is to compute it if nobody asks for it.
+
+        Requests of a prefix's family begin with it, if their salt is the family's.
+        """
+        family = bits % _NUM_FAMILIES
+        num_tokens = 1 + bits // _NUM_FAMILIES % self.longest_prompt
+        tokens = np.array(_family(family, num_tokens), np.int32)
+        prefix_id = f"prefix-{family}-{num_tokens}"
+        salt = _SALTS[family % self.num_salts]
+        block_size = self.config.block_size
+        full = tokens[: num_tokens // block_size * block_size]
+        submit = Submit(prefix_id, "", "", full, sampling(max_tokens=1), 0, 1, 0, salt)
+        computing = Client(0, submit, None, 10_007, max_output=1, choices=[Choice()])
+        return Pin(prefix_id, f"name of {prefix_id}", tokens, salt), computing
+
+
+def _family(family: int, num_tokens: int) -> list[int]:
+    """The beginning of the prompts that a family has in common."""
+    return [family * 100 + index for index in range(num_tokens)]
+
 
 def random_profile(rng: random.Random) -> Profile:
     """Small pools, tight budgets, any mixture of events."""
+    config = _random_config(rng)
     return Profile(
-        config=_random_config(rng),
+        config=config,
         weights={
             Event.SUBMIT: rng.choice([0.2, 0.5, 1]),
             Event.ABORT: rng.choice([0, 0.05, 0.2]),
@@ -103,10 +126,12 @@ def random_profile(rng: random.Random) -> Profile:
             Event.TURN: rng.choice([2, 5]),
             Event.EXECUTE: rng.choice([2, 5]),
             Event.CHECKPOINT: rng.choice([0, 0.3]),
+            Event.PIN: rng.choice([0.1, 0.3] if config.max_pinned_blocks else [0, 0, 0, 0.05]),
             Event.FAIL: rng.choice([0, 0, 0.03, 0.1]),
         },
         flavours=rng.random() < 0.4,
         max_choices=rng.choice([1, 1, 2, 4]),
+        beam_share=rng.choice([0, 0, 0.2, 0.6]),
         num_salts=rng.choice([1, 1, 2]),
         longest_prompt=rng.choice([5, 20, 40]),
         longest_output=rng.choice([8, 25, 50]),
@@ -133,4 +158,5 @@ def _random_config(rng: random.Random) -> SchedulerConfig:
         preemption=rng.choice(list(Preemption)),
         recompute_us_per_token=1.0,
         swap_us_per_block=rng.choice([0.1, 1.0, 4.0]),
+        max_pinned_blocks=rng.choice([0, 0, num_blocks // 4, num_blocks // 2]),
     )

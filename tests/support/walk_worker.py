@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.messages import Admission, BeamCandidates, BeamStep, StepPlan, StepResult
-from tests.support.walk_clients import Client, tag_after
+from tests.support.walk_beams import tag_after
+from tests.support.walk_clients import Client
 
 _NOTHING = -1  # a slot's tag before anything is written
 _NONE = np.empty(0, np.int32)
@@ -54,12 +55,14 @@ class WalkWorker:
     """Executes plans strictly in order.
 
     Args:
-        clients: by number; requests carry theirs as the seed of their sampling.
+        clients: in the order of their numbers, which are the seeds of their sampling, from 1.
+        prefixes: clients of requests that compute pinned prefixes, by their tokens.
     """
 
     def __init__(
         self,
         clients: Sequence[Client],
+        prefixes: Mapping[bytes, Client],
         num_blocks: int,
         block_size: int,
         max_num_batched_tokens: int,
@@ -67,6 +70,7 @@ class WalkWorker:
     ) -> None:
         self.residents: dict[int, Resident] = {}
         self._clients = clients
+        self._prefixes = prefixes
         self._block_size = block_size
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
@@ -182,13 +186,19 @@ class WalkWorker:
 
     def _admitted(self, new: Admission) -> Resident:
         assert new.num_computed < len(new.tokens), f"{new.handle} has nothing to compute"
-        client = self._clients[new.sampling.seed]
+        client = self._client_of(new)
         tags = np.empty(self._max_model_len + 1, np.int64)
         table = new.block_table.tolist()
         found = Resident(client, new.choice, [], table, new.num_computed, tags)
         for token in new.tokens.tolist():
             found.append(token)
         return found
+
+    def _client_of(self, new: Admission) -> Client:
+        """Nobody's seed is 0: such a request computes a prefix that is to stay."""
+        if new.sampling.seed == 0:
+            return self._prefixes[new.tokens.tobytes()]
+        return self._clients[new.sampling.seed - 1]
 
     def _chunks(self, plan: StepPlan) -> dict[int, int]:
         """Tokens that the step computes, by handle."""
@@ -228,7 +238,7 @@ class WalkWorker:
         sampled = []
         for handle in chunks:
             resident = self.residents[handle]
-            if resident.num_computed == len(resident.tokens) and not resident.client.has_beams:
+            if resident.num_computed == len(resident.tokens) and resident.client.search is None:
                 resident.decodes = True
                 sampled.append(handle)
         return sampled
@@ -264,20 +274,17 @@ class WalkWorker:
         """The likeliest continuations of all beams together."""
         residents = [self.residents[handle] for handle in beam.handles.tolist()]
         client = residents[0].client
-        params = client.submit.sampling.beams
-        assert params is not None
-        assert len(beam.scores) == len(residents) <= params.width
-        found: list[tuple[float, int, int, int]] = []
-        for index, resident in enumerate(residents):
+        assert client.search is not None, f"{client.submit.request_id} has no beams"
+        assert len(beam.scores) == len(residents) <= client.search.params.width
+        lengths = {len(resident.tokens) for resident in residents}
+        assert len(lengths) == 1, f"beams of {client.submit.request_id} have {lengths} tokens"
+        [length] = lengths
+        beams = []
+        for resident, score in zip(residents, beam.scores.tolist(), strict=True):
             assert resident.client is client, "beams of two requests in a group"
-            assert resident.num_computed == len(resident.tokens), "a beam is not computed"
-            tag = int(resident.tags[len(resident.tokens) - 1])
-            num_generated = len(resident.tokens) - len(client.submit.prompt)
-            before = float(beam.scores[index])
-            for token, cost, flag in client.continuations(tag, num_generated):
-                found.append((before - cost, index, token, flag))
-        found.sort(key=lambda candidate: -candidate[0])
-        del found[2 * params.width :]
+            assert resident.num_computed == length, "a beam is not computed"
+            beams.append((int(resident.tags[length - 1]), score))
+        found = client.search.ranked(beams, length - len(client.submit.prompt))
         return BeamCandidates(
             group=beam.group,
             parents=np.array([index for _, index, _, _ in found], np.int32),
