@@ -1,0 +1,458 @@
+"""A client's view wins, whatever the log has kept of its request."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.fold import Fold, resume
+from shared.bus.api import EntryId
+from shared.codec import Message
+from shared.messages import (
+    Abort,
+    Attach,
+    BeamsEnded,
+    ChoiceView,
+    Drain,
+    EpochStarted,
+    GatewayLost,
+    RequestEnded,
+    RequestState,
+    StepPlan,
+    StepResult,
+    Stop,
+    Submit,
+)
+from shared.sampling import BeamParams, EarlyStopping
+from tests.support.fake_worker import FakeWorker
+from tests.support.requests import submit
+
+
+def token_at(position: int) -> int:
+    return position * 3 + 1
+
+
+class Engine:
+    """A core, a worker, and the outputs log as a gateway reads it."""
+
+    def __init__(self, **changes: int) -> None:
+        values = {"num_blocks": 64, "max_plans_in_flight": 2, "num_host_blocks": 0, **changes}
+        self.config = SchedulerConfig(
+            block_size=4,
+            max_model_len=200,
+            max_num_sequences=16,
+            max_num_batched_tokens=64,
+            num_watermark_blocks=0,
+            outputs_retention=1_000,
+            **values,
+        )
+        self.log: list[Message] = []
+        self.epoch = 0
+        self.start_epoch()
+
+    def start_epoch(self, suspects: Sequence[int] = ()) -> None:
+        fold = Fold(self.config.max_model_len)
+        fold.add(self.log)
+        self.epoch += 1_000
+        self.num_entries = 0
+        found = np.array(suspects, np.int32)
+        self.log.append(EpochStarted(self.epoch, "scheduler", ("worker",), found))
+        fold.add(self.log[-1:])
+        self.core = Scheduler(self.config)
+        self.worker = FakeWorker(4, 64, lambda handle, position: (token_at(position), False))
+        self.plans: deque[StepPlan] = deque()
+        self.log += resume(self.core, fold, EntryId(self.epoch, 0))
+
+    def tell(self, message: Message) -> list[Message]:
+        self.num_entries += 1
+        if isinstance(message, StepResult):
+            self.log.append(message)
+        answers = self.core.apply(message, EntryId(self.epoch, self.num_entries))
+        self.log += answers
+        return answers
+
+    def plan(self, now_ms: int = 0) -> None:
+        while (plan := self.core.schedule(now_ms)) is not None:
+            self.plans.append(plan)
+        self.log += self.core.take_answers()
+
+    def step(self, count: int = 1) -> None:
+        """So many results, each followed by new plans and the states that somebody waits for."""
+        for _ in range(count):
+            self.plan()
+            self.tell(self.worker.execute(self.plans.popleft()))
+            self.plan()
+
+    def run(self) -> None:
+        self.plan()
+        while self.plans:
+            self.step()
+
+    def owed(self) -> list[RequestState]:
+        """States that the service appends right behind what was applied."""
+        states = self.core.checkpoints() if self.core.owes_states else []
+        self.log += states
+        for state in states:
+            self.tell(state)
+        return states
+
+    def outputs(self, request_id: str) -> dict[int, list[int]]:
+        """What a reader of the whole log has of the choices in the end."""
+        fold = Fold(self.config.max_model_len)
+        fold.add(self.log)
+        if request_id in fold.finished:
+            choices = fold.finished[request_id].choices
+            return {number: found.output.tolist() for number, found in choices.items()}
+        found = fold.unfinished[request_id].outputs()
+        return {number: output.tolist() for number, output in found.items()}
+
+
+def view(*tokens: int, finish_reason: str = "") -> ChoiceView:
+    return ChoiceView(np.array(tokens, np.int32), finish_reason)
+
+
+def attach(
+    request: Submit,
+    *views: ChoiceView,
+    attachment: str = "second",
+    knows: bool = True,
+    exact: bool = False,
+) -> Attach:
+    found = request if knows else None
+    return Attach(request.request_id, "other", attachment, found, views, exact)
+
+
+def expected(num_prompt: int, count: int) -> list[int]:
+    return [token_at(position) for position in range(num_prompt, num_prompt + count)]
+
+
+REQUEST = submit("r", range(5), max_tokens=12)
+
+
+@pytest.mark.parametrize("num_seen", [0, 2, 3])
+def test_who_has_less_than_the_log_is_told_the_rest(num_seen: int) -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(3)
+    assert engine.tell(attach(REQUEST, view(*expected(5, num_seen)))) == []
+    [state] = engine.owed()
+    assert state.submit.attachment == "second"
+    assert state.submit.gateway == "other"
+    assert state.choices[0].output.tolist() == expected(5, 3)
+    engine.run()
+    assert engine.outputs("r") == {0: expected(5, 12)}
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[100, 101], [*expected(5, 3), 100], [*expected(5, 2), 100], [16, 19, 22, 25, 28, 100]],
+)
+@pytest.mark.parametrize("num_steps", [0, 1, 3, 8])
+def test_who_has_something_else_gets_more_of_that(tokens: list[int], num_steps: int) -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(num_steps)
+    [state] = engine.tell(attach(REQUEST, view(*tokens)))
+    assert isinstance(state, RequestState)
+    assert state.choices[0].output.tolist() == tokens
+    engine.run()
+    rest = expected(5 + len(tokens), 12 - len(tokens))
+    assert engine.outputs("r") == {0: tokens + rest}
+    assert engine.core.pool.num_used == 0
+
+
+def test_exactly_what_the_client_has_is_continued_if_it_asks_for_that() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(4)
+    [state] = engine.tell(attach(REQUEST, view(*expected(5, 2)), exact=True))
+    assert isinstance(state, RequestState)
+    assert state.choices[0].output.tolist() == expected(5, 2)
+    engine.run()
+    assert engine.outputs("r") == {0: expected(5, 12)}
+
+
+def test_a_request_that_the_log_has_lost_goes_on_from_the_view() -> None:
+    engine = Engine()
+    [state] = engine.tell(attach(REQUEST, view(7, 8)))
+    assert isinstance(state, RequestState)
+    engine.run()
+    assert engine.outputs("r") == {0: [7, 8, *expected(7, 10)]}
+
+
+def test_nobody_knows_a_request_that_nobody_describes() -> None:
+    [answer] = Engine().tell(attach(REQUEST, knows=False))
+    assert isinstance(answer, RequestEnded)
+    assert answer.reason == "unknown"
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_what_has_ended_is_told_for_a_while(dies: bool) -> None:
+    engine = Engine(resume_window_ms=5_000)
+    engine.tell(REQUEST)
+    engine.run()
+    if dies:
+        engine.start_epoch()
+    [state] = engine.tell(attach(REQUEST, knows=False))
+    assert isinstance(state, RequestState)
+    [choice] = state.choices
+    assert (choice.output.tolist(), choice.finish_reason) == (expected(5, 12), "length")
+    engine.plan(now_ms=engine.epoch + 4_999)
+    assert isinstance(engine.tell(attach(REQUEST, knows=False))[0], RequestState)
+    engine.plan(now_ms=engine.epoch + 5_001)
+    assert isinstance(engine.tell(attach(REQUEST, knows=False))[0], RequestEnded)
+
+
+def test_a_client_that_saw_another_end_gets_its_own() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.run()
+    [state] = engine.tell(attach(REQUEST, view(1, 2, 3)))
+    assert isinstance(state, RequestState)
+    engine.run()
+    assert engine.outputs("r") == {0: [1, 2, 3, *expected(8, 9)]}
+
+
+def test_several_choices_are_rewound_together() -> None:
+    request = submit("r", range(5), num_choices=3, max_tokens=12)
+    engine = Engine()
+    engine.tell(request)
+    engine.step(4)
+    engine.tell(Stop("r", 1, 2))
+    views = (view(1, 2, 3), view(9, 9, finish_reason="stop"), view(4, 5, 6))
+    [state] = engine.tell(attach(request, *views))
+    assert isinstance(state, RequestState)
+    engine.run()
+    rest = expected(8, 9)
+    assert engine.outputs("r") == {0: [1, 2, 3, *rest], 1: [9, 9], 2: [4, 5, 6, *rest]}
+    assert engine.core.pool.num_used == 0
+
+
+def test_views_of_different_lengths_that_differ_from_the_log_end_with_an_error() -> None:
+    request = submit("r", range(5), num_choices=2, max_tokens=12)
+    engine = Engine()
+    engine.tell(request)
+    engine.step(4)
+    [answer] = engine.tell(attach(request, view(1, 2, 3), view(4)))
+    assert isinstance(answer, RequestEnded)
+    assert answer.reason == "error"
+    engine.run()
+    assert engine.core.pool.num_used == 0
+
+
+def test_a_view_that_has_reached_the_limit_has_ended() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(2)
+    [state] = engine.tell(attach(REQUEST, view(*range(12))))
+    assert isinstance(state, RequestState)
+    assert state.choices[0].finish_reason == "length"
+    assert not engine.core.has_running
+
+
+def test_a_preempted_request_is_rewound_as_any_other() -> None:
+    for host in (0, 40):
+        engine = Engine(num_blocks=8, num_host_blocks=host)
+        other = submit("first", range(50, 59), max_tokens=20)
+        engine.tell(other)
+        engine.tell(REQUEST)
+        engine.step(11)
+        assert engine.core.stats().num_waiting == 1, "the pool was meant to be too small"
+        engine.tell(attach(REQUEST, view(1, 2)))
+        engine.run()
+        assert engine.outputs("r") == {0: [1, 2, *expected(7, 10)]}
+        assert engine.outputs("first") == {0: expected(9, 20)}
+        assert engine.core.pool.num_used == engine.core.host_pool.num_used == 0
+
+
+def test_an_abort_of_an_earlier_delivery_means_nothing() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.tell(attach(REQUEST))
+    assert engine.tell(Abort("r", "attachment", "gone")) == []
+    [answer] = engine.tell(Abort("r", "second", "gone"))
+    assert isinstance(answer, RequestEnded)
+
+
+def test_an_abort_that_overtakes_its_request_ends_it() -> None:
+    engine = Engine()
+    assert engine.tell(Abort("r", "attachment", "gone")) == []
+    [answer] = engine.tell(REQUEST)
+    assert isinstance(answer, RequestEnded)
+    assert answer.reason == "abort"
+    [state] = engine.tell(attach(REQUEST))
+    assert isinstance(state, RequestState), "who comes back another way is served"
+
+
+def test_a_request_that_comes_twice_is_one() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(2)
+    assert engine.tell(REQUEST) == []
+    [state] = engine.owed()
+    assert state.choices[0].output.tolist() == expected(5, 2)
+    engine.run()
+    assert engine.outputs("r") == {0: expected(5, 12)}
+
+
+def test_requests_of_a_lost_gateway_end_unless_another_delivers_them() -> None:
+    engine = Engine()
+    moved = submit("moved", range(3), max_tokens=9)
+    engine.tell(REQUEST)
+    engine.tell(moved)
+    engine.tell(attach(moved))
+    [answer] = engine.tell(GatewayLost("gateway"))
+    assert isinstance(answer, RequestEnded)
+    assert answer.request_id == "r"
+    engine.run()
+    assert engine.outputs("moved") == {0: expected(3, 9)}
+
+
+def test_a_beam_search_has_nothing_to_rewind() -> None:
+    params = BeamParams(3, 1.0, EarlyStopping.ESTIMATED)
+    request = submit("r", range(5), num_choices=3, max_tokens=8, beams=params)
+    engine = Engine()
+    engine.tell(request)
+    engine.step(2)
+    engine.tell(attach(request))
+    [state] = engine.owed()
+    assert state.submit.attachment == "second"
+    engine.run()
+    ended = [message for message in engine.log if isinstance(message, BeamsEnded)]
+    assert len(ended) == 1
+    assert engine.tell(attach(request, knows=False)) == ended
+
+
+# ------------------------------------------------------------------- admission
+
+
+def test_more_than_may_wait_is_refused_with_the_numbers() -> None:
+    engine = Engine(max_waiting_requests=2)
+    for name in ("a", "b"):
+        assert isinstance(engine.tell(submit(name, range(5)))[0], RequestState)
+    [answer] = engine.tell(submit("c", range(5)))
+    assert isinstance(answer, RequestEnded)
+    assert (answer.reason, answer.error) == ("overloaded", "3 requests would wait, at most 2 may")
+    engine.step()  # both are admitted
+    assert isinstance(engine.tell(submit("c", range(5)))[0], RequestState)
+
+
+def test_each_tenant_has_its_own_share_of_the_queue() -> None:
+    engine = Engine(max_tenant_tokens=10)
+
+    def of(tenant: str, name: str) -> Submit:
+        request = submit(name, range(6))
+        object.__setattr__(request, "tenant", tenant)
+        return request
+
+    assert isinstance(engine.tell(of("x", "a"))[0], RequestState)
+    [answer] = engine.tell(of("x", "b"))
+    assert isinstance(answer, RequestEnded)
+    assert answer.error == "12 tokens with your key would wait, at most 10 may"
+    assert isinstance(engine.tell(of("y", "c"))[0], RequestState)
+    engine.tell(Abort("a", "attachment", "gone"))
+    assert isinstance(engine.tell(of("x", "b"))[0], RequestState)
+
+
+def test_a_deadline_ends_a_request_and_frees_its_blocks() -> None:
+    engine = Engine()
+    request = submit("r", range(5), num_choices=2, max_tokens=12)
+    object.__setattr__(request, "deadline_ms", 5_000)
+    engine.tell(request)
+    engine.step(3)
+    engine.tell(engine.worker.execute(engine.plans.popleft()))
+    engine.plan(now_ms=4_999)
+    assert engine.core.pool.num_used > 0
+    engine.tell(engine.worker.execute(engine.plans.popleft()))
+    engine.plan(now_ms=5_000)
+    ended = engine.log[-1]
+    assert isinstance(ended, RequestEnded)
+    assert (ended.reason, ended.error) == ("deadline", "its deadline has passed")
+    assert engine.core.pool.num_used == 0
+    assert engine.outputs("r") == {0: expected(5, 5), 1: expected(5, 5)}
+
+
+def test_who_waits_too_long_is_sent_away_but_not_who_was_served() -> None:
+    engine = Engine(num_blocks=8, queue_ttl_ms=1_000)
+    engine.tell(submit("served", range(5), max_tokens=25))
+    engine.step(2)
+    engine.tell(submit("waits", range(5), max_tokens=20))
+    engine.plan(now_ms=999)
+    result = engine.worker.execute(engine.plans.popleft())
+    engine.tell(result)
+    engine.plan(now_ms=1_000)
+    ended = [message for message in engine.log if isinstance(message, RequestEnded)]
+    assert [(found.request_id, found.reason) for found in ended] == [("waits", "deadline")]
+    engine.run()
+    assert engine.outputs("served") == {0: expected(5, 25)}
+
+
+# ----------------------------------------------------- deadly requests, leaving
+
+
+def test_who_kills_workers_is_isolated_and_then_failed() -> None:
+    engine = Engine()
+    names = ("a", "b", "deadly")
+    for name in names:
+        engine.tell(submit(name, range(5), max_tokens=12))
+    engine.step(2)
+    assert len(engine.core.suspects()) == 3
+    engine.start_epoch(engine.core.suspects())
+    # Once more all together, and it happens again.
+    engine.plan()
+    assert len(engine.plans[0].admissions) == 3
+    engine.start_epoch(engine.core.suspects())
+    # Now one by one: as soon as one has got further, the next may try.
+    tried: list[int] = []
+    while "deadly" not in (name for name in _running(engine)):
+        tried.append(len(_running(engine)))
+        engine.step()
+    assert max(tried) <= 2
+    assert len(engine.plans[0].chunk_handles) == 1
+    engine.plans.clear()
+    suspects = engine.core.suspects()
+    engine.start_epoch(suspects)
+    ended = [message for message in engine.log if isinstance(message, RequestEnded)]
+    assert [found.request_id for found in ended] == ["deadly"]
+    assert ended[0].error == "3 workers in a row have died computing this request"
+    engine.run()
+    assert engine.outputs("a") == engine.outputs("b") == {0: expected(5, 12)}
+
+
+def _running(engine: Engine) -> list[str]:
+    return [group.request_id for group in engine.core._stepping.queues.running]
+
+
+def test_who_gets_further_is_no_suspect_any_more() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    for _ in range(5):  # a worker that is killed again and again, but not by the request
+        engine.step(2)
+        engine.start_epoch(engine.core.suspects())
+    engine.run()
+    assert engine.outputs("r") == {0: expected(5, 12)}
+
+
+def test_an_idle_worker_that_dies_makes_nobody_suspect() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    assert engine.core.suspects() == []
+
+
+def test_a_scheduler_that_leaves_finishes_what_runs_and_admits_nobody() -> None:
+    engine = Engine()
+    engine.tell(submit("runs", range(5), max_tokens=12))
+    engine.step(2)
+    engine.tell(Drain(epoch=1))  # of another one, long ago
+    engine.tell(submit("waits", range(5), max_tokens=12))
+    engine.tell(Drain(engine.epoch))
+    engine.run()
+    assert not engine.core.has_running
+    assert engine.outputs("runs") == {0: expected(5, 12)}
+    assert engine.core.num_requests == 1
+    engine.start_epoch()
+    engine.run()
+    assert engine.outputs("waits") == {0: expected(5, 12)}
