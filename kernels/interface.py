@@ -5,17 +5,26 @@ from typing import Protocol
 
 import torch
 
+QUANTIZED_DTYPE = torch.float8_e4m3fn
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """Keys and values of one layer in the KV pool.
 
     Views with arbitrary strides (the last dimension is contiguous), so that any physical layout
-    of the pool serves.
+    of the pool serves. A pool of ``QUANTIZED_DTYPE`` holds keys and values divided by the scales.
     """
 
     key: torch.Tensor  # [num_blocks, Hkv, block_size, D]
     value: torch.Tensor  # [num_blocks, Hkv, block_size, D]
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    @property
+    def quantized(self) -> bool:
+        """Whether what is stored is scaled, and of another type than queries and outputs."""
+        return self.key.dtype == QUANTIZED_DTYPE
 
 
 @dataclass(frozen=True, slots=True)

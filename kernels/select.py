@@ -34,7 +34,8 @@ def select_backend(
         return CpuBackend()
     if name == "triton":
         # Triton runs on CPU tensors too, in its interpreter, which is for tests.
-        from kernels.triton_backend import TritonBackend, interpreting
+        from kernels.triton_backend import TritonBackend
+        from kernels.triton_tiles import interpreting
 
         _require(device_type == "cuda" or interpreting(), name, device_type)
         _require(dtype in TritonBackend.dtypes, name, dtype)

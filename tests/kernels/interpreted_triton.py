@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.triton_backend import TritonBackend, interpreting
+from kernels.triton_backend import TritonBackend
+from kernels.triton_tiles import interpreting
 from tests.kernels.cases import (
     SHAPES,
     Shape,
