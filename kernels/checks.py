@@ -65,6 +65,18 @@ def check_copy(
         ValueError: if they do not fit each other.
     """
     check_cache(cache)
+    check_pairs(sources, targets)
+
+
+def check_pairs(
+    sources: torch.Tensor,  # [P] int64
+    targets: torch.Tensor,  # [P] int64
+) -> None:
+    """There is a target for each source.
+
+    Raises:
+        ValueError: if there is not.
+    """
     _check_vector("sources", sources, torch.int64)
     _check_vector("targets", targets, torch.int64)
     if sources.shape != targets.shape:

@@ -17,6 +17,8 @@ _WRITE_TILE_TOKENS = 16
 _COPY_TILE_SLOTS = 16
 # A larger block is no page: it has to hold a sequence whole, and no table is followed.
 _LARGEST_PAGE_TOKENS = 1024
+# Rows and pieces that one program merges at a time, for short sequences (True) and for long ones.
+MERGE_TILES = {True: (4, 16), False: (16, 4)}
 _NO_WINDOW = 0
 _LARGEST_WINDOW = 1 << 30  # positions minus a window stay within int32
 
@@ -298,7 +300,7 @@ class _AttendLaunch:
         logs: torch.Tensor,
     ) -> None:
         batch = self._batch
-        merge_rows, merge_pieces = (4, 16) if short else (16, 4)
+        merge_rows, merge_pieces = MERGE_TILES[short]
         used_rows = min(tile.rows, batch.max_query_len * self._group)
         grid = (self._num_kv_heads, num_tiles, triton.cdiv(used_rows, merge_rows))
         merge_kernel[grid](

@@ -15,12 +15,19 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.triton_attention import paged_attention_kernel
-from kernels.triton_backend import choose_tile, compile_options
+from kernels.triton_backend import MERGE_TILES
 from kernels.triton_copy import copy_blocks_kernel
+from kernels.triton_merge import merge_kernel
+from kernels.triton_tiles import choose_tile
 from kernels.triton_write import write_kv_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
-POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
 TYPES = {
     "block_tables": "*i32",
     "context_lens": "*i32",
@@ -28,13 +35,22 @@ TYPES = {
     "slot_mapping": "*i64",
     "sources": "*i64",
     "targets": "*i64",
+    "partials": "*fp32",
+    "partial_logs": "*fp32",
     "scale": "fp32",
+    "key_scale": "fp32",
+    "value_scale": "fp32",
+    "key_inverse_scale": "fp32",
+    "value_inverse_scale": "fp32",
     "softcap": "fp32",
 }
-ELEMENTS = ("query", "out", "key", "value", "key_cache", "value_cache")
+ELEMENTS = ("query", "out", "key", "value")
+CACHES = ("key_cache", "value_cache")
+# Known only when called, and rarely multiples of 16.
+ANY_INTEGER = ("window", "num_tokens", "num_seqs", "capacity", "table_stride")
 
 
-def build(kernel, dtype, constants, options):
+def build(kernel, dtype, constants, options, cache_dtype=None):
     """The compiled kernel, its strides and addresses being multiples of 16 as in a launch."""
     signature, values, attributes = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
@@ -42,8 +58,11 @@ def build(kernel, dtype, constants, options):
             signature[name] = "constexpr"
             values[(index,)] = constants[name]
             continue
-        signature[name] = POINTERS[dtype] if name in ELEMENTS else TYPES.get(name, "i32")
-        if signature[name] != "fp32" and name not in ("window", "num_tokens", "table_stride"):
+        if name in CACHES:
+            signature[name] = POINTERS[cache_dtype or dtype]
+        else:
+            signature[name] = POINTERS[dtype] if name in ELEMENTS else TYPES.get(name, "i32")
+        if signature[name] != "fp32" and name not in ANY_INTEGER:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, values, attributes)
     return triton.compile(source, target=TARGET, options=options)
@@ -69,25 +88,44 @@ def resources(compiled):
     }
 
 
-def attention(dtype, head_dim, decode):
-    tile = choose_tile(head_dim, group=4, dtype=dtype, decode=decode)
-    constants = {
-        "GROUP": 4,
-        "HEAD_DIM": head_dim,
-        "PADDED_DIM": triton.next_power_of_2(head_dim),
-        "BLOCK_SIZE": 16,
-        "TILE_ROWS": tile.rows,
-        "TILE_KEYS": tile.keys,
-        "DECODE": decode,
-        "HAS_WINDOW": False,
+def attention(dtype, head_dim, short, block_size=16, cache_dtype=None, split=True, paged=True):
+    tile = choose_tile(head_dim, group=4, dtype=dtype, short=short)
+    constants = work_constants(tile, head_dim, short) | {
+        "BLOCK_SIZE": block_size,
+        "PAGED": paged,
+        "SPLIT": split,
         "HAS_SOFTCAP": False,
         "UPCAST": False,
     }
-    return build(paged_attention_kernel, dtype, constants, compile_options(tile))
+    cache_dtype = cache_dtype or dtype
+    return build(paged_attention_kernel, dtype, constants, tile.options(), cache_dtype)
+
+
+def merge(dtype, head_dim, short):
+    tile = choose_tile(head_dim, group=4, dtype=dtype, short=short)
+    rows, pieces = MERGE_TILES[short]
+    constants = work_constants(tile, head_dim, short)
+    constants |= {"MERGE_ROWS": rows, "MERGE_PIECES": pieces}
+    return build(merge_kernel, dtype, constants, {"num_warps": 4})
+
+
+def work_constants(tile, head_dim, short):
+    return {
+        "SEQS": 64,
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "TILE_ROWS": tile.rows,
+        "TILE_KEYS": tile.keys,
+        "SHORT_TOKENS": choose_tile(head_dim, group=4, dtype=torch.bfloat16, short=True).rows // 4,
+        "SHORT": short,
+        "MIN_PIECE_TILES": tile.min_piece_tiles,
+        "HAS_WINDOW": False,
+    }
 
 
 def write(dtype, head_dim):
-    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_TOKENS": 16}
+    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_TOKENS": 16, "QUANTIZE": False}
     return build(write_kv_kernel, dtype, constants, {"num_warps": 4})
 
 

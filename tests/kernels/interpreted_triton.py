@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from kernels.triton_backend import TritonBackend
+from kernels.triton_mover import TritonMover
 from kernels.triton_tiles import interpreting
+from tests.kernels.block_cases import LAYOUTS, assert_moves, assert_swaps, make_pool
 from tests.kernels.cases import (
     SHAPES,
     Shape,
@@ -64,3 +66,18 @@ def test_refuses_what_it_cannot_serve():
     case = make_case(Shape(((2, 5),), block_size=12))
     with pytest.raises(ValueError, match="block size 12"):
         TritonBackend().attend(case.query, case.cache, case.batch, case.params, case.out)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim", [40, 5])  # words of eight bytes, and of two
+def test_moves_exactly_the_listed_blocks_of_all_layers(layout, head_dim):
+    assert_moves(TritonMover, make_pool(layout, torch.float16, head_dim))
+
+
+def test_moves_blocks_that_do_not_fill_a_tile():
+    assert_moves(TritonMover, make_pool("layer_major", torch.float32, 96, block_size=40))
+
+
+@pytest.mark.parametrize("layout", ["layer_major", "block_major"])
+def test_what_is_swapped_out_comes_back(layout):
+    assert_swaps(TritonMover, make_pool(layout))
