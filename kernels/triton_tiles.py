@@ -55,9 +55,10 @@ def choose_tile(head_dim: int, group: int, dtype: torch.dtype, short: bool) -> T
     wide = dtype == torch.float32
     if short:
         keys = 64 if padded_dim <= 64 else 32
-        return TileConfig(packed, keys // 2 if wide else keys, 4, 2 if wide else 3, 4)
+        at_once = 4 if padded_dim <= 128 else 3
+        return TileConfig(packed, keys // 2 if wide else keys, 4, 2 if wide else 3, at_once)
     if wide:  # multiplied without tensor cores, to keep float32's precision
         return TileConfig(max(packed, 32), 32 if padded_dim <= 64 else 16, 8, 2, 1)
     if padded_dim <= 128:
-        return TileConfig(max(packed, 128), 64, 8, 3, 1)
+        return TileConfig(max(packed, 128), 64, 8, 3, 2 if padded_dim <= 64 else 1)
     return TileConfig(max(packed, 64), 32, 8, 2, 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -18,6 +19,7 @@ from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_backend import MERGE_TILES
 from kernels.triton_copy import copy_blocks_kernel
 from kernels.triton_merge import merge_kernel
+from kernels.triton_move import move_blocks_kernel
 from kernels.triton_tiles import choose_tile
 from kernels.triton_write import write_kv_kernel
 
@@ -33,6 +35,9 @@ TYPES = {
     "context_lens": "*i32",
     "query_starts": "*i32",
     "slot_mapping": "*i64",
+    "addresses": "*i64",
+    "shares": "*i64",
+    "packed": "*i64",
     "sources": "*i64",
     "targets": "*i64",
     "partials": "*fp32",
@@ -83,6 +88,7 @@ def resources(compiled):
         "stack_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),
         "shared_bytes": compiled.metadata.shared,
         "async_copies_16_bytes": ptx.count("cp.async.cg"),
+        "global_16_bytes": len(re.findall(r"(?:ld|st)\.global[\w.:]*\.v(?:2\.b64|4\.b32)", ptx)),
         "mma": ptx.count("mma.sync"),
         "wgmma": ptx.count("wgmma.mma_async"),
     }
@@ -125,8 +131,35 @@ def work_constants(tile, head_dim, short):
 
 
 def write(dtype, head_dim):
-    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_TOKENS": 16, "QUANTIZE": False}
+    constants = {
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": head_dim,
+        "BLOCK_SIZE": 16,
+        "TILE_TOKENS": 16,
+        "QUANTIZE": False,
+    }
     return build(write_kv_kernel, dtype, constants, {"num_warps": 4})
+
+
+def move(dtype, head_dim, block_size=16, num_kv_heads=8):
+    words = head_dim * dtype.itemsize // 8
+    rows = num_kv_heads * block_size
+    constants = {
+        "WORD": tl.int64,
+        "ALIGNED": True,
+        "FROM_PACKED": False,
+        "TO_PACKED": False,
+        "NUM_ROWS": rows,
+        "BLOCK_SIZE": block_size,
+        "ROW_WORDS": words,
+        "PADDED_WORDS": triton.next_power_of_2(words),
+        "PACKED_WORDS": 64 * rows * words,
+        "BLOCK_STRIDE": rows * words,
+        "HEAD_STRIDE": block_size * words,
+        "SLOT_STRIDE": words,
+        "TILE_ROWS": 32,
+    }
+    return build(move_blocks_kernel, dtype, constants, {"num_warps": 4})
 
 
 def copy(dtype, head_dim):
@@ -135,19 +168,28 @@ def copy(dtype, head_dim):
 
 
 def main() -> None:
-    for head_dim, dtype, decode in (
-        (64, torch.bfloat16, True),
-        (64, torch.bfloat16, False),
-        (128, torch.bfloat16, True),
-        (128, torch.bfloat16, False),
-        (128, torch.float32, False),
+    bf16, eight = torch.bfloat16, torch.float8_e4m3fn
+    for dtype, head_dim, short, options in (
+        (bf16, 64, True, {}),
+        (bf16, 128, True, {}),
+        (bf16, 128, True, {"paged": False}),
+        (bf16, 128, True, {"cache_dtype": eight}),
+        (bf16, 256, True, {"block_size": 64}),
+        (bf16, 64, False, {"split": False}),
+        (bf16, 80, False, {}),
+        (bf16, 128, False, {"split": False}),
+        (torch.float32, 128, False, {"split": False}),
     ):
-        report = resources(attention(dtype, head_dim, decode))
-        kernel = "decode" if decode else "prefill"
-        report |= {"kernel": kernel, "head_dim": head_dim, "dtype": str(dtype)[6:]}
+        tile = choose_tile(head_dim, 4, dtype, short)
+        report = resources(attention(dtype, head_dim, short, **options))
+        report |= {"kernel": "decode" if short else "prefill", "head_dim": head_dim}
+        report |= {"dtype": str(dtype)[6:], "cache": str(options.get("cache_dtype", dtype))[6:]}
+        report |= {"threads": 32 * tile.num_warps, "at_once": tile.programs_per_processor}
         print(json.dumps(report))
-    print(json.dumps(resources(write(torch.bfloat16, 128)) | {"kernel": "write"}))
-    print(json.dumps(resources(copy(torch.bfloat16, 128)) | {"kernel": "copy"}))
+    print(json.dumps(resources(merge(bf16, 128, True)) | {"kernel": "merge"}))
+    print(json.dumps(resources(write(bf16, 128)) | {"kernel": "write"}))
+    print(json.dumps(resources(copy(bf16, 128)) | {"kernel": "copy"}))
+    print(json.dumps(resources(move(bf16, 128)) | {"kernel": "move"}))
 
 
 if __name__ == "__main__":
