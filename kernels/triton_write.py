@@ -3,7 +3,6 @@
 import triton
 import triton.language as tl
 
-
 LARGEST = tl.constexpr(448.0)  # of float8_e4m3fn
 
 

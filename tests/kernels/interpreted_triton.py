@@ -97,14 +97,24 @@ def test_pools_of_more_elements_than_int32_counts():
 
 
 @triton.jit
-def cut_work_kernel(lens, starts, tiles_out, pieces_out, num_seqs, window, capacity, S: tl.constexpr,
-                    SHORT: tl.constexpr, HAS_WINDOW: tl.constexpr):  # fmt: skip
+def cut_work_kernel(
+    context_lens,
+    query_starts,
+    tiles_out,
+    pieces_out,
+    num_seqs,
+    window,
+    capacity,
+    SEQS: tl.constexpr,
+    SHORT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
     tiles, pieces = cut_work(
-        lens, starts, num_seqs, window, capacity, S, 4 if SHORT else 32, 32, 4, SHORT, HAS_WINDOW,
+        context_lens, query_starts, num_seqs, window, capacity, SEQS, 4 if SHORT else 32, 32, 4, SHORT, HAS_WINDOW,
         True, 8,
     )  # fmt: skip
-    tl.store(tiles_out + tl.arange(0, S), tiles)
-    tl.store(pieces_out + tl.arange(0, S), pieces)
+    tl.store(tiles_out + tl.arange(0, SEQS), tiles)
+    tl.store(pieces_out + tl.arange(0, SEQS), pieces)
 
 
 @pytest.mark.parametrize("short", [True, False])
@@ -162,7 +172,7 @@ def test_refuses_what_it_cannot_serve():
     with pytest.raises(ValueError, match="1100 tokens hold whole sequences, not 1101"):
         TritonBackend().attend(case.query, case.cache, long, case.params, case.out)
     negative = dataclasses.replace(case.params, scale=-1.0)
-    with pytest.raises(ValueError, match="scale -1.0"):
+    with pytest.raises(ValueError, match="must be positive"):
         TritonBackend().attend(case.query, case.cache, case.batch, negative, case.out)
 
 
