@@ -109,9 +109,10 @@ def cut_work_kernel(
     SHORT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
+    tile_tokens: tl.constexpr = 4 if SHORT else 32
     tiles, pieces = cut_work(
-        context_lens, query_starts, num_seqs, window, capacity, SEQS, 4 if SHORT else 32, 32, 4, SHORT, HAS_WINDOW,
-        True, 8,
+        context_lens, query_starts, num_seqs, window, capacity,
+        SEQS, tile_tokens, 32, 4, SHORT, HAS_WINDOW, True, 8,
     )  # fmt: skip
     tl.store(tiles_out + tl.arange(0, SEQS), tiles)
     tl.store(pieces_out + tl.arange(0, SEQS), pieces)
