@@ -128,7 +128,8 @@ def _attend_keys(  # type: ignore[no-untyped-def]
     return maximum, total, sums
 
 
-@triton.jit
+# What changes from step to step must not make the compiler start again.
+@triton.jit(do_not_specialize=["num_seqs", "capacity", "window", "table_stride"])
 def paged_attention_kernel(  # type: ignore[no-untyped-def]
     query,  # [T, H, D]
     out,  # [T, H, D]

@@ -6,7 +6,7 @@ import triton.language as tl
 from kernels.triton_work import cut_work, find_item, first_partial, value_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_seqs", "capacity", "window"])
 def merge_kernel(  # type: ignore[no-untyped-def]
     out,  # [T, H, D]
     partials,  # [partial, Hkv, M, D] float32

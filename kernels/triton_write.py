@@ -11,7 +11,7 @@ def _saturate(x):
     return tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def write_kv_kernel(  # type: ignore[no-untyped-def]
     key,  # [T, Hkv, D]
     value,  # [T, Hkv, D]
