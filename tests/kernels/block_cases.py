@@ -91,10 +91,13 @@ def assert_swaps(
 ) -> None:
     """What was swapped out comes back elsewhere, byte by byte."""
     mover = make_mover(layers)
-    host = torch.zeros((12, mover.bytes_per_block), dtype=torch.uint8)
+    pinned = layers[0].key.device.type == "cuda"
+    host = torch.zeros((12, mover.bytes_per_block), dtype=torch.uint8, pin_memory=pinned)
     swapper = BlockSwapper(layers, mover, host)
-    expected = all_bytes(layers)
+    expected = [block.cpu() for block in all_bytes(layers)]
     swapper.swap_out(torch.tensor([2, 3, 4, 0, 2]), torch.tensor([7, 8, 9, 1, 0]))
+    if pinned:
+        torch.cuda.synchronize()
     for block, row in ((2, 7), (3, 8), (4, 9), (0, 1), (2, 0)):
         assert torch.equal(host[row], expected[block])
     untouched = [row for row in range(12) if row not in (7, 8, 9, 1, 0)]
@@ -102,4 +105,4 @@ def assert_swaps(
     swapper.swap_in(torch.tensor([7, 8, 1, 1]), torch.tensor([0, 1, 5, 8]))
     for row, block in ((7, 0), (8, 1), (1, 5), (1, 8)):
         expected[block] = host[row]
-    assert all(map(torch.equal, all_bytes(layers), expected))
+    assert all(map(torch.equal, (block.cpu() for block in all_bytes(layers)), expected))
