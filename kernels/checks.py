@@ -23,6 +23,9 @@ def check_cache(cache: LayerCache) -> None:
         )
     if key.stride(3) != 1 or value.stride(3) != 1:
         raise ValueError(f"cache strides {key.stride()} {value.stride()}: D must be contiguous")
+    scales = (cache.key_scale, cache.value_scale)
+    if min(scales) <= 0 or (scales != (1.0, 1.0) and not cache.quantized):
+        raise ValueError(f"scales {scales} of a cache of {key.dtype}")
 
 
 def check_write(
@@ -43,7 +46,8 @@ def check_write(
         raise ValueError(
             f"key {tuple(key.shape)} and value {tuple(value.shape)} are not {expected}"
         )
-    if key.dtype != cache.key.dtype or value.dtype != cache.key.dtype:
+    fits = (key.dtype == cache.key.dtype) != cache.quantized
+    if not fits or value.dtype != key.dtype:
         raise ValueError(f"key {key.dtype}, value {value.dtype}, cache {cache.key.dtype}")
     if key.stride(2) != 1 or value.stride(2) != 1:
         raise ValueError(f"strides {key.stride()} {value.stride()}: D must be contiguous")
@@ -61,6 +65,18 @@ def check_copy(
         ValueError: if they do not fit each other.
     """
     check_cache(cache)
+    check_pairs(sources, targets)
+
+
+def check_pairs(
+    sources: torch.Tensor,  # [P] int64
+    targets: torch.Tensor,  # [P] int64
+) -> None:
+    """There is a target for each source.
+
+    Raises:
+        ValueError: if there is not.
+    """
     _check_vector("sources", sources, torch.int64)
     _check_vector("targets", targets, torch.int64)
     if sources.shape != targets.shape:
@@ -86,7 +102,8 @@ def check_attend(
         )
     if query.shape[1] % num_kv_heads:
         raise ValueError(f"{query.shape[1]} query heads do not share {num_kv_heads} KV heads")
-    if query.dtype != cache.key.dtype or out.dtype != query.dtype:
+    fits = (query.dtype == cache.key.dtype) != cache.quantized
+    if not fits or out.dtype != query.dtype:
         raise ValueError(f"query {query.dtype}, out {out.dtype}, cache {cache.key.dtype}")
     if query.stride(2) != 1 or out.stride(2) != 1:
         raise ValueError(f"strides {query.stride()} {out.stride()}: D must be contiguous")

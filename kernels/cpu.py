@@ -20,7 +20,8 @@ _COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuBackend:
-    """float32 and bfloat16 with head sizes divisible by 16; anything else runs the reference.
+    """float32 and bfloat16 with head sizes divisible by 16; anything else,
+    and a quantized cache, runs the reference.
 
     Not thread-safe: scratch memory belongs to the backend, one call at a time.
     """
@@ -64,6 +65,9 @@ class CpuBackend:
         Raises:
             ValueError: if shapes or types do not fit each other.
         """
+        if cache.quantized:
+            self._reference.write_kv(key, value, cache, slot_mapping)
+            return
         check_write(key, value, cache, slot_mapping)
         size = key.element_size()
         num_tokens, num_kv_heads, head_dim = key.shape
@@ -107,7 +111,7 @@ class CpuBackend:
             ValueError: if shapes or types do not fit each other.
         """
         num_tokens, num_heads, head_dim = query.shape
-        if query.dtype not in _COMPILED_DTYPES or head_dim % 16:
+        if query.dtype not in _COMPILED_DTYPES or head_dim % 16 or cache.quantized:
             self._reference.attend(query, cache, batch, params, out)
             return
         check_attend(query, cache, batch, out)

@@ -5,17 +5,26 @@ from typing import Protocol
 
 import torch
 
+QUANTIZED_DTYPE = torch.float8_e4m3fn
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
     """Keys and values of one layer in the KV pool.
 
     Views with arbitrary strides (the last dimension is contiguous), so that any physical layout
-    of the pool serves.
+    of the pool serves. A pool of ``QUANTIZED_DTYPE`` holds keys and values divided by the scales.
     """
 
     key: torch.Tensor  # [num_blocks, Hkv, block_size, D]
     value: torch.Tensor  # [num_blocks, Hkv, block_size, D]
+    key_scale: float = 1.0
+    value_scale: float = 1.0
+
+    @property
+    def quantized(self) -> bool:
+        """Whether what is stored is scaled, and of another type than queries and outputs."""
+        return self.key.dtype == QUANTIZED_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +83,36 @@ class AttentionBackend(Protocol):
         The last row of a sequence stands at position ``context_len - 1``. A sequence without
         rows, or without context, touches nothing.
         """
+
+
+class BlockMover(Protocol):
+    """Moves whole blocks, keys and values of all layers at once.
+
+    Packed blocks, ``[n, bytes_per_block]`` of bytes, are described in ``kernels/packing.py``.
+    Block ids and rows lie on the pool's device.
+    """
+
+    bytes_per_block: int
+
+    def copy(
+        self,
+        sources: torch.Tensor,  # [P] int64, may repeat
+        targets: torch.Tensor,  # [P] int64, all different, none of them a source
+    ) -> None:
+        """Copy blocks inside the pool (copy-on-write: PagedAttention, section 4.4)."""
+
+    def pack(
+        self,
+        sources: torch.Tensor,  # [P] int64, blocks of the pool, may repeat
+        packed: torch.Tensor,  # [n, bytes_per_block] uint8
+        rows: torch.Tensor,  # [P] int64, rows of ``packed``, all different
+    ) -> None:
+        """Copy blocks of the pool into rows of ``packed``."""
+
+    def unpack(
+        self,
+        packed: torch.Tensor,  # [n, bytes_per_block] uint8
+        rows: torch.Tensor,  # [P] int64, rows of ``packed``, may repeat
+        targets: torch.Tensor,  # [P] int64, blocks of the pool, all different
+    ) -> None:
+        """Copy rows of ``packed`` into blocks of the pool."""

@@ -3,7 +3,7 @@
 import torch
 
 from kernels.checks import check_attend, check_copy, check_write
-from kernels.interface import AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import QUANTIZED_DTYPE, AttentionParams, LayerCache, RaggedBatch
 
 
 class ReferenceBackend:
@@ -28,8 +28,8 @@ class ReferenceBackend:
         block_size = cache.key.shape[2]
         block = slot_mapping[written] // block_size
         offset = slot_mapping[written] % block_size
-        cache.key[block, :, offset] = key[written]
-        cache.value[block, :, offset] = value[written]
+        _store(cache.key, block, offset, key[written], cache.key_scale)
+        _store(cache.value, block, offset, value[written], cache.value_scale)
 
     def copy_blocks(
         self,
@@ -43,7 +43,7 @@ class ReferenceBackend:
             ValueError: if the lists do not fit each other.
         """
         check_copy(cache, sources, targets)
-        for pool in (cache.key, cache.value):
+        for pool in (_movable(cache.key), _movable(cache.value)):
             pool.index_copy_(0, targets, pool.index_select(0, sources))
 
     def attend(
@@ -72,6 +72,24 @@ class ReferenceBackend:
                 ).to(out.dtype)
 
 
+def _store(
+    pool: torch.Tensor,  # [num_blocks, Hkv, block_size, D]
+    block: torch.Tensor,  # [T]
+    offset: torch.Tensor,  # [T]
+    rows: torch.Tensor,  # [T, Hkv, D]
+    scale: float,
+) -> None:
+    if pool.dtype == QUANTIZED_DTYPE:
+        limit = torch.finfo(pool.dtype).max
+        rows = (rows.float() * (1.0 / scale)).clamp(-limit, limit).to(pool.dtype)
+    _movable(pool)[block, :, offset] = _movable(rows)
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes in a type that torch can index: it cannot index 8-bit floats everywhere."""
+    return tensor.view(torch.uint8) if tensor.dtype == QUANTIZED_DTYPE else tensor
+
+
 def _attend_sequence(
     query: torch.Tensor,  # [R, H, D]
     cache: LayerCache,
@@ -87,6 +105,7 @@ def _attend_sequence(
     begin = max(0, context_len - num_rows - window + 1)
     keys = _gather(cache.key, table, begin, context_len).to(compute)  # [Hkv, N, D]
     values = _gather(cache.value, table, begin, context_len).to(compute)  # [Hkv, N, D]
+    keys, values = keys * cache.key_scale, values * cache.value_scale
     grouped = query.to(compute).view(num_rows, num_kv_heads, -1, head_dim)  # [R, Hkv, G, D]
     logits = torch.einsum("rhgd,hnd->rhgn", grouped, keys) * params.scale  # [R, Hkv, G, N]
     if params.softcap is not None:
@@ -109,4 +128,5 @@ def _gather(
     positions = torch.arange(begin, end, device=pool.device)
     block_size = pool.shape[2]
     blocks = table[positions // block_size].long()
-    return pool[blocks, :, positions % block_size].transpose(0, 1)
+    found = _movable(pool)[blocks, :, positions % block_size].view(pool.dtype)
+    return found.transpose(0, 1)

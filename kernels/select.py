@@ -1,8 +1,10 @@
-"""Which attention backend serves a device."""
+"""Which attention backend and which mover of blocks serve a device."""
+
+from collections.abc import Sequence
 
 import torch
 
-from kernels.interface import AttentionBackend
+from kernels.interface import AttentionBackend, BlockMover, LayerCache
 
 
 def select_backend(
@@ -38,12 +40,24 @@ def select_backend(
         return CpuBackend()
     if name == "triton":
         # Triton runs on CPU tensors too, in its interpreter, which is for tests.
-        from kernels.triton_backend import TritonBackend, interpreting
+        from kernels.triton_backend import TritonBackend
+        from kernels.triton_tiles import interpreting
 
         _require(device_type == "cuda" or interpreting(), name, device_type)
         _require(dtype in TritonBackend.dtypes, name, dtype)
         return TritonBackend()
     raise ValueError(f"unknown attention backend {name!r}: auto, reference, cpu, triton or sdpa")
+
+
+def select_mover(layers: Sequence[LayerCache]) -> BlockMover:
+    """The fastest mover of blocks for the device that the layers of a pool lie on."""
+    if layers[0].key.device.type == "cuda":
+        from kernels.triton_mover import TritonMover
+
+        return TritonMover(layers)
+    from kernels.reference_mover import ReferenceMover
+
+    return ReferenceMover(layers)
 
 
 def _require(fits: bool, name: str, what: object) -> None:

@@ -1,6 +1,6 @@
-"""Paged attention on GPUs: chooses tiles and launches the Triton kernels."""
+"""Paged attention on GPUs: what one call launches."""
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import triton
@@ -9,63 +9,39 @@ from kernels.checks import check_attend, check_copy, check_write
 from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.triton_attention import paged_attention_kernel
 from kernels.triton_copy import copy_blocks_kernel
+from kernels.triton_merge import merge_kernel
+from kernels.triton_tiles import TileConfig, choose_tile, interpreting
 from kernels.triton_write import write_kv_kernel
 
 _WRITE_TILE_TOKENS = 16
 _COPY_TILE_SLOTS = 16
-
-
-def interpreting() -> bool:
-    """Whether kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1)."""
-    return bool(triton.knobs.runtime.interpret)
-
-
-@dataclass(frozen=True, slots=True)
-class TileConfig:
-    """Shape of a tile and how many threads and pipeline stages work on it."""
-
-    rows: int  # query tokens x heads of a group, packed
-    keys: int
-    num_warps: int
-    num_stages: int
-
-
-def choose_tile(head_dim: int, group: int, dtype: torch.dtype, decode: bool) -> TileConfig:
-    """Tile for a head size; chosen by registers and spills of compiled code, not yet by timing."""
-    padded_dim = triton.next_power_of_2(head_dim)
-    packed = max(16, triton.next_power_of_2(group))
-    wide = dtype == torch.float32
-    if decode:
-        keys = 64 if padded_dim <= 64 else 32
-        return TileConfig(packed, keys // 2 if wide else keys, 4, 2 if wide else 3)
-    if wide:  # multiplied without tensor cores, to keep float32's precision
-        return TileConfig(max(packed, 32), 32 if padded_dim <= 64 else 16, 8, 2)
-    if padded_dim <= 128:
-        return TileConfig(max(packed, 128), 64, 8, 3)
-    return TileConfig(max(packed, 64), 32, 8, 2)
-
-
-def compile_options(tile: TileConfig) -> dict[str, object]:
-    """What the compiler is told beyond the kernel's constants.
-
-    Fusing multiplications with additions is asked for because Triton's default is changing.
-    """
-    return {
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
-        "enable_fp_fusion": True,
-    }
+# A larger block is no page: it has to hold a sequence whole, and no table is followed.
+_LARGEST_PAGE_TOKENS = 1024
+# Rows and pieces that one program merges at a time, for short sequences (True) and for long ones.
+MERGE_TILES = {True: (4, 16), False: (16, 4)}
+_NO_WINDOW = 0
+_LARGEST_WINDOW = 1 << 30  # positions minus a window stay within int32
 
 
 class TritonBackend:
     """float16, bfloat16 and float32; block sizes are powers of two, head sizes up to 256.
 
-    Nothing is read back from the device, so calls can be captured in CUDA graphs: the grid covers
-    ``max_query_len`` rows of each sequence, and lengths are read by the kernels.
+    A cache whose blocks have more than 1,024 tokens is read as contiguous memory: block
+    ``block_tables[s, 0]`` holds all of sequence s.
+
+    Nothing is read back from the device, so calls can be captured in CUDA graphs: grids follow
+    from the shapes of the tensors and the bounds in the batch, and the kernels read the lengths
+    and cut the work themselves.
+
+    Args:
+        num_processors: streaming multiprocessors to fill; by default those of the query's device.
     """
 
     name = "triton"
     dtypes = (torch.float16, torch.bfloat16, torch.float32)
+
+    def __init__(self, num_processors: int | None = None) -> None:
+        self._wanted_processors = num_processors
 
     def write_kv(
         self,
@@ -91,6 +67,8 @@ class TritonBackend:
             cache.value,
             slot_mapping,
             num_tokens,
+            1.0 / cache.key_scale,
+            1.0 / cache.value_scale,
             *key.stride()[:2],
             *value.stride()[:2],
             *cache.key.stride()[:3],
@@ -99,6 +77,7 @@ class TritonBackend:
             PADDED_DIM=triton.next_power_of_2(head_dim),
             BLOCK_SIZE=cache.key.shape[2],
             TILE_TOKENS=_WRITE_TILE_TOKENS,
+            QUANTIZE=cache.quantized,
             num_warps=4,
         )
 
@@ -144,62 +123,198 @@ class TritonBackend:
         """Causal attention of each row over its own sequence's pages (PagedAttention, §4.1).
 
         Only slots that some row may see are read; rows of no sequence are not written. Sequences
-        of one row and sequences of several are served by two launches with tiles of their own.
+        of few rows and sequences of many are served by two launches with tiles of their own; where
+        contexts may be long, each is followed by one that merges what was cut into pieces.
 
         Raises:
-            ValueError: if shapes or types do not fit each other, or the block size is not a
-                power of two, or the head size exceeds 256.
+            ValueError: if shapes or types do not fit each other, or the block size is neither a
+                power of two nor enough for whole sequences, or the head size exceeds 256.
         """
         check_attend(query, cache, batch, out)
         block_size, head_dim = cache.key.shape[2:]
-        if block_size & (block_size - 1) or head_dim > 256:
+        paged = block_size <= _LARGEST_PAGE_TOKENS
+        if head_dim > 256 or (paged and block_size & (block_size - 1)):
             raise ValueError(f"block size {block_size}, head size {head_dim}: not supported")
-        if batch.context_lens.shape[0] == 0 or batch.max_query_len == 0:
+        if not paged and block_size < batch.max_context_len:
+            raise ValueError(
+                f"blocks of {block_size} tokens hold whole sequences, not {batch.max_context_len}"
+            )
+        if params.scale <= 0:
+            raise ValueError(f"scale {params.scale} must be positive")
+        if batch.context_lens.shape[0] == 0 or batch.max_query_len == 0 or query.shape[0] == 0:
             return
-        self._launch(query, cache, batch, params, out, decode=True)
-        if batch.max_query_len > 1:
-            self._launch(query, cache, batch, params, out, decode=False)
+        launch = _AttendLaunch(
+            query, cache, batch, params, out, paged, self._num_processors(query.device)
+        )
+        launch.run(short=True)
+        if batch.max_query_len > launch.short_tokens:
+            launch.run(short=False)
 
-    def _launch(
+    def _num_processors(self, device: torch.device) -> int:
+        if self._wanted_processors is not None:
+            return self._wanted_processors
+        if device.type != "cuda":
+            return 1
+        return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class _AttendLaunch:
+    """The launches of one call."""
+
+    def __init__(
         self,
         query: torch.Tensor,  # [T, H, D]
         cache: LayerCache,
         batch: RaggedBatch,
         params: AttentionParams,
         out: torch.Tensor,  # [T, H, D]
-        decode: bool,
+        paged: bool,
+        num_processors: int,
     ) -> None:
-        _, num_heads, head_dim = query.shape
-        _, num_kv_heads, block_size, _ = cache.key.shape
-        group = num_heads // num_kv_heads
-        tile = choose_tile(head_dim, group, query.dtype, decode)
-        tiles = 1 if decode else triton.cdiv(batch.max_query_len, tile.rows // group)
-        grid = (tiles, num_kv_heads, batch.context_lens.shape[0])
+        self._query = query
+        self._cache = cache
+        self._batch = batch
+        self._params = params
+        self._out = out
+        self._paged = paged
+        self._num_processors = num_processors
+        self._num_tokens, num_heads, self._head_dim = query.shape
+        self._num_kv_heads = cache.key.shape[1]
+        self._group = num_heads // self._num_kv_heads
+
+    @cached_property
+    def short_tokens(self) -> int:
+        """Rows that a sequence may have to be served by the launch for short ones."""
+        return self._tile(short=True).rows // self._group
+
+    def run(self, short: bool) -> None:
+        """Attend for the short sequences of the batch, or for the long ones."""
+        tile = self._tile(short)
+        num_tiles = self._bound_tiles(tile, short)
+        capacity = tile.capacity(self._num_processors, self._num_kv_heads)
+        split = self._may_split(tile, short, num_tiles, capacity)
+        num_partials = 2 * capacity if split else 1
+        rows = (num_partials, self._num_kv_heads, tile.rows)
+        # From the caching allocator, so in a captured graph at the same address in every replay.
+        partials = self._query.new_empty((*rows, self._head_dim), dtype=torch.float32)
+        logs = self._query.new_empty(rows, dtype=torch.float32)
+        self._attend(tile, short, split, num_tiles, capacity, partials, logs)
+        if split:
+            self._merge(tile, short, num_tiles, capacity, partials, logs)
+
+    def _tile(self, short: bool) -> TileConfig:
+        return choose_tile(self._head_dim, self._group, self._query.dtype, short)
+
+    def _bound_tiles(self, tile: TileConfig, short: bool) -> int:
+        """The most tiles of query tokens that the batch's sequences can have."""
+        num_seqs = self._batch.context_lens.shape[0]
+        if short:
+            return min(num_seqs, self._num_tokens)
+        tile_tokens = tile.rows // self._group
+        # Every sequence has at most one tile that is not full.
+        most_seqs = min(num_seqs, self._num_tokens // (self.short_tokens + 1))
+        return self._num_tokens // tile_tokens + most_seqs
+
+    def _may_split(self, tile: TileConfig, short: bool, num_tiles: int, capacity: int) -> bool:
+        """Whether some batch within the bounds is worth cutting.
+
+        Long sequences are only where their tiles leave processors idle: merging is not free.
+        """
+        keys = self._batch.max_context_len
+        if self._params.sliding_window is not None:
+            keys = min(keys, self._params.sliding_window + tile.rows)
+        return keys > tile.min_piece_tiles * tile.keys and (short or num_tiles < capacity)
+
+    def _shared(self, tile: TileConfig, short: bool) -> dict[str, object]:
+        """What both kernels cut the work by."""
+        return {
+            # Few sizes, since each is compiled.
+            "SEQS": max(16, triton.next_power_of_2(self._batch.context_lens.shape[0])),
+            "GROUP": self._group,
+            "HEAD_DIM": self._head_dim,
+            "PADDED_DIM": max(16, triton.next_power_of_2(self._head_dim)),
+            "TILE_ROWS": tile.rows,
+            "TILE_KEYS": tile.keys,
+            "SHORT_TOKENS": self.short_tokens,
+            "SHORT": short,
+            "MIN_PIECE_TILES": tile.min_piece_tiles,
+            "HAS_WINDOW": self._params.sliding_window is not None,
+        }
+
+    @property
+    def _window(self) -> int:
+        window = self._params.sliding_window
+        return _NO_WINDOW if window is None else min(window, _LARGEST_WINDOW)
+
+    def _attend(
+        self,
+        tile: TileConfig,
+        short: bool,
+        split: bool,
+        num_tiles: int,
+        capacity: int,
+        partials: torch.Tensor,
+        logs: torch.Tensor,
+    ) -> None:
+        cache, batch, params = self._cache, self._batch, self._params
+        items = num_tiles + capacity if split else num_tiles
+        grid = (self._num_kv_heads, items) if short else (items, self._num_kv_heads)
         paged_attention_kernel[grid](
-            query,
-            out,
+            self._query,
+            self._out,
             cache.key,
             cache.value,
             batch.block_tables,
             batch.context_lens,
             batch.query_starts,
+            partials,
+            logs,
+            batch.context_lens.shape[0],
+            capacity,
             params.scale,
+            cache.key_scale,
+            cache.value_scale,
             params.softcap or 1.0,
-            params.sliding_window or 0,
-            *query.stride()[:2],
-            *out.stride()[:2],
+            self._window,
+            *self._query.stride()[:2],
+            *self._out.stride()[:2],
             *cache.key.stride()[:3],
             *cache.value.stride()[:3],
             batch.block_tables.stride(0),
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=max(16, triton.next_power_of_2(head_dim)),
-            BLOCK_SIZE=block_size,
-            TILE_ROWS=tile.rows,
-            TILE_KEYS=tile.keys,
-            DECODE=decode,
-            HAS_WINDOW=params.sliding_window is not None,
+            BLOCK_SIZE=cache.key.shape[2] if self._paged else 1,
+            PAGED=self._paged,
+            SPLIT=split,
             HAS_SOFTCAP=params.softcap is not None,
-            UPCAST=interpreting() and query.dtype == torch.bfloat16,
-            **compile_options(tile),
+            UPCAST=interpreting() and self._query.dtype == torch.bfloat16,
+            **self._shared(tile, short),
+            **tile.options(),
+        )
+
+    def _merge(
+        self,
+        tile: TileConfig,
+        short: bool,
+        num_tiles: int,
+        capacity: int,
+        partials: torch.Tensor,
+        logs: torch.Tensor,
+    ) -> None:
+        batch = self._batch
+        merge_rows, merge_pieces = MERGE_TILES[short]
+        used_rows = min(tile.rows, batch.max_query_len * self._group)
+        grid = (self._num_kv_heads, num_tiles, triton.cdiv(used_rows, merge_rows))
+        merge_kernel[grid](
+            self._out,
+            partials,
+            logs,
+            batch.context_lens,
+            batch.query_starts,
+            batch.context_lens.shape[0],
+            capacity,
+            self._window,
+            *self._out.stride()[:2],
+            MERGE_ROWS=merge_rows,
+            MERGE_PIECES=merge_pieces,
+            **self._shared(tile, short),
+            num_warps=4,
         )

@@ -3,8 +3,15 @@
 import triton
 import triton.language as tl
 
+LARGEST = tl.constexpr(448.0)  # of float8_e4m3fn
+
 
 @triton.jit
+def _saturate(x):
+    return tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
 def write_kv_kernel(  # type: ignore[no-untyped-def]
     key,  # [T, Hkv, D]
     value,  # [T, Hkv, D]
@@ -12,6 +19,8 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     value_cache,  # [num_blocks, Hkv, block_size, D]
     slot_mapping,  # [T] int64
     num_tokens,
+    key_inverse_scale,
+    value_inverse_scale,
     key_token_stride,
     key_head_stride,
     value_token_stride,
@@ -26,6 +35,7 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     PADDED_DIM: tl.constexpr,  # D rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
+    QUANTIZE: tl.constexpr,  # divide by the scales and saturate
 ):
     """One tile of tokens under one KV head; a negative slot is padding. Grid: (tiles of T, Hkv)."""
     head = tl.program_id(1).to(tl.int64)
@@ -39,6 +49,8 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     key_from = token * key_token_stride + head * key_head_stride  # [T']
     key_to = block * key_block_stride + head * key_cache_head_stride + offset * key_slot_stride
     keys = tl.load(key + key_from[:, None] + dim[None, :], mask=stored)  # [T', D']
+    if QUANTIZE:
+        keys = _saturate(keys.to(tl.float32) * key_inverse_scale).to(key_cache.dtype.element_ty)
     tl.store(key_cache + key_to[:, None] + dim[None, :], keys, mask=stored)
 
     value_from = token * value_token_stride + head * value_head_stride  # [T']
@@ -46,4 +58,7 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
         block * value_block_stride + head * value_cache_head_stride + offset * value_slot_stride
     )  # [T']
     values = tl.load(value + value_from[:, None] + dim[None, :], mask=stored)  # [T', D']
+    if QUANTIZE:
+        values = _saturate(values.to(tl.float32) * value_inverse_scale)
+        values = values.to(value_cache.dtype.element_ty)
     tl.store(value_cache + value_to[:, None] + dim[None, :], values, mask=stored)

@@ -11,30 +11,51 @@ from pathlib import Path
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.triton_attention import paged_attention_kernel
-from kernels.triton_backend import choose_tile, compile_options
+from kernels.triton_backend import MERGE_TILES
 from kernels.triton_copy import copy_blocks_kernel
+from kernels.triton_merge import merge_kernel
+from kernels.triton_move import move_blocks_kernel
+from kernels.triton_tiles import choose_tile
 from kernels.triton_write import write_kv_kernel
 
 TARGET = GPUTarget("cuda", 90, 32)
-POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+}
 TYPES = {
     "block_tables": "*i32",
     "context_lens": "*i32",
     "query_starts": "*i32",
     "slot_mapping": "*i64",
+    "addresses": "*i64",
+    "shares": "*i64",
+    "packed": "*i64",
     "sources": "*i64",
     "targets": "*i64",
+    "partials": "*fp32",
+    "partial_logs": "*fp32",
     "scale": "fp32",
+    "key_scale": "fp32",
+    "value_scale": "fp32",
+    "key_inverse_scale": "fp32",
+    "value_inverse_scale": "fp32",
     "softcap": "fp32",
 }
-ELEMENTS = ("query", "out", "key", "value", "key_cache", "value_cache")
+ELEMENTS = ("query", "out", "key", "value")
+CACHES = ("key_cache", "value_cache")
+# Known only when called, and rarely multiples of 16.
+ANY_INTEGER = ("window", "num_tokens", "num_seqs", "capacity", "table_stride")
 
 
-def build(kernel, dtype, constants, options):
+def build(kernel, dtype, constants, options, cache_dtype=None):
     """The compiled kernel, its strides and addresses being multiples of 16 as in a launch."""
     signature, values, attributes = {}, {}, {}
     for index, name in enumerate(kernel.arg_names):
@@ -42,8 +63,11 @@ def build(kernel, dtype, constants, options):
             signature[name] = "constexpr"
             values[(index,)] = constants[name]
             continue
-        signature[name] = POINTERS[dtype] if name in ELEMENTS else TYPES.get(name, "i32")
-        if signature[name] != "fp32" and name not in ("window", "num_tokens", "table_stride"):
+        if name in CACHES:
+            signature[name] = POINTERS[cache_dtype or dtype]
+        else:
+            signature[name] = POINTERS[dtype] if name in ELEMENTS else TYPES.get(name, "i32")
+        if signature[name] != "fp32" and name not in ANY_INTEGER:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, values, attributes)
     return triton.compile(source, target=TARGET, options=options)
@@ -64,31 +88,78 @@ def resources(compiled):
         "stack_bytes": int(re.search(r"STACK:(\d+)", usage)[1]),
         "shared_bytes": compiled.metadata.shared,
         "async_copies_16_bytes": ptx.count("cp.async.cg"),
+        "global_16_bytes": len(re.findall(r"(?:ld|st)\.global[\w.:]*\.v(?:2\.b64|4\.b32)", ptx)),
         "mma": ptx.count("mma.sync"),
         "wgmma": ptx.count("wgmma.mma_async"),
     }
 
 
-def attention(dtype, head_dim, decode):
-    tile = choose_tile(head_dim, group=4, dtype=dtype, decode=decode)
-    constants = {
-        "GROUP": 4,
-        "HEAD_DIM": head_dim,
-        "PADDED_DIM": triton.next_power_of_2(head_dim),
-        "BLOCK_SIZE": 16,
-        "TILE_ROWS": tile.rows,
-        "TILE_KEYS": tile.keys,
-        "DECODE": decode,
-        "HAS_WINDOW": False,
+def attention(dtype, head_dim, short, block_size=16, cache_dtype=None, split=True, paged=True):
+    tile = choose_tile(head_dim, group=4, dtype=dtype, short=short)
+    constants = work_constants(tile, head_dim, short) | {
+        "BLOCK_SIZE": block_size,
+        "PAGED": paged,
+        "SPLIT": split,
         "HAS_SOFTCAP": False,
         "UPCAST": False,
     }
-    return build(paged_attention_kernel, dtype, constants, compile_options(tile))
+    cache_dtype = cache_dtype or dtype
+    return build(paged_attention_kernel, dtype, constants, tile.options(), cache_dtype)
+
+
+def merge(dtype, head_dim, short):
+    tile = choose_tile(head_dim, group=4, dtype=dtype, short=short)
+    rows, pieces = MERGE_TILES[short]
+    constants = work_constants(tile, head_dim, short)
+    constants |= {"MERGE_ROWS": rows, "MERGE_PIECES": pieces}
+    return build(merge_kernel, dtype, constants, {"num_warps": 4})
+
+
+def work_constants(tile, head_dim, short):
+    return {
+        "SEQS": 64,
+        "GROUP": 4,
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "TILE_ROWS": tile.rows,
+        "TILE_KEYS": tile.keys,
+        "SHORT_TOKENS": choose_tile(head_dim, group=4, dtype=torch.bfloat16, short=True).rows // 4,
+        "SHORT": short,
+        "MIN_PIECE_TILES": tile.min_piece_tiles,
+        "HAS_WINDOW": False,
+    }
 
 
 def write(dtype, head_dim):
-    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_TOKENS": 16}
+    constants = {
+        "HEAD_DIM": head_dim,
+        "PADDED_DIM": head_dim,
+        "BLOCK_SIZE": 16,
+        "TILE_TOKENS": 16,
+        "QUANTIZE": False,
+    }
     return build(write_kv_kernel, dtype, constants, {"num_warps": 4})
+
+
+def move(dtype, head_dim, block_size=16, num_kv_heads=8):
+    words = head_dim * dtype.itemsize // 8
+    rows = num_kv_heads * block_size
+    constants = {
+        "WORD": tl.int64,
+        "ALIGNED": True,
+        "FROM_PACKED": False,
+        "TO_PACKED": False,
+        "NUM_ROWS": rows,
+        "BLOCK_SIZE": block_size,
+        "ROW_WORDS": words,
+        "PADDED_WORDS": triton.next_power_of_2(words),
+        "PACKED_WORDS": 64 * rows * words,
+        "BLOCK_STRIDE": rows * words,
+        "HEAD_STRIDE": block_size * words,
+        "SLOT_STRIDE": words,
+        "TILE_ROWS": 32,
+    }
+    return build(move_blocks_kernel, dtype, constants, {"num_warps": 4})
 
 
 def copy(dtype, head_dim):
@@ -97,19 +168,28 @@ def copy(dtype, head_dim):
 
 
 def main() -> None:
-    for head_dim, dtype, decode in (
-        (64, torch.bfloat16, True),
-        (64, torch.bfloat16, False),
-        (128, torch.bfloat16, True),
-        (128, torch.bfloat16, False),
-        (128, torch.float32, False),
+    bf16, eight = torch.bfloat16, torch.float8_e4m3fn
+    for dtype, head_dim, short, options in (
+        (bf16, 64, True, {}),
+        (bf16, 128, True, {}),
+        (bf16, 128, True, {"paged": False}),
+        (bf16, 128, True, {"cache_dtype": eight}),
+        (bf16, 256, True, {"block_size": 64}),
+        (bf16, 64, False, {"split": False}),
+        (bf16, 80, False, {}),
+        (bf16, 128, False, {"split": False}),
+        (torch.float32, 128, False, {"split": False}),
     ):
-        report = resources(attention(dtype, head_dim, decode))
-        kernel = "decode" if decode else "prefill"
-        report |= {"kernel": kernel, "head_dim": head_dim, "dtype": str(dtype)[6:]}
+        tile = choose_tile(head_dim, 4, dtype, short)
+        report = resources(attention(dtype, head_dim, short, **options))
+        report |= {"kernel": "decode" if short else "prefill", "head_dim": head_dim}
+        report |= {"dtype": str(dtype)[6:], "cache": str(options.get("cache_dtype", dtype))[6:]}
+        report |= {"threads": 32 * tile.num_warps, "at_once": tile.programs_per_processor}
         print(json.dumps(report))
-    print(json.dumps(resources(write(torch.bfloat16, 128)) | {"kernel": "write"}))
-    print(json.dumps(resources(copy(torch.bfloat16, 128)) | {"kernel": "copy"}))
+    print(json.dumps(resources(merge(bf16, 128, True)) | {"kernel": "merge"}))
+    print(json.dumps(resources(write(bf16, 128)) | {"kernel": "write"}))
+    print(json.dumps(resources(copy(bf16, 128)) | {"kernel": "copy"}))
+    print(json.dumps(resources(move(bf16, 128)) | {"kernel": "move"}))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,15 @@ import dataclasses
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from kernels.triton_backend import TritonBackend, interpreting
+from kernels.interface import LayerCache
+from kernels.triton_backend import TritonBackend
+from kernels.triton_mover import TritonMover
+from kernels.triton_tiles import interpreting
+from kernels.triton_work import cut_work
+from tests.kernels.block_cases import LAYOUTS, assert_moves, assert_swaps, make_pool
 from tests.kernels.cases import (
     SHAPES,
     Shape,
@@ -39,6 +46,104 @@ def test_half_types_equal_dense_attention_over_a_poisoned_pool(name, dtype):
     assert_attends(case, factor=3.0 if dtype == torch.bfloat16 else 2.0)
 
 
+# Contexts that are worth several programs, beside some that are not.
+LONG = ((1, 641), (3, 550), (40, 400), (0, 5), (2, 0), (1, 1))
+SPLIT = {
+    "heads": Shape(LONG, head_dim=32),
+    "window": Shape(LONG, window=400, head_dim=32, num_kv_heads=1, block_size=32),
+    "softcap_and_padded_heads": Shape(
+        LONG, softcap=3.0, head_dim=24, num_kv_heads=1, layout="block_major"
+    ),
+    "half": Shape(LONG, 4, 1, 80, 64, torch.float16, layout="token_major"),
+    "quantized": Shape(LONG, 2, 1, 32, dtype=torch.float16, scales=(0.5, 2.0)),
+    "one_block_per_sequence": Shape(LONG, 4, 1, 16, block_size=1100),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_contexts_cut_into_pieces_equal_dense_attention(name):
+    case = make_case(SPLIT[name])
+    backend = TritonBackend(num_processors=24)
+    backend.attend(case.query, case.cache, case.batch, case.params, case.out)
+    assert_attends(case)
+
+
+def test_a_launch_serves_any_lengths_within_its_bounds():
+    """As a captured graph does: bounds of the largest batch, lengths of any."""
+    case = make_case(Shape(((1, 40), (1, 333), (5, 20))))
+    bounds = dataclasses.replace(case.batch, max_query_len=64, max_context_len=4096)
+    TritonBackend().attend(case.query, case.cache, bounds, case.params, case.out)
+    assert_attends(case)
+
+
+def test_pools_of_more_elements_than_int32_counts():
+    """Memory that is never touched is never allocated, so the pool costs a few pages."""
+    far = 2**31 // (16 * 64) + 3
+    pool = torch.empty((far + 1, 16, 1, 64), dtype=torch.float16).transpose(1, 2)
+    cache = LayerCache(pool, pool)
+    tokens = torch.randn(5, 1, 64).half()
+    near = make_case(Shape(((1, 5),), 2, 1, dtype=torch.float16, padding_rows=0))
+    backend = TritonBackend()
+    backend.write_kv(tokens, tokens, cache, far * 16 + torch.arange(5))
+    assert torch.equal(pool[far, 0, :5], tokens[:, 0])
+    case = dataclasses.replace(near, cache=cache, keys=[tokens], values=[tokens])
+    case.batch.block_tables[0, 0] = far
+    backend.attend(case.query, cache, case.batch, case.params, case.out)
+    assert_attends(case)
+    backend.copy_blocks(cache, torch.tensor([far]), torch.tensor([far - 1]))
+    TritonMover([cache]).copy(torch.tensor([far]), torch.tensor([far - 2]))
+    assert torch.equal(pool[far - 1, 0, :5], tokens[:, 0])
+    assert torch.equal(pool[far - 2, 0, :5], tokens[:, 0])
+
+
+@triton.jit
+def cut_work_kernel(
+    context_lens,
+    query_starts,
+    tiles_out,
+    pieces_out,
+    num_seqs,
+    window,
+    capacity,
+    SEQS: tl.constexpr,
+    SHORT: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    tile_tokens: tl.constexpr = 4 if SHORT else 32
+    tiles, pieces = cut_work(
+        context_lens, query_starts, num_seqs, window, capacity,
+        SEQS, tile_tokens, 32, 4, SHORT, HAS_WINDOW, True, 8,
+    )  # fmt: skip
+    tl.store(tiles_out + tl.arange(0, SEQS), tiles)
+    tl.store(pieces_out + tl.arange(0, SEQS), pieces)
+
+
+@pytest.mark.parametrize("short", [True, False])
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("seed", range(4))
+def test_no_batch_has_more_pieces_than_a_launch_has_room_for(short, window, seed):
+    torch.manual_seed(seed)
+    count, capacity = 60, 27 + 20 * seed
+    rows = torch.randint(0, 9 if short else 300, (count,), dtype=torch.int32)
+    lens = rows + torch.randint(0, (50, 20_000)[seed % 2], (count,), dtype=torch.int32)
+    lens[:3] = torch.tensor([0, 131_072, 1])
+    rows[:3] = torch.tensor([2, 3 if short else 200, 1])
+    starts = torch.cat((torch.zeros(1), rows.cumsum(0))).int()
+    tiles, pieces = torch.zeros(2, 64, dtype=torch.int32)
+    cut_work_kernel[(1,)](
+        lens, starts, tiles, pieces, count, window or 0, capacity, 64, short, window is not None
+    )  # fmt: skip
+    served = (lens > 0) & ((rows > 0) & (rows <= 4) if short else rows > 4)
+    assert torch.equal(tiles[:count], served * -(-rows // (4 if short else 32)))
+    items = tiles * pieces
+    most_seqs = count if short else min(count, int(rows.sum()) // 5)
+    most_tiles = count if short else int(rows.sum()) // 32 + most_seqs
+    assert items.sum() <= most_tiles + capacity
+    assert items[pieces > 1].sum() <= 2 * capacity
+    assert pieces[1] > 1 or window is not None
+    assert pieces.max() <= 3 or window is None
+
+
 @pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_writes_exactly_the_mapped_slots(layout, dtype):
@@ -63,3 +168,31 @@ def test_refuses_what_it_cannot_serve():
     case = make_case(Shape(((2, 5),), block_size=12))
     with pytest.raises(ValueError, match="block size 12"):
         TritonBackend().attend(case.query, case.cache, case.batch, case.params, case.out)
+    case = make_case(Shape(((2, 5),), block_size=1100))
+    long = dataclasses.replace(case.batch, max_context_len=1101)
+    with pytest.raises(ValueError, match="1100 tokens hold whole sequences, not 1101"):
+        TritonBackend().attend(case.query, case.cache, long, case.params, case.out)
+    negative = dataclasses.replace(case.params, scale=-1.0)
+    with pytest.raises(ValueError, match="must be positive"):
+        TritonBackend().attend(case.query, case.cache, case.batch, negative, case.out)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("head_dim", [40, 5])  # words of eight bytes, and of two
+def test_moves_exactly_the_listed_blocks_of_all_layers(layout, head_dim):
+    assert_moves(TritonMover, make_pool(layout, torch.float16, head_dim))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_writes_8_bit_floats_scaled_and_saturated(dtype):
+    shape = Shape((), dtype=dtype, scales=(0.5, 0.0625), head_dim=24)
+    assert_writes(TritonBackend(), shape)
+
+
+def test_moves_blocks_that_do_not_fill_a_tile():
+    assert_moves(TritonMover, make_pool("layer_major", torch.float32, 96, block_size=40))
+
+
+@pytest.mark.parametrize("layout", ["layer_major", "block_major"])
+def test_what_is_swapped_out_comes_back(layout):
+    assert_swaps(TritonMover, make_pool(layout))

@@ -1,0 +1,76 @@
+"""Blocks of all layers in one piece: the bytes that are swapped, layer by layer, keys first.
+
+A packed block is ``[layer, 2, Hkv, block_size, D]``; layers may differ in Hkv, D and type. A pool
+that is itself laid out so, ``[block, layer, 2, Hkv, block_size, D]``, is called block-major.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.interface import LayerCache
+
+
+def bytes_per_block(layers: Sequence[LayerCache]) -> int:
+    """Bytes of one block, keys and values of all layers."""
+    return sum(2 * _tensor_bytes(cache) for cache in layers)
+
+
+def unpacked_views(
+    layers: Sequence[LayerCache],
+    packed: torch.Tensor,  # [n, bytes_per_block] uint8
+) -> list[LayerCache]:
+    """Each layer's share of packed blocks, in the shape of the pool's: [n, Hkv, block_size, D]."""
+    found, first = [], 0
+    for cache in layers:
+        size = _tensor_bytes(cache)
+        shape = (-1, *cache.key.shape[1:])
+        key, value = (
+            packed[:, begin : begin + size].view(cache.key.dtype).view(shape)
+            for begin in (first, first + size)
+        )
+        found.append(LayerCache(key, value, cache.key_scale, cache.value_scale))
+        first += 2 * size
+    return found
+
+
+def whole_blocks(layers: Sequence[LayerCache]) -> torch.Tensor | None:
+    """The pool as [num_blocks, bytes_per_block] uint8 if it is block-major, or None.
+
+    Then a block is moved by one copy of bytes.
+    """
+    size = bytes_per_block(layers)
+    first = layers[0].key
+    storage = first.untyped_storage()
+    begin = first.data_ptr() - storage.data_ptr()
+    num_blocks = first.shape[0]
+    if begin + num_blocks * size > storage.nbytes():
+        return None
+    pool = torch.empty(0, dtype=torch.uint8, device=first.device)
+    pool.set_(storage, begin, (num_blocks, size), (size, 1))
+    for cache, view in zip(layers, unpacked_views(layers, pool), strict=True):
+        for ours, theirs in ((cache.key, view.key), (cache.value, view.value)):
+            if ours.data_ptr() != theirs.data_ptr() or ours.stride() != theirs.stride():
+                return None
+            if ours.shape != theirs.shape:
+                return None
+    return pool
+
+
+def check_packed(packed: torch.Tensor, layers: Sequence[LayerCache]) -> None:
+    """Rows of ``packed`` are packed blocks.
+
+    Raises:
+        ValueError: if they are not.
+    """
+    size = bytes_per_block(layers)
+    fits = packed.dim() == 2 and packed.shape[1] == size and packed.is_contiguous()
+    if not fits or packed.dtype != torch.uint8:
+        raise ValueError(
+            f"packed blocks {tuple(packed.shape)} {packed.dtype} {packed.stride()}: "
+            f"contiguous [n, {size}] uint8 expected"
+        )
+
+
+def _tensor_bytes(cache: LayerCache) -> int:
+    return cache.key[0].numel() * cache.key.element_size()
