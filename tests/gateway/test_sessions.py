@@ -40,7 +40,7 @@ class Log:
         self.sessions = Sessions()
         self.epoch, self.seq, self.number = 1, 0, 0
         for request_id in requests:
-            self.sessions.open(request_id, scored=scored)
+            self.sessions.open(request_id, ATTACHMENT, scored=scored)
 
     def say(self, *messages: Message) -> list[Event]:
         self.seq += 1
@@ -345,7 +345,7 @@ def choice_ended(log: Log, choice: int, reason: str = "stop", cursor: str = "4-4
 def three() -> Log:
     """One request of three choices, under the handles 10, 11 and 12."""
     log = Log()
-    log.sessions.open("a", num_choices=3)
+    log.sessions.open("a", ATTACHMENT, num_choices=3)
     log.start(5)
     assert several(log, (0, 10, [], ""), (1, 11, [], ""), (2, 12, [], "")) == []
     return log
@@ -420,8 +420,8 @@ def test_a_state_continues_running_choices_and_ends_the_others(three: Log) -> No
 
 def test_a_choice_that_nobody_waits_for_may_have_another_history(three: Log) -> None:
     three.step({10: 5, 11: 6, 12: 7})
-    three.sessions.close_choice("a", 1)
-    three.sessions.close_choice("a", 1)
+    three.sessions.close_choice("a", 1, 1, FinishReason.STOP)
+    three.sessions.close_choice("a", 1, 1, FinishReason.STOP)
     assert three.step({10: 5, 11: 6}) == [tokens_in(0, 5)]
     three.start(6)
     assert several(three, (0, 20, [5, 5], ""), (1, 21, [4], ""), (2, 22, [7], "")) == []
@@ -462,7 +462,7 @@ class SearchLog(Log):
 
     def __init__(self, scored: bool = False) -> None:
         super().__init__("b")
-        self.sessions.open("a", num_choices=2, scored=scored, is_search=True)
+        self.sessions.open("a", ATTACHMENT, num_choices=2, scored=scored, is_search=True)
         self.start(5)
 
     def beams(self, *beams: tuple[int, Sequence[int], str]) -> list[Event]:
