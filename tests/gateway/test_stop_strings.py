@@ -130,10 +130,10 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
         0.0,
     )
     await generation.submit()
-    generation.mailbox.put(TokensArrived("name", 0, letters(stage, "END"), ()))
+    generation.mailbox.put(TokensArrived(display().call_id, 0, letters(stage, "END"), ()))
     generation.mailbox.put(ClientGone())
     with pytest.raises(ClientLeft):
         await anext(generation.deltas())
     generation.close()
     await stage.engine.hear_submit()
-    assert (await stage.engine.hear_abort()).request_id == "name"
+    assert (await stage.engine.hear_abort()).request_id == display().call_id
