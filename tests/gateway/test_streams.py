@@ -79,6 +79,15 @@ class Played:
             prompts = {}
 
 
+async def two_gateways(make_stage: MakeStage) -> tuple[Stage, Stage]:
+    """Of one engine, which the first of them has."""
+    stage = await make_stage()
+    other = await make_stage(bus=stage.engine.bus)
+    await stage.engine.start_epoch()
+    await stage.engine.publish()
+    return stage, other
+
+
 def parsed(text: str) -> list[tuple[str, str]]:
     """Id and data of every event."""
     found = []
@@ -133,9 +142,7 @@ async def test_a_stream_cut_after_any_event_has_the_same_text(
     make_stage: MakeStage, case: str
 ) -> None:
     way, body = CASES[case]
-    stage = await make_stage()
-    other = await make_stage(bus=stage.engine.bus)
-    other.engine = stage.engine
+    stage, other = await two_gateways(make_stage)
     texts = [TEXT, "other 😀 ST STOP"][: body.get("n", 1)]
     tokens = [stage.tokenizer.encode(text, add_special_tokens=False) for text in texts]
     played = Played(stage.engine, *tokens, scored=bool(body.get("logprobs") is not None))
@@ -277,8 +284,7 @@ async def post(stage: Stage, key: str = "k", **body: Any) -> httpx.Response:
 async def test_a_repeated_call_joins_the_first_from_its_beginning(
     make_stage: MakeStage, first: bool, second: bool
 ) -> None:
-    stage = await make_stage()
-    other = await make_stage(bus=stage.engine.bus)
+    stage, other = await two_gateways(make_stage)
     tokens = stage.tokenizer.encode("only once", add_special_tokens=False)
     played = Played(stage.engine, tokens)
     stage.spawn(played.serve())
