@@ -27,6 +27,7 @@ from gateway.events import (
 )
 from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
+from gateway.sessions import GOOD_ENDS
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
 from shared.messages import ChoiceView, FinishReason, Stop, Submit, TokenLogprobs
@@ -161,8 +162,12 @@ class Generation:
                 # Of a beam search nothing is delivered before its end, so nothing is viewed.
                 output = () if is_search else known.outputs[number]
                 reason = "" if is_search else known.finish_reasons[number]
-                views.append(self._go_on(part, next(places), output, reason))
-            if not request.settled:
+                view = self._go_on(part, next(places), output, reason)
+                views.append(view)
+                if view.finish_reason and not part.settled:
+                    ended = FinishReason(view.finish_reason)
+                    self._waiting.append(ChoiceFinished(request.request_id, number, ended))
+            if not all(view.finish_reason for view in views):
                 self._engine.attach(known.submit, self.mailbox, () if is_search else views)
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
@@ -278,9 +283,10 @@ class Generation:
         if self._output.generate:
             self._replay(part, seen)
         ended = ""
-        if position.ended:
-            # What the engine does not know of is a stop string that was found.
-            ended = reason if reason and len(seen) == len(output) else FinishReason.STOP.value
+        if reason in GOOD_ENDS and len(seen) == len(output) == position.num_tokens:
+            ended = reason  # there is nothing left that could be generated
+        elif position.ended:
+            ended = FinishReason.STOP.value  # a stop string, which the engine may not know of
         return ChoiceView(np.array(seen, np.int32), ended)
 
     def _submits(self) -> list[Submit]:

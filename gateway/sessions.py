@@ -38,7 +38,7 @@ from shared.messages import (
 )
 
 # Ends of which the log tells all: what led to them need not have been seen.
-_GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Sessions:
@@ -282,6 +282,12 @@ class Sessions:
             else:
                 yield from self._lost(request_id, found)
             return
+        for index in found:
+            if reasons[index] in (FinishReason.ABORT, FinishReason.ERROR):
+                yield self._failed(
+                    request_id, f"the request ended with {known[index].finish_reason!r}"
+                )
+                return
         yield from self._joined(request, state)
         self._forget_handles(request)
         for index, more in found.items():
@@ -344,7 +350,7 @@ class Sessions:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
         request_id, reason = message.request_id, FinishReason(message.reason)
         self._unstated.discard(request_id)
-        if request_id in self._lookups and reason not in _GOOD_ENDS:
+        if request_id in self._lookups and reason not in GOOD_ENDS:
             del self._lookups[request_id]
             yield NotRemembered(request_id)
         request = self._requests.get(request_id)
@@ -355,7 +361,7 @@ class Sessions:
         elif reason is FinishReason.UNKNOWN:
             self.close(request_id)
             yield NotRemembered(request_id)
-        elif reason not in _GOOD_ENDS or request.is_search:
+        elif reason not in GOOD_ENDS or request.is_search:
             error = message.error or f"the request ended with {reason.value!r}"
             yield self._failed(request_id, error)
         elif not request.awaits:

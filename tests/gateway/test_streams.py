@@ -222,7 +222,7 @@ async def test_a_stream_is_not_continued_with_another_history(stage: Stage) -> N
 
 async def test_tokens_that_the_log_lost_are_waited_for_and_compared(stage: Stage) -> None:
     engine = stage.engine
-    tokens = stage.tokenizer.encode("abcdef", add_special_tokens=False)
+    tokens = stage.tokenizer.encode("a1b2c3d4", add_special_tokens=False)
     played = Played(engine, tokens)
     serving = stage.spawn(played.serve())
     response = await resumable(stage)
@@ -236,7 +236,7 @@ async def test_tokens_that_the_log_lost_are_waited_for_and_compared(stage: Stage
     submit = await engine.accept_attach(attach, submit=submit)
     await engine.generate(submit, tokens[1:])
     datas = [data for _, data in events[:-2]] + [data for _, data in parsed((await waiting).text)]
-    assert shown(datas)[0][0] == "abcdef"
+    assert shown(datas)[0][0] == "a1b2c3d4"
 
 
 async def test_a_resumable_stream_outlives_its_client_for_a_while(make_stage: MakeStage) -> None:
