@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,9 +10,9 @@ import pytest
 
 from gateway.event_ids import Position
 from shared.bus.memory import MemoryBus
-from shared.messages import Abort, Attach, EndFlag, RequestEnded, Submit
+from shared.messages import Abort, Attach, BeamsEnded, EndFlag, RequestEnded, Submit
 from tests.gateway.conftest import MakeStage, Stage
-from tests.gateway.fake_engine import FakeEngine, Row, scores
+from tests.gateway.fake_engine import FakeEngine, Row, hypothesis, scores
 
 TEXT = "né 😀 one STOP two"
 
@@ -268,6 +269,33 @@ async def test_who_resumes_a_stream_ends_its_older_delivery_quietly(stage: Stage
     assert "[DONE]" not in (await older).text
     assert "error" not in (await older).text
     assert not any(isinstance(message, Abort) for message in engine.heard)
+
+
+@pytest.mark.parametrize("num_seen", [0, 1, 2])
+async def test_a_beam_search_that_has_ended_is_shown_from_where_it_was_cut(
+    stage: Stage, num_seen: int
+) -> None:
+    engine = stage.engine
+    texts = [stage.tokenizer.encode(text, add_special_tokens=False) for text in ("one", "other")]
+    found = [hypothesis(tokens) for tokens in texts]
+    waiting = stage.spawn(resumable(stage, use_beam_search=True, n=2))
+    submit = await engine.accept_search()
+    await engine.end_search(submit, *found)
+    response = await waiting
+    events = parsed(response.text)
+    assert len(events) == 3
+    last = {"Last-Event-ID": events[num_seen - 1][0]} if num_seen else {}
+    again = stage.spawn(stage.http.get(response.headers["x-stream-url"], headers=last))
+    for _ in range(2 if num_seen < 2 else 1):
+        attach = await engine.hear_attach()
+        known = replace(submit, attachment=attach.attachment)
+        end = BeamsEnded(submit.request_id, tuple(found), str(engine.requests_cursor))
+        await engine.say(engine.search_state(known), end)
+    rest = [data for _, data in parsed((await again).text)]
+    assert rest[-1] == "[DONE]"
+    assert shown([data for _, data in events[:num_seen]] + rest) == shown(
+        [data for _, data in events]
+    )
 
 
 # -------------------------------------------------------------- Idempotency-Key
