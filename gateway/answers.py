@@ -1,17 +1,19 @@
 """Sends a generation to its client, as a stream or in one piece, and notices when it leaves."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.call import Call
 from gateway.choices import Delta
-from gateway.errors import ApiError, failed
-from gateway.generation import ClientLeft, Generation
-from gateway.mailbox import ClientGone, Mailbox
+from gateway.errors import ApiError, failed, taken_over
+from gateway.event_ids import EventIds, StreamPosition
+from gateway.generation import ClientLeft, Generation, TakenOver
+from gateway.mailbox import ClientGone
 from gateway.wire import DONE, Wire, error_event
 from shared.logs import EventLog
 from shared.messages import FinishReason
@@ -21,19 +23,46 @@ _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _CLIENT_CLOSED = 499  # never sent: what the access log says of a client that left
 
 
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """How a stream can be continued by whoever loses it."""
+
+    stream_id: str
+    window_s: float  # how long it is kept for a client that has left
+    start: StreamPosition  # where it begins itself
+
+
 class StreamAnswer(Response):
     """Server-Sent Events while tokens arrive.
 
     A stream that does not end well has an error event at its end, and no ``[DONE]``.
+
+    Args:
+        resumption: None unless the client may come back for the rest.
     """
 
-    def __init__(self, generation: Generation, wire: Wire, include_usage: bool, call: Call) -> None:
-        super().__init__(media_type="text/event-stream", headers=_STREAM_HEADERS)
+    def __init__(
+        self,
+        generation: Generation,
+        wire: Wire,
+        include_usage: bool,
+        call: Call,
+        resumption: Resumption | None = None,
+    ) -> None:
+        headers = dict(_STREAM_HEADERS)
+        if resumption is not None:
+            headers["X-Stream-URL"] = f"/v1/streams/{resumption.stream_id}"
+        super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._generation = generation
         self._wire = wire
         self._include_usage = include_usage
         self._call = call
+        self._resumption = resumption
+        self._is_read = True
+        self._ids: EventIds | None = None
+        if resumption is not None:
+            self._ids = EventIds(generation.num_candidates, resumption.start)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         generation = self._generation
@@ -45,33 +74,74 @@ class StreamAnswer(Response):
                     "headers": self.raw_headers,
                 }
             )
-            async with _watching(receive, generation.mailbox):
-                await self._send_deltas(send)
-        except ClientLeft:
+            if self._resumption is None:
+                async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+                    await self._send_deltas(send)
+            else:
+                await self._outlive_client(receive, send, self._resumption.window_s)
+        except (ClientLeft, TimeoutError):
             self._call.status = _CLIENT_CLOSED
             generation.note_unfinished(FinishReason.ABORT)
+        except TakenOver:
+            self._call.fields["error"] = "taken over"
+            generation.note_unfinished(FinishReason.ABORT)
+            # Who can resume a stream has done so; anybody else must not take this for its end.
+            error = b"" if self._ids is not None else error_event(taken_over().body())
+            await self._send(send, error, more=False)
         except ApiError as error:
             self._call.fields["error"] = error
             generation.note_unfinished(FinishReason.ERROR)
-            await _send_body(send, error_event(error.body()), more=False)
+            await self._send(send, error_event(error.body()), more=False)
         except Exception as error:
             _log.exception("stream failed", id=self._call.id)
             self._call.fields["error"] = type(error).__name__
             generation.note_unfinished(FinishReason.ERROR)
-            await _send_body(send, error_event(failed("internal error").body()), more=False)
+            await self._send(send, error_event(failed("internal error").body()), more=False)
         finally:
-            generation.close()
+            # What another gateway can go on with is not to end with this one.
+            generation.close(abort=self._ids is None or not generation.server_leaves)
             _note(self._call, generation)
 
+    async def _outlive_client(self, receive: Receive, send: Send, window_s: float) -> None:
+        """Keep the generation going for a client that may come back, here or elsewhere.
+
+        Raises:
+            TimeoutError: it did not.
+        """
+        async with asyncio.timeout(None) as limit:
+
+            def left() -> None:
+                self._is_read = False
+                limit.reschedule(asyncio.get_running_loop().time() + window_s)
+
+            async with _watching(receive, left):
+                await self._send_deltas(send)
+
     async def _send_deltas(self, send: Send) -> None:
-        async with aclosing(self._generation.deltas()) as deltas:
+        generation = self._generation
+        async with aclosing(generation.deltas()) as deltas:
             async for shown in deltas:
-                body = b"".join(self._wire.chunk(index, delta) for index, delta in shown)
-                await _send_body(send, body, more=True)
+                await self._send(send, b"".join(map(self._chunk, shown)), more=True)
         usage = b""
-        if self._include_usage:
-            usage = self._wire.usage_chunk(self._generation.usage)
-        await _send_body(send, usage + DONE, more=False)
+        done = DONE
+        if self._include_usage and not (self._resumption and self._resumption.start.has_usage):
+            usage = self._wire.usage_chunk(generation.usage)
+        if self._ids is not None:
+            cached_tokens = generation.cached_tokens
+            usage = usage and self._ids.usage(usage, cached_tokens)
+            done = self._ids.done(done, cached_tokens)
+        await self._send(send, usage + done, more=False)
+
+    def _chunk(self, shown: tuple[int, Delta]) -> bytes:
+        index, delta = shown
+        chunk = self._wire.chunk(index, delta)
+        if self._ids is None:
+            return b"".join(event.data for event in chunk)
+        return self._ids.chunk(index, delta, chunk, self._generation.cached_tokens)
+
+    async def _send(self, send: Send, body: bytes, more: bool) -> None:
+        if self._is_read:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 async def whole_answer(
@@ -83,7 +153,7 @@ async def whole_answer(
         ApiError: the generation failed.
     """
     try:
-        async with _watching(receive, generation.mailbox):
+        async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]
         return Response(wire.whole(choices, generation.usage), media_type="application/json")
@@ -91,6 +161,9 @@ async def whole_answer(
         generation.note_unfinished(FinishReason.ABORT)
         call.status = _CLIENT_CLOSED
         return Response(status_code=_CLIENT_CLOSED)
+    except TakenOver:
+        generation.note_unfinished(FinishReason.ABORT)
+        raise taken_over() from None
     except Exception:
         generation.note_unfinished(FinishReason.ERROR)
         raise
@@ -119,23 +192,19 @@ def _joined(deltas: list[Delta]) -> Delta:
 
 
 @asynccontextmanager
-async def _watching(receive: Receive, mailbox: Mailbox) -> AsyncIterator[None]:
-    """Tell the generation when the client closes its connection."""
+async def _watching(receive: Receive, left: Callable[[], None]) -> AsyncIterator[None]:
+    """Say so when the client closes its connection."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        mailbox.put(ClientGone())
+        left()
 
     watcher = asyncio.create_task(watch())
     try:
         yield
     finally:
         watcher.cancel()
-
-
-async def _send_body(send: Send, body: bytes, more: bool) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def _note(call: Call, generation: Generation) -> None:

@@ -20,6 +20,7 @@ from gateway.schema import (
     TokenizeTextBody,
 )
 from gateway.service import Service
+from gateway.streams_api import streams_router
 from gateway.version import version
 
 
@@ -27,6 +28,7 @@ def create_app(service: Service) -> FastAPI:
     """The application that serves one gateway's clients."""
     app = FastAPI(title="PageStream", version=version())
     app.include_router(generate_router(service))
+    app.include_router(streams_router(service))
     app.include_router(inspection_router(service, version()))
     app.add_middleware(AccessLog)
     app.add_exception_handler(ApiError, _answer_api_error)

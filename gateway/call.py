@@ -17,6 +17,7 @@ _log = EventLog("gateway.access")
 _SCOPE_KEY = "pagestream.call"
 # Asked every few seconds by machines, and answered without work.
 _QUIET_PATHS = ("/health/", "/metrics")
+_MAX_KEY_CHARS = 255
 _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
 
@@ -26,7 +27,8 @@ class Call:
     """What is known of a call in flight.
 
     Attributes:
-        id: 128 random bits in hex; stands in the log and in the ``X-Request-Id`` header.
+        id: 128 bits in hex, random unless the client gave an ``Idempotency-Key``; stands in the
+            log and in the ``X-Request-Id`` header.
         status: of the response, 0 before it starts.
         fields: more to say in the access log; never a client's text.
     """
@@ -40,6 +42,26 @@ class Call:
 def call_of(request: Request) -> Call:
     """The call that a request belongs to."""
     return cast(Call, request.scope[_SCOPE_KEY])
+
+
+def credentials_of(request: Request) -> str:
+    """What the client identifies itself with, "" for nothing."""
+    return request.headers.get("authorization", "")
+
+
+def idempotency_key(request: Request) -> str | None:
+    """By which the client names a generation that it may ask for again.
+
+    Raises:
+        ApiError: 400, it cannot be used.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= _MAX_KEY_CHARS:
+        raise invalid(
+            "Idempotency-Key",
+            f"Idempotency-Key: {len(key)} characters; it must have 1 to {_MAX_KEY_CHARS}",
+        )
+    return key
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -99,11 +121,11 @@ class AccessLog:
             return
         call = Call()
         scope[_SCOPE_KEY] = call
-        header = (b"x-request-id", call.id.encode())
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
+                header = (b"x-request-id", call.id.encode())
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 

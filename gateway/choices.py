@@ -108,6 +108,15 @@ class Choice:
         self._finish_shown = finishes
         return delta
 
+    def skip(self) -> None:
+        """What is new was shown elsewhere."""
+        self._text, self._token_ids, self._scored = [], [], []
+
+    def skip_all(self, num_tokens: int, reason: FinishReason) -> None:
+        """All of it, with its end, was shown elsewhere."""
+        self.num_tokens, self.finish_reason, self._finish_shown = num_tokens, reason, True
+        self.skip()
+
     def _show(self, text: str) -> None:
         if not text:
             return

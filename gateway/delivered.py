@@ -1,20 +1,32 @@
 """What was delivered of a request: the view of it that the log must fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shared.messages import ChoiceState
+import numpy as np
+
+from shared.messages import ChoiceState, ChoiceView, RequestState
 
 
 @dataclass(slots=True)
 class DeliveredChoice:
-    """What was delivered of one choice."""
+    """What was delivered of one choice.
+
+    Attributes:
+        finish_reason: "" while more is to come.
+    """
 
     request_id: str
     index: int
     scored: bool  # its tokens come with log-probabilities
     tokens: list[int] = field(default_factory=list)
     handle: int | None = None
-    ended: bool = False
+    finish_reason: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will be delivered."""
+        return bool(self.finish_reason)
 
     def continuation(self, known: ChoiceState) -> list[int] | None:
         """Tokens of the log that were not delivered yet, None if the delivered ones differ."""
@@ -26,19 +38,29 @@ class DeliveredChoice:
         # asked for.
         return None if self.scored and len(output) > have else output[have:]
 
+    def view(self) -> ChoiceView:
+        """As the scheduler is told of it."""
+        return ChoiceView(np.array(self.tokens, np.int32), self.finish_reason)
+
 
 @dataclass(slots=True)
 class DeliveredRequest:
     """A request that somebody waits for.
 
     Attributes:
+        attachment: name of this delivery by which the log knows it, or is to know it.
+        attachments: all names that it ever had here.
+        awaits: the log can't be followed before it answers to ``attachment``.
         is_search: a beam search, of which nothing is delivered until it is over.
         group: handle of the beams that run.
         was_stated: the log knew the request.
     """
 
     choices: list[DeliveredChoice]
+    attachment: str
+    attachments: set[str]
     is_search: bool = False
+    awaits: bool = False
     group: int | None = None
     was_stated: bool = False
     was_admitted: bool = False
@@ -47,3 +69,29 @@ class DeliveredRequest:
     def has_ended(self) -> bool:
         """Nothing more will be delivered."""
         return all(choice.ended for choice in self.choices)
+
+    def views(self) -> tuple[ChoiceView, ...]:
+        """What the client has. Of beams it is no part of what the engine searches with."""
+        return () if self.is_search else tuple(choice.view() for choice in self.choices)
+
+    def begin_with(self, views: Sequence[ChoiceView]) -> None:
+        """The client has this already."""
+        for choice, view in zip(self.choices, views, strict=True):
+            choice.tokens = view.tokens.tolist()
+            choice.finish_reason = view.finish_reason
+            self.was_admitted = self.was_admitted or bool(choice.tokens)
+
+    def continuations(self, state: RequestState) -> dict[int, list[int]] | str:
+        """Tokens that are new, by choice that goes on, or why the state can't be followed."""
+        known = {choice.choice: choice for choice in state.choices}
+        if sorted(known) != list(range(len(self.choices))) or len(state.choices) != len(known):
+            return "the log has other choices of this request"
+        found: dict[int, list[int]] = {}
+        for choice in self.choices:
+            if choice.ended:
+                continue
+            more = choice.continuation(known[choice.index])
+            if more is None:
+                return "the log has another history of this request"
+            found[choice.index] = more
+        return found

@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.attach import Deliveries
 from gateway.backoff import Backoff
-from gateway.events import RequestFailed
 from gateway.mailbox import Mailbox, ServerLeaves
 from gateway.outbox import Outbox
 from gateway.pinning import Pinning, Prefix
@@ -16,7 +16,17 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
-from shared.messages import Abort, EngineInfo, EngineState, KVGeometry, ModelInfo, Stop, Submit
+from shared.messages import (
+    Abort,
+    ChoiceView,
+    EngineInfo,
+    EngineState,
+    FinishReason,
+    KVGeometry,
+    ModelInfo,
+    Stop,
+    Submit,
+)
 from shared.metrics import GatewayMetrics
 
 _log = EventLog("gateway.engine")
@@ -24,6 +34,8 @@ _log = EventLog("gateway.engine")
 _BLOCK_MS = 1_000
 _MAX_ENTRIES = 512
 _POLL_S = 0.5
+_LEASE_MS = 10_000
+_RENEW_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,7 @@ class EngineClient:
         model_name: the model that this gateway speaks for; an engine with another is of no use.
         instance: names this gateway in the log.
         prefixes: those that the engine is to keep in its pool.
+        patience_s: how long the bus may be away before calls are given up.
     """
 
     def __init__(
@@ -85,8 +98,10 @@ class EngineClient:
         instance: str,
         metrics: GatewayMetrics,
         prefixes: Sequence[Prefix] = (),
+        patience_s: float = 30.0,
     ) -> None:
         self.instance = instance
+        self.patience_s = patience_s
         self.pinning = Pinning(prefixes)
         self._bus = bus
         self._keys = EngineKeys(engine_id)
@@ -94,7 +109,9 @@ class EngineClient:
         self._metrics = metrics
         self._sessions = Sessions()
         self._outbox = Outbox(bus, self._keys.requests)
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._deliveries = Deliveries(instance, self._sessions, self._outbox.send, _loop_s)
+        self._renew_s = 0.0
+        self._away_since_s: float | None = None
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._run_id: str | None = None
@@ -116,21 +133,20 @@ class EngineClient:
             tasks.create_task(self._poll_status())
             tasks.create_task(self._outbox.run())
 
-    async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> None:
+    @property
+    def is_positioned(self) -> bool:
+        """The log of outputs can be read, so that attaching to a request can work."""
+        return self._positioned.is_set()
+
+    async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> bool:
         """Append requests, all or none; their events will arrive in ``mailbox``.
 
-        Raises:
-            BusUnavailable: nobody will work on them.
+        Returns:
+            Whether they were. If that is unknown, they are attached to, and a Joined or an
+            EngineUnreachable of each will tell what became of them.
         """
         for submit in submits:
-            sampling = submit.sampling
-            self._sessions.open(
-                submit.request_id,
-                submit.num_choices,
-                scored=sampling.num_logprobs is not None,
-                is_search=sampling.beams is not None,
-            )
-            self._mailboxes[submit.request_id] = mailbox
+            self._deliveries.open(submit, mailbox)
         self._none_open.clear()
         append = Append(
             self._keys.requests,
@@ -139,44 +155,81 @@ class EngineClient:
         )
         try:
             await self._bus.append(append)
-        except BusUnavailable:
-            # Whether it was carried out is unknown.
+        except BusUnavailable as error:
+            _log.warning(
+                "cannot submit", ids=[submit.request_id for submit in submits], error=error
+            )
             for submit in submits:
-                self.close(submit.request_id)
-                self.send(Abort(submit.request_id, submit.attachment, "submit failed"))
-            raise
+                if self._deliveries.is_open(submit.request_id, mailbox):
+                    self._deliveries.attach(submit.request_id, self.patience_s)
+            return False
+        return True
 
-    def send(self, message: Stop | Abort) -> None:
-        """Tell the scheduler, as soon as the bus allows it."""
-        self._outbox.send(message)
+    def attach(self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] = ()) -> None:
+        """Deliver a request that may be known to the engine from here on.
 
-    def close_choice(self, request_id: str, index: int) -> None:
+        A Joined or an EngineUnreachable will tell whether that works.
+
+        Args:
+            views: by choice, what the client has; empty for nothing at all.
+        """
+        self._deliveries.open(submit, mailbox, views)
+        self._none_open.clear()
+        self._deliveries.attach(submit.request_id, self.patience_s)
+
+    def look_up(self, request_id: str, mailbox: Mailbox) -> None:
+        """Ask for a request by its id: Joined, NotRemembered or EngineUnreachable will come."""
+        self._deliveries.look_up(request_id, mailbox, self.patience_s)
+        self._none_open.clear()
+
+    def submit_of(self, request_id: str) -> Submit | None:
+        """What a call of this process asked for that is still open."""
+        return self._deliveries.submit_of(request_id)
+
+    def stop(self, stop: Stop, mailbox: Mailbox) -> None:
+        """Tell the scheduler that a choice has ended, unless another call delivers it."""
+        if self._deliveries.is_open(stop.request_id, mailbox):
+            self._outbox.send(stop)
+
+    def abort(self, request_id: str, mailbox: Mailbox, reason: str) -> None:
+        """Nobody waits for this request any more, unless another call does."""
+        attachment = self._closed(request_id, mailbox)
+        if attachment:
+            self._outbox.send(Abort(request_id, attachment, reason))
+
+    def close(self, request_id: str, mailbox: Mailbox) -> None:
+        """The call waits no more; what the engine makes of the request is as it may be."""
+        self._closed(request_id, mailbox)
+
+    def close_choice(
+        self, request_id: str, index: int, num_tokens: int, reason: FinishReason, mailbox: Mailbox
+    ) -> None:
         """Nobody waits for more of one choice; others of the request may go on."""
-        self._sessions.close_choice(request_id, index)
+        if self._deliveries.is_open(request_id, mailbox):
+            self._sessions.close_choice(request_id, index, num_tokens, reason)
 
-    def close(self, request_id: str) -> None:
-        """Nobody waits for this request any more."""
-        self._sessions.close(request_id)
-        self._mailboxes.pop(request_id, None)
-        if not self._mailboxes:
+    def _closed(self, request_id: str, mailbox: Mailbox) -> str | None:
+        attachment = self._deliveries.close(request_id, mailbox)
+        if not self._deliveries:
             self._none_open.set()
+        return attachment
 
     def leave(self) -> None:
         """Tell every open call that this process ends."""
-        for mailbox in set(self._mailboxes.values()):
+        for mailbox in self._deliveries.mailboxes():
             mailbox.put(ServerLeaves())
 
     @property
     def num_open(self) -> int:
         """Requests that somebody waits for."""
-        return len(self._mailboxes)
+        return len(self._deliveries)
 
     async def all_closed(self) -> None:
         """Return when nobody waits for anything."""
         await self._none_open.wait()
 
     async def flushed(self) -> None:
-        """Return when all Stops and Aborts have been appended."""
+        """Return when all that was sent has been appended."""
         await self._outbox.flushed()
 
     async def _read_outputs(self) -> None:
@@ -185,23 +238,28 @@ class EngineClient:
             try:
                 if self._must_compare_run_id:
                     await self._compare_run_id()
+                await self._renew_lease()
                 cursors = {self._keys.outputs: self._sessions.cursor}
                 found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
             except BusUnavailable as error:
                 self._must_compare_run_id = True
+                if self._away_since_s is None:
+                    self._away_since_s = _loop_s()
                 _log.warning("cannot read outputs", error=error)
                 await backoff.wait()
                 continue
             backoff.reset()
+            self._away_since_s = None
             entries = found.get(self._keys.outputs, ())
             self._metrics.outputs_lag_entries.set(len(entries))
             for entry in entries:
-                for event in self._sessions.apply(entry):
-                    mailbox = self._mailboxes.get(event.request_id)
-                    if mailbox is not None:
-                        mailbox.put(event)
-                    if isinstance(event, RequestFailed):
-                        _log.warning("request failed", id=event.request_id, error=event.error)
+                self._deliveries.dispatch(self._sessions.apply(entry))
+
+    async def _renew_lease(self) -> None:
+        """Renewed by the loop that makes progress: without it nobody here is served."""
+        if _loop_s() >= self._renew_s:
+            await self._bus.put(self._keys.gateway(self.instance), b"1", _LEASE_MS)
+            self._renew_s = _loop_s() + _RENEW_S
 
     async def _compare_run_id(self) -> None:
         """Find the place in the log: its end at first, and after a restart of the server."""
@@ -214,7 +272,9 @@ class EngineClient:
             self._sessions.begin_after(last)
         else:
             _log.warning("the bus's server restarted", last=last, cursor=self._sessions.cursor)
-            self._sessions.server_restarted(last)
+            self._renew_s = 0.0
+            self._deliveries.dispatch(self._sessions.server_restarted(last))
+            self._deliveries.server_restarted()
         self._run_id = run_id
         self._positioned.set()
 
@@ -225,7 +285,16 @@ class EngineClient:
                 detail = status.detail if isinstance(status, EngineAway) else "ready"
                 _log.info("engine", status=detail)
             self._status = status
+            self._tend_deliveries()
             await asyncio.sleep(_POLL_S)
+
+    def _tend_deliveries(self) -> None:
+        if not self._outbox.is_behind:
+            self._deliveries.repeat()
+        self._deliveries.give_up(f"the engine did not answer within {self.patience_s:g} s")
+        away_since_s = self._away_since_s
+        if away_since_s is not None and _loop_s() - away_since_s >= self.patience_s:
+            self._deliveries.give_all_up(f"Redis has been away for {self.patience_s:g} s")
 
     async def _look(self) -> Engine | EngineAway:
         try:
@@ -241,6 +310,10 @@ class EngineClient:
             for pin in self.pinning.due(info, time.monotonic()):
                 self._outbox.send(pin)
         return status
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine | EngineAway:

@@ -13,7 +13,10 @@ _TYPES = {
     400: "invalid_request_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    409: "invalid_request_error",
+    410: "invalid_request_error",
     413: "invalid_request_error",
+    422: "invalid_request_error",
     503: "service_unavailable",
 }
 
@@ -104,6 +107,33 @@ def shutting_down(accepted: bool) -> ApiError:
         code="shutting_down",
         rejection=rejection,
         headers=headers,
+    )
+
+
+def unknown_stream() -> ApiError:
+    """404: there can be no such stream."""
+    return ApiError(404, "there is no such stream", code="stream_not_found", rejection="invalid")
+
+
+def gone(message: str) -> ApiError:
+    """410: what could be continued once is not remembered any more."""
+    return ApiError(410, message, code="stream_gone", rejection="invalid")
+
+
+def taken_over() -> ApiError:
+    """409: a newer call delivers the same generation."""
+    return ApiError(
+        409, "a newer call has taken over the delivery of this generation", code="taken_over"
+    )
+
+
+def other_body() -> ApiError:
+    """422: an Idempotency-Key was used before for something else."""
+    return ApiError(
+        422,
+        "Idempotency-Key: it was used with another body; a key stands for one generation",
+        code="idempotency_key_reused",
+        rejection="invalid",
     )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shared.messages import FinishReason, TokenLogprobs
+from shared.messages import FinishReason, Submit, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +50,55 @@ class RequestFailed:
     engine_knows: bool  # False: the engine may still be generating, and must be told
 
 
-Event = TokensArrived | PromptScored | PrefixFound | ChoiceFinished | RequestFailed
+@dataclass(frozen=True, slots=True)
+class FollowingLost:
+    """The log and what was delivered don't fit together: the request must be attached to anew."""
+
+    request_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The engine has answered to an attachment; what follows continues what was delivered."""
+
+    request_id: str
+    submit: Submit  # as the engine knows it
+    outputs: tuple[tuple[int, ...], ...] = ()  # by choice, if the request was only looked up
+    finish_reasons: tuple[str, ...] = ()  # likewise
+
+
+@dataclass(frozen=True, slots=True)
+class NotRemembered:
+    """The engine does not know the request, or no more."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    """Another delivery of the same request has taken over."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUnreachable:
+    """The request was waited for in vain, since nothing could be said to the engine."""
+
+    request_id: str
+    why: str
+
+
+Event = (
+    TokensArrived
+    | PromptScored
+    | PrefixFound
+    | ChoiceFinished
+    | RequestFailed
+    | FollowingLost
+    | Joined
+    | NotRemembered
+    | Superseded
+    | EngineUnreachable
+)

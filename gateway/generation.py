@@ -5,17 +5,32 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from gateway.admission import Output
 from gateway.choices import Choice, Delta, ScoredToken
+from gateway.display import Display, read_display, request_id
 from gateway.engine import EngineClient
-from gateway.errors import failed, shutting_down, unavailable
-from gateway.events import ChoiceFinished, PrefixFound, PromptScored, RequestFailed, TokensArrived
+from gateway.errors import ApiError, failed, other_body, shutting_down, taken_over, unavailable
+from gateway.event_ids import Position, StreamPosition
+from gateway.events import (
+    ChoiceFinished,
+    EngineUnreachable,
+    FollowingLost,
+    Joined,
+    NotRemembered,
+    PrefixFound,
+    PromptScored,
+    RequestFailed,
+    Superseded,
+    TokensArrived,
+)
 from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
+from gateway.sessions import GOOD_ENDS
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
-from shared.errors import BusUnavailable
-from shared.messages import Abort, FinishReason, Stop
+from shared.messages import ChoiceView, FinishReason, Stop, Submit, TokenLogprobs
 from shared.metrics import GatewayMetrics
 
 
@@ -23,14 +38,21 @@ class ClientLeft(Exception):
     """The client closed its connection."""
 
 
+class TakenOver(Exception):
+    """A newer call delivers the same generation."""
+
+
 class Generation:
-    """Submits the prompts of one call and follows their choices.
+    """Submits the prompts of one call, or takes them over, and follows their choices.
 
     Choice ``j`` of prompt ``i`` has the index ``i * num_candidates + j``.
 
     Args:
-        call_id: 128 random bits in hex; the request of the first prompt bears it too.
+        display: how the answer is shown; the ids of the requests come from its call's.
         started_s: monotonic time at which the call arrived.
+
+    Attributes:
+        server_leaves: it ended because this process does.
     """
 
     def __init__(
@@ -38,25 +60,27 @@ class Generation:
         engine: EngineClient,
         tokenizer: Tokenizer,
         metrics: GatewayMetrics,
-        call_id: str,
         planned: Sequence[Planned],
-        output: Output,
+        display: Display,
         started_s: float,
     ) -> None:
         self.mailbox = Mailbox()
         self._engine = engine
         self._tokenizer = tokenizer
         self._metrics = metrics
-        self._output = output
+        self._display = display
+        self._output: Output = display.output
         self._started_s = started_s
-        self._attachment = secrets.token_hex(8)
         self._requests = [
-            self._new_request(call_id if position == 0 else secrets.token_hex(16), position, item)
+            self._new_request(request_id(display.call_id, position), position, item)
             for position, item in enumerate(planned)
         ]
         self._parts = [part for request in self._requests for part in request.parts]
         self._by_id = {request.request_id: request for request in self._requests}
         self._aborted_because = "not finished"
+        self.server_leaves = False
+        self._waiting: list[Letter] = []  # came before anybody could be shown anything
+        self._cached_before = 0
 
     @property
     def num_candidates(self) -> int:
@@ -80,8 +104,14 @@ class Generation:
         return Usage(
             sum(len(request.planned.prompt.tokens) for request in self._requests),
             sum(request.num_generated for request in self._requests),
-            sum(request.cached_tokens for request in self._requests),
+            self.cached_tokens,
         )
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompts, found in the prefix cache."""
+        found = sum(request.cached_tokens for request in self._requests)
+        return max(found, self._cached_before)
 
     @property
     def finish_reasons(self) -> str:
@@ -95,17 +125,50 @@ class Generation:
         Raises:
             ApiError: 503, nothing was accepted.
         """
-        received_ms = int(time.time() * 1000)
-        submits = [
-            request.submit(self._engine.instance, self._attachment, received_ms)
-            for request in self._requests
-        ]
         self._metrics.open_streams.inc(len(self._requests))
-        try:
-            await self._engine.submit(submits, self.mailbox)
-        except BusUnavailable as error:
-            self._metrics.open_streams.dec(len(self._requests))
-            raise unavailable(str(error)) from None
+        if not await self._engine.submit(self._submits(), self.mailbox):
+            await self._accepted()
+
+    async def join(self) -> None:
+        """Hand everything to the engine, which may have it already, from another call.
+
+        Raises:
+            ApiError: 503, nothing was accepted; 422, what the engine has is something else.
+        """
+        submits = self._submits()
+        for submit in submits:
+            earlier = self._engine.submit_of(submit.request_id)
+            if earlier is not None and not self._is_repeated_in(earlier):
+                raise other_body()
+        self._metrics.open_streams.inc(len(submits))
+        for submit in submits:
+            self._engine.attach(submit, self.mailbox)
+        await self._accepted()
+
+    def resume(self, found: Sequence[Joined], position: StreamPosition) -> None:
+        """Go on where another call stopped.
+
+        Args:
+            found: what the engine knows of each request.
+            position: what the client has.
+        """
+        self._metrics.open_streams.inc(len(self._requests))
+        self._cached_before = position.cached_tokens
+        places = iter(position.choices or [Position()] * len(self._parts))
+        for request, known in zip(self._requests, found, strict=True):
+            is_search = known.submit.sampling.beams is not None
+            views = []
+            for number, part in enumerate(request.parts):
+                # Of a beam search nothing is delivered before its end, so nothing is viewed.
+                output = () if is_search else known.outputs[number]
+                reason = "" if is_search else known.finish_reasons[number]
+                view = self._go_on(part, next(places), output, reason)
+                views.append(view)
+                if view.finish_reason and not part.settled:
+                    ended = FinishReason(view.finish_reason)
+                    self._waiting.append(ChoiceFinished(request.request_id, number, ended))
+            if not all(view.finish_reason for view in views):
+                self._engine.attach(known.submit, self.mailbox, () if is_search else views)
 
     async def deltas(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         """What is new, by choice, until all have finished.
@@ -113,11 +176,13 @@ class Generation:
         Raises:
             ApiError: the generation failed; what was shown so far is not all.
             ClientLeft: there is nobody to show it to.
+            TakenOver: somebody else shows it.
         """
-        running = len(self._parts)
+        running = sum(not part.settled for part in self._parts)
         while running:
             touched: dict[int, tuple[PendingRequest, Part]] = {}
-            for letter in await self.mailbox.take():
+            letters, self._waiting = self._waiting, []
+            for letter in letters or await self.mailbox.take():
                 found = self._open(letter)
                 if found is not None:
                     touched[found[1].index] = found
@@ -132,13 +197,17 @@ class Generation:
             if shown:
                 yield shown
 
-    def close(self) -> None:
-        """Let go of the engine; what still runs is aborted. Must be called after ``submit``."""
+    def close(self, abort: bool = True) -> None:
+        """Let go of the engine; must be called after the generation was handed to it.
+
+        Args:
+            abort: what still runs is of use to nobody.
+        """
         for request in self._requests:
-            self._engine.close(request.request_id)
-            if request.engine_works:
-                reason = self._aborted_because
-                self._engine.send(Abort(request.request_id, self._attachment, reason))
+            if abort and request.engine_works:
+                self._engine.abort(request.request_id, self.mailbox, self._aborted_because)
+            else:
+                self._engine.close(request.request_id, self.mailbox)
         self._metrics.open_streams.dec(len(self._requests))
 
     def note_unfinished(self, reason: FinishReason) -> None:
@@ -154,7 +223,17 @@ class Generation:
             raise ClientLeft
         if isinstance(letter, ServerLeaves):
             self._aborted_because = "gateway shuts down"
+            self.server_leaves = True
             raise shutting_down(accepted=True)
+        if isinstance(letter, (Joined, FollowingLost)):
+            return None
+        if isinstance(letter, Superseded):
+            raise TakenOver
+        if isinstance(letter, NotRemembered):
+            raise failed("the engine does not remember this request", "stream_lost")
+        if isinstance(letter, EngineUnreachable):
+            self._aborted_because = letter.why
+            raise unavailable(letter.why)
         request = self._by_id[letter.request_id]
         if isinstance(letter, RequestFailed):
             self._fail(request, letter)
@@ -170,18 +249,79 @@ class Generation:
             part.engine_ended = True
             reason = letter.reason if self._output.generate else FinishReason.LENGTH
             part.choice.end(reason, letter.beam_score)
-        elif part.choice.finish_reason is not None:
+        elif part.choice.finish_reason is not None and part.replay is None:
             return None  # the choice was cut short before the engine heard of it
         else:
             self._push(request, part, letter)
-        return request, part
+        return None if part.settled else (request, part)
 
     def _push(self, request: PendingRequest, part: Part, letter: TokensArrived) -> None:
         request.observe_tokens(self._metrics, part, len(letter.tokens), self._started_s)
         if request.planned.sampling.num_logprobs is not None and not letter.logprobs:
             raise failed("the log-probability of a token is missing")
         if self._output.generate:
-            part.choice.push(letter.tokens, letter.logprobs)
+            count = self._replay(part, letter.tokens, letter.logprobs)
+            part.choice.push(letter.tokens[count:], letter.logprobs[count:])
+
+    def _replay(
+        self, part: Part, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()
+    ) -> int:
+        """How many of these tokens the client has already."""
+        count = part.replayed(tokens, logprobs)
+        if count is None:
+            self._aborted_because = "the log has another history"
+            why = "the log has another history of this request"
+            raise failed(f"the stream cannot be continued: {why}", "stream_lost")
+        return count
+
+    def _go_on(
+        self, part: Part, position: Position, output: Sequence[int], reason: str
+    ) -> ChoiceView:
+        """Show a choice from here on; what the client has of it, as far as that is known."""
+        part.go_on(position)
+        seen = list(output[: position.num_tokens])
+        if self._output.generate:
+            self._replay(part, seen)
+        ended = ""
+        if reason in GOOD_ENDS and len(seen) == len(output) == position.num_tokens:
+            ended = reason  # there is nothing left that could be generated
+        elif position.ended:
+            ended = FinishReason.STOP.value  # a stop string, which the engine may not know of
+        return ChoiceView(np.array(seen, np.int32), ended)
+
+    def _submits(self) -> list[Submit]:
+        attachment, received_ms = secrets.token_hex(8), int(time.time() * 1000)
+        return [
+            request.submit(self._engine.instance, attachment, received_ms)
+            for request in self._requests
+        ]
+
+    def _is_repeated_in(self, submit: Submit) -> bool:
+        """What the engine has is what is asked for here."""
+        display = read_display(submit.display)
+        return display is not None and display.fingerprint == self._display.fingerprint
+
+    async def _accepted(self) -> None:
+        """Wait until the engine has said something of every request."""
+        missing = set(self._by_id)
+        try:
+            while missing:
+                for letter in await self.mailbox.take():
+                    if isinstance(letter, ServerLeaves):
+                        raise shutting_down(accepted=False)
+                    if isinstance(letter, EngineUnreachable):
+                        self._aborted_because = letter.why
+                        raise unavailable(letter.why)
+                    if isinstance(letter, Superseded):
+                        raise taken_over()
+                    if isinstance(letter, Joined) and not self._is_repeated_in(letter.submit):
+                        raise other_body()
+                    if not isinstance(letter, ClientGone):
+                        missing.discard(letter.request_id)
+                    self._waiting.append(letter)
+        except ApiError as error:
+            self.close(abort=error.code != "idempotency_key_reused")
+            raise
 
     def _fail(self, request: PendingRequest, letter: RequestFailed) -> None:
         if all(part.choice.finish_reason is not None for part in request.parts):
@@ -209,16 +349,23 @@ class Generation:
         part.settled = True
         choice = part.choice
         if choice.stopped and not part.engine_ended:
-            self._engine.send(Stop(request.request_id, part.number, choice.num_tokens))
+            stop = Stop(request.request_id, part.number, choice.num_tokens)
+            self._engine.stop(stop, self.mailbox)
         assert choice.finish_reason is not None
         self._metrics.request_success[choice.finish_reason.value].inc()
         if request.settled:
-            self._engine.close(request.request_id)
+            self._engine.close(request.request_id, self.mailbox)
             request.observe_end(self._metrics, self._started_s)
         else:
-            self._engine.close_choice(request.request_id, part.number)
+            self._engine.close_choice(
+                request.request_id,
+                part.number,
+                choice.num_tokens,
+                choice.finish_reason,
+                self.mailbox,
+            )
 
-    def _new_request(self, request_id: str, position: int, planned: Planned) -> PendingRequest:
+    def _new_request(self, identity: str, position: int, planned: Planned) -> PendingRequest:
         """For the prompt at a position in the call."""
         output = self._output
         context = planned.prompt.tokens if planned.continues else ()
@@ -239,7 +386,8 @@ class Generation:
             )
             for number in range(output.num_candidates)
         ]
-        return PendingRequest(request_id, planned, parts, echo)
+        display = self._display.packed(planned.prompt.text)
+        return PendingRequest(identity, planned, parts, echo, display)
 
     def _echo_text(self, planned: Planned) -> str:
         if not self._output.echo:

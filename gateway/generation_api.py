@@ -1,5 +1,6 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -16,16 +17,17 @@ from gateway.admission import (
     completion_output,
     sampling_params,
 )
-from gateway.answers import StreamAnswer, whole_answer
+from gateway.answers import Resumption, StreamAnswer, whole_answer
 from gateway.beams import beam_params
-from gateway.call import Call, call_of, read_body
+from gateway.call import call_of, credentials_of, idempotency_key, read_body
+from gateway.display import Display, fingerprint, idempotent_call_id, owner_of, seed_of
 from gateway.errors import ApiError
+from gateway.event_ids import StreamPosition
 from gateway.generation import Generation
 from gateway.openapi import takes
-from gateway.pending import Planned
+from gateway.pending import Planned, with_seed
 from gateway.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.service import Service
-from gateway.wire import AnswerHead, ChatWire, CompletionWire, Wire
 from shared.sampling import SamplingParams
 
 
@@ -71,10 +73,7 @@ async def _complete(service: Service, request: Request) -> Response:
         max_tokens = completion_max_tokens(body, prompt, output, engine)
         sampling = sampling_params(body, output, beams, max_tokens, engine)
         planned.append(_planned(body, prompt, sampling, continues=True))
-    call = call_of(request)
-    head = _head(service, body, f"cmpl-{call.id}", planned, output)
-    wire = CompletionWire(head, service.tokenizer)
-    return await _answer(service, request, body, planned, output, wire)
+    return await _answer(service, request, body, planned, output)
 
 
 async def _chat(service: Service, request: Request) -> Response:
@@ -88,10 +87,7 @@ async def _chat(service: Service, request: Request) -> Response:
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)
     planned = [_planned(body, prompt, sampling, continues=False)]
-    call = call_of(request)
-    head = _head(service, body, f"chatcmpl-{call.id}", planned, output)
-    wire = ChatWire(head, service.tokenizer)
-    return await _answer(service, request, body, planned, output, wire)
+    return await _answer(service, request, body, planned, output)
 
 
 async def _answer(
@@ -100,24 +96,27 @@ async def _answer(
     body: GenerationBody,
     planned: Sequence[Planned],
     output: Output,
-    wire: Wire,
 ) -> Response:
-    call: Call = call_of(request)
+    call = call_of(request)
+    key = idempotency_key(request)
+    if key is not None:
+        call.id = idempotent_call_id(credentials_of(request), key)
+        if body.seed is None:
+            planned = [with_seed(item, seed_of(call.id)) for item in planned]
+    display = _display(service, request, body, len(planned), output, is_repeatable=key is not None)
     generation = Generation(
-        service.engine,
-        service.tokenizer,
-        service.metrics,
-        call.id,
-        planned,
-        output,
-        call.started_s,
+        service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
     )
+    wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
     call.fields["stream"] = bool(body.stream)
     service.ready_engine()  # much may have happened while a long prompt was tokenized
-    await generation.submit()
-    if body.stream:
-        return StreamAnswer(generation, wire, _include_usage(body), call)
-    return await whole_answer(generation, wire, call, request.receive)
+    await (generation.submit() if key is None else generation.join())
+    if not body.stream:
+        return await whole_answer(generation, wire, call, request.receive)
+    resumption = None
+    if display.resumable:
+        resumption = Resumption(call.id, service.resume_window_s, StreamPosition())
+    return StreamAnswer(generation, wire, display.include_usage, call, resumption)
 
 
 def _planned(
@@ -126,19 +125,34 @@ def _planned(
     return Planned(prompt, sampling, continues, body.priority or 0, body.cache_salt or "")
 
 
-def _head(
+def _display(
     service: Service,
+    request: Request,
     body: GenerationBody,
-    answer_id: str,
-    planned: Sequence[Planned],
+    num_prompts: int,
     output: Output,
-) -> AnswerHead:
-    return AnswerHead(
-        id=answer_id,
+    is_repeatable: bool,
+) -> Display:
+    call_id = call_of(request).id
+    return Display(
+        call_id=call_id,
+        is_chat=isinstance(body, ChatBody),
         model=service.model_name,
+        created=int(time.time()),
+        num_prompts=num_prompts,
+        prompt_text=None,
+        stops=output.stops,
+        min_tokens=output.min_tokens,
+        num_logprobs=output.num_logprobs,
+        echo=output.echo,
+        generate=output.generate,
+        token_ids=output.token_ids,
+        num_choices=output.num_choices,
+        num_candidates=output.num_candidates,
         include_usage=_include_usage(body),
-        token_ids=bool(body.return_token_ids),
-        prompt_tokens=[item.prompt.tokens for item in planned for _ in range(output.num_choices)],
+        resumable=bool(body.stream_resume),
+        owner=owner_of(call_id, credentials_of(request)),
+        fingerprint=fingerprint(body) if is_repeatable else "",
     )
 
 

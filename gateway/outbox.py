@@ -1,4 +1,4 @@
-"""Messages that must reach the scheduler though nobody waits for them: Stop, Abort and Pin."""
+"""Messages that must reach the scheduler though no call waits for it: Attach, Stop, Abort, Pin."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from shared.bus.api import Append, Bus
 from shared.codec import encode
 from shared.errors import BusUnavailable
 from shared.logs import EventLog
-from shared.messages import Abort, Pin, Stop
+from shared.messages import Abort, Attach, Pin, Stop
 
 _log = EventLog("gateway.outbox")
 
@@ -21,16 +21,21 @@ class Outbox:
     def __init__(self, bus: Bus, log: str) -> None:
         self._bus = bus
         self._requests_log = log
-        self._waiting: list[Stop | Abort | Pin] = []
+        self._waiting: list[Attach | Stop | Abort | Pin] = []
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def send(self, message: Stop | Abort | Pin) -> None:
+    def send(self, message: Attach | Stop | Abort | Pin) -> None:
         """Append as soon as possible."""
         self._waiting.append(message)
         self._idle.clear()
         self._work.set()
+
+    @property
+    def is_behind(self) -> bool:
+        """Something sent earlier has not been appended yet."""
+        return bool(self._waiting)
 
     async def flushed(self) -> None:
         """Return when everything sent so far has been appended."""

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gateway.admission import Prompt
 from gateway.choices import Choice
-from shared.messages import Submit, TokenLogprobs
+from gateway.event_ids import Position, Replay
+from shared.messages import FinishReason, Submit, TokenLogprobs
 from shared.metrics import GatewayMetrics
 from shared.sampling import SamplingParams
 
@@ -24,6 +25,13 @@ class Planned:
     cache_salt: str = ""
 
 
+def with_seed(planned: Planned, seed: int) -> Planned:
+    """With a seed for what is drawn; a beam search draws nothing."""
+    if planned.sampling.beams is not None:
+        return planned
+    return replace(planned, sampling=replace(planned.sampling, seed=seed))
+
+
 class Part:
     """One choice of a request.
 
@@ -32,6 +40,8 @@ class Part:
         number: in its request, as the engine counts.
         engine_ended: the engine generates no more of it.
         settled: all of it was shown.
+        begun: the client has the text before that of the choice.
+        replay: what the client has seen and is to come from the log once more.
     """
 
     def __init__(self, index: int, number: int, choice: Choice) -> None:
@@ -41,7 +51,30 @@ class Part:
         self.engine_ended = False
         self.settled = False
         self.begun = False
+        self.replay: Replay | None = None
         self.last_token_s: float | None = None
+
+    def go_on(self, position: Position) -> None:
+        """The client has so much of it."""
+        self.begun = position.begun
+        if position.num_tokens:
+            self.replay = Replay(position)
+        if position.ended:
+            # With which reason is told already; tokens are compared, and not shown.
+            self.choice.skip_all(position.num_tokens, FinishReason.STOP)
+            self.settled = True
+
+    def replayed(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> int | None:
+        """Take what the client has: how many of these tokens, or None if it has seen others."""
+        if self.replay is None:
+            return 0
+        count = self.replay.take(tokens)
+        if count is not None:
+            self.choice.push(tokens[:count], logprobs[:count])
+            self.choice.skip()
+            if self.replay.is_over:
+                self.replay = None
+        return count
 
 
 class PendingRequest:
@@ -51,10 +84,19 @@ class PendingRequest:
         echo: text that stands before that of every choice.
         prompt_scores: log-probabilities by position, if the engine was asked for them.
         cached_tokens: of the prompt, found in the prefix cache.
+        display: how it is shown, for the next gateway that has to.
     """
 
-    def __init__(self, request_id: str, planned: Planned, parts: Sequence[Part], echo: str) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        planned: Planned,
+        parts: Sequence[Part],
+        echo: str,
+        display: bytes,
+    ) -> None:
         self.request_id = request_id
+        self.display = display
         self.planned = planned
         self.parts = parts
         self.echo = echo
@@ -92,6 +134,7 @@ class PendingRequest:
             num_choices=len(self.parts),
             priority=self.planned.priority,
             cache_salt=self.planned.cache_salt,
+            display=self.display,
         )
 
     def observe_tokens(

@@ -98,6 +98,7 @@ class GenerationBody(_Body):
     early_stopping: EarlyStop | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_resume: bool | None = None
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
@@ -225,6 +226,8 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
             _refuse_extra(message, f"messages[{index}].", _NEUTRAL_IN_MESSAGE)
     if isinstance(body, GenerationBody) and body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options: only allowed when stream is true")
+    if isinstance(body, GenerationBody) and body.stream_resume and not body.stream:
+        raise invalid("stream_resume", "stream_resume: only allowed when stream is true")
     return body
 
 

@@ -51,9 +51,18 @@ class Server:
             model_name=name,
             max_body_bytes=settings.max_body_bytes,
             created=int(time.time()),
+            resume_window_s=settings.resume_window,
             tokenizer=tokenizer,
             prompts=PromptReader(tokenizer, settings.max_prompts),
-            engine=EngineClient(bus, settings.engine_id, name, instance, metrics, prefixes),
+            engine=EngineClient(
+                bus,
+                settings.engine_id,
+                name,
+                instance,
+                metrics,
+                prefixes,
+                settings.bus_patience,
+            ),
             metrics=metrics,
         )
         self._settings = settings

@@ -15,12 +15,14 @@ class Service:
 
     Attributes:
         created: when it started, seconds since 1970.
+        resume_window_s: how long a stream that can be resumed outlives its client.
         draining: it ends as soon as its open streams have ended.
     """
 
     model_name: str
     max_body_bytes: int
     created: int
+    resume_window_s: float
     tokenizer: Tokenizer
     prompts: PromptReader
     engine: EngineClient

@@ -1,18 +1,23 @@
 """The outputs log as one gateway reads it: entries in, events per request out.
 
 Nothing here does I/O. Tokens of two histories are never joined: where the log cannot be followed,
-the request is given up in one place, ``_lost``.
+``_lost`` says so, and nothing of the request is believed until the log answers to an attachment
+that was named afterwards, with what continues the tokens that were delivered.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.delivered import DeliveredChoice, DeliveredRequest
 from gateway.events import (
     ChoiceFinished,
     Event,
+    FollowingLost,
+    Joined,
+    NotRemembered,
     PrefixFound,
     PromptScored,
     RequestFailed,
+    Superseded,
     TokensArrived,
 )
 from gateway.hypotheses import find_fault, token_logprobs
@@ -24,12 +29,16 @@ from shared.errors import DecodeError
 from shared.messages import (
     BeamsEnded,
     ChoiceEnded,
+    ChoiceView,
     EpochStarted,
     FinishReason,
     RequestEnded,
     RequestState,
     StepResult,
 )
+
+# Ends of which the log tells all: what led to them need not have been seen.
+GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Sessions:
@@ -48,6 +57,7 @@ class Sessions:
         self._by_group: dict[int, DeliveredRequest] = {}  # beam searches
         # Accepted in an earlier epoch; the states of this one come before its first result.
         self._unstated: set[str] = set()
+        self._lookups: dict[str, str] = {}  # attachments by request, of which nothing is known yet
 
     @property
     def cursor(self) -> EntryId:
@@ -58,29 +68,79 @@ class Sessions:
         return len(self._requests)
 
     def open(
-        self, request_id: str, num_choices: int = 1, scored: bool = False, is_search: bool = False
+        self,
+        request_id: str,
+        attachment: str,
+        num_choices: int = 1,
+        scored: bool = False,
+        is_search: bool = False,
+        views: Sequence[ChoiceView] = (),
     ) -> None:
-        """Wait for a request; before its Submit is appended, or its state could be missed."""
+        """Wait for a request; before its Submit is appended, or its state could be missed.
+
+        Args:
+            attachment: under which the log will know the delivery.
+            views: by choice, what the client has already; empty for nothing at all.
+        """
         choices = [DeliveredChoice(request_id, index, scored) for index in range(num_choices)]
-        self._requests[request_id] = DeliveredRequest(choices, is_search)
+        request = DeliveredRequest(choices, attachment, {attachment}, is_search)
+        if views:
+            request.begin_with(views)
+        self._requests[request_id] = request
+
+    def attach(self, request_id: str, attachment: str) -> tuple[ChoiceView, ...]:
+        """Believe nothing more of a request until the log answers to this attachment.
+
+        Returns:
+            What the client has of each choice.
+        """
+        request = self._requests[request_id]
+        self._forget_handles(request)
+        request.awaits, request.attachment = True, attachment
+        request.attachments.add(attachment)
+        return request.views()
+
+    def look_up(self, request_id: str, attachment: str) -> None:
+        """Wait for what the log knows of a request, and for that alone."""
+        self._lookups[request_id] = attachment
+
+    def attachment_of(self, request_id: str) -> str | None:
+        """Under which the log knows an open request."""
+        request = self._requests.get(request_id)
+        return None if request is None else request.attachment
+
+    def awaits(self, request_id: str) -> bool:
+        """The log has not answered yet to the request's attachment."""
+        request = self._requests.get(request_id)
+        return request_id in self._lookups or (request is not None and request.awaits)
 
     def close(self, request_id: str) -> None:
         """Nobody waits any more."""
+        self._lookups.pop(request_id, None)
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._forget_handles(request)
 
-    def close_choice(self, request_id: str, index: int) -> None:
-        """Nobody waits for more of this choice, whatever the engine still makes of it."""
+    def close_choice(
+        self, request_id: str, index: int, num_tokens: int, reason: FinishReason
+    ) -> None:
+        """The choice ended with so many tokens, whatever the engine still makes of it."""
         request = self._requests.get(request_id)
-        if request is not None:
-            request.choices[index].ended = True
-            self._forget_handle(request.choices[index])
+        if request is None or request.choices[index].ended:
+            return
+        choice = request.choices[index]
+        choice.finish_reason = reason
+        del choice.tokens[num_tokens:]
+        self._forget_handle(choice)
 
-    def server_restarted(self, last: EntryId) -> None:
-        """The server is not the one that was read so far; ``last`` is the log's last entry now."""
+    def server_restarted(self, last: EntryId) -> list[Event]:
+        """The server is not the one that was read so far; ``last`` is the log's last entry now.
+
+        Whatever was said to the server that was may be lost, and so may what it said.
+        """
         self.requests_cursor = None
         self._place.server_restarted(last)
+        return self._lose_all("Redis was restarted")
 
     def begin_after(self, last: EntryId) -> None:
         """Nothing up to here is of interest."""
@@ -130,7 +190,7 @@ class Sessions:
         self._unstated = {
             request_id
             for request_id, request in self._requests.items()
-            if request.was_stated and not request.has_ended
+            if request.was_stated and not request.awaits and not request.has_ended
         }
         for request in self._requests.values():
             self._forget_handles(request)
@@ -141,14 +201,13 @@ class Sessions:
             return
         if fit is Fit.GAP:
             yield from self._lose_all("results are missing in the log")
-            return
         # A result counts as a whole or not at all: what could be wrong is looked at first.
         rows = sampled_rows(result)
         admitted = admissions(result)
         if self._unstated:
-            for request_id in self._unstated & self._requests.keys():
-                yield self._lost(request_id, "the log has forgotten this request")
-            self._unstated.clear()
+            forgotten, self._unstated = self._unstated & self._requests.keys(), set()
+            for request_id in forgotten:
+                yield from self._lost(request_id, "the log has forgotten this request")
         if not self._by_handle and not self._by_group:
             return
         for handle, num_computed in admitted:
@@ -181,23 +240,32 @@ class Sessions:
 
     def _on_state(self, state: RequestState) -> Iterable[Event]:
         self.requests_cursor = EntryId.parse(state.requests_cursor)
-        self._unstated.discard(state.submit.request_id)
-        request = self._requests.get(state.submit.request_id)
-        if request is None:
+        request_id, attachment = state.submit.request_id, state.submit.attachment
+        self._unstated.discard(request_id)
+        if self._lookups.get(request_id) == attachment:
+            del self._lookups[request_id]
+            return (_looked_up(state),)
+        request = self._requests.get(request_id)
+        if request is None or request.has_ended:
             return ()
-        request.was_stated = True
+        if request.awaits and attachment != request.attachment:
+            return ()  # the log does not know yet what was delivered
+        if attachment not in request.attachments:
+            self.close(request_id)
+            return (Superseded(request_id),)
+        request.attachment = attachment
         if request.is_search:
-            self._continue_search(request, state)
-            return ()
+            return self._continue_search(request, state)
         return self._continue_choices(request, state)
 
-    def _continue_search(self, request: DeliveredRequest, state: RequestState) -> None:
+    def _continue_search(self, request: DeliveredRequest, state: RequestState) -> Iterator[Event]:
         """Which beams there are is the engine's affair: none was delivered."""
         self._forget_handles(request)
         running = (beam.handle for beam in state.choices if not beam.finish_reason)
-        request.group = None if request.has_ended else next(running, None)
+        request.group = next(running, None)
         if request.group is not None:
             self._by_group[request.group] = request
+        yield from self._joined(request, state)
 
     def _continue_choices(self, request: DeliveredRequest, state: RequestState) -> Iterator[Event]:
         request_id = state.submit.request_id
@@ -206,17 +274,24 @@ class Sessions:
             index: FinishReason(choice.finish_reason) if choice.finish_reason else None
             for index, choice in known.items()
         }
-        if sorted(known) != list(range(len(request.choices))):
-            yield self._lost(request_id, "the log has other choices of this request")
+        found = request.continuations(state)
+        if isinstance(found, str):
+            if request.awaits:
+                # The engine knew what was delivered, and has something else all the same.
+                yield self._given_up(request_id, found)
+            else:
+                yield from self._lost(request_id, found)
             return
-        self._forget_handles(request)
-        for index, choice in enumerate(request.choices):
-            if choice.ended:
-                continue
-            more = choice.continuation(known[index])
-            if more is None:
-                yield self._lost(request_id, "the log has another history of this request")
+        for index in found:
+            if reasons[index] in (FinishReason.ABORT, FinishReason.ERROR):
+                yield self._failed(
+                    request_id, f"the request ended with {known[index].finish_reason!r}"
+                )
                 return
+        yield from self._joined(request, state)
+        self._forget_handles(request)
+        for index, more in found.items():
+            choice = request.choices[index]
             if more:
                 choice.tokens += more
                 yield TokensArrived(request_id, index, more, ())
@@ -227,14 +302,20 @@ class Sessions:
                 choice.handle = known[index].handle
                 self._by_handle[choice.handle] = choice
 
+    def _joined(self, request: DeliveredRequest, state: RequestState) -> Iterator[Event]:
+        request.was_stated = True
+        if request.awaits:
+            request.awaits = False
+            yield Joined(state.submit.request_id, state.submit)
+
     def _on_choice_ended(self, message: ChoiceEnded) -> Iterator[Event]:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
         reason = FinishReason(message.reason)
         request = self._requests.get(message.request_id)
-        if request is None:
+        if request is None or request.awaits:
             return
         if not 0 <= message.choice < len(request.choices):
-            yield self._lost(message.request_id, "the log has other choices of this request")
+            yield from self._lost(message.request_id, "the log has other choices of this request")
             return
         choice = request.choices[message.choice]
         if not choice.ended:
@@ -244,9 +325,13 @@ class Sessions:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
         request_id = message.request_id
         self._unstated.discard(request_id)
+        if self._lookups.pop(request_id, None) is not None:
+            # How to show it stands in the state, which is gone.
+            yield NotRemembered(request_id)
         request = self._requests.get(request_id)
         if request is None or request.has_ended:
             return
+        request.awaits = False
         if request.is_search:
             fault = find_fault(message, len(request.choices))
         else:
@@ -263,26 +348,42 @@ class Sessions:
 
     def _on_ended(self, message: RequestEnded) -> Iterator[Event]:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
-        request = self._requests.get(message.request_id)
+        request_id, reason = message.request_id, FinishReason(message.reason)
+        self._unstated.discard(request_id)
+        if request_id in self._lookups and reason not in GOOD_ENDS:
+            del self._lookups[request_id]
+            yield NotRemembered(request_id)
+        request = self._requests.get(request_id)
         if request is None:
             return
-        reason = FinishReason(message.reason)
-        self._unstated.discard(message.request_id)
         if request.has_ended:
-            self.close(message.request_id)
-        elif reason not in (FinishReason.STOP, FinishReason.LENGTH) or request.is_search:
+            self.close(request_id)
+        elif reason is FinishReason.UNKNOWN:
+            self.close(request_id)
+            yield NotRemembered(request_id)
+        elif reason not in GOOD_ENDS or request.is_search:
             error = message.error or f"the request ended with {reason.value!r}"
-            yield self._failed(message.request_id, error)
-        else:
+            yield self._failed(request_id, error)
+        elif not request.awaits:
             for choice in request.choices:
                 if not choice.ended:
                     yield self._end(choice, reason)
 
     def _lose_all(self, why: str) -> list[Event]:
-        return [self._lost(request_id, why) for request_id in list(self._requests)]
+        return [
+            event for request_id in list(self._requests) for event in self._lost(request_id, why)
+        ]
 
-    def _lost(self, request_id: str, why: str) -> Event:
-        """The log and what was delivered do not fit together: here a request could attach anew."""
+    def _lost(self, request_id: str, why: str) -> Iterator[Event]:
+        """The log and what was delivered do not fit together."""
+        request = self._requests[request_id]
+        if not request.has_ended and not request.awaits:
+            self._forget_handles(request)
+            request.awaits, request.attachment = True, ""  # no answer can be to this one
+            yield FollowingLost(request_id, why)
+
+    def _given_up(self, request_id: str, why: str) -> Event:
+        """What was delivered cannot be continued at all."""
         self.close(request_id)
         return RequestFailed(request_id, f"the stream cannot be continued: {why}", False)
 
@@ -294,7 +395,7 @@ class Sessions:
     def _end(
         self, choice: DeliveredChoice, reason: FinishReason, beam_score: float | None = None
     ) -> Event:
-        choice.ended = True
+        choice.finish_reason = reason
         self._forget_handle(choice)
         return ChoiceFinished(choice.request_id, choice.index, reason, beam_score)
 
@@ -309,3 +410,14 @@ class Sessions:
         if choice.handle is not None:
             self._by_handle.pop(choice.handle, None)
             choice.handle = None
+
+
+def _looked_up(state: RequestState) -> Joined:
+    choices = sorted(state.choices, key=lambda choice: choice.choice)
+    outputs = tuple(tuple(choice.output.tolist()) for choice in choices)
+    return Joined(
+        state.submit.request_id,
+        state.submit,
+        outputs,
+        tuple(choice.finish_reason for choice in choices),
+    )

@@ -31,6 +31,16 @@ class GatewaySettings:
     drain_timeout: float = setting(
         30.0, "Seconds that open streams may take to end after SIGTERM.", minimum=0
     )
+    bus_patience: float = setting(
+        30.0,
+        "Seconds that Redis may be away before open requests are given up.",
+        minimum=0,
+    )
+    resume_window: float = setting(
+        60.0,
+        "Seconds that a stream which can be resumed goes on without its client.",
+        minimum=0,
+    )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
     log_level: str = setting(
         "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")

@@ -6,11 +6,10 @@ more characters than the two that Server-Sent Events know.
 """
 
 import json
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.choices import Delta, ScoredToken
 from gateway.tokenizer import Tokenizer
@@ -43,21 +42,34 @@ class AnswerHead:
     """What all parts of an answer say.
 
     Attributes:
+        created: seconds since 1970.
         prompt_tokens: shown with the answer if asked for, by choice.
     """
 
     id: str
     model: str
+    created: int
     include_usage: bool
     token_ids: bool
     prompt_tokens: Sequence[list[int]]
 
 
+class WireEvent(NamedTuple):
+    """One Server-Sent Event, and what of a delta its reader has then."""
+
+    data: bytes
+    shows_tokens: bool
+    shows_end: bool
+
+
 class Wire(Protocol):
     """One of OpenAI's formats."""
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
-        """Server-Sent Events for what is new in one choice."""
+    def go_on(self, begun: Iterable[int]) -> None:
+        """The stream continues one in which these choices have begun already."""
+
+    def chunk(self, index: int, delta: Delta) -> list[WireEvent]:
+        """Events for what is new in one choice, at least one; the last shows all of it."""
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that ends a stream with its cost."""
@@ -75,7 +87,10 @@ class CompletionWire:
         self._frame = _Frame(head, "text_completion", "text_completion")
         self._begun: set[int] = set()
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
+    def go_on(self, begun: Iterable[int]) -> None:
+        self._begun.update(begun)
+
+    def chunk(self, index: int, delta: Delta) -> list[WireEvent]:
         extra = _beam_score_json(delta)
         if self._head.token_ids:
             fields: dict[str, Any] = {"token_ids": delta.token_ids}
@@ -83,11 +98,12 @@ class CompletionWire:
                 fields["prompt_token_ids"] = self._head.prompt_tokens[index]
                 self._begun.add(index)
             extra += "," + json.dumps(fields)[1:-1]
-        return self._frame.event(
+        data = self._frame.event(
             f'{{"index":{index},"text":{encode_basestring_ascii(delta.text)},'
             f'"logprobs":{self._logprobs_json(delta.scored)},'
             f'"finish_reason":{_finish_json(delta)}{extra}}}'
         )
+        return [WireEvent(data, True, delta.finish_reason is not None)]
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._frame.event("", usage)
@@ -156,24 +172,29 @@ class ChatWire:
         self._frame = _Frame(head, "chat.completion", "chat.completion.chunk")
         self._begun: set[int] = set()
 
-    def chunk(self, index: int, delta: Delta) -> bytes:
-        events = b""
+    def go_on(self, begun: Iterable[int]) -> None:
+        self._begun.update(begun)
+
+    def chunk(self, index: int, delta: Delta) -> list[WireEvent]:
+        events = []
         if index not in self._begun:
-            events = self._first(index)
+            events.append(WireEvent(self._first(index), False, False))
             self._begun.add(index)
         token_ids = f',"token_ids":{json.dumps(delta.token_ids)}' if self._head.token_ids else ""
         if delta.text or delta.scored or (self._head.token_ids and delta.token_ids):
             logprobs = json.dumps(self._logprobs(delta.scored)) if delta.scored else "null"
             text = encode_basestring_ascii(delta.text)
-            events += self._frame.event(
+            data = self._frame.event(
                 f'{{"index":{index},"delta":{{"content":{text}}},"logprobs":{logprobs},'
                 f'"finish_reason":null{token_ids}}}'
             )
+            events.append(WireEvent(data, True, False))
         if delta.finish_reason is not None:
-            events += self._frame.event(
+            data = self._frame.event(
                 f'{{"index":{index},"delta":{{}},"logprobs":null,'
                 f'"finish_reason":{_finish_json(delta)}{_beam_score_json(delta)}}}'
             )
+            events.append(WireEvent(data, True, True))
         return events
 
     def usage_chunk(self, usage: Usage) -> bytes:
@@ -231,11 +252,10 @@ class _Frame:
     """What surrounds the choices of every chunk."""
 
     def __init__(self, head: AnswerHead, whole_object: str, chunk_object: str) -> None:
-        created = int(time.time())
         self._whole = {
             "id": head.id,
             "object": whole_object,
-            "created": created,
+            "created": head.created,
             "model": head.model,
         }
         shared = json.dumps({**self._whole, "object": chunk_object}, separators=(",", ":"))[:-1]

@@ -12,6 +12,7 @@ from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
 from shared.messages import (
     Abort,
+    Attach,
     BeamsEnded,
     ChoiceEnded,
     ChoiceState,
@@ -124,6 +125,34 @@ class FakeEngine:
         message = await self.hear()
         assert isinstance(message, Abort), message
         return message
+
+    async def hear_attach(self) -> Attach:
+        message = await self.hear()
+        assert isinstance(message, Attach), message
+        return message
+
+    async def accept_attach(
+        self,
+        attach: Attach,
+        *outputs: Sequence[int],
+        submit: Submit | None = None,
+        ended: Mapping[int, str] | None = None,
+    ) -> Submit:
+        """Answer an Attach: with what the client has, unless told otherwise.
+
+        Args:
+            submit: what the engine knows; by default what the Attach says.
+        """
+        known = submit or attach.submit
+        assert known is not None
+        known = replace(known, gateway=attach.gateway, attachment=attach.attachment)
+        if not outputs:
+            outputs = tuple(view.tokens.tolist() for view in attach.views)
+        if ended is None:
+            reasons = {n: view.finish_reason for n, view in enumerate(attach.views)}
+            ended = {number: reason for number, reason in reasons.items() if reason}
+        await self.accept(known, *outputs, ended=ended)
+        return known
 
     def state(
         self, submit: Submit, *outputs: Sequence[int], ended: Mapping[int, str] | None = None

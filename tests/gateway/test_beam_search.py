@@ -352,15 +352,18 @@ async def test_a_search_survives_new_epochs_with_whatever_beams(stage: Stage, st
     assert [choice["text"] for choice in choices] == ["one", "two"]
 
 
-async def test_a_search_that_the_log_has_forgotten_is_given_up(stage: Stage) -> None:
+async def test_a_search_that_the_log_has_forgotten_is_asked_for_again(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(use_beam_search=True, n=2))
-    submit = await stage.engine.accept_search()
+    await stage.engine.accept_search()
     await stage.engine.start_epoch()
     await stage.engine.step({})
-    response = await waiting
-    assert response.status_code == 500
-    assert "forgotten" in response.json()["error"]["message"]
-    assert (await stage.engine.hear_abort()).request_id == submit.request_id
+    attach = await stage.engine.hear_attach()
+    assert attach.submit is not None
+    assert (attach.views, attach.attachment) == ((), attach.submit.attachment)
+    submit = await stage.engine.accept_search(attach.submit)
+    tokens = stage.tokenizer.encode("found", add_special_tokens=False)
+    await stage.engine.end_search(submit, hypothesis(tokens), hypothesis(tokens))
+    assert (await waiting).json()["choices"][0]["text"] == "found"
 
 
 async def test_a_failed_search_ends_its_stream_with_an_error_and_no_done(stage: Stage) -> None:

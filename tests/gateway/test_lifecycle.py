@@ -13,6 +13,7 @@ from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable
 from shared.messages import EndFlag, ModelInfo
 from tests.gateway.conftest import MakeStage, Stage, events
+from tests.gateway.fake_engine import scores
 
 
 class Stream:
@@ -161,28 +162,99 @@ async def test_a_request_ended_by_reason_alone_finishes_with_it(stage: Stage) ->
     assert response.json()["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_gap_ends_the_stream_with_an_error_and_tells_the_engine(stage: Stage) -> None:
+async def test_a_gap_is_mended_from_what_the_client_has(stage: Stage) -> None:
+    engine = stage.engine
     async with Stream(stage) as stream:
-        submit = await stage.engine.accept_next()
-        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        submit = await engine.accept_next()
+        await engine.generate(submit, tokens_of(stage, "ab"), flag=None)
         await stream.read_text(2)
-        stage.engine.step_number += 1
-        await stage.engine.generate(submit, tokens_of(stage, "cd"))
-        [last] = await stream.rest()
-    assert "cannot be continued" in json.loads(last)["error"]["message"]
-    abort = await stage.engine.hear_abort()
-    assert (abort.request_id, abort.attachment) == (submit.request_id, submit.attachment)
+        engine.step_number += 1
+        await engine.generate(submit, tokens_of(stage, "d"), flag=None)
+        attach = await engine.hear_attach()
+        assert attach.views[0].tokens.tolist() == tokens_of(stage, "ab")
+        assert not attach.exact
+        submit = await engine.accept_attach(attach, tokens_of(stage, "abcd"))
+        await engine.generate(submit, tokens_of(stage, "e"))
+        await finish(stream, "abcde")
 
 
-async def test_another_history_in_the_log_ends_the_stream_with_an_error(stage: Stage) -> None:
+async def test_what_the_client_has_wins_over_another_history(stage: Stage) -> None:
+    engine = stage.engine
     async with Stream(stage) as stream:
-        submit = await stage.engine.accept_next()
-        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        submit = await engine.accept_next()
+        await engine.generate(submit, tokens_of(stage, "ab"), flag=None)
         await stream.read_text(2)
-        await stage.engine.start_epoch()
-        await stage.engine.accept(submit, tokens_of(stage, "aX"))
+        await engine.start_epoch()
+        await engine.accept(submit, tokens_of(stage, "aX"))
+        await engine.generate(submit, tokens_of(stage, "Y"), flag=None)
+        submit = await engine.accept_attach(await engine.hear_attach())
+        await engine.generate(submit, tokens_of(stage, "cd"))
+        await finish(stream, "abcd")
+
+
+async def test_an_answer_that_is_another_history_ends_the_stream_with_an_error(
+    stage: Stage,
+) -> None:
+    engine = stage.engine
+    async with Stream(stage) as stream:
+        submit = await engine.accept_next()
+        await engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        engine.step_number += 1
+        await engine.generate(submit, tokens_of(stage, "d"), flag=None)
+        attach = await engine.hear_attach()
+        await engine.accept_attach(attach, tokens_of(stage, "aX"))
         [last] = await stream.rest()
     assert "history" in json.loads(last)["error"]["message"]
+    abort = await engine.hear_abort()
+    assert (abort.request_id, abort.attachment) == (submit.request_id, attach.attachment)
+
+
+async def test_missed_log_probabilities_are_asked_for_again(stage: Stage) -> None:
+    engine = stage.engine
+    waiting = stage.spawn(stage.complete(logprobs=0))
+    submit = await engine.accept_next()
+    [first], [second] = tokens_of(stage, "a"), tokens_of(stage, "b")
+
+    async def step(token: int, ended: EndFlag | None = None) -> None:
+        row = submit.request_id
+        await engine.step(
+            {row: token}, {row: ended} if ended else None, {row: scores(token, -0.5, {})}
+        )
+
+    await step(first)
+    engine.step_number += 1
+    await step(second)
+    attach = await engine.hear_attach()
+    assert attach.exact
+    assert attach.views[0].tokens.tolist() == [first]
+    await engine.accept_attach(attach)
+    await step(second, EndFlag.LENGTH)
+    choice = (await waiting).json()["choices"][0]
+    assert choice["text"] == "ab"
+    assert choice["logprobs"]["token_logprobs"] == [-0.5, -0.5]
+
+
+async def test_an_attachment_without_an_answer_is_said_again(stage: Stage) -> None:
+    engine = stage.engine
+    async with Stream(stage) as stream:
+        submit = await engine.accept_next()
+        engine.step_number += 7
+        await engine.step({})
+        engine.step_number += 7
+        await engine.step({})
+        first, again = await engine.hear_attach(), await engine.hear_attach()
+        assert first.attachment == again.attachment
+        submit = await engine.accept_attach(again)
+        await engine.generate(submit, tokens_of(stage, "ab"))
+        await finish(stream, "ab")
+
+
+async def finish(stream: Stream, text: str) -> None:
+    """The stream has this text altogether, and a good end."""
+    *chunks, done = await stream.rest()
+    assert done == "[DONE]"
+    assert stream.text + "".join(json.loads(c)["choices"][0]["text"] for c in chunks) == text
 
 
 # ------------------------------------------------------------------ the client
@@ -274,21 +346,57 @@ class FlakyBus(MemoryBus):
             raise BusUnavailable("away")
 
 
-async def flaky_stage(make_stage: MakeStage) -> tuple[Stage, FlakyBus]:
+async def flaky_stage(make_stage: MakeStage, **settings: object) -> tuple[Stage, FlakyBus]:
     ticks = iter(range(1_000, 10**9))
     bus = FlakyBus(lambda: next(ticks))
-    return await make_stage(bus=bus), bus
+    return await make_stage(bus=bus, **settings), bus
 
 
 async def test_a_request_that_cannot_be_appended_is_a_503(make_stage: MakeStage) -> None:
-    stage, bus = await flaky_stage(make_stage)
+    stage, bus = await flaky_stage(make_stage, bus_patience=0.2)
     bus.refuse_appends = True
     response = await stage.complete()
     assert response.status_code == 503
     assert "retry-after" in response.headers
     bus.refuse_appends = False
     # It may have been carried out all the same.
-    await stage.engine.hear_abort()
+    attach = await stage.engine.hear_attach()
+    assert (await stage.engine.hear_abort()).attachment == attach.attachment
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_whose_append_failed_is_taken_when_the_bus_is_back(
+    make_stage: MakeStage, stream: bool
+) -> None:
+    stage, bus = await flaky_stage(make_stage)
+    bus.refuse_appends = True
+    waiting = stage.spawn(stage.complete(stream=stream))
+    await stage.until(lambda: stage.server.service.engine.num_open == 1)
+    bus.refuse_appends = False
+    attach = await stage.engine.hear_attach()
+    submit = await stage.engine.accept_attach(attach)
+    await stage.engine.generate(submit, tokens_of(stage, "ab"))
+    response = await waiting
+    assert response.status_code == 200
+    assert ("[DONE]" in response.text) == stream
+
+
+async def test_a_stream_ends_with_an_error_when_the_bus_stays_away(make_stage: MakeStage) -> None:
+    stage, bus = await flaky_stage(make_stage, bus_patience=0.2)
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        bus.away = True
+        [last] = await stream.rest()
+    assert "Redis has been away" in json.loads(last)["error"]["message"]
+    bus.away = False
+    assert (await stage.engine.hear_abort()).request_id == submit.request_id
+
+
+async def test_the_gateway_renews_its_lease(stage: Stage) -> None:
+    key = stage.engine.keys.gateway(stage.server.service.engine.instance)
+    assert await stage.engine.bus.get(key) is not None
 
 
 async def test_an_open_stream_survives_a_bus_that_is_away_for_a_while(
@@ -323,12 +431,11 @@ async def test_after_a_lost_tail_a_stream_waits_for_a_newer_epoch(make_stage: Ma
         engine.step_number -= 1
         await engine.generate(submit, tokens_of(stage, "X"), flag=None)
         await engine.start_epoch()
-        await engine.accept(submit, tokens_of(stage, "ab"))
+        # The new scheduler knows the half of what the client has, and then more than that.
+        await engine.accept(submit, tokens_of(stage, "a"))
+        submit = await engine.accept_attach(await engine.hear_attach())
         await engine.generate(submit, tokens_of(stage, "cd"), EndFlag.STOP)
-        *chunks, done = await stream.rest()
-    assert done == "[DONE]"
-    rest = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
-    assert stream.text + rest == "abcd"
+        await finish(stream, "abcd")
 
 
 async def test_requests_that_the_log_reflects_are_trimmed(stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """The outputs log as the gateway reads it, without any I/O."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,13 @@ import pytest
 from gateway.events import (
     ChoiceFinished,
     Event,
+    FollowingLost,
+    Joined,
+    NotRemembered,
     PrefixFound,
     PromptScored,
     RequestFailed,
+    Superseded,
     TokensArrived,
 )
 from gateway.sessions import Sessions
@@ -20,6 +25,7 @@ from shared.messages import (
     BeamsEnded,
     ChoiceEnded,
     ChoiceState,
+    ChoiceView,
     EpochStarted,
     FinishReason,
     Hypothesis,
@@ -32,6 +38,9 @@ from shared.messages import (
 from tests.gateway.fake_engine import hypothesis, scores
 from tests.support.requests import submit
 
+# Of all requests in tests.support.requests.
+ATTACHMENT = "attachment"
+
 
 class Log:
     """Writes entries and reads them at once."""
@@ -40,7 +49,7 @@ class Log:
         self.sessions = Sessions()
         self.epoch, self.seq, self.number = 1, 0, 0
         for request_id in requests:
-            self.sessions.open(request_id, scored=scored)
+            self.sessions.open(request_id, ATTACHMENT, scored=scored)
 
     def say(self, *messages: Message) -> list[Event]:
         self.seq += 1
@@ -52,10 +61,16 @@ class Log:
         return self.say(EpochStarted(epoch, "scheduler", ("worker",)))
 
     def state(
-        self, request_id: str, handle: int, output: Sequence[int] = (), reason: str = ""
+        self,
+        request_id: str,
+        handle: int,
+        output: Sequence[int] = (),
+        reason: str = "",
+        attachment: str = ATTACHMENT,
     ) -> list[Event]:
         choice = ChoiceState(0, handle, np.array(output, np.int32), reason)
-        return self.say(RequestState(submit(request_id), (choice,), "3-4"))
+        known = replace(submit(request_id), attachment=attachment)
+        return self.say(RequestState(known, (choice,), "3-4"))
 
     def step(
         self,
@@ -94,9 +109,9 @@ def tokens(request_id: str, *ids: int) -> TokensArrived:
 
 def assert_lost(events: Sequence[Event], *request_ids: str) -> None:
     assert {event.request_id for event in events} == set(request_ids)
+    assert len(events) == len(request_ids)
     for event in events:
-        assert isinstance(event, RequestFailed)
-        assert not event.engine_knows
+        assert isinstance(event, FollowingLost)
 
 
 @pytest.fixture
@@ -133,7 +148,9 @@ def test_a_missing_step_loses_every_open_request(log: Log) -> None:
     log.state("a", 1)
     log.step({1: 10})
     assert_lost(log.step({1: 12}, number=3), "a", "b")
-    assert len(log.sessions) == 0
+    assert log.step({1: 13}, number=4) == []
+    # One attachment is enough.
+    assert log.step({1: 15}, number=6) == []
 
 
 def test_a_request_that_did_not_start_yet_sees_no_gap_before_its_first_result() -> None:
@@ -296,15 +313,21 @@ def test_the_requests_cursor_is_the_last_one_of_this_epoch(log: Log) -> None:
 def test_a_restart_without_loss_keeps_the_place(log: Log) -> None:
     log.state("a", 1)
     before = log.sessions.cursor
-    log.sessions.server_restarted(before)
+    assert_lost(log.sessions.server_restarted(before), "a", "b")
     assert log.sessions.cursor == before
-    assert log.step({1: 10}) == [tokens("a", 10)]
+    # What it writes is not believed before it knows what was delivered.
+    assert log.step({1: 10}) == []
+    log.sessions.attach("a", "again")
+    log.state("a", 2, [10], attachment="again")
+    assert log.step({2: 11}) == [tokens("a", 11)]
 
 
 def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log: Log) -> None:
     log.state("a", 1)
     log.step({1: 10})
-    log.sessions.server_restarted(EntryId(5, 0))
+    assert_lost(log.sessions.server_restarted(EntryId(5, 0)), "a", "b")
+    [view] = log.sessions.attach("a", "again")
+    assert (view.tokens.tolist(), view.finish_reason) == ([10], "")
     assert log.sessions.cursor == START
     log.epoch, log.seq, log.number = 5, 0, 0
     assert log.step({1: 77}, number=2) == []
@@ -312,7 +335,11 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert log.step({1: 78}, number=3) == []
     log.start(6)
     assert log.state("a", 1, [10]) == []
-    assert log.step({1: 11}) == [tokens("a", 11)]
+    assert log.step({1: 11}) == []
+    [joined, event] = log.state("a", 2, [10, 12], attachment="again")
+    assert isinstance(joined, Joined)
+    assert event == tokens("a", 12)
+    assert log.step({2: 13}) == [tokens("a", 13)]
 
 
 def test_a_closed_request_is_forgotten(log: Log) -> None:
@@ -321,6 +348,142 @@ def test_a_closed_request_is_forgotten(log: Log) -> None:
     log.sessions.close("a")
     assert log.step({1: 10}) == []
     assert len(log.sessions) == 1
+
+
+# ------------------------------------------------------------------ attaching
+
+
+def attached(log: Log, request_id: str = "a") -> Log:
+    """Two tokens were delivered, then one step was missing, and the gateway said so."""
+    log.state(request_id, 1)
+    log.step({1: 10})
+    log.step({1: 11})
+    log.step({1: 13}, number=4)
+    [view] = log.sessions.attach(request_id, "again")
+    assert view.tokens.tolist() == [10, 11]
+    return log
+
+
+def test_an_answer_to_an_attachment_continues_what_was_delivered(log: Log) -> None:
+    attached(log)
+    joined, more = log.state("a", 9, [10, 11, 12, 13], attachment="again")
+    assert isinstance(joined, Joined)
+    assert more == tokens("a", 12, 13)
+    assert log.step({1: 99, 9: 14}) == [tokens("a", 14)]
+
+
+@pytest.mark.parametrize("attachment", [ATTACHMENT, "somebody else's"])
+def test_states_before_the_answer_are_not_believed(log: Log, attachment: str) -> None:
+    attached(log)
+    assert log.state("a", 9, [10, 11, 12], attachment=attachment) == []
+    assert log.step({9: 13}) == []
+    _, more = log.state("a", 10, [10, 11, 55], attachment="again")
+    assert more == tokens("a", 55)
+
+
+def test_the_log_cannot_answer_before_the_attachment_has_a_name(log: Log) -> None:
+    log.state("a", 1)
+    log.step({1: 10})
+    log.step({1: 12}, number=3)
+    assert log.state("a", 2, [10, 11]) == []
+    log.sessions.attach("a", "again")
+    _, more = log.state("a", 2, [10, 11], attachment="again")
+    assert more == tokens("a", 11)
+
+
+@pytest.mark.parametrize("output", [[10], [10, 99], [10, 99, 12]])
+def test_an_answer_that_contradicts_what_was_delivered_ends_the_request(
+    log: Log, output: list[int]
+) -> None:
+    attached(log)
+    [event] = log.state("a", 9, output, attachment="again")
+    assert isinstance(event, RequestFailed)
+    assert not event.engine_knows
+    assert "cannot be continued" in event.error
+
+
+def test_endings_while_an_answer_is_awaited_do_not_tell_the_tokens_before_them(log: Log) -> None:
+    attached(log)
+    assert log.say(RequestEnded("a", "stop", "", "8-8")) == []
+    assert log.say(ChoiceEnded("a", 0, "stop", "8-8")) == []
+    _, more, end = log.state("a", 0, [10, 11, 12], "stop", attachment="again")
+    assert (more, end) == (tokens("a", 12), ChoiceFinished("a", 0, FinishReason.STOP))
+
+
+def test_a_request_that_the_engine_gives_up_is_waited_for_no_more(log: Log) -> None:
+    attached(log)
+    [event] = log.say(RequestEnded("a", "error", "no luck", "8-8"))
+    assert event == RequestFailed("a", "no luck", engine_knows=True)
+
+
+def test_a_request_that_is_not_remembered_says_so(log: Log) -> None:
+    attached(log)
+    assert log.say(RequestEnded("a", "unknown", "", "8-8")) == [NotRemembered("a")]
+    assert log.state("a", 9, [10, 11], attachment="again") == []
+
+
+def test_tokens_whose_scores_were_missed_come_again() -> None:
+    log = Log("a", scored=True)
+    log.start(5)
+    log.state("a", 1)
+    log.step({1: 10}, logprobs=(scores(10, -0.5, {10: -0.5}),))
+    assert_lost(log.step({1: 12}, number=3), "a")
+    log.sessions.attach("a", "again")
+    [joined] = log.state("a", 2, [10], attachment="again")
+    assert isinstance(joined, Joined)
+    [event] = log.step({2: 11}, logprobs=(scores(11, -0.25, {11: -0.25}),))
+    assert isinstance(event, TokensArrived)
+    assert [item.logprob for item in event.logprobs] == [-0.25]
+
+
+def test_another_delivery_of_a_request_ends_this_one(log: Log) -> None:
+    log.state("a", 1)
+    log.step({1: 10})
+    assert log.state("a", 2, [10], attachment="another gateway's") == [Superseded("a")]
+    assert log.step({1: 11, 2: 11}) == []
+
+
+def test_an_earlier_attachment_of_this_gateway_is_no_other_delivery(log: Log) -> None:
+    attached(log)
+    log.state("a", 9, [10, 11], attachment="again")
+    # A Submit that was thought to be lost arrives late.
+    assert log.state("a", 10, [10, 11, 12]) == [tokens("a", 12)]
+    assert log.sessions.attachment_of("a") == ATTACHMENT
+
+
+def test_a_choice_that_was_cut_is_viewed_as_far_as_it_counts(log: Log) -> None:
+    log.sessions.open("c", ATTACHMENT, num_choices=2)
+    several(log, (0, 5, [], ""), (1, 6, [], ""), request_id="c")
+    for number in range(3):
+        log.step({5: number, 6: number})
+    log.sessions.close_choice("c", 0, 2, FinishReason.STOP)
+    views = log.sessions.attach("c", "again")
+    assert [view.tokens.tolist() for view in views] == [[0, 1], [0, 1, 2]]
+    assert [view.finish_reason for view in views] == ["stop", ""]
+
+
+def test_a_request_that_was_shown_elsewhere_goes_on_after_that(log: Log) -> None:
+    view = ChoiceView(np.array([10, 11], np.int32), "")
+    log.sessions.open("c", "first", views=[view])
+    log.sessions.attach("c", "first")
+    _, more = log.state("c", 5, [10, 11, 12], attachment="first")
+    assert more == tokens("c", 12)
+
+
+def test_what_is_looked_up_is_told_once(log: Log) -> None:
+    log.sessions.look_up("c", "look")
+    assert log.state("c", 5, [9], attachment="other") == []
+    [joined] = log.state("c", 6, [10, 11], attachment="look")
+    assert isinstance(joined, Joined)
+    assert (joined.outputs, joined.finish_reasons) == (((10, 11),), ("",))
+    assert log.state("c", 6, [10, 11], attachment="look") == []
+
+
+@pytest.mark.parametrize("reason", ["unknown", "error", "abort"])
+def test_what_is_looked_up_may_not_be_remembered(log: Log, reason: str) -> None:
+    log.sessions.look_up("c", "look")
+    assert log.say(RequestEnded("c", reason, "", "1-1")) == [NotRemembered("c")]
+    assert not log.sessions.awaits("c")
 
 
 # ------------------------------------------------------------- several choices
@@ -345,7 +508,7 @@ def choice_ended(log: Log, choice: int, reason: str = "stop", cursor: str = "4-4
 def three() -> Log:
     """One request of three choices, under the handles 10, 11 and 12."""
     log = Log()
-    log.sessions.open("a", num_choices=3)
+    log.sessions.open("a", ATTACHMENT, num_choices=3)
     log.start(5)
     assert several(log, (0, 10, [], ""), (1, 11, [], ""), (2, 12, [], "")) == []
     return log
@@ -384,6 +547,7 @@ def test_a_choice_that_ended_ignores_further_endings(three: Log) -> None:
 def test_an_ending_of_a_choice_that_is_not_there_loses_the_request(three: Log) -> None:
     assert_lost(choice_ended(three, 3), "a")
     assert choice_ended(three, 1) == []
+    assert three.step({10: 5}) == []
 
 
 def test_the_end_of_the_request_ends_the_choices_that_are_left(three: Log) -> None:
@@ -420,8 +584,8 @@ def test_a_state_continues_running_choices_and_ends_the_others(three: Log) -> No
 
 def test_a_choice_that_nobody_waits_for_may_have_another_history(three: Log) -> None:
     three.step({10: 5, 11: 6, 12: 7})
-    three.sessions.close_choice("a", 1)
-    three.sessions.close_choice("a", 1)
+    three.sessions.close_choice("a", 1, 1, FinishReason.STOP)
+    three.sessions.close_choice("a", 1, 1, FinishReason.STOP)
     assert three.step({10: 5, 11: 6}) == [tokens_in(0, 5)]
     three.start(6)
     assert several(three, (0, 20, [5, 5], ""), (1, 21, [4], ""), (2, 22, [7], "")) == []
@@ -462,7 +626,7 @@ class SearchLog(Log):
 
     def __init__(self, scored: bool = False) -> None:
         super().__init__("b")
-        self.sessions.open("a", num_choices=2, scored=scored, is_search=True)
+        self.sessions.open("a", ATTACHMENT, num_choices=2, scored=scored, is_search=True)
         self.start(5)
 
     def beams(self, *beams: tuple[int, Sequence[int], str]) -> list[Event]:
@@ -531,7 +695,7 @@ def test_a_search_whose_beams_have_all_finished_is_waited_for(search: SearchLog)
     search.start(6)
     assert search.beams((0, [5], "stop"), (0, [6], "stop")) == []
     assert search.step({}) == []
-    # And is given up when the log forgets it all the same.
+    # And is attached to when the log forgets it all the same.
     search.start(7)
     assert_lost(search.step({}), "a")
 
@@ -540,7 +704,8 @@ def test_a_search_that_a_new_epoch_does_not_know_is_lost(search: SearchLog) -> N
     search.beams((3, [5], ""))
     search.start(6)
     assert_lost(search.step({}), "a")
-    assert search.end_search(BEST, SECOND) == []
+    assert search.sessions.attach("a", "again") == ()
+    assert search.end_search(BEST, SECOND) == ANSWER
 
 
 def test_a_search_may_end_in_a_new_epoch_without_a_state(search: SearchLog) -> None:

@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from gateway.admission import Output, Prompt
+from gateway.admission import Prompt
 from gateway.events import TokensArrived
 from gateway.generation import ClientLeft, Generation
 from gateway.mailbox import ClientGone
 from gateway.pending import Planned
 from shared.messages import EndFlag, Stop
 from tests.gateway.conftest import Stage, events
+from tests.gateway.displays import display
 from tests.support.requests import sampling
 
 
@@ -120,30 +121,19 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
 ) -> None:
     service = stage.server.service
     prompt = Prompt([5], None, "prompt")
-    output = Output(
-        stops=("END",),
-        min_tokens=0,
-        num_logprobs=None,
-        echo=False,
-        generate=True,
-        token_ids=False,
-        num_choices=1,
-        num_candidates=1,
-    )
     generation = Generation(
         service.engine,
         service.tokenizer,
         service.metrics,
-        "name",
         [Planned(prompt, sampling(), continues=True)],
-        output,
+        display(stops=("END",)),
         0.0,
     )
     await generation.submit()
-    generation.mailbox.put(TokensArrived("name", 0, letters(stage, "END"), ()))
+    generation.mailbox.put(TokensArrived(display().call_id, 0, letters(stage, "END"), ()))
     generation.mailbox.put(ClientGone())
     with pytest.raises(ClientLeft):
         await anext(generation.deltas())
     generation.close()
     await stage.engine.hear_submit()
-    assert (await stage.engine.hear_abort()).request_id == "name"
+    assert (await stage.engine.hear_abort()).request_id == display().call_id

@@ -1,0 +1,204 @@
+"""Who waits for which request, and attaching to a request again where the log can't be followed."""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from gateway.events import (
+    EngineUnreachable,
+    Event,
+    FollowingLost,
+    Joined,
+    RequestFailed,
+    Superseded,
+)
+from gateway.mailbox import Mailbox
+from gateway.sessions import Sessions
+from shared.logs import EventLog
+from shared.messages import Attach, ChoiceView, Submit
+
+_log = EventLog("gateway.attach")
+
+# A scheduler that reads what was appended answers within a step.
+_FIRST_REPEAT_S = 2.0
+_LONGEST_REPEAT_S = 30.0
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One request and the call that waits for it.
+
+    Attributes:
+        attachment: under which the engine was told of it last.
+        submit: what to ask for if the engine does not know the request; None if only the id is
+            known.
+        attach: what was said and has no answer yet.
+        give_up_s: when to stop waiting for the engine's first word; None: never, or it came.
+    """
+
+    mailbox: Mailbox
+    attachment: str
+    submit: Submit | None
+    give_up_s: float | None = None
+    attach: Attach | None = None
+    repeat_s: float = 0.0
+    pause_s: float = _FIRST_REPEAT_S
+
+
+class Deliveries:
+    """All requests that calls of this process wait for. Nothing here does I/O.
+
+    Args:
+        instance: of this gateway.
+        send: appends to the requests log as soon as possible.
+        clock_s: monotonic.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        sessions: Sessions,
+        send: Callable[[Attach], None],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._instance = instance
+        self._sessions = sessions
+        self._send = send
+        self._clock_s = clock_s
+        self._open: dict[str, _Delivery] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def mailboxes(self) -> set[Mailbox]:
+        """Of all calls that wait for anything."""
+        return {delivery.mailbox for delivery in self._open.values()}
+
+    def open(self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] = ()) -> None:
+        """Wait for a request that is about to be submitted or attached to."""
+        self.supersede(submit.request_id)
+        self._sessions.open(
+            submit.request_id,
+            submit.attachment,
+            submit.num_choices,
+            scored=submit.sampling.num_logprobs is not None,
+            is_search=submit.sampling.beams is not None,
+            views=views,
+        )
+        self._open[submit.request_id] = _Delivery(mailbox, submit.attachment, submit)
+
+    def attach(self, request_id: str, patience_s: float | None = None) -> None:
+        """Ask the engine to go on from what the client has.
+
+        Args:
+            patience_s: how long to wait for the answer before giving the request up.
+        """
+        delivery = self._open[request_id]
+        assert delivery.submit is not None, request_id
+        attachment = secrets.token_hex(8)
+        views = self._sessions.attach(request_id, attachment)
+        submit = replace(delivery.submit, gateway=self._instance, attachment=attachment)
+        exact = submit.sampling.num_logprobs is not None
+        attach = Attach(request_id, self._instance, attachment, submit, views, exact)
+        self._say(delivery, attach, patience_s)
+
+    def look_up(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
+        """Ask for the state of a request of which only the id is known."""
+        self.supersede(request_id)
+        attachment = secrets.token_hex(8)
+        self._sessions.look_up(request_id, attachment)
+        delivery = self._open[request_id] = _Delivery(mailbox, attachment, None)
+        attach = Attach(request_id, self._instance, attachment, None, (), exact=False)
+        self._say(delivery, attach, patience_s)
+
+    def supersede(self, request_id: str) -> None:
+        """The newer of two deliveries wins: end the one that there is in this process."""
+        delivery = self._open.get(request_id)
+        if delivery is not None:
+            delivery.mailbox.put(Superseded(request_id))
+            self._forget(request_id)
+
+    def submit_of(self, request_id: str) -> Submit | None:
+        """What an open delivery asked for."""
+        delivery = self._open.get(request_id)
+        return None if delivery is None else delivery.submit
+
+    def is_open(self, request_id: str, mailbox: Mailbox) -> bool:
+        """This call still waits for this request."""
+        delivery = self._open.get(request_id)
+        return delivery is not None and delivery.mailbox is mailbox
+
+    def close(self, request_id: str, mailbox: Mailbox) -> str | None:
+        """The call waits no more.
+
+        Returns:
+            The attachment by which an Abort can name what is closed; None if there is nothing,
+            or another call waits for the request.
+        """
+        if not self.is_open(request_id, mailbox):
+            return None
+        known = self._sessions.attachment_of(request_id)
+        attachment = known or self._open[request_id].attachment
+        self._forget(request_id)
+        return attachment
+
+    def dispatch(self, events: Iterable[Event]) -> None:
+        """Hand out what the log said, and attach where it can't be followed."""
+        for event in events:
+            delivery = self._open.get(event.request_id)
+            if delivery is None:
+                continue
+            if isinstance(event, FollowingLost):
+                _log.warning("attaching", id=event.request_id, why=event.why)
+                self.attach(event.request_id)
+                continue
+            if isinstance(event, RequestFailed):
+                _log.warning("request failed", id=event.request_id, error=event.error)
+            if isinstance(event, Joined):
+                delivery.attach = delivery.give_up_s = None
+            delivery.mailbox.put(event)
+
+    def server_restarted(self) -> None:
+        """What was said and not answered may be lost: say it again at once."""
+        for delivery in self._open.values():
+            delivery.repeat_s, delivery.pause_s = 0.0, _FIRST_REPEAT_S
+
+    def repeat(self) -> None:
+        """Say again what had no answer for a while."""
+        now = self._clock_s()
+        for request_id, delivery in self._open.items():
+            if delivery.attach is None or now < delivery.repeat_s:
+                continue
+            if not self._sessions.awaits(request_id):
+                delivery.attach = None
+                continue
+            self._send(delivery.attach)
+            delivery.repeat_s = now + delivery.pause_s
+            delivery.pause_s = min(2 * delivery.pause_s, _LONGEST_REPEAT_S)
+
+    def give_up(self, why: str) -> None:
+        """Tell the calls that have waited in vain for the engine's first word."""
+        now = self._clock_s()
+        for request_id, delivery in list(self._open.items()):
+            if delivery.give_up_s is not None and now >= delivery.give_up_s:
+                if self._sessions.awaits(request_id):
+                    delivery.mailbox.put(EngineUnreachable(request_id, why))
+                delivery.give_up_s = None
+
+    def give_all_up(self, why: str) -> None:
+        """Tell all calls that nothing will come."""
+        for request_id, delivery in self._open.items():
+            delivery.mailbox.put(EngineUnreachable(request_id, why))
+
+    def _say(self, delivery: _Delivery, attach: Attach, patience_s: float | None) -> None:
+        now = self._clock_s()
+        if patience_s is not None:
+            delivery.give_up_s = now + patience_s
+        delivery.attach, delivery.attachment = attach, attach.attachment
+        delivery.pause_s = _FIRST_REPEAT_S
+        delivery.repeat_s = now + delivery.pause_s
+        self._send(attach)
+
+    def _forget(self, request_id: str) -> None:
+        self._sessions.close(request_id)
+        del self._open[request_id]

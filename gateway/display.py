@@ -1,0 +1,119 @@
+"""How a gateway shows an answer: travels with the request, for the gateway that takes it over."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.admission import Output
+from gateway.schema import CompletionBody, GenerationBody
+from gateway.tokenizer import Tokenizer
+from gateway.wire import AnswerHead, ChatWire, CompletionWire, Wire
+from shared.codec import Message, decode_as, encode, message
+from shared.errors import DecodeError
+
+# How an answer travels says nothing about what it is.
+_OF_TRANSPORT = {"stream", "stream_options", "stream_resume"}
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class Display(Message):
+    """Everything about an answer that the engine need not know, of one prompt of a call."""
+
+    call_id: str
+    is_chat: bool
+    model: str  # as clients name it
+    created: int  # seconds since 1970
+    num_prompts: int
+    prompt_text: str | None  # as the client gave it, if it is to be echoed
+    stops: tuple[str, ...]
+    min_tokens: int
+    num_logprobs: int | None
+    echo: bool
+    generate: bool
+    token_ids: bool
+    num_choices: int  # shown for each prompt
+    num_candidates: int  # generated for each prompt
+    include_usage: bool
+    resumable: bool
+    owner: str  # who may continue the stream, see ``owner_of``
+    fingerprint: str  # of the body, if it can be repeated; "" otherwise
+
+    @property
+    def output(self) -> Output:
+        """What is shown of the tokens."""
+        return Output(
+            stops=self.stops,
+            min_tokens=self.min_tokens,
+            num_logprobs=self.num_logprobs,
+            echo=self.echo,
+            generate=self.generate,
+            token_ids=self.token_ids,
+            num_choices=self.num_choices,
+            num_candidates=self.num_candidates,
+        )
+
+    def packed(self, prompt_text: str | None) -> bytes:
+        """For the Submit of one prompt."""
+        return encode(replace(self, prompt_text=prompt_text if self.echo else None))
+
+    def wire(self, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> Wire:
+        """Writes the answer; ``prompts`` are the tokens of each."""
+        head = AnswerHead(
+            id=f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.call_id}",
+            model=self.model,
+            created=self.created,
+            include_usage=self.include_usage,
+            token_ids=self.token_ids,
+            prompt_tokens=[tokens for tokens in prompts for _ in range(self.num_choices)],
+        )
+        return (ChatWire if self.is_chat else CompletionWire)(head, tokenizer)
+
+
+def read_display(data: bytes) -> Display | None:
+    """What ``packed`` wrote, None if it is nothing of the kind."""
+    try:
+        display: Display = decode_as(Display, data)
+    except DecodeError:
+        return None
+    return display
+
+
+def request_id(call_id: str, position: int) -> str:
+    """Id of the request for one prompt of a call, 128 bits in hex."""
+    if position == 0:
+        return call_id
+    seed = f"{call_id}/{position}".encode()
+    return hashlib.blake2b(seed, digest_size=16, person=b"prompt").hexdigest()
+
+
+def idempotent_call_id(credentials: str, key: str) -> str:
+    """Id of all calls that repeat one another: 128 bits in hex.
+
+    Args:
+        credentials: of the client, "" for none; nobody else comes to the same id.
+    """
+    secret = hashlib.sha256(credentials.encode()).digest()
+    return hashlib.blake2b(key.encode(), digest_size=16, key=secret, person=b"call").hexdigest()
+
+
+def owner_of(call_id: str, credentials: str) -> str:
+    """Names a client towards one call, without telling its credentials."""
+    secret = bytes.fromhex(call_id)
+    return hashlib.blake2b(
+        credentials.encode(), digest_size=16, key=secret, person=b"owner"
+    ).hexdigest()
+
+
+def seed_of(call_id: str) -> int:
+    """The seed of a call that gave none and can be repeated: the same every time."""
+    seed = hashlib.blake2b(bytes.fromhex(call_id), digest_size=8, person=b"seed").digest()
+    return int.from_bytes(seed) >> 1
+
+
+def fingerprint(body: GenerationBody) -> str:
+    """Equal for bodies that ask for the same."""
+    kind = "completion" if isinstance(body, CompletionBody) else "chat"
+    asked = json.dumps([kind, body.model_dump(exclude=_OF_TRANSPORT)], sort_keys=True)
+    return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()

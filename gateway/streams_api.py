@@ -1,0 +1,121 @@
+"""GET /v1/streams/<id>: the rest of a stream, from any gateway."""
+
+import re
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.admission import Prompt
+from gateway.answers import Resumption, StreamAnswer
+from gateway.call import call_of, credentials_of
+from gateway.display import Display, owner_of, read_display, request_id
+from gateway.engine import EngineClient
+from gateway.errors import gone, invalid, shutting_down, taken_over, unavailable, unknown_stream
+from gateway.event_ids import StreamPosition
+from gateway.events import EngineUnreachable, Joined, NotRemembered, Superseded
+from gateway.generation import Generation
+from gateway.mailbox import Mailbox, ServerLeaves
+from gateway.pending import Planned
+from gateway.service import Service
+
+_STREAM_ID = re.compile(r"[0-9a-f]{32}")
+_NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
+
+
+def streams_router(service: Service) -> APIRouter:
+    """The endpoint that continues streams."""
+    router = APIRouter(tags=["generate"])
+
+    @router.get("/v1/streams/{stream_id}")
+    async def resume_stream(stream_id: str, request: Request) -> Response:
+        """Continue a stream after the event that ``Last-Event-ID`` names, or from its beginning."""
+        return await _resume(service, stream_id, request)
+
+    return router
+
+
+async def _resume(service: Service, stream_id: str, request: Request) -> Response:
+    if _STREAM_ID.fullmatch(stream_id) is None:
+        raise unknown_stream()
+    position = StreamPosition.parse(request.headers.get("last-event-id"))
+    if position.is_done:
+        return Response(status_code=_NOTHING_LEFT)
+    if service.draining:
+        raise shutting_down(accepted=False)
+    if not service.engine.is_positioned:
+        raise unavailable("the log of outputs was not found yet")
+    [first] = await _look_up(service.engine, [stream_id])
+    display = read_display(first.submit.display)
+    if display is None or not display.resumable:
+        raise unknown_stream()
+    if display.owner != owner_of(stream_id, credentials_of(request)):
+        raise unknown_stream()
+    num_choices = display.num_prompts * display.num_candidates
+    if position.choices and len(position.choices) != num_choices:
+        raise invalid(
+            "Last-Event-ID",
+            f"Last-Event-ID: it is of a stream with {len(position.choices)} choices, "
+            f"this one has {num_choices}",
+        )
+    others = [request_id(stream_id, number) for number in range(1, display.num_prompts)]
+    found = [first, *(await _look_up(service.engine, others))]
+    return _continued(service, request, display, found, position)
+
+
+def _continued(
+    service: Service,
+    request: Request,
+    display: Display,
+    found: Sequence[Joined],
+    position: StreamPosition,
+) -> Response:
+    call = call_of(request)
+    call.fields |= {"stream": True, "resumes": display.call_id}
+    planned = [_planned(known, display) for known in found]
+    generation = Generation(
+        service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
+    )
+    wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
+    wire.go_on(index for index, choice in enumerate(position.choices) if choice.begun)
+    generation.resume(found, position)
+    resumption = Resumption(display.call_id, service.resume_window_s, position)
+    return StreamAnswer(generation, wire, display.include_usage, call, resumption)
+
+
+def _planned(known: Joined, display: Display) -> Planned:
+    """What was asked for, from what the engine was told."""
+    submit = known.submit
+    own = read_display(submit.display)
+    text = None if own is None else own.prompt_text
+    prompt = Prompt(submit.prompt.tolist(), text, "prompt")
+    return Planned(prompt, submit.sampling, not display.is_chat, submit.priority, submit.cache_salt)
+
+
+async def _look_up(engine: EngineClient, request_ids: Sequence[str]) -> list[Joined]:
+    """What the engine knows of requests; from here on nobody else delivers them.
+
+    Raises:
+        ApiError: 410, one of them is not remembered; 503, the engine does not answer.
+    """
+    mailbox = Mailbox()
+    found: dict[str, Joined] = {}
+    for identity in request_ids:
+        engine.look_up(identity, mailbox)
+    try:
+        while len(found) < len(request_ids):
+            for letter in await mailbox.take():
+                if isinstance(letter, Joined):
+                    found[letter.request_id] = letter
+                elif isinstance(letter, NotRemembered):
+                    raise gone("the stream is not remembered any more, if there ever was one")
+                elif isinstance(letter, EngineUnreachable):
+                    raise unavailable(letter.why)
+                elif isinstance(letter, Superseded):
+                    raise taken_over()
+                elif isinstance(letter, ServerLeaves):
+                    raise shutting_down(accepted=False)
+    finally:
+        for identity in request_ids:
+            engine.close(identity, mailbox)
+    return [found[identity] for identity in request_ids]

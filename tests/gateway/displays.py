@@ -1,0 +1,30 @@
+"""Displays for tests."""
+
+from typing import Any
+
+from gateway.display import Display
+
+
+def display(**changes: Any) -> Display:
+    """One completion of one choice; ``changes`` by field name."""
+    values: dict[str, Any] = {
+        "call_id": "0123456789abcdef" * 2,
+        "is_chat": False,
+        "model": "demo",
+        "created": 1,
+        "num_prompts": 1,
+        "prompt_text": None,
+        "stops": (),
+        "min_tokens": 0,
+        "num_logprobs": None,
+        "echo": False,
+        "generate": True,
+        "token_ids": False,
+        "num_choices": 1,
+        "num_candidates": 1,
+        "include_usage": False,
+        "resumable": False,
+        "owner": "",
+        "fingerprint": "",
+    }
+    return Display(**{**values, **changes})
