@@ -209,8 +209,8 @@ class Requests:
         ended = self._remembered.find(attach.request_id)
         submit = attach.submit
         if ended is not None:
-            if (answer := self._answer_again(ended, attach)) is not None:
-                return [answer]
+            if (answers := self._answer_again(ended, attach)) is not None:
+                return answers
             submit = submit or ended.submit
         if submit is None:
             reason = "there is no such request, or it ended too long ago"
@@ -227,22 +227,28 @@ class Requests:
             return self._cannot_join(submit)
         return self._accept(submit, outputs, over)
 
-    def _answer_again(self, ended: EndedRequest, attach: Attach) -> Message | None:
+    def _answer_again(self, ended: EndedRequest, attach: Attach) -> list[Message] | None:
         """What told the end of a request, if it fits what the client has."""
         message = ended.message
         if message is None and ended.submit is not None:
             if attach.exact or not may_follow(ended.choices, attach.views):
                 return None
             submit = replace(ended.submit, gateway=attach.gateway, attachment=attach.attachment)
-            return self._state_of_ended(submit, ended.choices)
+            return [self._state_of_ended(submit, ended.choices)]
         moved = ended.attachment != attach.attachment and attach.submit is not None
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
             return None  # the client came back another way
-        return message
+        assert message is not None, "it ended by its choices or by a message"
+        if isinstance(message, BeamsEnded) and ended.submit is not None:
+            submit = replace(ended.submit, gateway=attach.gateway, attachment=attach.attachment)
+            return [self._state_of_ended(submit, {}), message]
+        return [message]
 
     def _attach_to(self, group: SequenceGroup, attach: Attach) -> list[Message]:
         group.submit = replace(group.submit, gateway=attach.gateway, attachment=attach.attachment)
         views = attach.views if len(attach.views) == group.submit.num_choices else ()
+        if attach.exact and not views:
+            views = (ChoiceView(NO_TOKENS, ""),) * group.submit.num_choices
         if group.search is not None or not views:
             self._retention.restate(group)
             return []

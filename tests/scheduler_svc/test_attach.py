@@ -175,6 +175,21 @@ def test_exactly_what_the_client_has_is_continued_if_it_asks_for_that() -> None:
     assert engine.outputs("r") == {0: expected(5, 12)}
 
 
+def test_a_client_without_anything_may_ask_for_all_of_it_anew() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(4)
+    [state] = engine.tell(attach(REQUEST, exact=True))
+    assert isinstance(state, RequestState)
+    assert state.choices[0].output.tolist() == []
+    engine.run()
+    [state] = engine.tell(attach(REQUEST, view(*expected(5, 3)), exact=True))
+    assert isinstance(state, RequestState)
+    assert state.choices[0].output.tolist() == expected(5, 3)
+    engine.run()
+    assert engine.outputs("r") == {0: expected(5, 12)}
+
+
 def test_a_request_that_the_log_has_lost_goes_on_from_the_view() -> None:
     engine = Engine()
     [state] = engine.tell(attach(REQUEST, view(7, 8)))
@@ -323,7 +338,10 @@ def test_a_beam_search_has_nothing_to_rewind() -> None:
     engine.run()
     ended = [message for message in engine.log if isinstance(message, BeamsEnded)]
     assert len(ended) == 1
-    assert engine.tell(attach(request, knows=False)) == ended
+    state, again = engine.tell(attach(request, knows=False))
+    assert isinstance(state, RequestState)
+    assert state.submit.attachment == "second"
+    assert again == ended[0]
 
 
 # ------------------------------------------------------------------- admission
