@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tests.chaos.cluster import GATEWAYS, Cluster
 
+# More would have to start at the same time than two cores can bear: nobody would ever be back.
+_MOST_DOWN = 2
 _LONG_PAUSE_EVERY = 4
 _SHORT_PAUSE_S = (0.2, 2.0)
 _LONG_PAUSE_S = (5.5, 8.0)  # leases run out after 5 s
@@ -78,6 +80,9 @@ class Mayhem:
     async def _choose(self) -> str:
         """Somebody who stands; waits for one."""
         while True:
+            if sum(not task.done() for task in self._down.values()) >= _MOST_DOWN:
+                await asyncio.sleep(0.05)
+                continue
             target = self._draw.choice(self._targets)
             names = GATEWAYS if target == "gateway" else (target,)
             free = [name for name in names if self._stands(name)]
