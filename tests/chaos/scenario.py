@@ -106,10 +106,12 @@ async def run_clients(
             run.outcomes[what.key] = one.outcome
             await one.run()
 
-    async with asyncio.TaskGroup() as tasks:
-        for index in range(len(asks)):
-            tasks.create_task(client(index))
-    run.time_s = time.monotonic() - began_s
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(asks)):
+                tasks.create_task(client(index))
+    finally:
+        run.time_s = time.monotonic() - began_s
 
 
 async def disturbed(
