@@ -52,7 +52,7 @@ class StreamAnswer(Response):
             generation.note_unfinished(FinishReason.ABORT)
         except ApiError as error:
             self._call.fields["error"] = error
-            generation.note_unfinished(FinishReason.ERROR)
+            generation.note_unfinished(_reason(error))
             await _send_body(send, error_event(error.body()), more=False)
         except Exception as error:
             _log.exception("stream failed", id=self._call.id)
@@ -74,6 +74,31 @@ class StreamAnswer(Response):
         await _send_body(send, usage + DONE, more=False)
 
 
+async def stream_answer(
+    generation: Generation, wire: Wire, include_usage: bool, call: Call, receive: Receive
+) -> Response:
+    """The answer as a stream, which does not begin before the engine has taken the request.
+
+    Raises:
+        ApiError: the engine refused it.
+    """
+    try:
+        async with _watching(receive, generation.mailbox):
+            await generation.accepted()
+        return StreamAnswer(generation, wire, include_usage, call)
+    except ClientLeft:
+        generation.note_unfinished(FinishReason.ABORT)
+        call.status = _CLIENT_CLOSED
+        response = Response(status_code=_CLIENT_CLOSED)
+    except BaseException as error:
+        generation.note_unfinished(_reason(error))
+        generation.close()
+        raise
+    generation.close()
+    _note(call, generation)
+    return response
+
+
 async def whole_answer(
     generation: Generation, wire: Wire, call: Call, receive: Receive
 ) -> Response:
@@ -91,12 +116,18 @@ async def whole_answer(
         generation.note_unfinished(FinishReason.ABORT)
         call.status = _CLIENT_CLOSED
         return Response(status_code=_CLIENT_CLOSED)
-    except Exception:
-        generation.note_unfinished(FinishReason.ERROR)
+    except Exception as error:
+        generation.note_unfinished(_reason(error))
         raise
     finally:
         generation.close()
         _note(call, generation)
+
+
+def _reason(error: BaseException) -> FinishReason:
+    """What a generation that ends with this counts as."""
+    refused = isinstance(error, ApiError) and error.rejection == FinishReason.OVERLOADED
+    return FinishReason.OVERLOADED if refused else FinishReason.ERROR
 
 
 async def _collect(generation: Generation) -> list[Delta]:

@@ -16,7 +16,7 @@ from shared.logs import EventLog
 _log = EventLog("gateway.access")
 _SCOPE_KEY = "pagestream.call"
 # Asked every few seconds by machines, and answered without work.
-_QUIET_PATHS = ("/health/", "/metrics")
+QUIET_PATHS = ("/health/", "/metrics")
 _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
 
@@ -27,19 +27,28 @@ class Call:
 
     Attributes:
         id: 128 random bits in hex; stands in the log and in the ``X-Request-Id`` header.
+        received_ms: wall clock at its start.
+        tenant: whose API key it came with, "" where none is asked for.
         status: of the response, 0 before it starts.
         fields: more to say in the access log; never a client's text.
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_s: float = field(default_factory=time.monotonic)
+    received_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    tenant: str = ""
     status: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 def call_of(request: Request) -> Call:
     """The call that a request belongs to."""
-    return cast(Call, request.scope[_SCOPE_KEY])
+    return call_in(request.scope)
+
+
+def call_in(scope: Scope) -> Call:
+    """The same, where there is no request yet."""
+    return cast(Call, scope[_SCOPE_KEY])
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -118,7 +127,7 @@ class AccessLog:
     @staticmethod
     def _write(scope: Scope, call: Call) -> None:
         path: str = scope["path"]
-        write = _log.debug if path.startswith(_QUIET_PATHS) else _log.info
+        write = _log.debug if path.startswith(QUIET_PATHS) else _log.info
         write(
             "call",
             id=call.id,

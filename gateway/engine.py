@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.backoff import Backoff
 from gateway.events import RequestFailed
@@ -33,6 +33,7 @@ class Engine:
     model: ModelInfo
     kv: KVGeometry
     max_num_sequences: int  # that run at once
+    stalled_ms: int = field(default=0, compare=False)  # since its last step, while there is work
 
     @property
     def pool_tokens(self) -> int:
@@ -101,6 +102,7 @@ class EngineClient:
         self._must_compare_run_id = True
         self._positioned = asyncio.Event()
         self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
+        self._last_read_s = time.monotonic()
 
     @property
     def status(self) -> Engine | EngineAway:
@@ -171,6 +173,11 @@ class EngineClient:
         """Requests that somebody waits for."""
         return len(self._mailboxes)
 
+    @property
+    def log_lag_s(self) -> float:
+        """Seconds since the log was last read to its end, 0 while nobody waits for anything."""
+        return time.monotonic() - self._last_read_s if self._mailboxes else 0.0
+
     async def all_closed(self) -> None:
         """Return when nobody waits for anything."""
         await self._none_open.wait()
@@ -194,6 +201,8 @@ class EngineClient:
                 continue
             backoff.reset()
             entries = found.get(self._keys.outputs, ())
+            if len(entries) < _MAX_ENTRIES:
+                self._last_read_s = time.monotonic()
             self._metrics.outputs_lag_entries.set(len(entries))
             for entry in entries:
                 for event in self._sessions.apply(entry):
@@ -225,6 +234,7 @@ class EngineClient:
                 detail = status.detail if isinstance(status, EngineAway) else "ready"
                 _log.info("engine", status=detail)
             self._status = status
+            self._metrics.outputs_lag_seconds.set(self.log_lag_s)
             await asyncio.sleep(_POLL_S)
 
     async def _look(self) -> Engine | EngineAway:
@@ -252,4 +262,6 @@ def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine 
         return EngineAway(
             f"engine {engine_id!r} serves {info.model.name!r}, this gateway {model_name!r}"
         )
-    return Engine(info.model, info.kv, info.max_num_sequences)
+    if info.draining:
+        return EngineAway(f"engine {engine_id!r} finishes what it has, and takes nothing new")
+    return Engine(info.model, info.kv, info.max_num_sequences, info.stalled_ms)

@@ -8,8 +8,15 @@ from dataclasses import replace
 from gateway.admission import Output
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.engine import EngineClient
-from gateway.errors import failed, shutting_down, unavailable
-from gateway.events import ChoiceFinished, PrefixFound, PromptScored, RequestFailed, TokensArrived
+from gateway.errors import failed, overloaded, shutting_down, unavailable
+from gateway.events import (
+    ChoiceFinished,
+    PrefixFound,
+    PromptScored,
+    RequestAccepted,
+    RequestFailed,
+    TokensArrived,
+)
 from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
 from gateway.tokenizer import Tokenizer
@@ -57,6 +64,7 @@ class Generation:
         self._parts = [part for request in self._requests for part in request.parts]
         self._by_id = {request.request_id: request for request in self._requests}
         self._aborted_because = "not finished"
+        self._early: list[Letter] = []  # taken while the engine was asked
 
     @property
     def num_candidates(self) -> int:
@@ -107,6 +115,24 @@ class Generation:
             self._metrics.open_streams.dec(len(self._requests))
             raise unavailable(str(error)) from None
 
+    async def accepted(self) -> None:
+        """Wait until the engine has taken every request; until then it may still refuse.
+
+        Raises:
+            ApiError: it refused one, or the generation failed.
+            ClientLeft: nobody waits any more.
+        """
+        unanswered = set(self._by_id)
+        while unanswered:
+            for letter in await self.mailbox.take():
+                self._early.append(letter)
+                if not unanswered:
+                    continue
+                if isinstance(letter, ClientGone | ServerLeaves | RequestFailed):
+                    self._open(letter)
+                else:
+                    unanswered.discard(letter.request_id)
+
     async def deltas(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         """What is new, by choice, until all have finished.
 
@@ -117,7 +143,8 @@ class Generation:
         running = len(self._parts)
         while running:
             touched: dict[int, tuple[PendingRequest, Part]] = {}
-            for letter in await self.mailbox.take():
+            letters, self._early = self._early or await self.mailbox.take(), []
+            for letter in letters:
                 found = self._open(letter)
                 if found is not None:
                     touched[found[1].index] = found
@@ -159,6 +186,8 @@ class Generation:
         if isinstance(letter, RequestFailed):
             self._fail(request, letter)
             return None
+        if isinstance(letter, RequestAccepted):
+            return None
         if isinstance(letter, PromptScored):
             request.prompt_scores.update((item.row, item) for item in letter.positions)
             return None
@@ -190,6 +219,8 @@ class Generation:
             for part in request.parts:
                 part.engine_ended = True
         self._aborted_because = letter.error
+        if letter.overloaded:
+            raise overloaded(letter.error)
         code = "generation_failed" if letter.engine_knows else "stream_lost"
         raise failed(letter.error, code)
 

@@ -16,7 +16,7 @@ from gateway.admission import (
     completion_output,
     sampling_params,
 )
-from gateway.answers import StreamAnswer, whole_answer
+from gateway.answers import stream_answer, whole_answer
 from gateway.beams import beam_params
 from gateway.call import Call, call_of, read_body
 from gateway.errors import ApiError
@@ -70,7 +70,7 @@ async def _complete(service: Service, request: Request) -> Response:
         check_prompt(prompt, output, engine)
         max_tokens = completion_max_tokens(body, prompt, output, engine)
         sampling = sampling_params(body, output, beams, max_tokens, engine)
-        planned.append(_planned(body, prompt, sampling, continues=True))
+        planned.append(_planned(request, body, prompt, sampling, continues=True))
     call = call_of(request)
     head = _head(service, body, f"cmpl-{call.id}", planned, output)
     wire = CompletionWire(head, service.tokenizer)
@@ -87,7 +87,7 @@ async def _chat(service: Service, request: Request) -> Response:
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)
-    planned = [_planned(body, prompt, sampling, continues=False)]
+    planned = [_planned(request, body, prompt, sampling, continues=False)]
     call = call_of(request)
     head = _head(service, body, f"chatcmpl-{call.id}", planned, output)
     wire = ChatWire(head, service.tokenizer)
@@ -116,14 +116,27 @@ async def _answer(
     service.ready_engine()  # much may have happened while a long prompt was tokenized
     await generation.submit()
     if body.stream:
-        return StreamAnswer(generation, wire, _include_usage(body), call)
+        return await stream_answer(generation, wire, _include_usage(body), call, request.receive)
     return await whole_answer(generation, wire, call, request.receive)
 
 
 def _planned(
-    body: GenerationBody, prompt: Prompt, sampling: SamplingParams, continues: bool
+    request: Request,
+    body: GenerationBody,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    continues: bool,
 ) -> Planned:
-    return Planned(prompt, sampling, continues, body.priority or 0, body.cache_salt or "")
+    call = call_of(request)
+    return Planned(
+        prompt,
+        sampling,
+        continues,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        tenant=call.tenant,
+        deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,
+    )
 
 
 def _head(

@@ -12,6 +12,7 @@ from gateway.events import (
     Event,
     PrefixFound,
     PromptScored,
+    RequestAccepted,
     RequestFailed,
     TokensArrived,
 )
@@ -30,6 +31,8 @@ from shared.messages import (
     RequestState,
     StepResult,
 )
+
+_GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)
 
 
 class Sessions:
@@ -185,11 +188,12 @@ class Sessions:
         request = self._requests.get(state.submit.request_id)
         if request is None:
             return ()
+        first = () if request.was_stated else (RequestAccepted(state.submit.request_id),)
         request.was_stated = True
         if request.is_search:
             self._continue_search(request, state)
-            return ()
-        return self._continue_choices(request, state)
+            return first
+        return (*first, *self._continue_choices(request, state))
 
     def _continue_search(self, request: DeliveredRequest, state: RequestState) -> None:
         """Which beams there are is the engine's affair: none was delivered."""
@@ -270,9 +274,11 @@ class Sessions:
         self._unstated.discard(message.request_id)
         if request.has_ended:
             self.close(message.request_id)
-        elif reason not in (FinishReason.STOP, FinishReason.LENGTH) or request.is_search:
+        elif reason not in _GOOD_ENDS or (
+            request.is_search and reason is not FinishReason.DEADLINE
+        ):
             error = message.error or f"the request ended with {reason.value!r}"
-            yield self._failed(message.request_id, error)
+            yield self._failed(message.request_id, error, reason is FinishReason.OVERLOADED)
         else:
             for choice in request.choices:
                 if not choice.ended:
@@ -286,10 +292,10 @@ class Sessions:
         self.close(request_id)
         return RequestFailed(request_id, f"the stream cannot be continued: {why}", False)
 
-    def _failed(self, request_id: str, error: str) -> Event:
+    def _failed(self, request_id: str, error: str, overloaded: bool = False) -> Event:
         """The engine has given the request up."""
         self.close(request_id)
-        return RequestFailed(request_id, error, engine_knows=True)
+        return RequestFailed(request_id, error, engine_knows=True, overloaded=overloaded)
 
     def _end(
         self, choice: DeliveredChoice, reason: FinishReason, beam_score: float | None = None

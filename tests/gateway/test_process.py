@@ -1,5 +1,6 @@
 """``python -m gateway`` as a process."""
 
+import asyncio
 import os
 import re
 import signal
@@ -95,12 +96,14 @@ async def test_a_second_signal_ends_a_draining_gateway_at_once(
         while (await http.get("/health/ready")).status_code != 200:
             assert time.monotonic() < deadline
         body: dict[str, Any] = {"model": "demo", "prompt": "Hi", "stream": True}
-        async with http.stream("POST", "/v1/completions", json=body):
-            await engine.accept_next()
-            process.popen.send_signal(signal.SIGINT)
-            process.wait_for("draining open_requests=1")
-            process.popen.send_signal(signal.SIGTERM)
-            assert process.wait() == 128 + signal.SIGTERM
+        waiting = asyncio.ensure_future(http.post("/v1/completions", json=body))
+        await engine.accept_next()
+        process.popen.send_signal(signal.SIGINT)
+        process.wait_for("draining open_requests=1")
+        process.popen.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+        with pytest.raises(httpx.HTTPError):
+            await waiting
     await bus.close()
 
 
