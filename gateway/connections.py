@@ -147,14 +147,14 @@ def connections_that_fit(wanted: int) -> int:
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+    if _is_below(soft, needed):
+        soft = min(hard, needed) if _is_below(hard, needed) else needed
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    if not _is_below(soft, needed):
         return wanted
     fit = soft - _OTHER_FILES
     if fit < _FEWEST:
-        reason = f"the system allows this process {soft} open files; raise it (ulimit -n)"
+        reason = f"the system allows this process {soft} open files; raise that (ulimit -n)"
         raise SettingsError("--max-connections", wanted, reason)
     _log.warning(
         "fewer connections than asked for: the system limits open files (ulimit -n)",
@@ -163,3 +163,7 @@ def connections_that_fit(wanted: int) -> int:
         connections=fit,
     )
     return fit
+
+
+def _is_below(limit: int, number: int) -> bool:
+    return limit != resource.RLIM_INFINITY and limit < number

@@ -37,6 +37,7 @@ class Server:
 
     Attributes:
         port: the one that is listened on, 0 before.
+        connections: of clients, open now.
 
     Raises:
         SettingsError: the prefixes that are to be pinned, or the API keys, cannot be read.
@@ -49,6 +50,7 @@ class Server:
         prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
         keys = ApiKeys(settings.api_keys, settings.api_key)
         self.port = 0
+        self.connections: set[Any] = set()
         self.service = Service(
             model_name=name,
             max_body_bytes=settings.max_body_bytes,
@@ -72,6 +74,7 @@ class Server:
         settings = self._settings
         app = create_app(self.service)
         http = HttpServer(app, settings.host, settings.port, self._limits)
+        self.connections = http.server_state.connections
         engine = asyncio.create_task(self.service.engine.run())
         servers = [http, *self._management()]
         serving = [asyncio.create_task(server.serve()) for server in servers]
