@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from shared.bus.api import START, Append
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, SettingsError
 
+ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "pagestream", "correct-horse"
 # What docs/OPERATIONS.md tells to give the services.
 RULES = (
@@ -78,6 +80,15 @@ def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> 
         RedisBus(url)
     assert "REDIS_URL" in str(refused.value)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("service", ["gateway", "scheduler_svc", "gpu_worker"])
+def test_every_service_names_a_bad_url_and_keeps_the_password_to_itself(service: str) -> None:
+    command = [sys.executable, "-m", service, "--redis-url", "redis://user:secret@host:port/0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "REDIS_URL=" in done.stderr
+    assert "secret" not in done.stderr
 
 
 # ------------------------------------------------------------------------ TLS
