@@ -74,6 +74,9 @@ class BoundedHttp(HttpToolsProtocol):
         body_before = self._body_bytes
         self._completes = False
         super().data_received(data)
+        if self._arrival is None and not self._is_answering and not self.transport.is_closing():
+            # It was no beginning of a request; uvicorn has stopped its clock all the same.
+            self._arrival = self.loop.call_later(self._limits.idle_timeout_s, self.transport.close)
         if self._completes:  # what follows in the same data is the beginning of the next request
             self._framing_bytes = 0
             return
@@ -112,7 +115,22 @@ class BoundedHttp(HttpToolsProtocol):
             self._reading = None
         super().resume_writing()
 
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _waits_for_us(self) -> bool:
+        """An earlier request of the client is being answered, and no more of this one is read."""
+        if self._in_head:
+            return self._is_answering
+        return bool(self.pipeline) or self.flow.read_paused
+
     def _is_too_slow(self) -> None:
+        if self._waits_for_us:
+            timeout_s = self._limits.request_timeout_s
+            self._arrival = self.loop.call_later(timeout_s, self._is_too_slow)
+            return
         self._refuse(too_slow(self._limits.request_timeout_s))
 
     def _is_unread(self) -> None:
@@ -127,7 +145,8 @@ class BoundedHttp(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Say why, if no answer has begun, and close."""
         _log.info("connection refused", client=self.client, error=error.code)
-        if self._in_head or not self.cycle.response_started:
+        may_answer = self._in_head or not self.cycle.response_started
+        if may_answer and not self._waits_for_us:
             body = json.dumps(error.body()).encode("ascii")
             headers = {**error.headers, "Content-Type": "application/json", "Connection": "close"}
             lines = [f"{name}: {value}" for name, value in headers.items()]

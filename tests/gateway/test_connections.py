@@ -104,6 +104,44 @@ async def test_a_long_answer_is_not_a_slow_request(make_stage: MakeStage) -> Non
     assert (await waiting).json()["choices"][0]["text"] == "ab"
 
 
+@pytest.mark.parametrize(
+    "second",
+    [
+        b"GET /version HTTP/1.1\r\nHost",
+        b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{",
+    ],
+)
+async def test_a_request_sent_ahead_does_not_harm_the_answer_before_it(
+    make_stage: MakeStage, second: bytes
+) -> None:
+    stage = await make_stage(request_timeout=0.1)
+    reader, writer = await connect(stage)
+    body = json.dumps({"model": "demo", "prompt": "Hi", "stream": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    writer.write((head + body).encode() + second)
+    submit = await stage.engine.accept_next()
+    began = time.monotonic()
+    await stage.until(lambda: time.monotonic() - began > 0.3)
+    await stage.engine.generate(submit, tokens_of(stage, "ab"))
+    text = (await asyncio.wait_for(reader.read(), 10)).decode()
+    first, _, rest = text.partition("0\r\n\r\n")
+    assert first.startswith("HTTP/1.1 200")
+    assert "[DONE]" in first
+    assert rest.startswith("HTTP/1.1 408")
+    writer.close()
+
+
+async def test_what_is_no_request_does_not_keep_a_connection(make_stage: MakeStage) -> None:
+    stage = await make_stage(request_timeout=0.1)
+    reader, writer = await connect(stage)
+    writer.write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.readuntil(b"}")
+    writer.write(b"\r\n")
+    [connection] = stage.server.connections
+    await stage.until(lambda: connection._arrival is not None)
+    writer.close()
+
+
 async def test_a_client_that_never_reads_is_cut_off_and_its_request_aborted(
     make_stage: MakeStage,
 ) -> None:
