@@ -14,6 +14,7 @@ from gateway.events import (
     NotRemembered,
     PrefixFound,
     PromptScored,
+    RequestAccepted,
     RequestFailed,
     Superseded,
     TokensArrived,
@@ -43,18 +44,22 @@ ATTACHMENT = "attachment"
 
 
 class Log:
-    """Writes entries and reads them at once."""
+    """Writes entries and reads them at once; those that only say "accepted" are kept apart."""
 
     def __init__(self, *requests: str, scored: bool = False) -> None:
         self.sessions = Sessions()
         self.epoch, self.seq, self.number = 1, 0, 0
+        self.accepted: list[str] = []
         for request_id in requests:
             self.sessions.open(request_id, ATTACHMENT, scored=scored)
 
     def say(self, *messages: Message) -> list[Event]:
         self.seq += 1
         data = tuple(encode(message) for message in messages)
-        return self.sessions.apply(Entry(EntryId(self.epoch, self.seq), data))
+        events = self.sessions.apply(Entry(EntryId(self.epoch, self.seq), data))
+        accepted = [event for event in events if isinstance(event, RequestAccepted)]
+        self.accepted += [event.request_id for event in accepted]
+        return [event for event in events if event not in accepted]
 
     def start(self, epoch: int) -> list[Event]:
         self.epoch, self.seq, self.number = epoch, -1, 0
@@ -119,6 +124,30 @@ def log() -> Log:
     log = Log("a", "b")
     log.start(5)
     return log
+
+
+def test_a_request_is_accepted_once_by_its_first_state(log: Log) -> None:
+    log.state("b", 1)
+    assert log.accepted == ["b"]
+    log.start(6)
+    log.state("b", 1)
+    assert log.accepted == ["b"]
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_deadline_ends_what_runs_and_what_waits_with_its_reason(log: Log, stated: bool) -> None:
+    if stated:
+        log.state("a", 1)
+        log.step({1: 10})
+    ended = log.say(RequestEnded("a", "deadline", "", "3-4"))
+    assert ended == [ChoiceFinished("a", 0, FinishReason.DEADLINE)]
+
+
+def test_a_refusal_for_overload_is_a_failure_that_says_so(log: Log) -> None:
+    [failed] = log.say(RequestEnded("a", "overloaded", "40 requests wait already", "3-4"))
+    assert failed == RequestFailed(
+        "a", "40 requests wait already", engine_knows=True, overloaded=True
+    )
 
 
 def test_tokens_go_to_the_requests_whose_handles_they_bear(log: Log) -> None:

@@ -243,12 +243,13 @@ async def test_tokens_that_the_log_lost_are_waited_for_and_compared(stage: Stage
 
 async def test_a_resumable_stream_outlives_its_client_for_a_while(make_stage: MakeStage) -> None:
     stage = await make_stage(resume_window=0.2)
+    accepting = stage.spawn(stage.engine.accept_next())
     async with stage.http.stream(
         "POST",
         "/v1/completions",
         json={"model": "demo", "prompt": "Hi", "stream": True, "stream_resume": True},
     ):
-        submit = await stage.engine.accept_next()
+        submit = await accepting
     assert stage.server.service.engine.num_open == 1
     abort = await stage.engine.hear_abort()
     assert abort.attachment == submit.attachment
