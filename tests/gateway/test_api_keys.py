@@ -13,6 +13,7 @@ from tests.gateway.conftest import MakeStage
 
 ROOT = Path(__file__).parents[2]
 KEY, OTHER = "ps-one-key-of-alice", "ps-another-key-of-bob"
+NEWER = "ps-the-newer-key-of-alice"
 
 
 def line(name: str, key: str) -> str:
@@ -24,6 +25,13 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "keys"
     path.write_text("# who may come in\n\n" + line("alice", KEY) + line("bob", OTHER))
     return path
+
+
+@pytest.fixture
+def file_of_both(file: Path) -> Path:
+    """Alice has a newer key, too."""
+    file.write_text(file.read_text() + line("alice", NEWER))
+    return file
 
 
 def test_a_known_key_is_its_owners(file: Path) -> None:
@@ -126,6 +134,28 @@ async def test_the_name_of_a_key_goes_with_its_requests(make_stage: MakeStage, f
         assert (await stage.chat(stream=True)).status_code == 200
     tenants = [message.tenant for message in stage.engine.heard]  # type: ignore[attr-defined]
     assert tenants == ["alice", "alice", "bob", "bob"]
+
+
+async def test_a_stream_is_its_tenants_even_with_a_new_key(
+    make_stage: MakeStage, file_of_both: Path
+) -> None:
+    stage = await make_stage(api_keys=str(file_of_both))
+    stage.http.headers["Authorization"] = f"Bearer {KEY}"
+    begun = stage.spawn(stage.complete(stream=True, stream_resume=True))
+    submit = await stage.engine.accept_next()
+    [token] = stage.tokenizer.encode("a", add_special_tokens=False)
+    await stage.engine.generate(submit, [token])
+    url = (await begun).headers["x-stream-url"]
+    for key, status in ((OTHER, 404), (NEWER, 200)):
+        resuming = stage.spawn(stage.http.get(url, headers={"Authorization": f"Bearer {key}"}))
+        looked_up = await stage.engine.hear_attach()
+        await stage.engine.accept_attach(looked_up, [token], submit=submit, ended={0: "length"})
+        if status == 200:
+            attach = await stage.engine.hear_attach()
+            assert attach.submit is not None
+            assert attach.submit.tenant == "alice"
+            await stage.engine.accept_attach(attach, [token], ended={0: "length"})
+        assert (await resuming).status_code == status
 
 
 async def test_the_official_client_presents_its_key(make_stage: MakeStage) -> None:

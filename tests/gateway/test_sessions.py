@@ -451,6 +451,14 @@ def test_a_request_that_is_not_remembered_says_so(log: Log) -> None:
     assert log.state("a", 9, [10, 11], attachment="again") == []
 
 
+def test_a_refusal_that_an_attachment_follows_leaves_something_to_abort(log: Log) -> None:
+    log.sessions.attach("a", "again")
+    [failed] = log.say(RequestEnded("a", "overloaded", "40 requests wait already", "3-4"))
+    assert failed == RequestFailed(
+        "a", "40 requests wait already", engine_knows=False, overloaded=True
+    )
+
+
 def test_tokens_whose_scores_were_missed_come_again() -> None:
     log = Log("a", scored=True)
     log.start(5)
@@ -689,6 +697,17 @@ def test_a_search_delivers_all_choices_at_its_end(search: SearchLog) -> None:
     assert search.step({}) == []
     assert search.end_search(BEST, SECOND) == ANSWER
     assert search.sessions.requests_cursor == EntryId(6, 7)
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_search_that_is_out_of_time_ends_with_nothing(search: SearchLog, attached: bool) -> None:
+    search.beams((3, [], ""))
+    if attached:
+        search.sessions.attach("a", "again")
+    assert search.say(RequestEnded("a", "deadline", "", "3-4")) == [
+        ChoiceFinished("a", 0, FinishReason.DEADLINE),
+        ChoiceFinished("a", 1, FinishReason.DEADLINE),
+    ]
 
 
 def test_only_the_first_end_of_a_search_counts(search: SearchLog) -> None:

@@ -378,6 +378,16 @@ async def test_an_engine_that_does_not_answer_a_repeated_call_is_a_503(
     assert (await stage.engine.hear_abort()).attachment == attach.attachment
 
 
+async def test_a_client_that_leaves_before_a_repeated_call_is_answered_aborts_it(
+    stage: Stage,
+) -> None:
+    leaving = stage.spawn(post(stage))
+    attach = await stage.engine.hear_attach()
+    leaving.cancel()
+    assert (await stage.engine.hear_abort()).attachment == attach.attachment
+    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+
+
 @pytest.mark.parametrize("key", ["", "x" * 256])
 async def test_a_key_that_cannot_be_used_is_a_400(stage: Stage, key: str) -> None:
     response = await post(stage, key=key)
