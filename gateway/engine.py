@@ -164,15 +164,18 @@ class EngineClient:
                 if self._deliveries.is_open(submit.request_id, mailbox):
                     self._deliveries.attach(submit.request_id, self.patience_s)
 
-    def attach(self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] = ()) -> None:
+    def attach(
+        self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] | None = None
+    ) -> None:
         """Deliver a request that may be known to the engine from here on.
 
         A Joined or an EngineUnreachable will tell whether that works.
 
         Args:
-            views: by choice, what the client has; empty for nothing at all.
+            views: by choice, what the client has, empty for nothing at all; None if nobody knows
+                whether the engine was ever asked.
         """
-        self._deliveries.open(submit, mailbox, views)
+        self._deliveries.open(submit, mailbox, views or (), accepted=views is not None)
         self._none_open.clear()
         self._deliveries.attach(submit.request_id, self.patience_s)
 

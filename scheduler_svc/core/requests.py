@@ -97,10 +97,16 @@ class Requests:
                     submit.request_id, submit.gateway, submit.attachment, submit, (), exact=False
                 )
             )
-        if (reason := self._stepping.queues.backlog.why_full(submit)) is not None:
-            self._note(notes.Refused(submit.request_id, reason))
-            return [self._ended(submit.request_id, FinishReason.OVERLOADED, reason)]
+        if (refusal := self._why_full(submit)) is not None:
+            return refusal
         return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
+
+    def _why_full(self, submit: Submit) -> list[Message] | None:
+        reason = self._stepping.queues.backlog.why_full(submit)
+        if reason is None:
+            return None
+        self._note(notes.Refused(submit.request_id, reason))
+        return [self._ended(submit.request_id, FinishReason.OVERLOADED, reason)]
 
     def recover(
         self,
@@ -227,6 +233,8 @@ class Requests:
         if submit is None:
             reason = "there is no such request, or it ended too long ago"
             return [self._ended(attach.request_id, FinishReason.UNKNOWN, reason)]
+        if attach.is_new and (refusal := self._why_full(submit)) is not None:
+            return refusal
         self._remembered.forget(attach.request_id)
         submit = replace(submit, gateway=attach.gateway, attachment=attach.attachment)
         views = attach.views if len(attach.views) == submit.num_choices else ()
