@@ -79,6 +79,9 @@ class SchedulerService:
         self._stopping = asyncio.Event()
         self._draining = asyncio.Event()
         self._suspects: list[int] = []
+        self._run_id = ""
+        self._served = ""  # instance of the last worker that an epoch was started for
+        self._renamed = ""  # one that will not be named again
         self._gateways = GatewayWatch(settings.gateway_grace)
         self._progress = Progress()
         self._model: ModelInfo | None = None
@@ -122,8 +125,11 @@ class SchedulerService:
     async def _wait_for_worker(self) -> WorkerInfo | None:
         """The worker's lease once it is ready; None if stopped."""
         said = ""
+        await self._notice_restart()
         while not (self._stopping.is_set() or self._draining.is_set()):
             worker = await self._worker()
+            if worker is not None and worker.instance == self._renamed:
+                worker = None
             if worker is not None and worker.state == WorkerState.READY:
                 self._model, self._kv = worker.model, worker.kv
                 return worker
@@ -136,6 +142,16 @@ class SchedulerService:
             await self._publish(state, detail, epoch=0)
             await self._pause()
         return None
+
+    async def _notice_restart(self) -> None:
+        """After a restart of Redis, the worker that was served comes back under another name.
+
+        Named by the old one it would do nothing, and seem to have died of what it was to compute.
+        """
+        run_id = await self._bus.run_id()
+        if self._run_id not in ("", run_id):
+            self._renamed = self._served
+        self._run_id = run_id
 
     async def _worker(self) -> WorkerInfo | None:
         value = await self._bus.get(self._keys.worker(0))
@@ -161,6 +177,7 @@ class SchedulerService:
         """Plan for one worker until it is gone."""
         config = self._config(worker)
         suspects, self._suspects = self._suspects, []
+        self._served = worker.instance
         epoch, core = await start_epoch(
             self._bus,
             self._keys,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -10,10 +10,11 @@ import pytest
 from scheduler_svc.observer import Observer
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
-from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.api import START, Append, Bus, Entry, EntryId
 from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import Message, decode, decode_as, encode
+from shared.errors import BusUnavailable
 from shared.messages import (
     Abort,
     EngineInfo,
@@ -202,6 +203,65 @@ async def test_a_new_scheduler_continues_what_the_old_one_accepted(bus: MemoryBu
                 await reader.until(ended(name, count, reader))
     for name in ("a", "b"):
         assert reader.tokens(name) == [position * 3 + 1 for position in range(5, 105)]
+
+
+class RestartedBus(MemoryBus):
+    """A server that can be restarted without losing anything."""
+
+    num_restarts = 0
+    _unnoticed = False
+
+    def restart(self) -> None:
+        self.num_restarts += 1
+        self._unnoticed = True
+
+    async def run_id(self) -> str:
+        return str(self.num_restarts)
+
+    async def read(
+        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
+    ) -> dict[str, list[Entry]]:
+        if self._unnoticed and KEYS.requests in cursors:  # the scheduler's
+            self._unnoticed = False
+            raise BusUnavailable("connection closed by server")
+        return await super().read(cursors, block_ms, max_entries)
+
+
+async def test_a_restart_of_redis_is_not_taken_for_the_death_of_a_worker() -> None:
+    bus = RestartedBus(lambda: time.time_ns() // 1_000_000)
+    async with running(service(bus)):
+        await Peer(bus, "w1").announce()  # and does nothing: the plans are in flight
+        await bus.append(Append(KEYS.requests, [encode(submit("r1", [1, 2, 3]))]))
+        reader = Reader(bus)
+        await reader.until(lambda seen: any(isinstance(m, RequestState) for m in seen))
+        while await bus.length(KEYS.plans) < 2:
+            await asyncio.sleep(0)
+
+        bus.restart()
+        # Its lease still stands, under the name that it will give up.
+        while (await info(bus)).state != "starting" and await num_epochs(bus) < 2:
+            await asyncio.sleep(0)
+        await Peer(bus, "w2").announce()
+
+        seen = await reader.until(lambda seen: "w2" in named(seen))
+    assert named(seen) == ["w1", "w2"]
+    assert [m.suspects.tolist() for m in seen if isinstance(m, EpochStarted)] == [[], []]
+
+
+async def info(bus: Bus) -> EngineInfo:
+    data = await bus.get(KEYS.info)
+    assert data is not None
+    return decode_as(EngineInfo, data)
+
+
+async def num_epochs(bus: Bus) -> int:
+    entries = (await bus.read({KEYS.outputs: START}, 0, 100))[KEYS.outputs]
+    return len(named([decode(data) for entry in entries for data in entry.messages]))
+
+
+def named(seen: list[Message]) -> list[str]:
+    """The worker of each epoch."""
+    return [message.workers[0] for message in seen if isinstance(message, EpochStarted)]
 
 
 async def test_a_scheduler_that_reads_anothers_epoch_exits(bus: MemoryBus) -> None:

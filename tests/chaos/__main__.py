@@ -1,0 +1,176 @@
+"""``scripts/chaos``: kills and pauses real services under real clients, and compares every text."""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from deploy.settings import REPOSITORY
+from tests.chaos.cluster import Cluster, NotReady
+from tests.chaos.mayhem import Mayhem
+from tests.chaos.report import HEAD, Row, failures, row_of
+from tests.chaos.scenario import Run, Scenario, disturbed, run_clients
+from tests.chaos.workload import Ask, make_asks
+
+_EACH = ("scheduler", "worker", "gateway", "redis")
+SCENARIOS = (
+    *(Scenario(f"kill {name}", (name,)) for name in _EACH),
+    Scenario("kill any", _EACH),
+    *(Scenario(f"pause {name}", (name,), pauses=True) for name in _EACH),
+    Scenario("pause any", _EACH, pauses=True),
+    Scenario("pressure, undisturbed", (), pressure=True),
+    Scenario("pressure, kill any", _EACH, pressure=True),
+    Scenario("pressure, pause any", _EACH, pauses=True, pressure=True),
+)
+_ROOMY = {"PAGESTREAM_NUM_BLOCKS": "1024", "PAGESTREAM_NUM_HOST_BLOCKS": "0"}
+_TIGHT = {"PAGESTREAM_NUM_BLOCKS": "36", "PAGESTREAM_NUM_HOST_BLOCKS": "16"}
+_NEWS_S = 5.0
+
+
+class Chaos:
+    """All scenarios, one after the other."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        self._began_s = time.monotonic()
+        tokens = (options.min_tokens, options.max_tokens)
+        self._asks = make_asks(options.seed, options.clients, options.requests, tokens)
+        self._expected = Run()
+        self.rows: list[Row] = []
+
+    async def run(self) -> bool:
+        """Whether everything was as it should be."""
+        options = self._options
+        chosen = [s for s in SCENARIOS if any(word in s.name for word in options.scenarios)]
+        undisturbed = Scenario("undisturbed")
+        good = await self._scenario(undisturbed, self._share_s(len(chosen) + 1))
+        for index, scenario in enumerate(chosen):
+            good &= await self._scenario(scenario, self._share_s(len(chosen) - index))
+        return good
+
+    def _share_s(self, num_left: int) -> float:
+        """Time for the next of so many runs."""
+        left_s = 60 * self._options.minutes - (time.monotonic() - self._began_s)
+        return max(5.0, left_s / num_left)
+
+    async def _scenario(self, scenario: Scenario, limit_s: float) -> bool:
+        folder = self._folder / scenario.name.replace(", ", "-").replace(" ", "-")
+        memory = _TIGHT if scenario.pressure else _ROOMY
+        settings = memory | {"PAGESTREAM_DTYPE": self._options.dtype}
+        run, began_s = Run(), time.monotonic()
+        async with Cluster(folder, Path(self._options.model), settings) as cluster:
+            limit_s -= time.monotonic() - began_s
+            news = asyncio.create_task(_tell_news(scenario.name, run))
+            try:
+                await self._work(scenario, cluster, run, limit_s)
+            finally:
+                news.cancel()
+                self._conclude(scenario, cluster, run)
+        return self.rows[-1].is_good(exact=self._options.dtype == "float32")
+
+    async def _work(self, scenario: Scenario, cluster: Cluster, run: Run, limit_s: float) -> None:
+        options = self._options
+        clients = run_clients(
+            cluster,
+            [[what for what in asks if self._is_known(what)] for asks in self._asks],
+            scenario.name.replace(" ", "-"),
+            scenario.plain_clients_live,
+            limit_s,
+            options.deadline,
+            run,
+        )
+        draw = random.Random(f"{options.seed}/{scenario.name}")
+        between_s = (options.min_interval, options.max_interval)
+        mayhem = Mayhem(cluster, scenario.targets, scenario.pauses, between_s, draw)
+        await disturbed(cluster, clients, mayhem, run)
+
+    def _is_known(self, what: Ask) -> bool:
+        """What the undisturbed run had no time for cannot be compared."""
+        return not self.rows or what.key in self._expected.outcomes
+
+    def _conclude(self, scenario: Scenario, cluster: Cluster, run: Run) -> None:
+        if not self.rows:
+            self._expected = run
+        expected = self._expected.outcomes
+        self.rows.append(row_of(scenario.name, run, expected))
+        _say(str(self.rows[-1]))
+        if run.preemptions:
+            counts = {kind: round(count) for kind, count in run.preemptions.items()}
+            _say(f"  preempted: {counts}")
+        for name, starts_s in cluster.starts_s.items():
+            if starts_s:
+                median_s = sorted(starts_s)[len(starts_s) // 2]
+                _say(f"  {name} was back after {median_s:.1f} s in the median of {len(starts_s)}")
+        lines = failures(run, expected, cluster.deaths)
+        if lines:
+            path = cluster.folder / "failures.txt"
+            path.write_text("\n".join(lines) + "\n")
+            _say(f"  what went wrong is told in {path}")
+
+
+async def _tell_news(name: str, run: Run) -> None:
+    while True:
+        await asyncio.sleep(_NEWS_S)
+        _say(f"  {name}: {run.num_complete} of {run.num_begun} complete, {len(run.blows)} blows")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    add = parser.add_argument
+    add("--minutes", type=float, default=60.0, help="time for everything; what is not done is left")
+    add("--clients", type=int, default=8)
+    add("--requests", type=int, default=100, help="of each client")
+    add("--min-tokens", type=int, default=16, help="shortest answer")
+    add("--max-tokens", type=int, default=64, help="longest answer")
+    add("--min-interval", type=float, default=1.0, help="seconds from one blow to the next")
+    add("--max-interval", type=float, default=3.0)
+    add("--deadline", type=float, default=180.0, help="seconds that an answer may take")
+    add("--seed", type=int, default=1)
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--model", default=str(REPOSITORY / "models" / "demo"))
+    add("--scenarios", nargs="+", default=[""], help="only those with one of these in their names")
+    add("--list", action="store_true", help="print the names of all scenarios")
+    default = str(REPOSITORY / ".pagestream" / "chaos")
+    add("--out", default=default, help="folder in which logs and failures are kept")
+    return parser.parse_args()
+
+
+async def _run(chaos: Chaos) -> bool:
+    task = asyncio.current_task()
+    assert task is not None, "this runs in a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await chaos.run()
+
+
+def main() -> int:
+    """0 if all is well, 1 if anything was lost, repeated or changed, 130 if interrupted."""
+    options = _options()
+    if options.list:
+        print(*(scenario.name for scenario in SCENARIOS), sep="\n")
+        return 0
+    folder = Path(options.out) / time.strftime("%Y%m%d-%H%M%S")
+    chaos, code = Chaos(options, folder), 130
+    _say(f"logs in {folder}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    try:
+        with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+            code = 0 if asyncio.run(_run(chaos)) else 1
+    except NotReady as error:
+        _say(f"error: {error}")
+        code = 1
+    print(HEAD, *chaos.rows, sep="\n")
+    _say(f"load {os.getloadavg()[0]:.1f}; {'all is well' if code == 0 else f'exit code {code}'}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Real processes of one engine with two gateways; whatever dies is started again at once."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deploy.child import Child
+from deploy.ports import free_port
+from deploy.probe import redis_answers
+from deploy.redis_server import find_redis_server, server_command
+from deploy.settings import REPOSITORY
+from tests.chaos.http_stream import Broken, ask
+
+_TICK_S = 0.02
+_AGAIN_S = 0.3  # after a death that was not ours
+_READY_DEADLINE_S = 180.0  # the first start compiles the kernels
+_LOOK_S = 2.0  # for one question
+_LOG_LINES = 400
+GATEWAYS = ("gateway-1", "gateway-2")
+SERVICES = ("redis", "scheduler", "worker", *GATEWAYS)
+
+
+class NotReady(Exception):
+    """Something did not come up."""
+
+
+@dataclass(slots=True)
+class _Service:
+    command: list[str]
+    environ: dict[str, str]
+    says_ready: str  # in its log; empty if it can be asked
+    child: Child | None = None
+    start_at_s: float = 0.0
+    was_killed: bool = False
+
+
+class Cluster:
+    """Redis, scheduler, worker and gateways.
+
+    Args:
+        folder: for logs and Redis' data.
+        model: folder of the model.
+        settings: environment of all services beside what is decided here.
+
+    Attributes:
+        ports: of the gateways.
+        deaths: of processes that nobody here killed, with the last lines they wrote.
+        starts_s: by service, how long it took to be ready after each kill.
+    """
+
+    def __init__(self, folder: Path, model: Path, settings: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.deaths: list[str] = []
+        self.starts_s: dict[str, list[float]] = {name: [] for name in SERVICES}
+        self.ports = [free_port() for _ in GATEWAYS]
+        self._redis_port = free_port()
+        self.metrics_port = free_port()
+        (folder / "redis").mkdir(parents=True)
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("PAGESTREAM_")}
+        environ |= {
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": "1",
+            "REDIS_URL": f"redis://127.0.0.1:{self._redis_port}/0",
+            "NUMBA_CACHE_DIR": str(REPOSITORY / ".pagestream" / "numba"),
+            "PAGESTREAM_MODEL": str(model),
+            "PAGESTREAM_SERVED_MODEL_NAME": "chaos",
+            "PAGESTREAM_DEVICE": "cpu",
+            "PAGESTREAM_DTYPE": "float32",
+            "PAGESTREAM_NUM_THREADS": "1",
+            "PAGESTREAM_WORKER_METRICS_PORT": "0",
+            "PAGESTREAM_SCHEDULER_METRICS_PORT": str(self.metrics_port),
+            **settings,
+        }
+        redis = server_command(find_redis_server(), self._redis_port, folder / "redis")
+        python = [sys.executable, "-m"]
+        self._services = {
+            "redis": _Service(redis, environ, ""),
+            "scheduler": _Service([*python, "scheduler_svc"], environ, "epoch started"),
+            "worker": _Service([*python, "gpu_worker"], environ, "worker ready"),
+        }
+        for name, port in zip(GATEWAYS, self.ports, strict=True):
+            mine = environ | {"PAGESTREAM_PORT": str(port)}
+            self._services[name] = _Service([*python, "gateway"], mine, "")
+        self._keeper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Cluster":
+        self._keep()
+        self._keeper = asyncio.create_task(self._keep_running())
+        try:
+            async with asyncio.timeout(_READY_DEADLINE_S):
+                await self.all_ready()
+        except TimeoutError:
+            await self.close()
+            raise NotReady(f"not ready after {_READY_DEADLINE_S:g} s; see {self.folder}") from None
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End every process."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        for service in self._services.values():
+            if service.child is not None:
+                service.child.kill()
+        while any(s.child is not None and s.child.poll() is None for s in self._services.values()):
+            await asyncio.sleep(_TICK_S)
+
+    async def all_ready(self) -> None:
+        """Return when a request would be served, by any gateway."""
+        for port in self.ports:
+            while not await self._gateway_says(port, "/health/ready"):
+                await asyncio.sleep(0.1)
+
+    def log(self, name: str) -> Path:
+        """What a service has written, all its processes in one file."""
+        return self.folder / f"{name}.log"
+
+    def kill(self, name: str) -> None:
+        """End a process as if by a power cut."""
+        service = self._services[name]
+        if service.child is not None:
+            service.was_killed = True
+            service.child.kill()
+
+    def pause(self, name: str) -> None:
+        """Stop a process where it is."""
+        self._signal(name, signal.SIGSTOP)
+
+    def go_on(self, name: str) -> None:
+        """Let it go on."""
+        self._signal(name, signal.SIGCONT)
+
+    async def back(self, name: str) -> None:
+        """Return when a service that was killed does its work again."""
+        began = time.monotonic()
+        while not await self._is_back(name):
+            await asyncio.sleep(0.05)
+        self.starts_s[name].append(time.monotonic() - began)
+
+    async def _is_back(self, name: str) -> bool:
+        service = self._services[name]
+        if service.child is None or service.was_killed:
+            return False
+        if name == "redis":
+            return await asyncio.to_thread(redis_answers, self._redis_port)
+        if name in GATEWAYS:
+            return await self._gateway_says(self.ports[GATEWAYS.index(name)], "/health/live")
+        lines = service.child.log_tail(_LOG_LINES)
+        return any(service.says_ready in line for line in lines)
+
+    async def _gateway_says(self, port: int, path: str) -> bool:
+        try:
+            async with asyncio.timeout(_LOOK_S), ask(port, path) as response:
+                return response.status == 200
+        except (Broken, TimeoutError):
+            return False
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        child = self._services[name].child
+        if child is not None and child.poll() is None:
+            os.kill(child.pid, number)
+
+    async def _keep_running(self) -> None:
+        while True:
+            self._keep()
+            await asyncio.sleep(_TICK_S)
+
+    def _keep(self) -> None:
+        now_s = time.monotonic()
+        for name, service in self._services.items():
+            child = service.child
+            if child is not None and (code := child.poll()) is not None:
+                if not service.was_killed:
+                    tail = " | ".join(child.log_tail(3))
+                    self.deaths.append(f"{name} ended with {code}: {tail}")
+                    service.start_at_s = now_s + _AGAIN_S
+                service.child, service.was_killed = None, False
+            if service.child is None and now_s >= service.start_at_s:
+                pid_file = self.folder / f"{name}.pid"
+                service.child = Child(service.command, service.environ, self.log(name), pid_file)

@@ -1,0 +1,112 @@
+"""Who is killed or paused, and when."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.cluster import GATEWAYS, Cluster
+
+# More would have to start at the same time than two cores can bear: nobody would ever be back.
+_MOST_DOWN = 2
+_LONG_PAUSE_EVERY = 4
+_SHORT_PAUSE_S = (0.2, 2.0)
+_LONG_PAUSE_S = (5.5, 8.0)  # leases run out after 5 s
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """One kill or pause; when it began, on the monotonic clock."""
+
+    service: str
+    at_s: float
+    paused_s: float = 0.0  # 0: killed
+
+
+class Mayhem:
+    """Deals blows.
+
+    Args:
+        targets: names of services, none for peace; ``gateway`` is one of the gateways.
+        pauses: instead of kills.
+        between_s: from one blow to the next at least and at most, drawn anew for each.
+
+    Attributes:
+        blows: so far.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        targets: Sequence[str],
+        pauses: bool,
+        between_s: tuple[float, float],
+        draw: random.Random,
+    ) -> None:
+        self.blows: list[Blow] = []
+        self._cluster = cluster
+        self._targets = targets
+        self._pauses = pauses
+        self._between_s = between_s
+        self._draw = draw
+        self._down: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """A blow every now and then until cancelled.
+
+        Nobody is killed who is not back yet: the time to the next blow begins when its victim
+        stands. Otherwise a service that starts slowly would never work at all.
+        """
+        try:
+            while self._targets:
+                victim = await self._choose()
+                await asyncio.sleep(self._draw.uniform(*self._between_s))
+                self.strike(victim)
+        finally:
+            for name, task in self._down.items():
+                task.cancel()
+                self._cluster.go_on(name)
+
+    async def each_once(self, progress: Callable[[], int]) -> None:
+        """A blow for each target, when ``progress`` has grown since the one before."""
+        for target in self._targets:
+            seen = progress()
+            while progress() == seen:
+                await asyncio.sleep(0.01)
+            self.strike(self._draw.choice(GATEWAYS) if target == "gateway" else target)
+        await asyncio.gather(*self._down.values())
+
+    async def _choose(self) -> str:
+        """Somebody who stands; waits for one."""
+        while True:
+            if sum(not task.done() for task in self._down.values()) >= _MOST_DOWN:
+                await asyncio.sleep(0.05)
+                continue
+            target = self._draw.choice(self._targets)
+            names = GATEWAYS if target == "gateway" else (target,)
+            free = [name for name in names if self._stands(name)]
+            if free:
+                return self._draw.choice(free)
+            await asyncio.sleep(0.05)
+
+    def _stands(self, name: str) -> bool:
+        task = self._down.get(name)
+        return task is None or task.done()
+
+    def strike(self, name: str) -> None:
+        """Kill or pause a service now."""
+        pause_s = 0.0
+        if self._pauses:
+            is_long = len(self.blows) % _LONG_PAUSE_EVERY == _LONG_PAUSE_EVERY - 1
+            pause_s = self._draw.uniform(*(_LONG_PAUSE_S if is_long else _SHORT_PAUSE_S))
+            self._cluster.pause(name)
+            self._down[name] = asyncio.create_task(self._wake(name, pause_s))
+        else:
+            self._cluster.kill(name)
+            self._down[name] = asyncio.create_task(self._cluster.back(name))
+        self.blows.append(Blow(name, time.monotonic(), pause_s))
+
+    async def _wake(self, name: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self._cluster.go_on(name)

@@ -1,0 +1,111 @@
+"""What runs have shown, in a table, and what went wrong, in full."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.chaos.client import Outcome
+from tests.chaos.scenario import Run
+
+_SHOWN_BLOWS = 40
+HEAD = (
+    "| scenario | complete | equal texts | duplicates | gaps | blows | resumed | pause p50 | p99 "
+    "| time |\n|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Attributes:
+        equal: texts like those of the undisturbed run, of those that are complete.
+    """
+
+    name: str
+    total: int
+    complete: int
+    equal: int
+    duplicates: int
+    gaps: int
+    blows: int
+    resumed: int
+    pauses_s: Sequence[float]
+    time_s: float
+
+    def is_good(self, exact: bool) -> bool:
+        """Nothing was lost, repeated or, if that can be asked, changed."""
+        same = self.equal == self.total or not exact
+        return self.complete == self.total and same and not self.duplicates and not self.gaps
+
+    def __str__(self) -> str:
+        p50, p99 = (_at(self.pauses_s, share) for share in (0.5, 0.99))
+        return (
+            f"| {self.name} | {self.complete}/{self.total} | {self.equal} | {self.duplicates} "
+            f"| {self.gaps} | {self.blows} | {self.resumed} | {p50} | {p99} | {self.time_s:.0f} s |"
+        )
+
+
+def row_of(name: str, run: Run, expected: Mapping[str, Outcome]) -> Row:
+    """What a run has shown."""
+    outcomes = run.outcomes
+    return Row(
+        name=name,
+        total=run.num_begun,
+        complete=run.num_complete,
+        equal=sum(is_equal(outcome, expected) for outcome in outcomes.values()),
+        duplicates=sum(outcome.num_duplicates for outcome in outcomes.values()),
+        gaps=sum(outcome.num_gaps for outcome in outcomes.values()),
+        blows=len(run.blows),
+        resumed=sum(outcome.num_resumed for outcome in outcomes.values()),
+        pauses_s=run.pauses_s(),
+        time_s=run.time_s,
+    )
+
+
+def is_equal(outcome: Outcome, expected: Mapping[str, Outcome]) -> bool:
+    """Whether an answer is complete and that of the undisturbed run."""
+    other = expected[outcome.ask.key]
+    return outcome.is_complete and _plain(outcome) == _plain(other)
+
+
+def failures(run: Run, expected: Mapping[str, Outcome], deaths: Sequence[str]) -> list[str]:
+    """All that is known of each answer that is not as it should be."""
+    lines = [f"process ended by itself: {death}" for death in deaths]
+    for outcome in run.outcomes.values():
+        faults = _faults(outcome, expected)
+        if faults:
+            body = {k: v for k, v in outcome.ask.body.items() if k != "prompt"}
+            times = outcome.arrivals_s
+            lines += ["", f"{outcome.ask.key} id={outcome.request_id} {body}"]
+            lines += [f"  sent at {times[0]:.2f}, last token at {times[-1]:.2f}"]
+            lines += [f"  {line}" for line in [*faults, *outcome.said]]
+            blows = [blow for blow in run.blows if times[0] - 1 < blow.at_s < times[-1] + 60]
+            lines += [f"  blow: {blow}" for blow in blows[:_SHOWN_BLOWS]]
+    return lines
+
+
+def _faults(outcome: Outcome, expected: Mapping[str, Outcome]) -> list[str]:
+    faults = []
+    if outcome.why is not None:
+        faults.append(f"incomplete: {outcome.why}")
+    elif not outcome.is_complete:
+        faults.append("incomplete: interrupted")
+    if outcome.num_duplicates or outcome.num_gaps:
+        faults.append(f"{outcome.num_duplicates} duplicates, {outcome.num_gaps} gaps")
+    other = expected.get(outcome.ask.key)
+    if other is not None and outcome.is_complete:
+        for index, pair in enumerate(zip(outcome.choices, other.choices, strict=True)):
+            mine, theirs = (choice.plain() for choice in pair)
+            if mine != theirs:
+                faults += [f"choice {index} has {mine}", f"  instead of {theirs}"]
+    return faults
+
+
+def _plain(outcome: Outcome) -> list[tuple[str, tuple[int, ...], str | None]]:
+    return [choice.plain() for choice in outcome.choices]
+
+
+def _at(ordered: Sequence[float], share: float) -> str:
+    if not ordered:
+        return "–"
+    return f"{ordered[min(len(ordered) - 1, int(share * len(ordered)))]:.2f} s"

@@ -1,0 +1,162 @@
+"""A run of all clients against a cluster, undisturbed or not."""
+
+import asyncio
+import contextlib
+import itertools
+import re
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.chaos.client import Client, Outcome
+from tests.chaos.cluster import Cluster
+from tests.chaos.http_stream import Broken, ask
+from tests.chaos.mayhem import Blow, Mayhem
+from tests.chaos.workload import Ask
+
+# A gap between tokens belongs to a blow if it reaches into this time after it: what was on its way
+# arrives after the blow.
+_AROUND_S = 0.5
+_SCRAPE_S = 0.5
+_COUNTER = re.compile(r'num_preemptions(?:_total)?\{.*kind="(\w+)".*\} ([\d.e+]+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What happens to whom.
+
+    Attributes:
+        targets: who may be struck; ``gateway`` is one of the gateways.
+        pauses: stopped for a while instead of killed.
+        pressure: with so few blocks that requests are preempted all the time.
+    """
+
+    name: str
+    targets: Sequence[str] = ()
+    pauses: bool = False
+    pressure: bool = False
+
+    @property
+    def plain_clients_live(self) -> bool:
+        """No gateway is struck, so that a stream needs not be resumed."""
+        return "gateway" not in self.targets
+
+
+@dataclass(slots=True)
+class Run:
+    """What a run has shown.
+
+    Attributes:
+        outcomes: by the key of the request.
+        preemptions: by kind, as far as the scheduler told before it died.
+    """
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    blows: list[Blow] = field(default_factory=list)
+    preemptions: dict[str, float] = field(default_factory=dict)
+    num_begun: int = 0
+    num_tokens: int = 0
+    time_s: float = 0.0
+
+    @property
+    def num_complete(self) -> int:
+        """Requests of which everything has arrived."""
+        return sum(outcome.is_complete for outcome in self.outcomes.values())
+
+    def pauses_s(self) -> list[float]:
+        """For each blow and each stream that was open then, its longest silence around it."""
+        found = []
+        for blow in self.blows:
+            until_s = blow.at_s + _AROUND_S
+            for outcome in self.outcomes.values():
+                times = outcome.arrivals_s
+                if not times[0] <= blow.at_s < times[-1]:
+                    continue
+                pairs = itertools.pairwise(times)
+                found.append(max(b - a for a, b in pairs if b > blow.at_s and a < until_s))
+        return sorted(found)
+
+
+async def run_clients(
+    cluster: Cluster,
+    asks: Sequence[Sequence[Ask]],
+    label: str,
+    plain_clients_live: bool,
+    limit_s: float,
+    deadline_s: float,
+    run: Run,
+) -> None:
+    """Every client asks one request after the other, until all are done or the time is up.
+
+    Args:
+        limit_s: after it, no request is sent any more.
+        deadline_s: for each answer.
+        run: filled while it goes on.
+    """
+    began_s = time.monotonic()
+
+    async def client(index: int) -> None:
+        for number, what in enumerate(asks[index]):
+            if time.monotonic() - began_s >= limit_s:
+                return
+            resumes = not (plain_clients_live and index % 2)
+            first = index + number
+            run.num_begun += 1
+            one = Client(what, label, cluster.ports, resumes, first, deadline_s)
+            run.outcomes[what.key] = one.outcome
+            await one.run()
+
+    async with asyncio.TaskGroup() as tasks:
+        for index in range(len(asks)):
+            tasks.create_task(client(index))
+    run.time_s = time.monotonic() - began_s
+
+
+async def disturbed(
+    cluster: Cluster, clients: Awaitable[None], mayhem: Mayhem, run: Run, once: bool = False
+) -> None:
+    """Clients at work, and blows for as long as they are.
+
+    Args:
+        once: each target is struck once.
+    """
+    run.blows = mayhem.blows
+    blows = mayhem.each_once(lambda: num_arrivals(run)) if once else mayhem.run()
+    tasks = [asyncio.create_task(blows), asyncio.create_task(count_preemptions(cluster, run))]
+    try:
+        await clients
+        if once:
+            await tasks[0]
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def num_arrivals(run: Run) -> int:
+    """Times at which tokens arrived, anywhere."""
+    return sum(len(outcome.arrivals_s) - 1 for outcome in run.outcomes.values())
+
+
+async def count_preemptions(cluster: Cluster, run: Run) -> None:
+    """Add up the scheduler's counters, which begin anew with each of its processes."""
+    last: dict[str, float] = {}
+    while True:
+        now = await _preemptions(cluster.metrics_port)
+        for kind, count in now.items():
+            before = last.get(kind, 0.0)
+            more = count - before if count >= before else count
+            run.preemptions[kind] = run.preemptions.get(kind, 0.0) + more
+        last = now or last
+        await asyncio.sleep(_SCRAPE_S)
+
+
+async def _preemptions(port: int) -> Mapping[str, float]:
+    try:
+        async with asyncio.timeout(1.0), ask(port, "/metrics") as response:
+            text = (await response.body()).decode()
+    except (Broken, TimeoutError):
+        return {}
+    return {kind: float(value) for kind, value in _COUNTER.findall(text)}

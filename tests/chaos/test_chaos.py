@@ -1,0 +1,40 @@
+"""Every service is killed once under real clients: nothing is lost, repeated or changed.
+
+``scripts/chaos`` does the same for longer, with pauses and under memory pressure.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+
+from deploy.settings import REPOSITORY
+from tests.chaos.cluster import Cluster
+from tests.chaos.mayhem import Mayhem
+from tests.chaos.report import failures, row_of
+from tests.chaos.scenario import Run, disturbed, run_clients
+from tests.chaos.workload import make_asks
+
+_TARGETS = ("scheduler", "redis", "gateway", "worker")
+_CLIENTS, _REQUESTS = 2, 4
+_SETTINGS = {"PAGESTREAM_NUM_BLOCKS": "128", "PAGESTREAM_NUM_HOST_BLOCKS": "0"}
+_DEADLINE_S = 120.0
+
+
+async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
+    tmp_path: Path,
+) -> None:
+    asks = make_asks(seed=7, num_clients=_CLIENTS, num_requests=_REQUESTS, tokens=(64, 128))
+    calm, rough = Run(), Run()
+
+    async with asyncio.timeout(2 * _DEADLINE_S):
+        async with Cluster(tmp_path / "chaos", REPOSITORY / "models/demo", _SETTINGS) as cluster:
+            await run_clients(cluster, asks, "calm", False, _DEADLINE_S, _DEADLINE_S, calm)
+            clients = run_clients(cluster, asks, "rough", False, _DEADLINE_S, _DEADLINE_S, rough)
+            mayhem = Mayhem(cluster, _TARGETS, False, (0.0, 0.0), random.Random(7))
+            await disturbed(cluster, clients, mayhem, rough, once=True)
+
+    story = "\n".join(failures(rough, calm.outcomes, cluster.deaths))
+    row = row_of("each killed once", rough, calm.outcomes)
+    assert calm.num_complete == row.total == _CLIENTS * _REQUESTS, story
+    assert len(rough.blows) == len(_TARGETS)
+    assert row.is_good(exact=True), story
