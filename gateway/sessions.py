@@ -361,6 +361,8 @@ class Sessions:
         elif reason is FinishReason.UNKNOWN:
             self.close(request_id)
             yield NotRemembered(request_id)
+        elif reason is FinishReason.ABORT and request.awaits:
+            return  # an earlier delivery was given up; who attaches is served all the same
         elif reason not in GOOD_ENDS or request.is_search:
             error = message.error or f"the request ended with {reason.value!r}"
             yield self._failed(request_id, error)

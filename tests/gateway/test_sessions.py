@@ -416,6 +416,13 @@ def test_a_request_that_the_engine_gives_up_is_waited_for_no_more(log: Log) -> N
     assert event == RequestFailed("a", "no luck", engine_knows=True)
 
 
+def test_an_abort_of_an_earlier_delivery_is_no_answer_to_an_attachment(log: Log) -> None:
+    attached(log)
+    assert log.say(RequestEnded("a", "abort", "", "3-4")) == []
+    _, more = log.state("a", 9, [10, 11, 12], attachment="again")
+    assert more == tokens("a", 12)
+
+
 def test_a_request_that_is_not_remembered_says_so(log: Log) -> None:
     attached(log)
     assert log.say(RequestEnded("a", "unknown", "", "8-8")) == [NotRemembered("a")]
