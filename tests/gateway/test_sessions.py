@@ -342,6 +342,17 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert log.step({2: 13}) == [tokens("a", 13)]
 
 
+def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:
+    log.start(7)
+    log.state("a", 1)
+    assert_lost(log.sessions.server_restarted(EntryId(3, 5)), "a", "b")
+    log.sessions.attach("a", "again")
+    log.start(4)
+    joined, more = log.state("a", 1, [10], attachment="again")
+    assert isinstance(joined, Joined)
+    assert more == tokens("a", 10)
+
+
 def test_a_closed_request_is_forgotten(log: Log) -> None:
     log.state("a", 1)
     log.sessions.close("a")
