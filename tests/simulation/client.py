@@ -13,6 +13,7 @@ from tests.simulation.profile import Manner, Wish
 from tests.support.fake_beams import searched
 
 _RETRY_S = 0.1
+_UNAVAILABLE_S = 1.0
 
 
 class Door(Protocol):
@@ -100,7 +101,8 @@ class Client:
             outcome, why = await self._follow(stream)
             self._stream = None
             begin = self._next(stream, outcome, why, begin)
-            await asyncio.sleep(self._rng.random() * _RETRY_S)
+            away = outcome is Outcome.UNAVAILABLE
+            await asyncio.sleep(self._rng.random() * (_UNAVAILABLE_S if away else _RETRY_S))
 
     def _call(self, engine: object, stream: Stream, begin: str) -> Call:
         submit = self.wish.submit

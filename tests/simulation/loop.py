@@ -62,6 +62,11 @@ class Party:
 _PARTY: contextvars.ContextVar[Party | None] = contextvars.ContextVar("party", default=None)
 
 
+def current_party() -> Party | None:
+    """Whose callback is running."""
+    return _PARTY.get()
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Runs until there is nothing to do at this moment, then jumps to the next.
 

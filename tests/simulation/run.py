@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
+from dataclasses import dataclass, field
 
 from tests.simulation.simulate import Run, simulate
 
@@ -27,28 +27,49 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]])
     began_s = time.monotonic()
     seeds = range(options.first, options.first + options.seeds)
+    total = Total()
     if options.processes == 1:
-        run = partial(simulate, trace=print if options.trace else None)
-        runs = list(map(run, seeds))
+        for seed in seeds:
+            total.add(simulate(seed, trace=print if options.trace else None))
     else:
         with ProcessPoolExecutor(options.processes) as pool:
-            runs = list(pool.map(simulate, seeds, chunksize=_BATCH))
-    _report(runs, time.monotonic() - began_s)
-    return int(any(run.failures for run in runs))
+            for run in pool.map(simulate, seeds, chunksize=_BATCH):
+                total.add(run)
+    total.print(time.monotonic() - began_s)
+    return int(total.num_failed > 0)
 
 
-def _report(runs: list[Run], spent_s: float) -> None:
-    failed = [run for run in runs if run.failures]
-    for run in failed[:20]:
-        print(f"FAILED seed {run.seed}: {'; '.join(run.failures)}\n  {run.command}")
-    kinds = Counter(run.num_faults for run in runs)
-    print(
-        f"{len(runs)} runs, {len(failed)} failed; {sum(run.num_faults for run in runs)} faults "
-        f"({dict(sorted(kinds.items()))} runs by number), "
-        f"{sum(run.num_errors for run in runs)} streams ended with an error, "
-        f"{sum(run.num_callbacks for run in runs)} callbacks, "
-        f"{sum(run.virtual_s for run in runs):.0f} virtual s in {spent_s:.1f} s"
-    )
+@dataclass(slots=True)
+class Total:
+    """What came of many runs."""
+
+    num_runs: int = 0
+    num_failed: int = 0
+    num_errors: int = 0
+    num_callbacks: int = 0
+    virtual_s: float = 0.0
+    by_faults: Counter[int] = field(default_factory=Counter)
+
+    def add(self, run: Run) -> None:
+        """Count one, and tell at once if it failed."""
+        self.num_runs += 1
+        self.num_failed += bool(run.failures)
+        self.num_errors += run.num_errors
+        self.num_callbacks += run.num_callbacks
+        self.virtual_s += run.virtual_s
+        self.by_faults[run.num_faults] += 1
+        if run.failures:
+            print(f"FAILED seed {run.seed}: {'; '.join(run.failures)}\n  {run.command}", flush=True)
+
+    def print(self, spent_s: float) -> None:
+        """All of it in some lines."""
+        num_faults = sum(count * runs for count, runs in self.by_faults.items())
+        print(
+            f"{self.num_runs} runs, {self.num_failed} failed, in {spent_s:.1f} s\n"
+            f"{num_faults} faults (runs by their number: {dict(sorted(self.by_faults.items()))}), "
+            f"{self.num_errors} streams ended with an error that says so\n"
+            f"{self.num_callbacks} callbacks in a drawn order, {self.virtual_s:.0f} virtual s"
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from shared.bus.api import Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
 from shared.errors import BusUnavailable, StaleWriter
 
-_FIRST_MS = 1_000_000
+_FIRST_MS = 1_700_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

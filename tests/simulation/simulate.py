@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from unittest.mock import patch
 from uuid import UUID
 
 from shared.metrics import GatewayMetrics, SchedulerMetrics
-from tests.simulation.loop import NothingLeft, VirtualLoop
+from tests.simulation.loop import NothingLeft, VirtualLoop, current_party
 from tests.simulation.profile import Profile
 from tests.simulation.world import Script, World
 
@@ -61,15 +60,16 @@ def simulate(
     """
     rng = Random(seed)
     loop = VirtualLoop(rng)
-    with _determined(rng, trace is None):
+    with _determined(trace is None):
         found = World(loop, rng, profile or Profile.draw(rng), _metrics(), trace or _ignore, script)
-        try:
-            loop.run_until_complete(_live(found))
-        except NothingLeft:
-            found.failures.append("nothing will ever happen any more")
-        finally:
-            virtual_s = loop.time()
-            _clear_away(loop, found)
+        with _logged(found, trace is not None):
+            try:
+                loop.run_until_complete(_live(found))
+            except NothingLeft:
+                found.failures.append("nothing will ever happen any more")
+            finally:
+                virtual_s = loop.time()
+                _clear_away(loop, found)
     if inspect is not None:
         inspect(found)
     return Run(
@@ -140,9 +140,37 @@ def _metrics() -> tuple[SchedulerMetrics, GatewayMetrics]:
     return SchedulerMetrics("demo", "engine-0"), GatewayMetrics("demo", "engine-0")
 
 
+class _ToTrace(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        party = current_party()
+        fields = getattr(record, "fields", {})
+        said = " ".join(f"{key}={value}" for key, value in fields.items())
+        self._world.trace(f"{party and party.name}: {record.getMessage()} {said}")
+
+
 @contextmanager
-def _determined(rng: Random, silent: bool) -> Iterator[None]:
-    """Names are drawn from the seed, too, and nobody logs unless somebody reads it."""
+def _logged(world: World, is_wanted: bool) -> Iterator[None]:
+    """What the services log stands in the trace."""
+    if not is_wanted:
+        yield
+        return
+    handler, before = _ToTrace(world), logging.root.level
+    logging.root.addHandler(handler)
+    logging.root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
+        logging.root.setLevel(before)
+
+
+@contextmanager
+def _determined(is_silent: bool) -> Iterator[None]:
+    """Names are counted, and nobody logs unless somebody reads it."""
     names = itertools.count(1)
     with (
         patch("scheduler_svc.service.uuid4", lambda: UUID(int=next(names))),
@@ -151,13 +179,8 @@ def _determined(rng: Random, silent: bool) -> Iterator[None]:
         patch("tests.simulation.clients.token_hex", lambda _: f"attachment-{next(names)}"),
     ):
         before = logging.root.manager.disable
-        logging.disable(logging.CRITICAL if silent else logging.NOTSET)
+        logging.disable(logging.CRITICAL if is_silent else logging.NOTSET)
         try:
             yield
         finally:
             logging.disable(before)
-
-
-def main_trace() -> Callable[[str], None]:
-    """Prints every line."""
-    return lambda line: print(line, file=sys.stdout)

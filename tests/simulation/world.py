@@ -25,7 +25,7 @@ ENGINE = "engine-0"
 MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
 _NUM_GATEWAYS = 2
 _PATIENCE_S = 200.0
-_WALL_S = 1_000_000_000
+_WALL_S = 1_700_000_000
 
 
 class Watching(Observer):
