@@ -325,9 +325,8 @@ class Sessions:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
         request_id = message.request_id
         self._unstated.discard(request_id)
-        if self._lookups.pop(request_id, None) is not None:
-            # How to show it stands in the state, which is gone.
-            yield NotRemembered(request_id)
+        # Who looks it up is not answered yet: how to show it stands in a state, which will come when
+        # the question is repeated.
         request = self._requests.get(request_id)
         if request is None or request.has_ended:
             return

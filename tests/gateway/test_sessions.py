@@ -708,6 +708,13 @@ def test_a_state_of_a_search_is_not_what_was_delivered(search: SearchLog) -> Non
     assert search.end_search(BEST, SECOND) == ANSWER
 
 
+def test_a_search_that_ends_while_it_is_looked_up_is_still_asked_for(search: SearchLog) -> None:
+    search.sessions.close("a")
+    search.sessions.look_up("a", "new")
+    assert search.end_search(BEST, SECOND) == []
+    assert search.sessions.awaits("a")
+
+
 def test_a_search_whose_beams_have_all_finished_is_waited_for(search: SearchLog) -> None:
     search.beams((3, [], ""))
     search.start(6)
