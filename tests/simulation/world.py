@@ -7,6 +7,7 @@ from random import Random
 from gateway.engine import EngineClient
 from gateway.mailbox import ClientGone
 from gpu_worker.service import WorkerService
+from scheduler_svc.core import notes
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observer import Observer
 from scheduler_svc.service import SchedulerService, Superseded
@@ -25,6 +26,7 @@ ENGINE = "engine-0"
 MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
 _NUM_GATEWAYS = 2
 _PATIENCE_S = 200.0
+_LONG = 1_000  # entries: more than any run writes
 _WALL_S = 1_700_000_000
 
 
@@ -32,6 +34,19 @@ class Watching(Observer):
     """Knows the core of the scheduler that it observes."""
 
     core: Scheduler | None = None
+
+    def __init__(self, metrics: SchedulerMetrics, clock_s: Callable[[], float]) -> None:
+        super().__init__(metrics, clock_s)
+        self.num_epochs = 0
+        self.ended: set[str] = set()
+
+    def new_epoch(self, epoch: int, kv: KVGeometry) -> None:
+        self.num_epochs += 1
+        super().new_epoch(epoch, kv)
+
+    def noted(self, taken: list[notes.Note]) -> None:
+        self.ended |= {note.request_id for note in taken if isinstance(note, notes.Ended)}
+        super().noted(taken)
 
     def gauges(self, core: Scheduler, kv: KVGeometry):  # type: ignore[no-untyped-def]  # noqa: ANN201
         self.core = core
@@ -400,4 +415,13 @@ class World:
         if outcome is Outcome.FAILED:
             deadly = "workers in a row" in why and self.num_worker_deaths >= 3
             return deadly or ("different lengths" in why and losses > 0)
-        return losses > 0 and client.has_moved
+        return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
+
+    def _is_trimmed(self, request_id: str) -> bool:
+        """It has ended, and the log that a later scheduler read was too short to tell of it."""
+        watching = [found for _, found in self.schedulers]
+        return (
+            self.profile.outputs_retention < _LONG
+            and sum(found.num_epochs for found in watching) > 1
+            and any(request_id in found.ended for found in watching)
+        )
