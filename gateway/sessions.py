@@ -327,9 +327,8 @@ class Sessions:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
         request_id = message.request_id
         self._unstated.discard(request_id)
-        if self._lookups.pop(request_id, None) is not None:
-            # How to show it stands in the state, which is gone.
-            yield NotRemembered(request_id)
+        # Who looks it up is not answered yet: how to show it stands in a state, which comes when
+        # the question is repeated.
         request = self._requests.get(request_id)
         if request is None or request.has_ended:
             return
@@ -363,6 +362,8 @@ class Sessions:
         elif reason is FinishReason.UNKNOWN:
             self.close(request_id)
             yield NotRemembered(request_id)
+        elif reason is FinishReason.ABORT and request.awaits:
+            return  # an earlier delivery was given up; who attaches is served all the same
         elif reason not in GOOD_ENDS or (request.is_search and reason is not FinishReason.DEADLINE):
             error = message.error or f"the request ended with {reason.value!r}"
             refused = reason is FinishReason.OVERLOADED

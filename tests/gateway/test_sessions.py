@@ -371,6 +371,17 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert log.step({2: 13}) == [tokens("a", 13)]
 
 
+def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:
+    log.start(7)
+    log.state("a", 1)
+    assert_lost(log.sessions.server_restarted(EntryId(3, 5)), "a", "b")
+    log.sessions.attach("a", "again")
+    log.start(4)
+    joined, more = log.state("a", 1, [10], attachment="again")
+    assert isinstance(joined, Joined)
+    assert more == tokens("a", 10)
+
+
 def test_a_closed_request_is_forgotten(log: Log) -> None:
     log.state("a", 1)
     log.sessions.close("a")
@@ -443,6 +454,13 @@ def test_a_request_that_the_engine_gives_up_is_waited_for_no_more(log: Log) -> N
     attached(log)
     [event] = log.say(RequestEnded("a", "error", "no luck", "8-8"))
     assert event == RequestFailed("a", "no luck", engine_knows=True)
+
+
+def test_an_abort_of_an_earlier_delivery_is_no_answer_to_an_attachment(log: Log) -> None:
+    attached(log)
+    assert log.say(RequestEnded("a", "abort", "", "3-4")) == []
+    _, more = log.state("a", 9, [10, 11, 12], attachment="again")
+    assert more == tokens("a", 12)
 
 
 def test_a_request_that_is_not_remembered_says_so(log: Log) -> None:
@@ -736,6 +754,13 @@ def test_a_state_of_a_search_is_not_what_was_delivered(search: SearchLog) -> Non
     assert search.beams((5, [7], ""), (5, [8], "")) == []
     assert search.step({}) == []
     assert search.end_search(BEST, SECOND) == ANSWER
+
+
+def test_a_search_that_ends_while_it_is_looked_up_is_still_asked_for(search: SearchLog) -> None:
+    search.sessions.close("a")
+    search.sessions.look_up("a", "new")
+    assert search.end_search(BEST, SECOND) == []
+    assert search.sessions.awaits("a")
 
 
 def test_a_search_whose_beams_have_all_finished_is_waited_for(search: SearchLog) -> None:
