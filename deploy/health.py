@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from deploy.probe import is_ready
+from deploy.probe import health_address, is_ready
 from gateway.settings import GatewaySettings
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
@@ -33,7 +33,7 @@ def trouble_of(service: str) -> str | None:
     """What is wrong with a service of this machine; None if nothing is."""
     settings = load(GatewaySettings, {}, os.environ)  # Redis and engine are named alike everywhere
     if service == "gateway":
-        ready = is_ready(settings.host, settings.port)
+        ready = is_ready(*health_address(settings))
         return None if ready else "the gateway is not ready"
     keys = EngineKeys(settings.engine_id)
     key = {"scheduler": keys.info, "worker": keys.worker(_RANK)}[service]

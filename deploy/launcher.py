@@ -1,7 +1,8 @@
 """Runs every service of one machine, from the first process to the last.
 
 Start: Redis (unless one was named), then scheduler, worker and gateway at once. Stop: gateway
-first, which lets open streams end, then worker, scheduler and Redis.
+first, which lets open streams end, then scheduler, which lets accepted requests end, worker and
+Redis.
 """
 
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 from deploy.options import Options
 from deploy.ports import free_port
-from deploy.probe import forget_keys, is_ready, reachable_host, redis_answers, served_model
+from deploy.probe import forget_keys, health_address, is_ready, reachable_host, redis_answers
 from deploy.redis_server import find_redis_server, server_command
 from deploy.signals import Signals
 from deploy.state_dir import StateDir
@@ -18,9 +19,12 @@ from deploy.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
 from deploy.terminal import Terminal
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
+from shared.model_name import model_name
 
 _MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "gateway"}
-_STOP_ORDER = ("gateway", "worker", "scheduler", "redis")
+_STOP_ORDER = ("gateway", "scheduler", "worker", "redis")
+_DRAINING = ("gateway", "scheduler")
+_SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY",)
 
 _GRACE_S = 15.0
 _POLL_S = 0.1  # while something is awaited that announces itself by no signal
@@ -69,10 +73,14 @@ class Launcher:
 
     def _start(self, name: str, command: list[str]) -> Supervisor:
         grace_s = _GRACE_S
-        if name == "gateway":
+        if name in _DRAINING:
             grace_s += self._options.gateway.drain_timeout
+        environ = dict(self._environ)
+        if name != "gateway":
+            for secret in _SECRETS_OF_GATEWAY:
+                environ.pop(secret, None)
         log, pid_file = self._state.log(name), self._state.pid_file(name)
-        service = Service(name, command, self._environ, log, pid_file, grace_s)
+        service = Service(name, command, environ, log, pid_file, grace_s)
         supervisor = Supervisor(service, self._note)
         self._services[name] = supervisor
         supervisor.start(time.monotonic())
@@ -109,17 +117,18 @@ class Launcher:
             if self._terminal.age_s >= news_at:
                 news_at += _NEWS_EVERY_S
                 self._tell_news()
-            return self._has_failed() or is_ready(gateway.host, gateway.port)
+            return self._has_failed() or is_ready(*health_address(gateway))
 
         self._until(settled, _POLL_S)
         if self._signals.num_stops or self._has_failed():
             return
         url = f"http://{_url_host(reachable_host(gateway.host))}:{gateway.port}"
-        model = served_model(gateway.host, gateway.port)
+        model = model_name(gateway.model, gateway.served_model_name)
         body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
+        key = "-H 'Authorization: Bearer YOUR-KEY' " if gateway.asks_for_keys else ""
         self._terminal.say(
             f"ready: {url} serves {model}; try: curl {url}/v1/completions "
-            f"-H 'Content-Type: application/json' -d '{body}'"
+            f"-H 'Content-Type: application/json' {key}-d '{body}'"
         )
 
     def _tell_news(self) -> None:
@@ -149,6 +158,9 @@ class Launcher:
             if supervisor is None:
                 continue
             supervisor.stop(time.monotonic())
+            if supervisor.state is State.STOPPING:
+                longest_s = supervisor.service.grace_s
+                self._terminal.say(f"{name:<9} is to end, in {longest_s:g} s at most")
             while supervisor.state is State.STOPPING:
                 if self._signals.num_stops > 1:
                     self._kill_all()

@@ -1,10 +1,10 @@
 """Questions that the launcher asks running services; none waits for long."""
 
 import http.client
-import json
 import socket
 from collections.abc import Sequence
-from typing import Any
+
+from gateway.settings import GatewaySettings
 
 _TIMEOUT_S = 1.0
 
@@ -27,13 +27,11 @@ def is_ready(host: str, port: int) -> bool:
         return False
 
 
-def served_model(host: str, port: int) -> str:
-    """Name of the model that a gateway serves; empty if it does not say."""
-    try:
-        found: dict[str, Any] = json.loads(_get(host, port, "/v1/models")[1])
-        return str(found["data"][0]["id"])
-    except (OSError, http.client.HTTPException, ValueError, LookupError):
-        return ""
+def health_address(settings: GatewaySettings) -> tuple[str, int]:
+    """Host and port on which a gateway says how it is, without a key if it has one for that."""
+    if settings.gateway_metrics_port:
+        return settings.gateway_metrics_host, settings.gateway_metrics_port
+    return settings.host, settings.port
 
 
 def reachable_host(host: str) -> str:

@@ -36,12 +36,19 @@ def main() -> int:
 
 
 def resolve(options: Options) -> Options:
-    """The same with what the services must agree on decided: the model's path, the port."""
+    """The same with what the services must agree on decided: the model's path, the ports."""
     port = options.gateway.port or free_port()
     model = find_model(options.gateway.model)
     environ = dict(options.environ)
     environ |= {"PAGESTREAM_MODEL": model, "PAGESTREAM_PORT": str(port)}
     gateway = dataclasses.replace(options.gateway, model=model, port=port)
+    if gateway.asks_for_keys and not gateway.gateway_metrics_port:
+        # The launcher has no key, and asks how the gateway is.
+        gateway = dataclasses.replace(
+            gateway, gateway_metrics_host="127.0.0.1", gateway_metrics_port=free_port()
+        )
+        environ["PAGESTREAM_GATEWAY_METRICS_HOST"] = gateway.gateway_metrics_host
+        environ["PAGESTREAM_GATEWAY_METRICS_PORT"] = str(gateway.gateway_metrics_port)
     return dataclasses.replace(options, gateway=gateway, environ=environ)
 
 
@@ -52,6 +59,9 @@ def listeners(options: Options) -> list[Wanted]:
         want
         for want in (
             Wanted("--port", gateway.host, gateway.port),
+            Wanted(
+                "--gateway-metrics-port", gateway.gateway_metrics_host, gateway.gateway_metrics_port
+            ),
             Wanted(
                 "--scheduler-metrics-port",
                 scheduler.scheduler_metrics_host,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import uvloop
 
-from gateway.server import Server, leave_on_signals
+from gateway.server import Server, heed_signals
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
 from gateway.unserved import serve_unserved
@@ -42,7 +42,7 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer) -> int:
         _log.warning("starting without Redis", error=error)
     try:
         server = Server(settings, bus, tokenizer)
-        leave_on_signals(server)
+        heed_signals(server)
         return await server.run()
     finally:
         await bus.close()
@@ -57,9 +57,11 @@ def main() -> int:
             tokenizer = Tokenizer.load(settings.model, settings.trust_remote_code)
     except ModelUnsupported as error:
         _log.error("cannot serve", error=error)
-        return uvloop.run(serve_unserved(settings, str(error)))
+        serving = serve_unserved(settings, str(error))
+    else:
+        serving = _serve(settings, tokenizer)
     try:
-        return uvloop.run(_serve(settings, tokenizer))
+        return uvloop.run(serving)
     except SettingsError as error:
         exit_with(error)
 

@@ -64,6 +64,29 @@ class StreamAnswer(Response):
         if resumption is not None:
             self._ids = EventIds(generation.num_candidates, resumption.start)
 
+    async def accepted(self, receive: Receive) -> Response:
+        """This answer, which does not begin before the engine has taken the request.
+
+        Raises:
+            ApiError: the engine refused it.
+        """
+        generation = self._generation
+        try:
+            async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+                await generation.accepted()
+            return self
+        except ClientLeft:
+            generation.note_unfinished(FinishReason.ABORT)
+            self._call.status = _CLIENT_CLOSED
+            response = Response(status_code=_CLIENT_CLOSED)
+        except BaseException as error:
+            generation.note_unfinished(_reason(error))
+            generation.close()
+            raise
+        generation.close()
+        _note(self._call, generation)
+        return response
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         generation = self._generation
         try:
@@ -90,7 +113,7 @@ class StreamAnswer(Response):
             await self._send(send, error, more=False)
         except ApiError as error:
             self._call.fields["error"] = error
-            generation.note_unfinished(FinishReason.ERROR)
+            generation.note_unfinished(_reason(error))
             await self._send(send, error_event(error.body()), more=False)
         except Exception as error:
             _log.exception("stream failed", id=self._call.id)
@@ -154,6 +177,7 @@ async def whole_answer(
     """
     try:
         async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+            await generation.accepted()
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]
         return Response(wire.whole(choices, generation.usage), media_type="application/json")
@@ -164,12 +188,21 @@ async def whole_answer(
     except TakenOver:
         generation.note_unfinished(FinishReason.ABORT)
         raise taken_over() from None
-    except Exception:
-        generation.note_unfinished(FinishReason.ERROR)
+    except Exception as error:
+        generation.note_unfinished(_reason(error))
         raise
     finally:
         generation.close()
         _note(call, generation)
+
+
+def _reason(error: BaseException) -> FinishReason:
+    """What a generation that ends with this counts as."""
+    if not isinstance(error, ApiError) or error.status >= 500:
+        return FinishReason.ERROR
+    refused = error.rejection == FinishReason.OVERLOADED
+    # What the client did wrong, or elsewhere once more, is no failure of a generation.
+    return FinishReason.OVERLOADED if refused else FinishReason.ABORT
 
 
 async def _collect(generation: Generation) -> list[Delta]:

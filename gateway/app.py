@@ -11,7 +11,9 @@ from gateway.call import AccessLog, call_of
 from gateway.errors import ApiError, failed
 from gateway.generation_api import generate_router
 from gateway.inspection_api import inspection_router
+from gateway.limit_calls import LimitCalls
 from gateway.openapi import describe
+from gateway.require_key import RequireKey
 from gateway.schema import (
     ChatBody,
     CompletionBody,
@@ -30,7 +32,9 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(generate_router(service))
     app.include_router(streams_router(service))
     app.include_router(inspection_router(service, version()))
-    app.add_middleware(AccessLog)
+    app.add_middleware(LimitCalls, limit=service.max_calls, metrics=service.metrics)
+    app.add_middleware(RequireKey, keys=service.keys, metrics=service.metrics)
+    app.add_middleware(AccessLog)  # the outermost: it sees what the others refuse
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)

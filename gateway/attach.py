@@ -9,6 +9,7 @@ from gateway.events import (
     Event,
     FollowingLost,
     Joined,
+    RequestAccepted,
     RequestFailed,
     Superseded,
 )
@@ -43,6 +44,7 @@ class _Delivery:
     attach: Attach | None = None
     repeat_s: float = 0.0
     pause_s: float = _FIRST_REPEAT_S
+    accepted: bool = False
 
 
 class Deliveries:
@@ -74,8 +76,18 @@ class Deliveries:
         """Of all calls that wait for anything."""
         return {delivery.mailbox for delivery in self._open.values()}
 
-    def open(self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] = ()) -> None:
-        """Wait for a request that is about to be submitted or attached to."""
+    def open(
+        self,
+        submit: Submit,
+        mailbox: Mailbox,
+        views: Sequence[ChoiceView] = (),
+        accepted: bool = False,
+    ) -> None:
+        """Wait for a request that is about to be submitted or attached to.
+
+        Args:
+            accepted: the engine has taken it before.
+        """
         self.supersede(submit.request_id)
         self._sessions.open(
             submit.request_id,
@@ -85,7 +97,9 @@ class Deliveries:
             is_search=submit.sampling.beams is not None,
             views=views,
         )
-        self._open[submit.request_id] = _Delivery(mailbox, submit.attachment, submit)
+        self._open[submit.request_id] = _Delivery(
+            mailbox, submit.attachment, submit, accepted=accepted
+        )
 
     def attach(self, request_id: str, patience_s: float | None = None) -> None:
         """Ask the engine to go on from what the client has.
@@ -99,7 +113,8 @@ class Deliveries:
         views = self._sessions.attach(request_id, attachment)
         submit = replace(delivery.submit, gateway=self._instance, attachment=attachment)
         exact = submit.sampling.num_logprobs is not None
-        attach = Attach(request_id, self._instance, attachment, submit, views, exact)
+        is_new = not delivery.accepted
+        attach = Attach(request_id, self._instance, attachment, submit, views, exact, is_new)
         self._say(delivery, attach, patience_s)
 
     def look_up(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
@@ -152,6 +167,8 @@ class Deliveries:
                 _log.warning("attaching", id=event.request_id, why=event.why)
                 self.attach(event.request_id)
                 continue
+            if isinstance(event, (RequestAccepted, Joined)):
+                delivery.accepted = True
             if isinstance(event, RequestFailed):
                 _log.warning("request failed", id=event.request_id, error=event.error)
             if isinstance(event, Joined):

@@ -16,7 +16,7 @@ from shared.logs import EventLog
 _log = EventLog("gateway.access")
 _SCOPE_KEY = "pagestream.call"
 # Asked every few seconds by machines, and answered without work.
-_QUIET_PATHS = ("/health/", "/metrics")
+QUIET_PATHS = ("/health/", "/metrics")
 _MAX_KEY_CHARS = 255
 _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
@@ -29,24 +29,37 @@ class Call:
     Attributes:
         id: 128 bits in hex, random unless the client gave an ``Idempotency-Key``; stands in the
             log and in the ``X-Request-Id`` header.
+        received_ms: wall clock at its start.
+        tenant: whose API key it came with, "" where none is asked for.
         status: of the response, 0 before it starts.
         fields: more to say in the access log; never a client's text.
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_s: float = field(default_factory=time.monotonic)
+    received_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    tenant: str = ""
     status: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 def call_of(request: Request) -> Call:
     """The call that a request belongs to."""
-    return cast(Call, request.scope[_SCOPE_KEY])
+    return call_in(request.scope)
 
 
-def credentials_of(request: Request) -> str:
-    """What the client identifies itself with, "" for nothing."""
-    return request.headers.get("authorization", "")
+def call_in(scope: Scope) -> Call:
+    """The same, where there is no request yet."""
+    return cast(Call, scope[_SCOPE_KEY])
+
+
+def client_of(request: Request) -> str:
+    """Names who calls, "" for nobody in particular.
+
+    It is whose API key was given, which stays the same when the key is replaced. Where no key is
+    asked for, it is whatever the client says of itself.
+    """
+    return call_of(request).tenant or request.headers.get("authorization", "")
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -140,7 +153,7 @@ class AccessLog:
     @staticmethod
     def _write(scope: Scope, call: Call) -> None:
         path: str = scope["path"]
-        write = _log.debug if path.startswith(_QUIET_PATHS) else _log.info
+        write = _log.debug if path.startswith(QUIET_PATHS) else _log.info
         write(
             "call",
             id=call.id,

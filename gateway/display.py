@@ -88,22 +88,20 @@ def request_id(call_id: str, position: int) -> str:
     return hashlib.blake2b(seed, digest_size=16, person=b"prompt").hexdigest()
 
 
-def idempotent_call_id(credentials: str, key: str) -> str:
+def idempotent_call_id(client: str, key: str) -> str:
     """Id of all calls that repeat one another: 128 bits in hex.
 
     Args:
-        credentials: of the client, "" for none; nobody else comes to the same id.
+        client: who calls, "" for nobody in particular; nobody else comes to the same id.
     """
-    secret = hashlib.sha256(credentials.encode()).digest()
+    secret = hashlib.sha256(client.encode()).digest()
     return hashlib.blake2b(key.encode(), digest_size=16, key=secret, person=b"call").hexdigest()
 
 
-def owner_of(call_id: str, credentials: str) -> str:
-    """Names a client towards one call, without telling its credentials."""
+def owner_of(call_id: str, client: str) -> str:
+    """Names a client towards one call, without telling who it is."""
     secret = bytes.fromhex(call_id)
-    return hashlib.blake2b(
-        credentials.encode(), digest_size=16, key=secret, person=b"owner"
-    ).hexdigest()
+    return hashlib.blake2b(client.encode(), digest_size=16, key=secret, person=b"owner").hexdigest()
 
 
 def seed_of(call_id: str) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.attach import Deliveries
 from gateway.backoff import Backoff
@@ -45,6 +45,7 @@ class Engine:
     model: ModelInfo
     kv: KVGeometry
     max_num_sequences: int  # that run at once
+    stalled_ms: int = field(default=0, compare=False)  # since its last step, while there is work
 
     @property
     def pool_tokens(self) -> int:
@@ -118,6 +119,7 @@ class EngineClient:
         self._must_compare_run_id = True
         self._positioned = asyncio.Event()
         self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
+        self._last_read_s = time.monotonic()
 
     @property
     def status(self) -> Engine | EngineAway:
@@ -138,12 +140,11 @@ class EngineClient:
         """The log of outputs can be read, so that attaching to a request can work."""
         return self._positioned.is_set()
 
-    async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> bool:
+    async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> None:
         """Append requests, all or none; their events will arrive in ``mailbox``.
 
-        Returns:
-            Whether they were. If that is unknown, they are attached to, and a Joined or an
-            EngineUnreachable of each will tell what became of them.
+        If it is unknown whether they were, they are attached to, and a Joined or an
+        EngineUnreachable of each will tell what became of them.
         """
         for submit in submits:
             self._deliveries.open(submit, mailbox)
@@ -162,18 +163,19 @@ class EngineClient:
             for submit in submits:
                 if self._deliveries.is_open(submit.request_id, mailbox):
                     self._deliveries.attach(submit.request_id, self.patience_s)
-            return False
-        return True
 
-    def attach(self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] = ()) -> None:
+    def attach(
+        self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] | None = None
+    ) -> None:
         """Deliver a request that may be known to the engine from here on.
 
         A Joined or an EngineUnreachable will tell whether that works.
 
         Args:
-            views: by choice, what the client has; empty for nothing at all.
+            views: by choice, what the client has, empty for nothing at all; None if nobody knows
+                whether the engine was ever asked.
         """
-        self._deliveries.open(submit, mailbox, views)
+        self._deliveries.open(submit, mailbox, views or (), accepted=views is not None)
         self._none_open.clear()
         self._deliveries.attach(submit.request_id, self.patience_s)
 
@@ -224,6 +226,11 @@ class EngineClient:
         """Requests that somebody waits for."""
         return len(self._deliveries)
 
+    @property
+    def log_lag_s(self) -> float:
+        """Seconds since the log was last read to its end, 0 while nobody waits for anything."""
+        return time.monotonic() - self._last_read_s if self._deliveries else 0.0
+
     async def all_closed(self) -> None:
         """Return when nobody waits for anything."""
         await self._none_open.wait()
@@ -251,6 +258,8 @@ class EngineClient:
             backoff.reset()
             self._away_since_s = None
             entries = found.get(self._keys.outputs, ())
+            if len(entries) < _MAX_ENTRIES:
+                self._last_read_s = time.monotonic()
             self._metrics.outputs_lag_entries.set(len(entries))
             for entry in entries:
                 self._deliveries.dispatch(self._sessions.apply(entry))
@@ -285,6 +294,7 @@ class EngineClient:
                 detail = status.detail if isinstance(status, EngineAway) else "ready"
                 _log.info("engine", status=detail)
             self._status = status
+            self._metrics.outputs_lag_seconds.set(self.log_lag_s)
             self._tend_deliveries()
             await asyncio.sleep(_POLL_S)
 
@@ -325,4 +335,6 @@ def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine 
         return EngineAway(
             f"engine {engine_id!r} serves {info.model.name!r}, this gateway {model_name!r}"
         )
-    return Engine(info.model, info.kv, info.max_num_sequences)
+    if info.draining:
+        return EngineAway(f"engine {engine_id!r} finishes what it has, and takes nothing new")
+    return Engine(info.model, info.kv, info.max_num_sequences, info.stalled_ms)

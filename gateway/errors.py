@@ -11,12 +11,16 @@ _RETRY_AFTER_S = 2
 
 _TYPES = {
     400: "invalid_request_error",
+    401: "invalid_request_error",
     404: "invalid_request_error",
     405: "invalid_request_error",
+    408: "invalid_request_error",
     409: "invalid_request_error",
     410: "invalid_request_error",
     413: "invalid_request_error",
     422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "service_unavailable",
 }
 
@@ -97,13 +101,58 @@ def unavailable(message: str) -> ApiError:
     return ApiError(503, message, code="engine_unavailable", rejection="no_engine", headers=headers)
 
 
+def unauthorized(given: bool) -> ApiError:
+    """401: no key, or none that is known."""
+    message = "this API key is not known" if given else "an API key is needed"
+    return ApiError(
+        401,
+        f"{message}: send it as Authorization: Bearer KEY",
+        code="invalid_api_key",
+        rejection="unauthorized",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def head_too_large(limit: int) -> ApiError:
+    """431; nothing of the request was kept."""
+    message = f"The request line and headers are larger than {limit} bytes"
+    return ApiError(431, message, code="head_too_large")
+
+
+def too_slow(limit_s: float) -> ApiError:
+    """408: the request did not arrive in full."""
+    message = f"The request did not arrive within {limit_s:g} seconds"
+    return ApiError(408, message, code="request_timeout")
+
+
+def busy(limit: int) -> ApiError:
+    """503: no connection is left; another gateway may have some."""
+    headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    message = f"there are {limit} connections already"
+    return ApiError(503, message, code="too_many_connections", headers=headers)
+
+
+def too_many_calls(limit: int) -> ApiError:
+    """429: this gateway is in the middle of as many calls as it may be."""
+    return overloaded(f"{limit} calls are in progress already")
+
+
+def overloaded(message: str) -> ApiError:
+    """429: too much is waiting already; the same request may work later."""
+    headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    return ApiError(429, message, code="overloaded", rejection="overloaded", headers=headers)
+
+
 def shutting_down(accepted: bool) -> ApiError:
     """503: another gateway must serve this."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
     rejection = None if accepted else "draining"
     return ApiError(
         503,
-        "the gateway is shutting down",
+        "the gateway is shutting down; another one, or the next, takes this up: "
+        + (
+            "resume the stream, or send the request again" if accepted else "send the request again"
+        ),
         code="shutting_down",
         rejection=rejection,
         headers=headers,

@@ -42,12 +42,20 @@ class ChoiceFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestAccepted:
+    """The log holds the request: from here on it is finished, whoever dies."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """No more will come for this request."""
 
     request_id: str
     error: str
     engine_knows: bool  # False: the engine may still be generating, and must be told
+    overloaded: bool = False  # it was never accepted, and may be if it is sent again
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,8 @@ class EngineUnreachable:
 
 
 Event = (
-    TokensArrived
+    RequestAccepted
+    | TokensArrived
     | PromptScored
     | PrefixFound
     | ChoiceFinished

@@ -11,7 +11,7 @@ from gateway.admission import Output
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.display import Display, read_display, request_id
 from gateway.engine import EngineClient
-from gateway.errors import ApiError, failed, other_body, shutting_down, taken_over, unavailable
+from gateway.errors import failed, other_body, overloaded, shutting_down, taken_over, unavailable
 from gateway.event_ids import Position, StreamPosition
 from gateway.events import (
     ChoiceFinished,
@@ -21,6 +21,7 @@ from gateway.events import (
     NotRemembered,
     PrefixFound,
     PromptScored,
+    RequestAccepted,
     RequestFailed,
     Superseded,
     TokensArrived,
@@ -32,6 +33,8 @@ from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
 from shared.messages import ChoiceView, FinishReason, Stop, Submit, TokenLogprobs
 from shared.metrics import GatewayMetrics
+
+_BAD_NEWS = (ClientGone, EngineUnreachable, NotRemembered, RequestFailed)
 
 
 class ClientLeft(Exception):
@@ -120,20 +123,15 @@ class Generation:
         return ",".join(sorted(set(reasons)))
 
     async def submit(self) -> None:
-        """Hand everything to the engine.
-
-        Raises:
-            ApiError: 503, nothing was accepted.
-        """
+        """Hand everything to the engine."""
         self._metrics.open_streams.inc(len(self._requests))
-        if not await self._engine.submit(self._submits(), self.mailbox):
-            await self._accepted()
+        await self._engine.submit(self._submits(), self.mailbox)
 
-    async def join(self) -> None:
+    def join(self) -> None:
         """Hand everything to the engine, which may have it already, from another call.
 
         Raises:
-            ApiError: 503, nothing was accepted; 422, what the engine has is something else.
+            ApiError: 422, what another call here waits for is something else.
         """
         submits = self._submits()
         for submit in submits:
@@ -143,7 +141,6 @@ class Generation:
         self._metrics.open_streams.inc(len(submits))
         for submit in submits:
             self._engine.attach(submit, self.mailbox)
-        await self._accepted()
 
     def resume(self, found: Sequence[Joined], position: StreamPosition) -> None:
         """Go on where another call stopped.
@@ -170,6 +167,33 @@ class Generation:
             if not all(view.finish_reason for view in views):
                 self._engine.attach(known.submit, self.mailbox, () if is_search else views)
 
+    async def accepted(self) -> None:
+        """Wait until the engine has taken every request; until then it may still refuse.
+
+        Raises:
+            ApiError: 429 or 500, it refused one; 503, it could not be asked; 422, it has
+                something else by this name; 409, a newer call delivers it.
+            ClientLeft: nobody waits any more.
+        """
+        unanswered = set(self._by_id)
+        while unanswered:
+            for letter in await self.mailbox.take():
+                self._waiting.append(letter)
+                if not unanswered:
+                    continue
+                if isinstance(letter, ServerLeaves):
+                    self._aborted_because = "gateway shuts down"
+                    raise shutting_down(accepted=False)
+                if isinstance(letter, Superseded):
+                    raise taken_over()
+                if isinstance(letter, Joined) and not self._is_repeated_in(letter.submit):
+                    self._leave_alone()
+                    raise other_body()
+                if isinstance(letter, _BAD_NEWS):
+                    self._open(letter)
+                else:
+                    unanswered.discard(letter.request_id)
+
     async def deltas(self) -> AsyncGenerator[list[tuple[int, Delta]], None]:
         """What is new, by choice, until all have finished.
 
@@ -181,8 +205,8 @@ class Generation:
         running = sum(not part.settled for part in self._parts)
         while running:
             touched: dict[int, tuple[PendingRequest, Part]] = {}
-            letters, self._waiting = self._waiting, []
-            for letter in letters or await self.mailbox.take():
+            letters, self._waiting = self._waiting or await self.mailbox.take(), []
+            for letter in letters:
                 found = self._open(letter)
                 if found is not None:
                     touched[found[1].index] = found
@@ -225,7 +249,7 @@ class Generation:
             self._aborted_because = "gateway shuts down"
             self.server_leaves = True
             raise shutting_down(accepted=True)
-        if isinstance(letter, (Joined, FollowingLost)):
+        if isinstance(letter, (RequestAccepted, Joined, FollowingLost)):
             return None
         if isinstance(letter, Superseded):
             raise TakenOver
@@ -301,27 +325,10 @@ class Generation:
         display = read_display(submit.display)
         return display is not None and display.fingerprint == self._display.fingerprint
 
-    async def _accepted(self) -> None:
-        """Wait until the engine has said something of every request."""
-        missing = set(self._by_id)
-        try:
-            while missing:
-                for letter in await self.mailbox.take():
-                    if isinstance(letter, ServerLeaves):
-                        raise shutting_down(accepted=False)
-                    if isinstance(letter, EngineUnreachable):
-                        self._aborted_because = letter.why
-                        raise unavailable(letter.why)
-                    if isinstance(letter, Superseded):
-                        raise taken_over()
-                    if isinstance(letter, Joined) and not self._is_repeated_in(letter.submit):
-                        raise other_body()
-                    if not isinstance(letter, ClientGone):
-                        missing.discard(letter.request_id)
-                    self._waiting.append(letter)
-        except ApiError as error:
-            self.close(abort=error.code != "idempotency_key_reused")
-            raise
+    def _leave_alone(self) -> None:
+        """What the engine has is another call's: closing this one must not abort it."""
+        for request in self._requests:
+            self._engine.close(request.request_id, self.mailbox)
 
     def _fail(self, request: PendingRequest, letter: RequestFailed) -> None:
         if all(part.choice.finish_reason is not None for part in request.parts):
@@ -330,6 +337,8 @@ class Generation:
             for part in request.parts:
                 part.engine_ended = True
         self._aborted_because = letter.error
+        if letter.overloaded:
+            raise overloaded(letter.error)
         code = "generation_failed" if letter.engine_knows else "stream_lost"
         raise failed(letter.error, code)
 

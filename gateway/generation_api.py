@@ -19,7 +19,7 @@ from gateway.admission import (
 )
 from gateway.answers import Resumption, StreamAnswer, whole_answer
 from gateway.beams import beam_params
-from gateway.call import call_of, credentials_of, idempotency_key, read_body
+from gateway.call import call_of, client_of, idempotency_key, read_body
 from gateway.display import Display, fingerprint, idempotent_call_id, owner_of, seed_of
 from gateway.errors import ApiError
 from gateway.event_ids import StreamPosition
@@ -72,7 +72,7 @@ async def _complete(service: Service, request: Request) -> Response:
         check_prompt(prompt, output, engine)
         max_tokens = completion_max_tokens(body, prompt, output, engine)
         sampling = sampling_params(body, output, beams, max_tokens, engine)
-        planned.append(_planned(body, prompt, sampling, continues=True))
+        planned.append(_planned(request, body, prompt, sampling, continues=True))
     return await _answer(service, request, body, planned, output)
 
 
@@ -86,7 +86,7 @@ async def _chat(service: Service, request: Request) -> Response:
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)
-    planned = [_planned(body, prompt, sampling, continues=False)]
+    planned = [_planned(request, body, prompt, sampling, continues=False)]
     return await _answer(service, request, body, planned, output)
 
 
@@ -100,7 +100,7 @@ async def _answer(
     call = call_of(request)
     key = idempotency_key(request)
     if key is not None:
-        call.id = idempotent_call_id(credentials_of(request), key)
+        call.id = idempotent_call_id(client_of(request), key)
         if body.seed is None:
             planned = [with_seed(item, seed_of(call.id)) for item in planned]
     display = _display(service, request, body, len(planned), output, is_repeatable=key is not None)
@@ -110,19 +110,36 @@ async def _answer(
     wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
     call.fields["stream"] = bool(body.stream)
     service.ready_engine()  # much may have happened while a long prompt was tokenized
-    await (generation.submit() if key is None else generation.join())
+    if key is None:
+        await generation.submit()
+    else:
+        generation.join()
     if not body.stream:
         return await whole_answer(generation, wire, call, request.receive)
     resumption = None
     if display.resumable:
         resumption = Resumption(call.id, service.resume_window_s, StreamPosition())
-    return StreamAnswer(generation, wire, display.include_usage, call, resumption)
+    answer = StreamAnswer(generation, wire, display.include_usage, call, resumption)
+    return await answer.accepted(request.receive)
 
 
 def _planned(
-    body: GenerationBody, prompt: Prompt, sampling: SamplingParams, continues: bool
+    request: Request,
+    body: GenerationBody,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    continues: bool,
 ) -> Planned:
-    return Planned(prompt, sampling, continues, body.priority or 0, body.cache_salt or "")
+    call = call_of(request)
+    return Planned(
+        prompt,
+        sampling,
+        continues,
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        tenant=call.tenant,
+        deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,
+    )
 
 
 def _display(
@@ -151,7 +168,7 @@ def _display(
         num_candidates=output.num_candidates,
         include_usage=_include_usage(body),
         resumable=bool(body.stream_resume),
-        owner=owner_of(call_id, credentials_of(request)),
+        owner=owner_of(call_id, client_of(request)),
         fingerprint=fingerprint(body) if is_repeatable else "",
     )
 

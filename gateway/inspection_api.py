@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.call import read_body
 from gateway.engine import Engine
 from gateway.errors import invalid_value, unknown_model
+from gateway.health import readiness
 from gateway.openapi import takes
 from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
 from gateway.service import Service
@@ -69,12 +70,8 @@ def inspection_router(service: Service, version: str) -> APIRouter:
 
     @router.get("/health/ready", tags=["gateway"])
     async def ready() -> Response:
-        """200 if a request sent now would be taken."""
-        reason = service.why_not_ready()
-        if reason is None:
-            return JSONResponse({"status": "ready"})
-        detail = {"status": "not ready", "detail": str(reason)}
-        return JSONResponse(detail, reason.status, reason.headers)
+        """200 if a request sent now would be served, else the check that failed."""
+        return readiness(service)
 
     @router.get("/metrics", tags=["gateway"])
     async def metrics() -> Response:

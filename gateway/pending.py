@@ -23,6 +23,8 @@ class Planned:
     continues: bool  # the text continues the prompt's text, and is no text of its own
     priority: int = 0
     cache_salt: str = ""
+    tenant: str = ""
+    deadline_ms: int = 0  # wall clock; 0: none
 
 
 def with_seed(planned: Planned, seed: int) -> Planned:
@@ -134,6 +136,8 @@ class PendingRequest:
             num_choices=len(self.parts),
             priority=self.planned.priority,
             cache_salt=self.planned.cache_salt,
+            tenant=self.planned.tenant,
+            deadline_ms=self.planned.deadline_ms,
             display=self.display,
         )
 

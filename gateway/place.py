@@ -62,3 +62,7 @@ class Place:
             # say is not what was delivered, until a scheduler has started anew.
             self.cursor = START
             self._awaits_epoch = True
+            if self._epoch is not None and last.epoch < self._epoch:
+                # Its epoch is lost as a whole. If the clock went back, too, the next has a lower
+                # number.
+                self._epoch = self._step = None

@@ -24,6 +24,7 @@ MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
 MAX_LENGTH_PENALTY = 100.0
+MAX_DEADLINE_MS = 7 * 24 * 3_600_000
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
@@ -102,6 +103,7 @@ class GenerationBody(_Body):
     return_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None  # from the POST on
     user: str | None = None
 
 

@@ -6,28 +6,29 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-import uvicorn
-
+from gateway.api_keys import ApiKeys
 from gateway.app import create_app
+from gateway.connections import connections_that_fit
 from gateway.engine import EngineClient
+from gateway.health import readiness
+from gateway.http_server import LAST_EVENTS_S, HttpServer, connection_limits
+from gateway.management import management_app
 from gateway.prefix_file import read_prefixes
 from gateway.prompts import PromptReader
-from gateway.service import Service
+from gateway.service import ReadyLimits, Service
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
 from shared.bus.api import Bus
+from shared.errors import SettingsError
 from shared.logs import EventLog
 from shared.metrics import GatewayMetrics
 from shared.model_name import model_name
 
 _log = EventLog("gateway.server")
 
-_KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections
-_LAST_EVENTS_S = 3.0  # for the error events of streams that drain_timeout cut
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -36,9 +37,10 @@ class Server:
 
     Attributes:
         port: the one that is listened on, 0 before.
+        connections: of clients, open now.
 
     Raises:
-        SettingsError: the prefixes that are to be pinned cannot be read.
+        SettingsError: the prefixes that are to be pinned, or the API keys, cannot be read.
     """
 
     def __init__(self, settings: GatewaySettings, bus: Bus, tokenizer: Tokenizer) -> None:
@@ -46,7 +48,9 @@ class Server:
         metrics = GatewayMetrics(name, settings.engine_id)
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
+        keys = ApiKeys(settings.api_keys, settings.api_key)
         self.port = 0
+        self.connections: set[Any] = set()
         self.service = Service(
             model_name=name,
             max_body_bytes=settings.max_body_bytes,
@@ -64,30 +68,41 @@ class Server:
                 settings.bus_patience,
             ),
             metrics=metrics,
+            keys=keys,
+            max_calls=settings.max_concurrent_calls,
+            ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),
         )
+        fit = connections_that_fit(settings.max_connections)
+        self._limits = connection_limits(settings, fit)
         self._settings = settings
         self._leave = asyncio.Event()
         self._listening = asyncio.Event()
 
     async def run(self) -> int:
         """Serve until told to leave; the exit status of the process."""
-        http = _Http(self._config())
+        settings = self._settings
+        app = create_app(self.service)
+        http = HttpServer(app, settings.host, settings.port, self._limits)
+        self.connections = http.server_state.connections
         engine = asyncio.create_task(self.service.engine.run())
-        serving = asyncio.create_task(http.serve())
+        servers = [http, *self._management()]
+        serving = [asyncio.create_task(server.serve()) for server in servers]
         leaving = asyncio.create_task(self._leave.wait())
         announcing = asyncio.create_task(self._announce(http))
         failed = False
         try:
-            await asyncio.wait({engine, serving, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            working = (engine, leaving, *serving)
+            await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
             # Without the loop of the log streams would wait forever: better to leave with an error.
             failed = not leaving.done()
-            await self._drain(0.0 if failed else self._settings.drain_timeout)
-            http.should_exit = True
-            await asyncio.wait({serving}, timeout=2 * _LAST_EVENTS_S)
+            await self._drain(0.0 if failed else settings.drain_timeout)
+            for server in servers:
+                server.should_exit = True
+            await asyncio.wait(serving, timeout=2 * LAST_EVENTS_S)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._flush(engine), _LAST_EVENTS_S)
+                await asyncio.wait_for(self._flush(engine), LAST_EVENTS_S)
         finally:
-            tasks = (engine, serving, leaving, announcing)
+            tasks = (engine, *serving, leaving, announcing)
             ended_well = [await _end(task) for task in tasks]
             self.service.prompts.close()
         return 1 if failed or not all(ended_well) else 0
@@ -100,6 +115,21 @@ class Server:
     def leave(self) -> None:
         """Accept nothing more, let open streams end, and return from ``run``."""
         self._leave.set()
+
+    def reload_keys(self) -> None:
+        """Read the file of API keys again; if it cannot be used, those known before stay."""
+        try:
+            _log.info("API keys read", keys=self.service.keys.reload())
+        except SettingsError as error:
+            _log.error("API keys not read, the old ones stay", error=error)
+
+    def _management(self) -> list[HttpServer]:
+        """What answers machines on a port of their own, if there is to be one."""
+        host, port = self._settings.gateway_metrics_host, self._settings.gateway_metrics_port
+        if not port:
+            return []
+        app = management_app(self.service.metrics, lambda: readiness(self.service))
+        return [HttpServer(app, host, port, self._limits)]
 
     async def _drain(self, timeout_s: float) -> None:
         self.service.draining = True
@@ -116,10 +146,12 @@ class Server:
         if not engine.done():
             await self.service.engine.flushed()
 
-    async def _announce(self, http: "_Http") -> None:
+    async def _announce(self, http: HttpServer) -> None:
         await http.bound.wait()
-        self.port = http.servers[0].sockets[0].getsockname()[1]
+        self.port = http.port
         self._listening.set()
+        if not self.service.keys.are_asked_for and not _is_loopback(self._settings.host):
+            _log.warning("no API keys: everybody who reaches the port may use it")
         _log.info(
             "listening",
             url=f"http://{self._settings.host}:{self.port}",
@@ -127,21 +159,9 @@ class Server:
             engine=self._settings.engine_id,
         )
 
-    def _config(self) -> uvicorn.Config:
-        return uvicorn.Config(
-            create_app(self.service),
-            host=self._settings.host,
-            port=self._settings.port,
-            lifespan="off",
-            ws="none",
-            http="httptools",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(_LAST_EVENTS_S),
-        )
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 async def _end(task: "asyncio.Task[Any]") -> bool:
@@ -157,29 +177,11 @@ async def _end(task: "asyncio.Task[Any]") -> bool:
     return True
 
 
-class _Http(uvicorn.Server):
-    """uvicorn without its own handling of signals, which would close streams too early."""
+def heed_signals(server: Server) -> None:
+    """Leave in good order at the first SIGTERM or SIGINT, at once at the second.
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.bound = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:
-            # The address is in use, or not ours; uvicorn has logged it.
-            raise OSError("cannot listen") from None
-        if self.started:
-            self.bound.set()
-
-
-def leave_on_signals(server: Server) -> None:
-    """Leave in good order at the first SIGTERM or SIGINT, at once at the second."""
+    SIGHUP reads the API keys again.
+    """
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 
@@ -192,3 +194,4 @@ def leave_on_signals(server: Server) -> None:
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGHUP, server.reload_keys)

@@ -2,11 +2,25 @@
 
 from dataclasses import dataclass
 
+from gateway.api_keys import ApiKeys
 from gateway.engine import Engine, EngineAway, EngineClient
 from gateway.errors import ApiError, shutting_down, unavailable, unknown_model
 from gateway.prompts import PromptReader
 from gateway.tokenizer import Tokenizer
 from shared.metrics import GatewayMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyLimits:
+    """How long nothing may move before this gateway is not ready.
+
+    Attributes:
+        stall_ms: of the engine: since its last step, while there is work.
+        log_lag_s: of this process: since its last look into the log, while somebody waits.
+    """
+
+    stall_ms: int
+    log_lag_s: float
 
 
 @dataclass(slots=True)
@@ -15,6 +29,7 @@ class Service:
 
     Attributes:
         created: when it started, seconds since 1970.
+        max_calls: in progress at once.
         resume_window_s: how long a stream that can be resumed outlives its client.
         draining: it ends as soon as its open streams have ended.
     """
@@ -27,6 +42,9 @@ class Service:
     prompts: PromptReader
     engine: EngineClient
     metrics: GatewayMetrics
+    keys: ApiKeys
+    max_calls: int
+    ready_limits: ReadyLimits
     draining: bool = False
 
     def check_model(self, name: str | None) -> None:

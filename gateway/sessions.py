@@ -16,6 +16,7 @@ from gateway.events import (
     NotRemembered,
     PrefixFound,
     PromptScored,
+    RequestAccepted,
     RequestFailed,
     Superseded,
     TokensArrived,
@@ -38,7 +39,7 @@ from shared.messages import (
 )
 
 # Ends of which the log tells all: what led to them need not have been seen.
-GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH)
+GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)
 
 
 class Sessions:
@@ -303,10 +304,11 @@ class Sessions:
                 self._by_handle[choice.handle] = choice
 
     def _joined(self, request: DeliveredRequest, state: RequestState) -> Iterator[Event]:
-        request.was_stated = True
         if request.awaits:
-            request.awaits = False
             yield Joined(state.submit.request_id, state.submit)
+        elif not request.was_stated:
+            yield RequestAccepted(state.submit.request_id)
+        request.was_stated, request.awaits = True, False
 
     def _on_choice_ended(self, message: ChoiceEnded) -> Iterator[Event]:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
@@ -325,9 +327,8 @@ class Sessions:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
         request_id = message.request_id
         self._unstated.discard(request_id)
-        if self._lookups.pop(request_id, None) is not None:
-            # How to show it stands in the state, which is gone.
-            yield NotRemembered(request_id)
+        # Who looks it up is not answered yet: how to show it stands in a state, which comes when
+        # the question is repeated.
         request = self._requests.get(request_id)
         if request is None or request.has_ended:
             return
@@ -361,10 +362,15 @@ class Sessions:
         elif reason is FinishReason.UNKNOWN:
             self.close(request_id)
             yield NotRemembered(request_id)
-        elif reason not in GOOD_ENDS or request.is_search:
+        elif reason is FinishReason.ABORT and request.awaits:
+            return  # an earlier delivery was given up; who attaches is served all the same
+        elif reason not in GOOD_ENDS or (request.is_search and reason is not FinishReason.DEADLINE):
             error = message.error or f"the request ended with {reason.value!r}"
-            yield self._failed(request_id, error)
-        elif not request.awaits:
+            refused = reason is FinishReason.OVERLOADED
+            # An Attach that follows the refused Submit would begin it all the same.
+            knows = not (refused and request.awaits)
+            yield self._failed(request_id, error, knows, refused)
+        elif request.is_search or not request.awaits:
             for choice in request.choices:
                 if not choice.ended:
                     yield self._end(choice, reason)
@@ -387,10 +393,12 @@ class Sessions:
         self.close(request_id)
         return RequestFailed(request_id, f"the stream cannot be continued: {why}", False)
 
-    def _failed(self, request_id: str, error: str) -> Event:
+    def _failed(
+        self, request_id: str, error: str, engine_knows: bool = True, overloaded: bool = False
+    ) -> Event:
         """The engine has given the request up."""
         self.close(request_id)
-        return RequestFailed(request_id, error, engine_knows=True)
+        return RequestFailed(request_id, error, engine_knows, overloaded)
 
     def _end(
         self, choice: DeliveredChoice, reason: FinishReason, beam_score: float | None = None

@@ -19,6 +19,38 @@ class GatewaySettings:
     engine_id: str = setting("engine-0", "Engine to send requests to.")
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on.", minimum=0, maximum=65535)
+    api_keys: str | None = setting(
+        None,
+        "File of the API keys that clients need, one NAME sha256:HEX in each line, read again on "
+        "SIGHUP; python -m gateway.api_keys makes them. A single key can be given in the variable "
+        "PAGESTREAM_API_KEY. With neither, everybody is let in.",
+    )
+    api_key: str | None = setting(None, "One API key, in plain text.", secret=True)
+    gateway_metrics_host: str = setting("127.0.0.1", "Address of the gateway's own /metrics.")
+    gateway_metrics_port: int = setting(
+        0,
+        "Port on which the gateway answers /metrics and /health/* without an API key; 0 for none: "
+        "they are on --port in any case, where only /health/live needs no key.",
+        minimum=0,
+        maximum=65535,
+    )
+    max_concurrent_calls: int = setting(
+        1024, "Most calls in progress at once; others are answered 429.", minimum=1
+    )
+    max_connections: int = setting(
+        4096, "Most open connections; others are answered 503.", minimum=16
+    )
+    max_head_bytes: int = setting(
+        32 * 2**10, "Largest request line with headers.", parse=byte_size, minimum=1024
+    )
+    request_timeout: float = setting(
+        60.0, "Seconds that a request may take to arrive, from its first byte.", minimum=0.05
+    )
+    write_timeout: float = setting(
+        120.0,
+        "Seconds that a client may leave what it was sent unread; then it is cut off.",
+        minimum=0.05,
+    )
     max_body_bytes: int = setting(
         4 * 2**20, "Largest request body accepted.", parse=byte_size, minimum=1024
     )
@@ -41,7 +73,22 @@ class GatewaySettings:
         "Seconds that a stream which can be resumed goes on without its client.",
         minimum=0,
     )
+    max_stall: float = setting(
+        10.0,
+        "Seconds without a step, while the engine has work, after which the gateway is not ready.",
+        minimum=0.1,
+    )
+    max_log_lag: float = setting(
+        10.0,
+        "Seconds without a look into the log, while clients wait, after which it is not ready.",
+        minimum=2.0,
+    )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
     log_level: str = setting(
         "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
     )
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Clients need an API key."""
+        return self.api_keys is not None or self.api_key is not None

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gateway.admission import Prompt
 from gateway.answers import Resumption, StreamAnswer
-from gateway.call import call_of, credentials_of
+from gateway.call import call_of, client_of
 from gateway.display import Display, owner_of, read_display, request_id
 from gateway.engine import EngineClient
 from gateway.errors import gone, invalid, shutting_down, taken_over, unavailable, unknown_stream
@@ -49,7 +49,7 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
     display = read_display(first.submit.display)
     if display is None or not display.resumable:
         raise unknown_stream()
-    if display.owner != owner_of(stream_id, credentials_of(request)):
+    if display.owner != owner_of(stream_id, client_of(request)):
         raise unknown_stream()
     num_choices = display.num_prompts * display.num_candidates
     if position.choices and len(position.choices) != num_choices:
@@ -89,7 +89,15 @@ def _planned(known: Joined, display: Display) -> Planned:
     own = read_display(submit.display)
     text = None if own is None else own.prompt_text
     prompt = Prompt(submit.prompt.tolist(), text, "prompt")
-    return Planned(prompt, submit.sampling, not display.is_chat, submit.priority, submit.cache_salt)
+    return Planned(
+        prompt,
+        submit.sampling,
+        continues=not display.is_chat,
+        priority=submit.priority,
+        cache_salt=submit.cache_salt,
+        tenant=submit.tenant,
+        deadline_ms=submit.deadline_ms,
+    )
 
 
 async def _look_up(engine: EngineClient, request_ids: Sequence[str]) -> list[Joined]:

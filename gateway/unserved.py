@@ -6,11 +6,16 @@ A gateway that exits would leave clients with a refused connection and no reason
 import asyncio
 import signal
 
-import uvicorn
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.api_keys import ApiKeys
+from gateway.call import AccessLog
+from gateway.connections import connections_that_fit
 from gateway.errors import unavailable
+from gateway.http_server import HttpServer, connection_limits
+from gateway.management import management_app
+from gateway.require_key import RequireKey
 from gateway.settings import GatewaySettings
 from gateway.version import version
 from shared.logs import EventLog
@@ -22,12 +27,11 @@ _log = EventLog("gateway.unserved")
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
-def create_unserved_app(settings: GatewaySettings, reason: str) -> FastAPI:
+def create_unserved_app(keys: ApiKeys, metrics: GatewayMetrics, reason: str) -> FastAPI:
     """Alive and never ready: everything that needs a model is answered with 503 and the reason."""
     app = FastAPI(title="PageStream", version=version())
-    metrics = GatewayMetrics(
-        model_name(settings.model, settings.served_model_name), settings.engine_id
-    )
+    app.add_middleware(RequireKey, keys=keys, metrics=metrics)
+    app.add_middleware(AccessLog)
 
     @app.get("/health/live")
     async def live() -> dict[str, str]:
@@ -44,31 +48,42 @@ def create_unserved_app(settings: GatewaySettings, reason: str) -> FastAPI:
     @app.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
     async def refuse(path: str, request: Request) -> Response:  # noqa: ARG001
         metrics.admission_rejections["no_engine"].inc()
-        error = unavailable(reason)
-        return JSONResponse(error.body(), error.status, error.headers)
+        return _refusal(reason)
 
     return app
 
 
+def _refusal(reason: str) -> Response:
+    error = unavailable(reason)
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
 async def serve_unserved(settings: GatewaySettings, reason: str) -> int:
-    """Answer until told to leave; the exit status of the process is a failure's."""
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_unserved_app(settings, reason),
-            host=settings.host,
-            port=settings.port,
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-        )
-    )
-    serving = asyncio.create_task(server.serve())
+    """Answer until told to leave; the exit status of the process is a failure's.
+
+    Raises:
+        SettingsError: the API keys cannot be used.
+    """
+    keys = ApiKeys(settings.api_keys, settings.api_key)
+    name = model_name(settings.model, settings.served_model_name)
+    metrics = GatewayMetrics(name, settings.engine_id)
+    app = create_unserved_app(keys, metrics, reason)
+    limits = connection_limits(settings, connections_that_fit(settings.max_connections))
+    servers = [HttpServer(app, settings.host, settings.port, limits)]
+    if settings.gateway_metrics_port:
+        machines = management_app(metrics, lambda: _refusal(reason))
+        host, port = settings.gateway_metrics_host, settings.gateway_metrics_port
+        servers.append(HttpServer(machines, host, port, limits))
+
+    def leave() -> None:
+        for server in servers:
+            server.should_exit = True
+
     loop = asyncio.get_running_loop()
+    serving = [asyncio.create_task(server.serve()) for server in servers]
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: setattr(server, "should_exit", True))
+        loop.add_signal_handler(number, leave)
     url = f"http://{settings.host}:{settings.port}"
     _log.warning("answering 503 to everything", url=url, reason=reason)
-    await serving
+    await asyncio.gather(*serving)
     return 1

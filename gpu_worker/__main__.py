@@ -5,8 +5,9 @@ import signal
 import sys
 
 from gpu_worker.settings import WorkerSettings
+from shared.errors import SettingsError
 from shared.logs import setup_logging
-from shared.settings import load_or_exit
+from shared.settings import exit_with, load_or_exit
 
 # Threads that spin while they wait for each other are fast on an idle machine. Next to other
 # processes (the gateway, the scheduler, Redis) they wait for cores that they keep busy themselves:
@@ -26,7 +27,10 @@ def main() -> None:
     os.environ.setdefault(*_OPENMP)
     from gpu_worker.process import run  # torch's threads read the environment when it is imported
 
-    sys.exit(run(settings))
+    try:
+        sys.exit(run(settings))
+    except SettingsError as error:
+        exit_with(error)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from shared.bus.api import Bus
 from shared.bus.keys import EngineKeys
@@ -32,12 +33,20 @@ class Lease:
         bus: where it stands.
         keys: of the engine.
         rank: of the worker.
+        clock_s: monotonic time.
     """
 
-    def __init__(self, bus: Bus, keys: EngineKeys, rank: int) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        keys: EngineKeys,
+        rank: int,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._bus = bus
         self._key = keys.worker(rank)
         self._rank = rank
+        self._clock_s = clock_s
         self._ready: bytes | None = None
         self._instance = ""
         self._due_s = 0.0
@@ -82,7 +91,7 @@ class Lease:
         Raises:
             LeaseTaken: a worker that started later has it.
         """
-        if time.monotonic() < self._due_s:
+        if self._clock_s() < self._due_s:
             return False
         if await self.is_foreign():
             self._ready = None
@@ -119,7 +128,7 @@ class Lease:
     async def _put(self, ttl_ms: int) -> None:
         assert self._ready is not None, "the lease was never taken"
         await self._bus.put(self._key, self._ready, ttl_ms)
-        self._due_s = time.monotonic() + _RENEWAL_S
+        self._due_s = self._clock_s() + _RENEWAL_S
 
 
 def _ttl_ms(longest_step_s: float) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Protocol
 from uuid import uuid4
 
@@ -59,6 +60,7 @@ class WorkerService:
         speeds: what preemption costs here.
         observer: gets every step.
         rank: its place among the engine's workers.
+        clock_s: monotonic time.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class WorkerService:
         speeds: Speeds,
         observer: StepObserver,
         rank: int = 0,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
         self._keys = EngineKeys(engine_id)
@@ -80,7 +83,8 @@ class WorkerService:
         self._speeds = speeds
         self._observer = observer
         self._rank = rank
-        self._lease = Lease(bus, self._keys, rank)
+        self._clock_s = clock_s
+        self._lease = Lease(bus, self._keys, rank, clock_s)
         self._stopping = asyncio.Event()
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
         self._longest_step_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
@@ -176,13 +180,13 @@ class WorkerService:
         if plan.step != self._step + 1:
             raise InstanceOver(f"step {plan.step} follows {self._step} in plans")
         trim_below = _parse_id(plan)
-        began = time.perf_counter()
+        began = self._clock_s()
         try:
             result = self._executor.execute(plan)
         except PlanRefused as error:
             raise InstanceOver(f"plan of step {plan.step}: {error}") from error
         self._step = plan.step
-        self._longest_step_s = max(self._longest_step_s, time.perf_counter() - began)
+        self._longest_step_s = max(self._longest_step_s, self._clock_s() - began)
         append = Append(self._keys.outputs, [encode(result)], self._epoch, trim_below=trim_below)
         try:
             await self._bus.append(append)

@@ -12,11 +12,11 @@ from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable
+from shared.errors import BusUnavailable, SettingsError
 from shared.logs import EventLog, setup_logging
 from shared.metrics import SchedulerMetrics
 from shared.model_name import model_name
-from shared.settings import load_or_exit
+from shared.settings import exit_with, load_or_exit
 
 log = EventLog(__name__)
 
@@ -49,7 +49,10 @@ def main() -> None:
     """Run until SIGTERM or SIGINT; exit non-zero on failure, 2 on bad settings."""
     settings = load_or_exit(SchedulerSettings, "PageStream's scheduler.")
     setup_logging("scheduler", settings.log_level)
-    sys.exit(uvloop.run(_serve(settings)))
+    try:
+        sys.exit(uvloop.run(_serve(settings)))
+    except SettingsError as error:
+        exit_with(error)
 
 
 if __name__ == "__main__":

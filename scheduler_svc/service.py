@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import math
 import time
+from collections.abc import Callable
 from uuid import uuid4
 
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
@@ -61,6 +62,8 @@ class SchedulerService:
         settings: limits of a step.
         observer: gets everything worth counting.
         recorder: gets everything that a replay needs.
+        clock_s: monotonic time.
+        wall_ns: time of day, in nanoseconds since 1970.
     """
 
     def __init__(
@@ -69,11 +72,15 @@ class SchedulerService:
         settings: SchedulerSettings,
         observer: Observer,
         recorder: Recorder | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._bus = bus
         self._settings = settings
         self._observer = observer
         self._recorder = recorder or NoRecorder()
+        self._clock_s = clock_s
+        self._wall_ns = wall_ns
         self._keys = EngineKeys(settings.engine_id)
         self._instance = uuid4().hex
         self._stopping = asyncio.Event()
@@ -82,8 +89,8 @@ class SchedulerService:
         self._run_id = ""
         self._served = ""  # instance of the last worker that an epoch was started for
         self._renamed = ""  # one that will not be named again
-        self._gateways = GatewayWatch(settings.gateway_grace)
-        self._progress = Progress()
+        self._gateways = GatewayWatch(settings.gateway_grace, clock_s)
+        self._progress = Progress(clock_s)
         self._model: ModelInfo | None = None
         self._kv: KVGeometry | None = None
 
@@ -193,16 +200,16 @@ class SchedulerService:
         await self._publish(EngineState.READY, "", epoch)
         due_s = 0.0
         until_s = math.inf
-        while not self._stopping.is_set() and time.monotonic() < until_s:
+        while not self._stopping.is_set() and self._clock_s() < until_s:
             await self._turn(core, epoch)
             if self._draining.is_set() and not self._stopping.is_set() and until_s == math.inf:
                 await self._start_draining(epoch)
-                until_s = time.monotonic() + self._settings.drain_timeout
+                until_s = self._clock_s() + self._settings.drain_timeout
             if core.is_draining and not core.has_running:
                 break
-            if time.monotonic() >= due_s:
+            if self._clock_s() >= due_s:
                 await self._housekeeping(core, epoch, worker)
-                due_s = time.monotonic() + _HOUSEKEEPING_S
+                due_s = self._clock_s() + _HOUSEKEEPING_S
         if self._draining.is_set():
             self._stopping.set()
             log.info("drained", requests_left=core.num_requests)
@@ -251,7 +258,7 @@ class SchedulerService:
             self._recorder.entry("requests", entry)
             answers += self._apply_request(core, entry)
         plans = []
-        while (plan := core.schedule(time.time_ns() // 1_000_000)) is not None:
+        while (plan := core.schedule(self._wall_ns() // 1_000_000)) is not None:
             plans.append(plan)
         answers += core.take_answers()
         spent_s = time.perf_counter() - began

@@ -28,7 +28,8 @@ class _Formatter(logging.Formatter):
 
 def _value(value: Any) -> str:
     text = str(value)
-    return text if text and not any(c in text for c in ' "=\n') else json.dumps(text)
+    plain = text.isprintable() and not any(c in text for c in ' "=')
+    return text if text and plain else json.dumps(text)
 
 
 def setup_logging(service: str, level: str) -> None:

@@ -95,6 +95,7 @@ class Attach(Message):
     submit: Submit | None  # None: the gateway only knows the id
     views: tuple[ChoiceView, ...]  # by choice; empty: nothing was delivered
     exact: bool  # go on from the views even if the log has more: it lacks log-probabilities
+    is_new: bool = False  # never accepted, as far as the gateway knows: it may still be refused
 
 
 @message

@@ -121,17 +121,24 @@ class GatewayMetrics(_Metrics):
             "request_success",
             "Requests that ended, by reason.",
             "finished_reason",
-            ("stop", "length", "abort", "error"),
+            ("stop", "length", "abort", "error", "deadline", "overloaded"),
         )
         self.admission_rejections = self._counters(
             "admission_rejections",
             "Requests refused before they were accepted.",
             "reason",
-            ("invalid", "too_long", "too_large", "unknown_model", "no_engine", "draining"),
+            (
+                *("invalid", "too_long", "too_large", "unknown_model", "no_engine", "draining"),
+                *("unauthorized", "overloaded"),
+            ),
         )
         self.open_streams = self._gauge("open_streams", "Requests that clients wait for.")
         self.outputs_lag_entries = self._gauge(
             "gateway_outputs_read_entries", "Entries that the last read of outputs returned."
+        )
+        self.outputs_lag_seconds = self._gauge(
+            "gateway_outputs_lag_seconds",
+            "Since outputs was last read to its end, 0 while no client waits.",
         )
 
 

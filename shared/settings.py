@@ -30,6 +30,7 @@ class _Meta:
     maximum: float | None
     choices: tuple[str, ...] | None
     env: str | None
+    secret: bool
 
 
 def setting(
@@ -41,6 +42,7 @@ def setting(
     maximum: float | None = None,
     choices: tuple[str, ...] | None = None,
     env: str | None = None,
+    secret: bool = False,
 ) -> Any:
     """A field of a settings dataclass.
 
@@ -49,8 +51,9 @@ def setting(
             own reading; ``auto`` stands for None where the type allows it.
         minimum, maximum: inclusive bounds of numbers.
         env: name of the environment variable if it is not ``PAGESTREAM_<NAME>``.
+        secret: there is no flag, which anybody on the machine could read.
     """
-    meta = _Meta(help_text, parse, minimum, maximum, choices, env)
+    meta = _Meta(help_text, parse, minimum, maximum, choices, env, secret)
     return dataclasses.field(default=default, metadata={"setting": meta})
 
 
@@ -99,6 +102,8 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, seen: set[str] | None 
                 continue
             seen.add(field.name)
         meta: _Meta = field.metadata["setting"]
+        if meta.secret:
+            continue
         default = "auto" if field.default is None else field.default
         extra = f" One of {', '.join(meta.choices)}." if meta.choices else ""
         group.add_argument(
@@ -119,7 +124,7 @@ def load(cls: type[_S], flags: Mapping[str, str], environ: Mapping[str, str]) ->
     hints = typing.get_type_hints(cls)
     values = {}
     for field in dataclasses.fields(typing.cast(Any, cls)):
-        if field.name in flags:
+        if field.name in flags and not field.metadata["setting"].secret:
             key, text = flag_name(field), flags[field.name]
         elif environ.get(env_name(field), "") != "":
             key, text = env_name(field), environ[env_name(field)]

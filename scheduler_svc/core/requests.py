@@ -36,6 +36,7 @@ from shared.messages import (
     Submit,
 )
 
+_FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
 _MAX_DEATHS = 3  # workers that a request may have been the end of
 
 
@@ -96,10 +97,16 @@ class Requests:
                     submit.request_id, submit.gateway, submit.attachment, submit, (), exact=False
                 )
             )
-        if (reason := self._stepping.queues.backlog.why_full(submit)) is not None:
-            self._note(notes.Refused(submit.request_id, reason))
-            return [self._ended(submit.request_id, FinishReason.OVERLOADED, reason)]
+        if (refusal := self._why_full(submit)) is not None:
+            return refusal
         return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
+
+    def _why_full(self, submit: Submit) -> list[Message] | None:
+        reason = self._stepping.queues.backlog.why_full(submit)
+        if reason is None:
+            return None
+        self._note(notes.Refused(submit.request_id, reason))
+        return [self._ended(submit.request_id, FinishReason.OVERLOADED, reason)]
 
     def recover(
         self,
@@ -158,8 +165,7 @@ class Requests:
             self._note(notes.Refused(submit.request_id, reason))
             return [self._ended(submit.request_id, FinishReason.ERROR, reason)]
         if any(len(output) >= max_output for output in outputs.values()):
-            # Recovered into a smaller context than it had.
-            return self._end_at_once(submit, FinishReason.LENGTH)
+            return self._end_too_long(submit, outputs, ended)
         if submit.sampling.beams is not None and search is None:
             search = BeamSearch(submit.sampling.beams, max_output)
             outputs = {0: NO_TOKENS}
@@ -174,6 +180,18 @@ class Requests:
         self._deadlines.add(group)
         self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
         return [self.state_of(group)]
+
+    def _end_too_long(
+        self, submit: Submit, outputs: Mapping[int, IntArray], ended: Mapping[int, EndedChoice]
+    ) -> list[Message]:
+        """A request was recovered into a smaller context than it had."""
+        if submit.sampling.beams is not None:
+            reason = f"the context is now too short for its beams: {self._config.max_model_len}"
+            return self._end_at_once(submit, FinishReason.ERROR, reason)
+        over = {
+            choice: EndedChoice(found, FinishReason.LENGTH) for choice, found in outputs.items()
+        }
+        return self._finished(submit, {**ended, **over})
 
     def _new_group(
         self,
@@ -215,6 +233,8 @@ class Requests:
         if submit is None:
             reason = "there is no such request, or it ended too long ago"
             return [self._ended(attach.request_id, FinishReason.UNKNOWN, reason)]
+        if attach.is_new and (refusal := self._why_full(submit)) is not None:
+            return refusal
         self._remembered.forget(attach.request_id)
         submit = replace(submit, gateway=attach.gateway, attachment=attach.attachment)
         views = attach.views if len(attach.views) == submit.num_choices else ()
@@ -239,7 +259,8 @@ class Requests:
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
             return None  # the client came back another way
         assert message is not None, "it ended by its choices or by a message"
-        if isinstance(message, BeamsEnded) and ended.submit is not None:
+        failed = isinstance(message, RequestEnded) and message.reason in _FAILURES
+        if ended.submit is not None and not failed:
             submit = replace(ended.submit, gateway=attach.gateway, attachment=attach.attachment)
             return [self._state_of_ended(submit, {}), message]
         return [message]
@@ -398,7 +419,7 @@ class Requests:
             return message
         for sequence in reversed(list(group.sequences)):
             self._end(group, sequence, reason)
-        if reason in (FinishReason.ABORT, FinishReason.ERROR) and not group.serves_nobody:
+        if reason in _FAILURES and not group.serves_nobody:
             ended = EndedRequest(group.submit, {}, message, group.submit.attachment)
             self._remembered.add(group.request_id, ended, self._now_ms)
         return message

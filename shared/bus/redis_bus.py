@@ -11,7 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.keys import ENGINES
-from shared.errors import BusUnavailable, StaleWriter
+from shared.errors import BusUnavailable, SettingsError, StaleWriter
 
 _OLDEST_SERVER = (7, 0)  # the first with explicit epochs and automatic sequence: <epoch>-*
 _REPLY_TIMEOUT_S = 5.0
@@ -27,21 +27,29 @@ class RedisBus:
     A blocked read occupies its connection, so a process should have one reader.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
+        url: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user and password if the server
+            asks for them. TLS options such as ``?ssl_ca_certs=FILE`` may follow.
         max_block_ms: the longest ``block_ms`` that ``read`` will be called with.
+
+    Raises:
+        SettingsError: the URL cannot be used; its password is not shown.
     """
 
     def __init__(self, url: str, max_block_ms: int = 5_000) -> None:
         # No retries: an append whose reply was lost must not be sent again. The socket's own
         # timeout must be longer than the longest blocking read, or every idle read would fail.
-        self._redis: Redis = Redis.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=max_block_ms / 1000 + _REPLY_TIMEOUT_S,
-            socket_connect_timeout=_REPLY_TIMEOUT_S,
-            health_check_interval=0,
-            protocol=2,
-        )
+        try:
+            self._redis: Redis = Redis.from_url(
+                url,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=max_block_ms / 1000 + _REPLY_TIMEOUT_S,
+                socket_connect_timeout=_REPLY_TIMEOUT_S,
+                health_check_interval=0,
+                protocol=2,
+            )
+        except ValueError:
+            wanted = "expected redis[s]://[user:password@]host:port/0"
+            raise SettingsError("REDIS_URL", _without_login(url), wanted) from None
         # Streams are read raw: redis-py's own parsing costs as much again as the reading.
         self._redis.response_callbacks.pop("XREAD", None)
 
@@ -159,6 +167,13 @@ def _append_error(append: Append, error: ResponseError) -> Exception:
 def _entry(raw: Any) -> Entry:
     entry_id, fields = raw
     return Entry(EntryId.parse(entry_id), tuple(fields[1::2]))
+
+
+def _without_login(url: str) -> str:
+    """A URL as it may be shown."""
+    scheme, _, rest = url.rpartition("://")
+    place = rest.rpartition("@")[2] if "@" in rest else "..."
+    return f"{scheme}://{place}"
 
 
 def _text(value: bytes | str) -> str:

@@ -22,7 +22,18 @@ OUTPUT = 20
 
 
 def moment(num_used: int, num_shared: int) -> Stats:
-    return Stats(1, 0, 0, num_used, 0, num_shared, 0)
+    return Stats(
+        num_running=1,
+        num_waiting=0,
+        num_swapped=0,
+        num_used_blocks=num_used,
+        num_pinned_prefixes=0,
+        num_pinned_blocks=0,
+        num_pinned_unused_blocks=0,
+        num_cached_blocks=0,
+        num_shared_blocks=num_shared,
+        num_kv_tokens=0,
+    )
 
 
 @pytest.fixture(scope="module")

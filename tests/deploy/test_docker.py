@@ -1,13 +1,21 @@
 """The compose file and the images agree with the code; building them is not a unit test's job."""
 
 import dataclasses
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.exceptions import AuthenticationError
+from redis.retry import Retry
 
+from deploy.ports import free_port
+from deploy.redis_server import find_redis_server
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
@@ -21,6 +29,8 @@ DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 FIXED = {
     "PAGESTREAM_HOST",
     "PAGESTREAM_PORT",
+    "PAGESTREAM_GATEWAY_METRICS_HOST",
+    "PAGESTREAM_GATEWAY_METRICS_PORT",
     "PAGESTREAM_SCHEDULER_METRICS_HOST",
     "PAGESTREAM_SCHEDULER_METRICS_PORT",
     "PAGESTREAM_WORKER_METRICS_HOST",
@@ -70,3 +80,74 @@ def test_all_folders_that_are_mounted_exist() -> None:
                 assert (ROOT / source).exists(), source
             elif not source.startswith("$"):
                 assert source in COMPOSE["volumes"], source
+
+
+@pytest.mark.parametrize("service", COMPOSE["services"])
+def test_containers_have_no_rights_and_write_nowhere_but_into_volumes(service: str) -> None:
+    described = COMPOSE["services"][service]
+    assert described["read_only"] is True
+    assert described["cap_drop"] == ["ALL"]
+    assert described["security_opt"] == ["no-new-privileges:true"]
+    assert not described["user"].startswith(("0", "root"))
+    assert "privileged" not in described
+
+
+def test_only_clients_and_this_machine_reach_the_containers() -> None:
+    published = {
+        name: described["ports"]
+        for name, described in COMPOSE["services"].items()
+        if "ports" in described
+    }
+    assert published.pop("gateway") == ["8000:8000"]
+    for ports in published.values():
+        assert all(port.startswith("127.0.0.1:") for port in ports), ports
+
+
+def test_prometheus_scrapes_the_ports_that_the_images_open() -> None:
+    config = yaml.safe_load((ROOT / "monitoring" / "prometheus.yml").read_text())
+    for job in config["scrape_configs"]:
+        [target] = job["static_configs"][0]["targets"]
+        service, _, port = target.partition(":")
+        stage = DOCKERFILE.partition(f" AS {service}\n")[2].partition("\nFROM ")[0]
+        assert re.search(rf"^EXPOSE .*\b{port}\b", stage, re.MULTILINE), target
+
+
+def test_services_stop_before_what_they_need() -> None:
+    services = COMPOSE["services"]
+    assert "scheduler" in services["gateway"]["depends_on"]
+    assert "worker" in services["scheduler"]["depends_on"]
+    assert all("redis" in services[name]["depends_on"] for name in ("worker", "gateway"))
+
+
+def test_redis_of_the_compose_file_asks_for_its_password_and_keeps_a_log(tmp_path: Path) -> None:
+    redis = COMPOSE["services"]["redis"]
+    port = free_port()
+    shell, flag, script = redis["command"]
+    script = script.replace("$$", "$").replace("redis-server -", f"{find_redis_server()} -")
+    script = script.replace("--dir /data", f"--dir {tmp_path} --port {port} --bind 127.0.0.1")
+    environ = {"REDISCLI_AUTH": "it is secret", "PATH": os.environ["PATH"]}
+    assert [line.partition("=")[0] for line in redis["environment"]] == ["REDISCLI_AUTH"]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen([shell, flag, script], env=environ, stdout=log, stderr=log)
+    try:
+        retry = Retry(ConstantBackoff(0.05), 200)
+        client = Redis(port=port, password="it is secret", retry=retry)
+        assert client.config_get("appendonly") == {"appendonly": "yes"}
+        assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
+        client.close()
+        stranger = Redis(port=port)
+        with pytest.raises(AuthenticationError):
+            stranger.ping()
+        stranger.close()
+        commands = Path("/proc").glob("[0-9]*/cmdline")
+        assert not [path for path in commands if b"it is secret" in _bytes(path)]
+    finally:
+        process.terminate()
+        assert process.wait(10) == 0, "the signal must reach Redis, not only the shell"
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""

@@ -1,5 +1,6 @@
 """The launcher with its real services: what a user sees, and what happens when something dies."""
 
+import json
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -126,8 +128,10 @@ def test_a_killed_launcher_takes_its_services_along_and_the_next_start_works(
 def test_sigterm_ends_everything_in_order_with_exit_code_zero(running: Running) -> None:
     pids = running.pids()
     assert running.stop() == 0, running.story()
-    stopped = re.findall(r"(\w+) +stopped", running.said())
-    assert stopped == ["gateway", "worker", "scheduler", "redis"]
+    stopped = re.findall(r"(\w+) +stopped \(exit code 0\)", running.said())
+    assert stopped == ["gateway", "scheduler", "worker", "redis"]
+    asked = re.findall(r"(\w+) +is to end, in \d+ s at most", running.said())
+    assert asked == stopped
     assert not [name for name, pid in pids.items() if alive(pid)]
     assert not list((running.state / "run").glob("[!s]*.pid"))
     assert len(ready_lines(running.said())) == 1
@@ -204,3 +208,38 @@ def _stops_on_another(running: Running) -> bool:
         running.process.send_signal(signal.SIGINT)
         return False
     return True
+
+
+def test_with_api_keys_the_launcher_still_knows_when_it_is_ready_and_clients_need_one(
+    launch: Callable[..., Running],
+) -> None:
+    key = "a-key-of-the-environment"
+    running = launch(environ={"PAGESTREAM_API_KEY": key})
+    running.until_ready()
+    [line] = ready_lines(running.said())
+    assert "Bearer YOUR-KEY" in line
+    assert running.post("/v1/completions", {"model": "demo", "prompt": "a"})[0] == 401
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    body = json.dumps({"model": "demo", "prompt": "Once", "max_tokens": 2}).encode()
+    request = urllib.request.Request(f"{running.url}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert response.status == 200
+    for service in ("scheduler", "worker"):
+        assert key not in Path(f"/proc/{running.pid(service)}/environ").read_text()
+    logs = "".join(path.read_text() for path in (running.state / "log").glob("*.log"))
+    assert key not in running.said() + logs
+
+
+def test_an_open_stream_is_finished_before_everything_ends(running: Running) -> None:
+    body = {"model": "demo", "prompt": "Once", "max_tokens": 150, "ignore_eos": True}
+    request = urllib.request.Request(
+        f"{running.url}/v1/completions",
+        json.dumps({**body, "stream": True}).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert response.readline().startswith(b"data: ")
+        running.process.send_signal(signal.SIGTERM)
+        running.until(lambda: "gateway   is to end" in running.said(), 20.0, "the drain")
+        assert response.read().endswith(b"data: [DONE]\n\n")
+    assert running.process.wait(STOP_DEADLINE_S) == 0, running.story()

@@ -8,6 +8,7 @@ import pytest
 
 from deploy.options import find_model, read_options
 from deploy.ports import Wanted, check_ports, free_port
+from deploy.probe import health_address
 from deploy.serve import listeners, resolve
 from deploy.settings import REPOSITORY
 from gateway.settings import GatewaySettings
@@ -112,3 +113,17 @@ def test_two_services_cannot_have_the_same_port() -> None:
                 Wanted("--worker-metrics-port", "127.0.0.1", port),
             ]
         )
+
+
+def test_with_api_keys_the_gateway_says_how_it_is_on_a_port_that_asks_for_none() -> None:
+    assert health_address(resolve(read_options(["--port", "81"], {})).gateway) == ("127.0.0.1", 81)
+    options = resolve(read_options(["--port", "81"], {"PAGESTREAM_API_KEY": "k" * 16}))
+    host, port = health_address(options.gateway)
+    assert (host, port) == ("127.0.0.1", options.gateway.gateway_metrics_port)
+    assert port not in (0, 81)
+    assert load(GatewaySettings, {}, options.environ).gateway_metrics_port == port
+
+
+def test_a_secret_is_no_flag() -> None:
+    with pytest.raises(SystemExit):
+        read_options(["--api-key", "k" * 16], {})

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
 from openai import APIError
@@ -17,7 +17,7 @@ from tests.gateway.fake_engine import scores
 
 
 class Stream:
-    """A streamed completion, read event by event."""
+    """A streamed completion, read event by event; its answer begins when the engine accepts."""
 
     def __init__(self, stage: Stage, **body: object) -> None:
         self._request = stage.http.stream(
@@ -27,16 +27,17 @@ class Stream:
         self.raw = ""
 
     async def __aenter__(self) -> "Stream":
-        self._response = await self._request.__aenter__()
-        self._chunks = self._response.aiter_text()
+        self._opening = asyncio.ensure_future(self._request.__aenter__())
+        self._chunks = self._read()
         return self
 
     async def __aexit__(self, *args: object) -> None:
+        await self._opening
         await self._request.__aexit__(None, None, None)
 
-    @property
-    def status(self) -> int:
-        return self._response.status_code
+    async def _read(self) -> AsyncIterator[str]:
+        async for chunk in (await self._opening).aiter_text():
+            yield chunk
 
     async def read_text(self, length: int) -> str:
         """The next events, until there is so much text altogether."""
@@ -125,8 +126,9 @@ async def test_a_failed_request_ends_its_stream_with_an_error_and_no_done(stage:
 
 
 async def test_the_official_client_raises_on_a_failed_stream(stage: Stage) -> None:
-    stream = await stage.openai.completions.create(model="demo", prompt="Hi", stream=True)
+    opening = stage.spawn(stage.openai.completions.create(model="demo", prompt="Hi", stream=True))
     submit = await stage.engine.accept_next()
+    stream = await opening
     await stage.engine.end(submit, "error", "out of luck")
     with pytest.raises(APIError, match="out of luck"):
         async for _ in stream:

@@ -14,6 +14,7 @@ from gateway.events import (
     NotRemembered,
     PrefixFound,
     PromptScored,
+    RequestAccepted,
     RequestFailed,
     Superseded,
     TokensArrived,
@@ -43,18 +44,22 @@ ATTACHMENT = "attachment"
 
 
 class Log:
-    """Writes entries and reads them at once."""
+    """Writes entries and reads them at once; those that only say "accepted" are kept apart."""
 
     def __init__(self, *requests: str, scored: bool = False) -> None:
         self.sessions = Sessions()
         self.epoch, self.seq, self.number = 1, 0, 0
+        self.accepted: list[str] = []
         for request_id in requests:
             self.sessions.open(request_id, ATTACHMENT, scored=scored)
 
     def say(self, *messages: Message) -> list[Event]:
         self.seq += 1
         data = tuple(encode(message) for message in messages)
-        return self.sessions.apply(Entry(EntryId(self.epoch, self.seq), data))
+        events = self.sessions.apply(Entry(EntryId(self.epoch, self.seq), data))
+        accepted = [event for event in events if isinstance(event, RequestAccepted)]
+        self.accepted += [event.request_id for event in accepted]
+        return [event for event in events if event not in accepted]
 
     def start(self, epoch: int) -> list[Event]:
         self.epoch, self.seq, self.number = epoch, -1, 0
@@ -119,6 +124,30 @@ def log() -> Log:
     log = Log("a", "b")
     log.start(5)
     return log
+
+
+def test_a_request_is_accepted_once_by_its_first_state(log: Log) -> None:
+    log.state("b", 1)
+    assert log.accepted == ["b"]
+    log.start(6)
+    log.state("b", 1)
+    assert log.accepted == ["b"]
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_deadline_ends_what_runs_and_what_waits_with_its_reason(log: Log, stated: bool) -> None:
+    if stated:
+        log.state("a", 1)
+        log.step({1: 10})
+    ended = log.say(RequestEnded("a", "deadline", "", "3-4"))
+    assert ended == [ChoiceFinished("a", 0, FinishReason.DEADLINE)]
+
+
+def test_a_refusal_for_overload_is_a_failure_that_says_so(log: Log) -> None:
+    [failed] = log.say(RequestEnded("a", "overloaded", "40 requests wait already", "3-4"))
+    assert failed == RequestFailed(
+        "a", "40 requests wait already", engine_knows=True, overloaded=True
+    )
 
 
 def test_tokens_go_to_the_requests_whose_handles_they_bear(log: Log) -> None:
@@ -342,6 +371,17 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert log.step({2: 13}) == [tokens("a", 13)]
 
 
+def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:
+    log.start(7)
+    log.state("a", 1)
+    assert_lost(log.sessions.server_restarted(EntryId(3, 5)), "a", "b")
+    log.sessions.attach("a", "again")
+    log.start(4)
+    joined, more = log.state("a", 1, [10], attachment="again")
+    assert isinstance(joined, Joined)
+    assert more == tokens("a", 10)
+
+
 def test_a_closed_request_is_forgotten(log: Log) -> None:
     log.state("a", 1)
     log.sessions.close("a")
@@ -416,10 +456,25 @@ def test_a_request_that_the_engine_gives_up_is_waited_for_no_more(log: Log) -> N
     assert event == RequestFailed("a", "no luck", engine_knows=True)
 
 
+def test_an_abort_of_an_earlier_delivery_is_no_answer_to_an_attachment(log: Log) -> None:
+    attached(log)
+    assert log.say(RequestEnded("a", "abort", "", "3-4")) == []
+    _, more = log.state("a", 9, [10, 11, 12], attachment="again")
+    assert more == tokens("a", 12)
+
+
 def test_a_request_that_is_not_remembered_says_so(log: Log) -> None:
     attached(log)
     assert log.say(RequestEnded("a", "unknown", "", "8-8")) == [NotRemembered("a")]
     assert log.state("a", 9, [10, 11], attachment="again") == []
+
+
+def test_a_refusal_that_an_attachment_follows_leaves_something_to_abort(log: Log) -> None:
+    log.sessions.attach("a", "again")
+    [failed] = log.say(RequestEnded("a", "overloaded", "40 requests wait already", "3-4"))
+    assert failed == RequestFailed(
+        "a", "40 requests wait already", engine_knows=False, overloaded=True
+    )
 
 
 def test_tokens_whose_scores_were_missed_come_again() -> None:
@@ -662,6 +717,17 @@ def test_a_search_delivers_all_choices_at_its_end(search: SearchLog) -> None:
     assert search.sessions.requests_cursor == EntryId(6, 7)
 
 
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_search_that_is_out_of_time_ends_with_nothing(search: SearchLog, attached: bool) -> None:
+    search.beams((3, [], ""))
+    if attached:
+        search.sessions.attach("a", "again")
+    assert search.say(RequestEnded("a", "deadline", "", "3-4")) == [
+        ChoiceFinished("a", 0, FinishReason.DEADLINE),
+        ChoiceFinished("a", 1, FinishReason.DEADLINE),
+    ]
+
+
 def test_only_the_first_end_of_a_search_counts(search: SearchLog) -> None:
     search.beams((3, [], ""))
     search.end_search(BEST, SECOND)
@@ -688,6 +754,13 @@ def test_a_state_of_a_search_is_not_what_was_delivered(search: SearchLog) -> Non
     assert search.beams((5, [7], ""), (5, [8], "")) == []
     assert search.step({}) == []
     assert search.end_search(BEST, SECOND) == ANSWER
+
+
+def test_a_search_that_ends_while_it_is_looked_up_is_still_asked_for(search: SearchLog) -> None:
+    search.sessions.close("a")
+    search.sessions.look_up("a", "new")
+    assert search.end_search(BEST, SECOND) == []
+    assert search.sessions.awaits("a")
 
 
 def test_a_search_whose_beams_have_all_finished_is_waited_for(search: SearchLog) -> None:

@@ -96,15 +96,18 @@ async def test_a_whole_chat_has_n_choices(stage: Stage) -> None:
 
 
 async def test_a_streamed_chat_begins_and_ends_each_choice(stage: Stage) -> None:
-    stream = await stage.openai.chat.completions.create(
-        model="demo",
-        messages=[{"role": "user", "content": "Hello"}],
-        n=2,
-        stream=True,
-        max_tokens=50,
-        extra_body={"return_token_ids": True},
+    opening = stage.spawn(
+        stage.openai.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "Hello"}],
+            n=2,
+            stream=True,
+            max_tokens=50,
+            extra_body={"return_token_ids": True},
+        )
     )
     await play_all(stage, await stage.engine.accept_next(), "Yes", "No, never")
+    stream = await opening
     roles, texts, ends, prompts = [], {0: "", 1: ""}, [], 0
     async for chunk in stream:
         prompts += "prompt_token_ids" in (chunk.model_extra or {})

@@ -243,12 +243,13 @@ async def test_tokens_that_the_log_lost_are_waited_for_and_compared(stage: Stage
 
 async def test_a_resumable_stream_outlives_its_client_for_a_while(make_stage: MakeStage) -> None:
     stage = await make_stage(resume_window=0.2)
+    accepting = stage.spawn(stage.engine.accept_next())
     async with stage.http.stream(
         "POST",
         "/v1/completions",
         json={"model": "demo", "prompt": "Hi", "stream": True, "stream_resume": True},
     ):
-        submit = await stage.engine.accept_next()
+        submit = await accepting
     assert stage.server.service.engine.num_open == 1
     abort = await stage.engine.hear_abort()
     assert abort.attachment == submit.attachment
@@ -375,6 +376,16 @@ async def test_an_engine_that_does_not_answer_a_repeated_call_is_a_503(
     assert "retry-after" in response.headers
     attach = await stage.engine.hear_attach()
     assert (await stage.engine.hear_abort()).attachment == attach.attachment
+
+
+async def test_a_client_that_leaves_before_a_repeated_call_is_answered_aborts_it(
+    stage: Stage,
+) -> None:
+    leaving = stage.spawn(post(stage))
+    attach = await stage.engine.hear_attach()
+    leaving.cancel()
+    assert (await stage.engine.hear_abort()).attachment == attach.attachment
+    await stage.until(lambda: stage.server.service.engine.num_open == 0)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])

@@ -16,8 +16,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.triton_attention import paged_attention_kernel
-from kernels.triton_backend import MERGE_TILES
 from kernels.triton_copy import copy_blocks_kernel
+from kernels.triton_launch import MERGE_TILES
 from kernels.triton_merge import merge_kernel
 from kernels.triton_move import move_blocks_kernel
 from kernels.triton_tiles import choose_tile

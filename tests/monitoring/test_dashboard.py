@@ -145,7 +145,7 @@ def test_prometheus_scrapes_the_services_that_compose_starts() -> None:
     jobs = read(MONITORING / "prometheus.yml")["scrape_configs"]
     targets = {job["job_name"]: job["static_configs"][0]["targets"] for job in jobs}
     assert targets == {
-        "gateway": ["gateway:8000"],
+        "gateway": ["gateway:9103"],
         "scheduler": ["scheduler:9101"],
         "worker": ["worker:9102"],
     }

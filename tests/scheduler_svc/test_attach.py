@@ -354,8 +354,16 @@ def test_more_than_may_wait_is_refused_with_the_numbers() -> None:
     [answer] = engine.tell(submit("c", range(5)))
     assert isinstance(answer, RequestEnded)
     assert (answer.reason, answer.error) == ("overloaded", "3 requests would wait, at most 2 may")
+    request = submit("c", range(5))
+    new = Attach("c", "other", "second", request, (), exact=False, is_new=True)
+    [answer] = engine.tell(new)
+    assert isinstance(answer, RequestEnded)
+    assert answer.reason == "overloaded"
+    assert isinstance(engine.tell(attach(request))[0], RequestState), "it was accepted once"
+    engine.tell(Abort("c", "second", "gone"))
+    engine.tell(Abort("d", "second", "gone"))
     engine.step()  # both are admitted
-    assert isinstance(engine.tell(submit("c", range(5)))[0], RequestState)
+    assert isinstance(engine.tell(submit("e", range(5)))[0], RequestState)
 
 
 def test_each_tenant_has_its_own_share_of_the_queue() -> None:

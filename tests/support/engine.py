@@ -10,6 +10,7 @@ from gpu_worker.observer import Observer as WorkerObserver
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.observer import Observer as SchedulerObserver
+from scheduler_svc.recording import Recorder
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, EntryId
@@ -181,11 +182,11 @@ async def running_worker(bus: Bus, worker: WorkerSettings, engine_id: str) -> As
 
 @asynccontextmanager
 async def running_scheduler(
-    bus: Bus, scheduler: SchedulerSettings
+    bus: Bus, scheduler: SchedulerSettings, recorder: Recorder | None = None
 ) -> AsyncIterator[SchedulerMetrics]:
     """The scheduler, likewise."""
     metrics = SchedulerMetrics("tiny", scheduler.engine_id)
-    service = SchedulerService(bus, scheduler, SchedulerObserver(metrics))
+    service = SchedulerService(bus, scheduler, SchedulerObserver(metrics), recorder)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(service.run())
         yield metrics

@@ -1,0 +1,110 @@
+"""Who may use this gateway. Keys are held as hashes only.
+
+A file of keys has one in each line, ``NAME sha256:HEX``; a name may have several, so that a key can
+be replaced while both work. ``python -m gateway.api_keys NAME >> FILE`` makes one, and shows it.
+"""
+
+import hashlib
+import hmac
+import re
+import secrets
+import sys
+from dataclasses import dataclass
+
+from shared.errors import SettingsError
+
+_LINE = re.compile(r"([\w.-]{1,64})\s+sha256:([0-9a-f]{64})")
+_SHORTEST_CHARS = 16
+_NAME_OF_PLAIN = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    tenant: str
+    digest: bytes  # [32]
+
+
+class ApiKeys:
+    """The keys that clients may present; none at all lets everybody in.
+
+    Args:
+        file: path of a file of keys.
+        plain: one more key, as it is.
+
+    Raises:
+        SettingsError: a key or the file cannot be used. It never shows a key.
+    """
+
+    def __init__(self, file: str | None = None, plain: str | None = None) -> None:
+        self._file = file
+        self._plain = None if plain is None else _Key(_NAME_OF_PLAIN, _digest(plain))
+        if plain is not None and len(plain) < _SHORTEST_CHARS:
+            reason = f"a key has at least {_SHORTEST_CHARS} characters"
+            raise SettingsError("PAGESTREAM_API_KEY", "...", reason)
+        self._keys: tuple[_Key, ...] = ()
+        self.reload()
+
+    @property
+    def are_asked_for(self) -> bool:
+        """False: everybody is let in."""
+        return bool(self._keys)
+
+    def reload(self) -> int:
+        """Read the file again; how many keys there are now.
+
+        Raises:
+            SettingsError: it cannot be used. The keys that were known stay.
+        """
+        plain = () if self._plain is None else (self._plain,)
+        self._keys = plain + (() if self._file is None else _read(self._file))
+        return len(self._keys)
+
+    def tenant_of(self, authorization: str) -> str | None:
+        """Name of the key in an ``Authorization`` header, None if it holds none that is known."""
+        scheme, _, given = authorization.strip().partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        digest, tenant = _digest(given.strip()), None
+        # Every key is looked at, so that the time says nothing of which one fits.
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                tenant = key.tenant
+        return tenant
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _read(path: str) -> tuple[_Key, ...]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError("--api-keys", path, f"cannot be read: {error}") from None
+    keys = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:  # it may hold a key in plain text, so it is not shown
+            raise SettingsError("--api-keys", path, f"line {number}: expected NAME sha256:HEX")
+        keys.append(_Key(match[1], bytes.fromhex(match[2])))
+    if not keys:
+        raise SettingsError("--api-keys", path, "there is no key in it")
+    return tuple(keys)
+
+
+def main() -> int:
+    """Make a key: the line for the file goes to standard output, the key to standard error."""
+    if len(sys.argv) != 2 or re.fullmatch(r"[\w.-]{1,64}", sys.argv[1]) is None:
+        print("usage: python -m gateway.api_keys NAME >> FILE", file=sys.stderr)
+        return 2
+    key = f"ps-{secrets.token_urlsafe(32)}"
+    print(f"{sys.argv[1]} sha256:{_digest(key).hex()}")
+    print(f"the key, which is shown only now: {key}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

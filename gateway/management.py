@@ -1,0 +1,35 @@
+"""What machines ask, on a port of its own that no client needs to reach, and without a key."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from shared.metrics import CONTENT_TYPE, GatewayMetrics
+
+
+def management_app(metrics: GatewayMetrics, ready: Callable[[], Response]) -> Starlette:
+    """``/metrics``, ``/health/live`` and ``/health/ready``.
+
+    Args:
+        ready: the answer to the last of them.
+    """
+
+    async def show_metrics(request: Request) -> Response:  # noqa: ARG001
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    async def say_alive(request: Request) -> Response:  # noqa: ARG001
+        return JSONResponse({"status": "alive"})
+
+    async def say_ready(request: Request) -> Response:  # noqa: ARG001
+        return ready()
+
+    return Starlette(
+        routes=[
+            Route("/metrics", show_metrics),
+            Route("/health/live", say_alive),
+            Route("/health/ready", say_ready),
+        ]
+    )

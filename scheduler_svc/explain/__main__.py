@@ -1,0 +1,101 @@
+"""``python -m scheduler_svc.explain REQUEST_ID``: a request's life, as its engine's logs tell it.
+
+Reads the logs in Redis without changing anything, as far as they have not been trimmed, or a
+recording (``--record FILE`` of the scheduler), which is replayed and so knows every preemption.
+Shows lengths, never prompts or tokens.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from scheduler_svc.explain.sources import from_bus, from_recording
+from scheduler_svc.explain.story import Story
+from scheduler_svc.explain.telling import Logs, resolve, tell
+from scheduler_svc.settings import SchedulerSettings
+from shared.bus.redis_bus import RedisBus
+from shared.errors import PageStreamError, SettingsError
+from shared.settings import exit_with, load
+
+
+def main() -> None:
+    """Print the story; exits with 1 if there is none, with 2 on bad settings."""
+    args = _parser().parse_args()
+    given = {"redis_url": args.redis_url, "engine_id": args.engine_id}
+    flags = {name: value for name, value in given.items() if value is not None}
+    try:
+        settings = load(SchedulerSettings, flags, os.environ)
+    except SettingsError as error:
+        exit_with(error)
+    try:
+        if args.recording is not None:
+            logs = from_recording(args.recording)
+        else:
+            logs = asyncio.run(_read(settings.redis_url, settings.engine_id))
+        story = tell(resolve(args.request_id, logs), logs)
+    except (PageStreamError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    print(as_json(story) if args.json else as_text(story))
+
+
+def as_text(story: Story) -> str:
+    """Lines for people, with times since the first event."""
+    zero_ms = story.events[0].when.at_ms if story.events else 0
+    lines = [f"request {story.request_id}"]
+    for event in story.events:
+        about = "~" if event.when.is_estimate else " "
+        since_s = (event.when.at_ms - zero_ms) / 1e3
+        lines.append(f"{about}{since_s:>+10.3f} s  {event.text}")
+    lines.append(f"At the end of the logs: {story.status}.")
+    if any(event.when.is_estimate for event in story.events):
+        lines.append("~ not earlier than this; nothing that is left of the logs tells it exactly.")
+    if story.unknown:
+        lines += ["Not known:", *(f"  * {what}" for what in story.unknown)]
+    return "\n".join(lines)
+
+
+def as_json(story: Story) -> str:
+    """One JSON map for programs; times are milliseconds since 1970."""
+    value: dict[str, Any] = {
+        "request_id": story.request_id,
+        "status": story.status,
+        "events": [
+            {
+                "kind": event.kind,
+                "at_ms": event.when.at_ms,
+                "is_estimate": event.when.is_estimate,
+                "text": event.text,
+                **event.facts,
+            }
+            for event in story.events
+        ],
+        "unknown": story.unknown,
+    }
+    return json.dumps(value, indent=2)
+
+
+async def _read(redis_url: str, engine_id: str) -> Logs:
+    bus = RedisBus(redis_url)
+    try:
+        return await from_bus(bus, engine_id)
+    finally:
+        await bus.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.explain", description=__doc__)
+    parser.add_argument("request_id", help="or how it begins, if no other begins so")
+    parser.add_argument("--redis-url", help="Redis to read; by default as the scheduler's")
+    parser.add_argument("--engine-id", help="engine to read of; by default as the scheduler's")
+    parser.add_argument("--recording", type=Path, help="read this file instead of Redis")
+    parser.add_argument("--json", action="store_true", help="one JSON map instead of lines")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

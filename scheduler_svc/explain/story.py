@@ -1,0 +1,124 @@
+"""What is told of a request: events in their order, and what nobody can know any more."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from shared.messages import Submit
+
+
+class Kind(StrEnum):
+    """What happened."""
+
+    SUBMITTED = "submitted"
+    ACCEPTED = "accepted"
+    SEEN = "seen"  # the logs begin in the midst of its life
+    ADMITTED = "admitted"
+    FIRST_TOKEN = "first token"
+    PREEMPTED = "preempted"
+    ADMITTED_AGAIN = "admitted again"
+    RESUMED = "resumed"  # a token after it was admitted again
+    ATTACH = "attach"  # what the gateway asks for
+    MOVED = "moved"  # what becomes of it
+    REWOUND = "rewound"
+    EPOCH = "new epoch"
+    TAKEN_OVER = "taken over"
+    LOST_SIGHT = "lost sight"
+    STOP = "stop"
+    CHOICE_ENDED = "choice ended"
+    ABORT = "abort"
+    GATEWAY_LOST = "gateway lost"
+    DRAINING = "draining"
+    ENDED = "ended"
+    TOLD_AGAIN = "told again"
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A moment, on the wall clock of whoever wrote it down."""
+
+    at_ms: int
+    is_estimate: bool = False  # not before this, as far as the logs tell
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to a request.
+
+    Attributes:
+        text: to be read; never holds prompts or tokens, only how many they are.
+        facts: the same for programs.
+    """
+
+    kind: Kind
+    when: When
+    text: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Story:
+    """A request's life.
+
+    Attributes:
+        status: where the request stands at the end of the logs.
+        unknown: what the logs do not tell, or not any more.
+    """
+
+    request_id: str
+    events: list[Event] = field(default_factory=list)
+    status: str = ""
+    unknown: list[str] = field(default_factory=list)
+
+    def tell(self, kind: Kind, when: When, text: str, **facts: Any) -> None:
+        """Add an event behind the last one."""
+        self.events.append(Event(kind, when, text, facts))
+
+    def admit_ignorance(self, what: str) -> None:
+        """Say once what is not known."""
+        if what not in self.unknown:
+            self.unknown.append(what)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 token``, ``2 tokens``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: list[str], limit: int = 4) -> str:
+    """A few names, and how many more there are."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def asked_for(submit: Submit) -> str:
+    """The size of a request in words."""
+    parts = [
+        counted(len(submit.prompt), "prompt token"),
+        f"up to {submit.sampling.max_tokens} to generate",
+    ]
+    if submit.sampling.beams is not None:
+        parts.append(f"beam search of width {submit.sampling.beams.width}")
+    elif submit.num_choices > 1:
+        parts.append(counted(submit.num_choices, "choice"))
+    if submit.priority:
+        parts.append(f"priority {submit.priority}")
+    if submit.deadline_ms:
+        parts.append(f"deadline {(submit.deadline_ms - submit.received_ms) / 1e3:.3f} s")
+    return ", ".join(parts)
+
+
+def size_of(submit: Submit) -> dict[str, object]:
+    """The same for programs."""
+    beams = submit.sampling.beams
+    return {
+        "gateway": submit.gateway,
+        "attachment": submit.attachment,
+        "num_prompt_tokens": len(submit.prompt),
+        "max_tokens": submit.sampling.max_tokens,
+        "num_choices": submit.num_choices,
+        "num_beams": 0 if beams is None else beams.width,
+        "priority": submit.priority,
+        "deadline_ms": submit.deadline_ms,
+    }

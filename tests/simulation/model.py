@@ -1,0 +1,69 @@
+"""A model that never draws the same token twice.
+
+So whatever is computed again has another text, and a splice of two of them can be seen: of every
+token it is known which tokens it was drawn after.
+"""
+
+from random import Random
+
+from shared.messages import EndFlag, StepPlan, StepResult
+from tests.support.fake_worker import FakeWorker, Resident
+
+BLOCK_SIZE = 4
+_FIRST_DRAWN = 1_000
+
+
+class Model:
+    """All that was ever drawn.
+
+    Args:
+        end_share: of the tokens, which end their sequence.
+    """
+
+    def __init__(self, rng: Random, end_share: float) -> None:
+        self._rng = rng
+        self._end_share = end_share
+        self._before: list[tuple[int, ...]] = []
+        self._ends: set[int] = set()
+
+    def draw(self, before: tuple[int, ...]) -> tuple[int, bool]:
+        """A new token, and whether it ends the sequence."""
+        token = _FIRST_DRAWN + len(self._before)
+        self._before.append(before)
+        if self._rng.random() < self._end_share:
+            self._ends.add(token)
+        return token, token in self._ends
+
+    def drawn_after(self, token: int) -> tuple[int, ...]:
+        """The tokens of the sequence that this one was drawn for."""
+        return self._before[token - _FIRST_DRAWN]
+
+    def ends(self, token: int) -> bool:
+        """Whether it ended its sequence."""
+        return token in self._ends
+
+
+class _Worker(FakeWorker):
+    def __init__(self, model: Model, max_num_batched_tokens: int) -> None:
+        super().__init__(BLOCK_SIZE, max_num_batched_tokens, lambda *_: (0, False))
+        self._model = model
+
+    def _sample(self, handle: int, resident: Resident) -> tuple[int, EndFlag | None]:
+        drawn = self._model.draw(tuple(resident.tokens))
+        self.draw = lambda *_: drawn
+        return super()._sample(handle, resident)
+
+
+class ModelExecutor:
+    """What a worker process executes plans with."""
+
+    def __init__(self, model: Model, max_num_batched_tokens: int) -> None:
+        self._model = model
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self.reset()
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self._worker.execute(plan)
+
+    def reset(self) -> None:
+        self._worker = _Worker(self._model, self._max_num_batched_tokens)

@@ -1,0 +1,186 @@
+"""One run: everything that happens follows from the seed."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from unittest.mock import patch
+from uuid import UUID
+
+from shared.metrics import GatewayMetrics, SchedulerMetrics
+from tests.simulation.loop import NothingLeft, VirtualLoop, current_party
+from tests.simulation.profile import Profile
+from tests.simulation.world import Script, World
+
+_END_S = 400.0  # by then everybody must have been served
+_SETTLE_S = 40.0  # by then what nobody waits for must be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of one run.
+
+    Attributes:
+        failures: what should not have been; empty if all is well.
+        num_errors: streams that ended with an error, as they had to.
+    """
+
+    seed: int
+    failures: tuple[str, ...]
+    num_faults: int
+    num_errors: int
+    num_callbacks: int
+    virtual_s: float
+
+    @property
+    def command(self) -> str:
+        """Replays exactly this run."""
+        return f"PYTHONHASHSEED=0 python -m tests.simulation.run --first {self.seed} --trace"
+
+
+def simulate(
+    seed: int,
+    profile: Profile | None = None,
+    script: Script | None = None,
+    trace: Callable[[str], None] | None = None,
+    inspect: Callable[[World], None] | None = None,
+) -> Run:
+    """Run a deployment until everybody has been served.
+
+    Args:
+        seed: of all that is drawn.
+        profile: instead of one that is drawn.
+        script: faults instead of drawn ones.
+        trace: takes a line for everything that happens.
+        inspect: looks at the world in the end.
+    """
+    rng = Random(seed)
+    loop = VirtualLoop(rng)
+    with _determined(trace is None):
+        found = World(loop, rng, profile or Profile.draw(rng), _metrics(), trace or _ignore, script)
+        with _logged(found, trace is not None):
+            try:
+                loop.run_until_complete(_live(found))
+            except NothingLeft:
+                found.failures.append("nothing will ever happen any more")
+            finally:
+                virtual_s = loop.time()
+                _clear_away(loop, found)
+    if inspect is not None:
+        inspect(found)
+    return Run(
+        seed,
+        tuple(found.failures),
+        found.num_faults,
+        sum(client.num_errors for client in found.clients),
+        loop.num_callbacks,
+        virtual_s,
+    )
+
+
+async def _live(world: World) -> None:
+    world.start()
+    while world.clients_wait and not world.failures:
+        if world.loop.time() > _END_S:
+            waiting = [found.request_id for found in world.clients if not found.is_done]
+            world.failures.append(f"never ended: {', '.join(waiting)}")
+        await asyncio.sleep(0.05)
+    world.failures += [client.fault for client in world.clients if client.fault]
+    world.is_quiet = True
+    settled_s = world.loop.time() + _SETTLE_S
+    while not world.failures:
+        await asyncio.sleep(1.0)
+        left = _what_is_left(world)
+        if left is None:
+            return
+        if world.loop.time() > settled_s + 40:
+            world.failures.append(left)
+
+
+def _what_is_left(world: World) -> str | None:
+    """What is held for nobody, if all is quiet again."""
+    alive = [watching for party, watching in world.schedulers if party.is_running]
+    if len(alive) != 1 or alive[0].core is None or world.server.is_away:
+        return "there is no scheduler"
+    core = alive[0].core
+    if core.num_requests or core.pool.num_used or core.host_pool.num_used:
+        return (
+            f"{core.num_requests} requests, {core.pool.num_used} blocks and "
+            f"{core.host_pool.num_used} host blocks are left"
+        )
+    return None
+
+
+def _clear_away(loop: VirtualLoop, world: World) -> None:
+    """End all tasks, those of the dead too."""
+    world.server.go_away()
+    world.is_quiet = True
+    world.trace = _ignore  # type: ignore[method-assign]
+    for party in world.parties:
+        party.is_dead = True
+        party.thaw()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        loop.run_until_complete(asyncio.wait(tasks, timeout=100))
+    loop.close()
+
+
+def _ignore(line: str) -> None:
+    pass
+
+
+@cache
+def _metrics() -> tuple[SchedulerMetrics, GatewayMetrics]:
+    return SchedulerMetrics("demo", "engine-0"), GatewayMetrics("demo", "engine-0")
+
+
+class _ToTrace(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        party = current_party()
+        fields = getattr(record, "fields", {})
+        said = " ".join(f"{key}={value}" for key, value in fields.items())
+        self._world.trace(f"{party and party.name}: {record.getMessage()} {said}")
+
+
+@contextmanager
+def _logged(world: World, is_wanted: bool) -> Iterator[None]:
+    """What the services log stands in the trace."""
+    if not is_wanted:
+        yield
+        return
+    handler, before = _ToTrace(world), logging.root.level
+    logging.root.addHandler(handler)
+    logging.root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)
+        logging.root.setLevel(before)
+
+
+@contextmanager
+def _determined(is_silent: bool) -> Iterator[None]:
+    """Names are counted, and nobody logs unless somebody reads it."""
+    names = itertools.count(1)
+    with (
+        patch("scheduler_svc.service.uuid4", lambda: UUID(int=next(names))),
+        patch("gpu_worker.service.uuid4", lambda: UUID(int=next(names))),
+        patch("gateway.attach.secrets.token_hex", lambda _: f"attachment-{next(names)}"),
+        patch("tests.simulation.clients.token_hex", lambda _: f"attachment-{next(names)}"),
+    ):
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL if is_silent else logging.NOTSET)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -1,0 +1,425 @@
+"""The processes of a deployment, and what happens to them."""
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+
+from gateway.engine import EngineClient
+from gateway.mailbox import ClientGone
+from gpu_worker.service import WorkerService
+from scheduler_svc.core import notes
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observer import Observer
+from scheduler_svc.service import SchedulerService, Superseded
+from scheduler_svc.settings import SchedulerSettings
+from shared.errors import BusUnavailable
+from shared.messages import KVGeometry, ModelInfo, Speeds, StepResult
+from shared.metrics import GatewayMetrics, SchedulerMetrics
+from tests.simulation.client import Call, Client, Stream
+from tests.simulation.clients import Outcome
+from tests.simulation.loop import Party, VirtualLoop
+from tests.simulation.model import BLOCK_SIZE, Model, ModelExecutor
+from tests.simulation.profile import Fault, Profile
+from tests.simulation.server import Connection, Server
+
+ENGINE = "engine-0"
+MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
+_NUM_GATEWAYS = 2
+_PATIENCE_S = 200.0
+_LONG = 1_000  # entries: more than any run writes
+_WALL_S = 1_700_000_000
+
+
+class Watching(Observer):
+    """Knows the core of the scheduler that it observes."""
+
+    core: Scheduler | None = None
+
+    def __init__(self, metrics: SchedulerMetrics, clock_s: Callable[[], float]) -> None:
+        super().__init__(metrics, clock_s)
+        self.num_epochs = 0
+        self.ended: set[str] = set()
+
+    def new_epoch(self, epoch: int, kv: KVGeometry) -> None:
+        self.num_epochs += 1
+        super().new_epoch(epoch, kv)
+
+    def noted(self, taken: list[notes.Note]) -> None:
+        self.ended |= {note.request_id for note in taken if isinstance(note, notes.Ended)}
+        super().noted(taken)
+
+    def gauges(self, core: Scheduler, kv: KVGeometry):  # type: ignore[no-untyped-def]
+        self.core = core
+        return super().gauges(core, kv)
+
+
+class _Silent:
+    def step(self, result: StepResult) -> None:
+        pass
+
+
+class GatewayProcess:
+    """A gateway with the calls that it serves."""
+
+    def __init__(self, party: Party, engine: EngineClient) -> None:
+        self.party = party
+        self._engine = engine
+        self._streams: list[Stream] = []
+
+    def __str__(self) -> str:
+        return self.party.name
+
+    @property
+    def num_open(self) -> int:
+        return self._engine.num_open
+
+    def connect(self, stream: Stream) -> bool:
+        if not self.party.is_dead:
+            self._streams.append(stream)
+        return not self.party.is_dead
+
+    def serve(self, call: Callable[..., Call], stream: Stream, begin: str) -> None:
+        self.party.spawn(call(self._engine, stream, begin).serve(begin))
+
+    def say(self, stream: Stream, letter: ClientGone) -> None:
+        asyncio.get_running_loop().call_soon(stream.mailbox.put, letter, context=self.party.context)
+
+    def reset_connections(self, rng: Random) -> None:
+        """The process is gone; of what it sent, some still arrives."""
+        for stream in self._streams:
+            if not stream.is_broken:
+                stream.break_off(rng.randint(0, len(stream.events)))
+        self._streams.clear()
+
+
+class Link:
+    """A party's network, where faults strike.
+
+    ``strikes`` is asked at every command, before it is sent and before its reply arrives.
+    """
+
+    def __init__(self, world: "World", party: Party) -> None:
+        self._world = world
+        self._party = party
+
+    async def ask(self, what: str) -> None:
+        await self._world.travel()
+        await self._world.at_command(self._party, "before", what)
+
+    async def answer(self, what: str) -> bool:
+        arrives = await self._world.at_command(self._party, "after", what)
+        if self._world.rng.random() < 0.3:
+            await self._world.travel()
+        return arrives
+
+    def repeats(self, log: str) -> bool:
+        kind = self._party.name.partition("-")[0]
+        harmless = log.endswith(":requests") or kind == "worker"
+        return harmless and self._world.repeats()
+
+
+Script = Callable[["World", Party, str, str], Fault | None]
+"""(world, party, "before" or "after", command) -> the fault to strike now."""
+
+
+class World:
+    """All processes, the server and the clients.
+
+    Args:
+        script: decides about faults instead of chance.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: Random,
+        profile: Profile,
+        metrics: tuple[SchedulerMetrics, GatewayMetrics],
+        trace: Callable[[str], None],
+        script: Script | None = None,
+    ) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.profile = profile
+        self.server = Server(loop)
+        self.failures: list[str] = []
+        self.num_faults = 0
+        self.num_worker_deaths = 0
+        self.is_quiet = False
+        self.model = Model(rng, profile.end_share)
+        self.schedulers: list[tuple[Party, Watching]] = []
+        self.workers: list[Party] = []
+        self.gateways: list[GatewayProcess] = []
+        self.clients: list[Client] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.parties: list[Party] = []
+        self._metrics = metrics
+        self._trace = trace
+        self._script = script
+        self._home = Party("nobody", loop)
+        self._num_started = 0
+
+    def trace(self, text: str) -> None:
+        self._trace(f"{self.loop.time():10.4f} {text}")
+
+    # --------------------------------------------------------------- processes
+
+    def start(self) -> None:
+        """One scheduler, one worker, two gateways and all clients."""
+        self.start_scheduler()
+        self.start_worker()
+        for _ in range(_NUM_GATEWAYS):
+            self.start_gateway()
+        for wish in self.profile.wishes:
+            client = Client(
+                wish,
+                self.model,
+                self.rng,
+                lambda: [found for found in self.gateways if not found.party.is_dead],  # type: ignore[misc]
+                self._may_be_lost,
+                self.trace,
+                self.rng.random() < self.profile.is_slow,
+            )
+            self.clients.append(client)
+            self._keep(self._home.spawn(client.run()), self._home)
+
+    def start_scheduler(self) -> Party:
+        party = self._party("scheduler")
+        profile = self.profile
+        settings = SchedulerSettings(
+            max_num_sequences=profile.max_num_sequences,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            max_plans_in_flight=profile.max_plans_in_flight,
+            outputs_retention=profile.outputs_retention,
+            prefix_caching=profile.cache,
+            preemption=profile.preemption,
+            watermark=0.0,
+            drain_timeout=0.0,
+        )
+        observer = Watching(self._metrics[0], self.loop.time)
+        service = SchedulerService(
+            self.bus_of(party),
+            settings,
+            observer,
+            clock_s=self.loop.time,
+            wall_ns=lambda: int((_WALL_S + self.loop.time()) * 1e9),
+        )
+        self.schedulers.append((party, observer))
+        self._keep(party.spawn(service.run()), party)
+        return party
+
+    def start_worker(self) -> Party:
+        party = self._party("worker")
+        kv = KVGeometry(self.profile.num_blocks, BLOCK_SIZE, 64, self.profile.num_host_blocks)
+        service = WorkerService(
+            self.bus_of(party),
+            ENGINE,
+            ModelExecutor(self.model, self.profile.max_num_batched_tokens),
+            MODEL,
+            kv,
+            Speeds(prefill_tokens_per_s=1e5, swap_bytes_per_s=1e9),
+            _Silent(),
+            clock_s=self.loop.time,
+        )
+        self.workers.append(party)
+        self._keep(party.spawn(service.run()), party)
+        return party
+
+    def start_gateway(self) -> Party:
+        party = self._party("gateway")
+        engine = EngineClient(
+            self.bus_of(party),
+            ENGINE,
+            MODEL.name,
+            party.name,
+            self._metrics[1],
+            patience_s=_PATIENCE_S,
+        )
+        self.gateways.append(GatewayProcess(party, engine))
+        self._keep(party.spawn(engine.run()), party)
+        return party
+
+    def bus_of(self, party: Party) -> Connection:
+        return Connection(self.server, Link(self, party))
+
+    def _party(self, role: str) -> Party:
+        self._num_started += 1
+        party = Party(f"{role}-{self._num_started}", self.loop)
+        self.parties.append(party)
+        self.trace(f"{party.name} starts")
+        return party
+
+    def _keep(self, task: "asyncio.Task[None]", party: Party) -> None:
+        self.tasks.append(task)
+        task.add_done_callback(lambda done: self._ended(done, party), context=self._home.context)
+
+    def _ended(self, task: "asyncio.Task[None]", party: Party) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if party is self._home:
+            if error is not None:
+                self._fail(f"a client: {error!r}")
+            return
+        self.trace(f"{party.name} exits: {error!r}")
+        if error is not None and not isinstance(error, (Superseded, BusUnavailable)):
+            self._fail(f"{party.name}: {error!r}")
+        self._bury(party)
+
+    def _fail(self, failure: str) -> None:
+        self.trace(f"FAILURE {failure}")
+        self.failures.append(failure)
+
+    # ------------------------------------------------------------------ faults
+
+    async def travel(self) -> None:
+        """A message takes its time, sometimes a long one."""
+        draw = self.rng.random()
+        mean_s = self.profile.latency_s * (20 if draw < 0.02 else 1)
+        await asyncio.sleep(self.rng.expovariate(1 / mean_s))
+
+    def repeats(self) -> bool:
+        """An append arrives twice."""
+        return not self.is_quiet and self.rng.random() < self.profile.repeat_rate
+
+    async def at_command(self, party: Party, when: str, what: str) -> bool:
+        """Whether a message gets through; others may be struck, too."""
+        if self.is_quiet:
+            return True
+        if self._script is not None:
+            fault = self._script(self, party, when, what)
+        else:
+            fault = self._draw_fault()
+        if fault is None:
+            return True
+        self.trace(f"{fault} {when} {what} of {party.name}")
+        if fault is Fault.LOST_REPLY:
+            return when == "before"
+        self.strike(fault, party)
+        if not party.is_running:
+            await asyncio.sleep(0)
+        return True
+
+    def _draw_fault(self) -> Fault | None:
+        profile = self.profile
+        if self.num_faults >= profile.max_faults or self.rng.random() >= profile.fault_rate:
+            return None
+        if self.loop.time() > profile.quiet_after_s or not self.clients_wait:
+            return None
+        self.num_faults += 1
+        return self.rng.choice(profile.faults)
+
+    @property
+    def clients_wait(self) -> bool:
+        """Somebody does not have all yet."""
+        return not all(client.is_done for client in self.clients)
+
+    def strike(self, fault: Fault, party: Party) -> None:
+        """A fault that is more than a lost message."""
+        rng = self.rng
+        match fault:
+            case Fault.CRASH:
+                self.crash(party, rng.choice((0.01, 0.3, 3.0, 7.0)))
+            case Fault.PAUSE:
+                self.pause(party, rng.choice((0.05, 1.0, 7.0, 12.0, 30.0)))
+            case Fault.OUTAGE:
+                self.outage(rng.choice((0.01, 0.5, 3.0, 12.0)))
+            case Fault.RESTART:
+                self.restart_server(0, rng.choice((0.0, 0.5, 7.0)))
+            case Fault.TAIL_LOSS:
+                most = min(self.profile.max_lost_writes, self.server.num_writes)
+                self.restart_server(rng.randint(0, most), rng.choice((0.0, 0.5, 7.0)))
+            case Fault.RIVAL:
+                rng.choice((self.start_scheduler, self.start_worker))()
+            case Fault.MOVE:
+                served = [client for client in self.clients if client.is_served]
+                if served:
+                    rng.choice(served).move()
+
+    def crash(self, party: Party, restart_s: float) -> None:
+        """The process is gone, from here on; another one starts after a while."""
+        if party.is_dead:
+            return
+        self.trace(f"{party.name} dies")
+        party.freeze()
+        self._bury(party, restart_s)
+
+    def _bury(self, party: Party, restart_s: float = 0.1) -> None:
+        if party.is_dead:
+            return
+        party.is_dead = True
+        role = party.name.partition("-")[0]
+        if role == "worker":
+            self.num_worker_deaths += 1
+        for gateway in self.gateways:
+            if gateway.party is party:
+                gateway.reset_connections(self.rng)
+        self.later(restart_s, lambda: self._replace(role))
+
+    def _replace(self, role: str) -> None:
+        """Some supervisor sees to it that there are enough."""
+        count = sum(
+            found.name.startswith(f"{role}-") and not found.is_dead for found in self.parties
+        )
+        start = {
+            "scheduler": self.start_scheduler,
+            "worker": self.start_worker,
+            "gateway": self.start_gateway,
+        }[role]
+        if count < (_NUM_GATEWAYS if role == "gateway" else 1):
+            start()
+
+    def pause(self, party: Party, seconds: float) -> None:
+        """The process does not run for a while."""
+        if not party.is_running:
+            return
+        self.trace(f"{party.name} pauses for {seconds} s")
+        party.freeze()
+        self.later(seconds, lambda: self._wake(party))
+
+    def _wake(self, party: Party) -> None:
+        if not party.is_dead:
+            self.trace(f"{party.name} wakes")
+            party.thaw()
+
+    def outage(self, seconds: float) -> None:
+        """The server answers nobody for a while."""
+        if not self.server.is_away:
+            self.trace(f"the server is away for {seconds} s")
+            self.server.go_away()
+            self.later(seconds, self._come_back)
+
+    def restart_server(self, num_lost: int, seconds: float) -> None:
+        """The server comes back without its last writes."""
+        if self.server.is_away:
+            return
+        skew_ms = -self.rng.randint(0, self.profile.max_skew_ms) if num_lost else 0
+        self.trace(f"the server restarts: {num_lost} writes lost, clock {skew_ms} ms")
+        self.server.go_away()
+        self.server.restart(num_lost, skew_ms)
+        self.later(seconds, self._come_back)
+
+    def _come_back(self) -> None:
+        self.trace("the server is back")
+        self.server.come_back()
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Nobody's action."""
+        self.loop.call_later(seconds, action, context=self._home.context)
+
+    def _may_be_lost(self, client: Client, outcome: Outcome, why: str) -> bool:
+        """Nobody is left who knows what the log has lost, or a request killed its workers."""
+        losses = self.server.num_losses
+        if outcome is Outcome.FAILED:
+            deadly = "workers in a row" in why and self.num_worker_deaths >= 3
+            return deadly or ("different lengths" in why and losses > 0)
+        return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
+
+    def _is_trimmed(self, request_id: str) -> bool:
+        """It has ended, and the log that a later scheduler read was too short to tell of it."""
+        watching = [found for _, found in self.schedulers]
+        return (
+            self.profile.outputs_retention < _LONG
+            and sum(found.num_epochs for found in watching) > 1
+            and any(request_id in found.ended for found in watching)
+        )
