@@ -154,9 +154,9 @@ class Client:
         return self.wish.manner is Manner.ABORT and total >= self.wish.after
 
     def _leave(self, num_kept: int | None, tells: bool) -> None:
-        assert self._stream is not None
-        assert self._door is not None
         stream, self._stream = self._stream, None
+        if stream is None or self._door is None:
+            return  # it was broken off before
         stream.break_off(num_kept)
         if tells:
             self._door.say(stream, ClientGone())

@@ -34,6 +34,11 @@ class Model:
             self._ends.add(token)
         return token, token in self._ends
 
+    @property
+    def num_drawn(self) -> int:
+        """Tokens so far."""
+        return len(self._before)
+
     def drawn_after(self, token: int) -> tuple[int, ...]:
         """The tokens of the sequence that this one was drawn for."""
         return self._before[token - _FIRST_DRAWN]

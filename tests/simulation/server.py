@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shared.bus.api import Append, Entry, EntryId
+from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
 from shared.errors import BusUnavailable, StaleWriter
 
@@ -55,6 +55,14 @@ class Server:
     def num_writes(self) -> int:
         """That it remembers."""
         return len(self._journal)
+
+    def entries(self, log: str) -> list[Entry]:
+        """All that a log holds."""
+        return _at_once(self._bus.read({log: START}, 0, 1_000_000)).get(log, [])
+
+    def last_epoch(self, log: str) -> int:
+        """Of the last entry."""
+        return _at_once(self._bus.last_id(log)).epoch
 
     @property
     def connection(self) -> tuple[int, int]:

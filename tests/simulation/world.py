@@ -26,6 +26,7 @@ ENGINE = "engine-0"
 MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
 _NUM_GATEWAYS = 2
 _PATIENCE_S = 200.0
+_APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
 _LONG = 1_000  # entries: more than any run writes
 _WALL_S = 1_700_000_000
 
@@ -289,7 +290,7 @@ class World:
         if self._script is not None:
             fault = self._script(self, party, when, what)
         else:
-            fault = self._draw_fault()
+            fault = self._draw_fault(_APPEND_WEIGHT if "append" in what else 1)
         if fault is None:
             return True
         self.trace(f"{fault} {when} {what} of {party.name}")
@@ -300,9 +301,10 @@ class World:
             await asyncio.sleep(0)
         return True
 
-    def _draw_fault(self) -> Fault | None:
+    def _draw_fault(self, weight: int) -> Fault | None:
         profile = self.profile
-        if self.num_faults >= profile.max_faults or self.rng.random() >= profile.fault_rate:
+        rate = weight * profile.fault_rate
+        if self.num_faults >= profile.max_faults or self.rng.random() >= rate:
             return None
         if self.loop.time() > profile.quiet_after_s or not self.clients_wait:
             return None
@@ -319,7 +321,7 @@ class World:
         rng = self.rng
         match fault:
             case Fault.CRASH:
-                self.crash(party, rng.choice((0.01, 0.3, 3.0, 7.0)))
+                self.crash(party, rng.choice((0.0, 0.01, 0.3, 7.0)))
             case Fault.PAUSE:
                 self.pause(party, rng.choice((0.05, 1.0, 7.0, 12.0, 30.0)))
             case Fault.OUTAGE:

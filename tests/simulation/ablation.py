@@ -1,0 +1,191 @@
+"""What each rule of the protocol is for: runs with one of them switched off.
+
+    python -m tests.simulation.ablation --seeds 300
+
+prints how many of the runs fail without each rule. The rules are those of docs/RECOVERY.md.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from gateway.place import Fit, Place
+from gpu_worker.service import WorkerService
+from scheduler_svc import epoch as epochs
+from scheduler_svc.core.requests import Requests
+from scheduler_svc.core.retention import Retention
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.fold import resume
+from scheduler_svc.service import SchedulerService
+from shared.bus.api import START, Append, EntryId
+from shared.codec import encode
+from shared.messages import Attach, EpochStarted
+from tests.simulation.server import Server
+from tests.simulation.simulate import Run, simulate
+
+Rule = Callable[[ExitStack], None]
+
+
+def _stale_writers_are_heard(stack: ExitStack) -> None:
+    """F1: ids are the server's, so that nobody is refused."""
+    initialised = Server.__init__
+
+    def start(self: Server, *args: Any) -> None:
+        initialised(self, *args)
+        self.accepts_all = True
+
+    stack.enter_context(patch.object(Server, "__init__", start))
+
+
+def _folded_before_the_fence(stack: ExitStack) -> None:
+    """F2: what is read is read first, and only then are earlier writers fenced off."""
+
+    async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=()):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        top = await bus.last_id(keys.outputs)
+        fold = await epochs._fold_until(bus, keys.outputs, top, config.max_model_len)
+        tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
+        number = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
+        fence = EntryId(number, 0)
+        started = encode(EpochStarted(number, scheduler, workers, np.array(suspects, np.int32)))
+        await bus.append_all(
+            [
+                Append(keys.plans, [started], number, 0, trim_below=fence),
+                Append(keys.outputs, [started], number, 0),
+            ]
+        )
+        core = Scheduler(config, fold.requests_cursor)
+        for state in resume(core, fold, fence):
+            await bus.append(Append(keys.outputs, [encode(state)], number))
+        return number, core
+
+    stack.enter_context(patch("scheduler_svc.service.start_epoch", start_epoch))
+
+
+def _everybody_is_named(stack: ExitStack) -> None:
+    """F3: a worker takes part in every epoch that it reads of, whoever is meant."""
+
+    def start(self: Any, started: EpochStarted) -> None:
+        self._idle()
+        self._epoch = started.epoch
+
+    take = WorkerService._take
+
+    async def take_any(self: Any, entry: Any) -> None:
+        if self._epoch is None:
+            self._epoch = entry.id.epoch
+            self._step = max(0, entry.id.seq - 1)
+        await take(self, entry)
+
+    stack.enter_context(patch.object(WorkerService, "_start", start))
+    stack.enter_context(patch.object(WorkerService, "_take", take_any))
+
+
+def _states_are_not_compared(stack: ExitStack) -> None:
+    """F4: a RequestState is appended wherever the log ends by then."""
+
+    async def checkpoint(self: Any, core: Scheduler, epoch: int) -> None:
+        if states := core.checkpoints():
+            data = [encode(state) for state in states]
+            await self._bus.append(Append(self._keys.outputs, data, epoch))
+
+    stack.enter_context(patch.object(SchedulerService, "_checkpoint", checkpoint))
+
+
+def _trimming_forgets(stack: ExitStack) -> None:
+    """F4: the log is trimmed without telling again what unfinished requests are."""
+
+    def min_id(self: Any, head: EntryId) -> EntryId:
+        count: int = self._num_entries
+        return EntryId(head.epoch, head.seq - count) if head.seq >= count else START
+
+    def overdue(self: Any, head: EntryId) -> list[Any]:
+        return list(self._owed.values())
+
+    stack.enter_context(patch.object(Retention, "min_id", min_id))
+    stack.enter_context(patch.object(Retention, "overdue", overdue))
+
+
+def _the_log_wins(stack: ExitStack) -> None:
+    """F5: who attaches is told what the log has, whatever the client has."""
+    attach = Requests.attach
+
+    def without_views(self: Requests, message: Attach) -> Any:
+        plain = Attach(
+            message.request_id, message.gateway, message.attachment, message.submit, (), False
+        )
+        return attach(self, plain)
+
+    stack.enter_context(patch.object(Requests, "attach", without_views))
+
+
+def _nobody_attaches(stack: ExitStack) -> None:
+    """F5: a gateway that lost its place goes on reading."""
+    stack.enter_context(patch("gateway.attach.Deliveries.attach", lambda *_: None))
+
+
+def _gaps_are_ignored(stack: ExitStack) -> None:
+    """F6: what comes next is taken for what comes next."""
+
+    def take_step(self: Any, step: int) -> Fit:
+        self._step = step
+        return Fit.FOLLOWS
+
+    enter = Place.enter
+
+    def enter_anyhow(self: Place, epoch: int) -> Fit:
+        fit = enter(self, epoch)
+        return Fit.FOLLOWS if fit is Fit.GAP else fit
+
+    stack.enter_context(patch.object(Place, "take_step", take_step))
+    stack.enter_context(patch.object(Place, "enter", enter_anyhow))
+
+
+RULES: Mapping[str, Rule] = {
+    "F1 stale writers are refused": _stale_writers_are_heard,
+    "F2 fence, then fold": _folded_before_the_fence,
+    "F3 only who is named acts": _everybody_is_named,
+    "F4 RequestState is a compare-and-append": _states_are_not_compared,
+    "F4 RequestState before trimming": _trimming_forgets,
+    "F5 the client's view wins": _the_log_wins,
+    "F5 Attach where the log is lost": _nobody_attaches,
+    "F6 steps are dense": _gaps_are_ignored,
+}
+
+
+@contextmanager
+def without(rule: str) -> Iterator[None]:
+    """Runs inside do not follow the rule."""
+    with ExitStack() as stack:
+        RULES[rule](stack)
+        yield
+
+
+def failing(rule: str | None, seeds: Sequence[int]) -> list[Run]:
+    """Those of the runs that fail without the rule."""
+    with ExitStack() as stack:
+        if rule is not None:
+            stack.enter_context(without(rule))
+        return [run for run in map(simulate, seeds) if run.failures]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=300)
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.seeds)
+    print("| switched off | runs that fail | for example |\n|---|---:|---|")
+    for rule in (None, *RULES):
+        found = failing(rule, seeds)
+        example = f"seed {found[0].seed}: {found[0].failures[0][:110]}" if found else ""
+        print(f"| {rule or 'nothing'} | {len(found)} of {len(seeds)} | {example} |", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,234 @@
+"""The interleavings of docs/RECOVERY.md, each built on purpose; the numbers are its rows.
+
+Not reachable with one worker rank and one server: 8 (two primaries after a failover, which no log
+can mend), 18 and 19 (ranks of a tensor-parallel group that wait for each other). 25 is a property
+of the worker's sampler: here everything that is computed again differs, by intention.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shared.bus.api import Append
+from shared.bus.keys import EngineKeys
+from shared.codec import decode
+from shared.messages import EpochStarted
+from shared.sampling import BeamParams, EarlyStopping
+from tests.simulation.loop import Party
+from tests.simulation.profile import Manner, Profile, Wish, request
+from tests.simulation.scripts import (
+    Cue,
+    Directed,
+    also,
+    crash,
+    crash_scheduler,
+    lose_reply,
+    lose_tail,
+    move_clients,
+    pause,
+)
+from tests.simulation.simulate import simulate
+from tests.simulation.world import World
+
+KEYS = EngineKeys("engine-0")
+NUM_SEEDS = 6
+
+
+def one(manner: Manner = Manner.RESUME, **changes: Any) -> Wish:
+    values = {"request_id": "r0", "prompt": [1, 2, 3], "max_tokens": 12, **changes}
+    after = values.pop("after", 3)
+    return Wish(request(**values), manner, at_s=1.2, after=after)
+
+
+def play(
+    *cues: Cue,
+    wishes: tuple[Wish, ...] = (),
+    inspect: Callable[[World], None] | None = None,
+    num_errors: int = 0,
+    **changes: Any,
+) -> None:
+    """The same scene in several orders; nobody may come to harm."""
+    for seed in range(NUM_SEEDS):
+        script = Directed(*cues)
+        profile = Profile(wishes=wishes or (one(),), **changes)
+        run = simulate(seed, profile, script, inspect=inspect)
+        assert not run.failures, f"seed {seed}: {run.failures}"
+        assert not script.cues, f"seed {seed}: the scene never came: {script.cues}"
+        assert run.num_errors == num_errors, f"seed {seed}: {run.num_errors} streams with errors"
+
+
+RESULT = "append outputs"  # of a worker
+PLAN = "plans"  # of a scheduler
+START = "append plans, outputs"  # EpochStarted in both
+
+
+def num_drawn(count: int) -> Callable[[World], None]:
+    """So many tokens were computed, nothing twice."""
+
+    def inspect(world: World) -> None:
+        assert world.model.num_drawn == count
+
+    return inspect
+
+
+def test_row_1_an_old_worker_appends_while_a_new_scheduler_reads() -> None:
+    play(Cue("worker", "before", RESULT, 4, also(crash_scheduler(), pause(0.3))))
+    play(Cue("worker", "before", RESULT, 4, also(crash_scheduler(), pause(0.005))))
+
+
+def test_row_2_a_worker_is_back_before_its_lease_has_run_out() -> None:
+    play(Cue("worker", "before", RESULT, 4, crash(restart_s=0.01)))
+    play(Cue("worker", "after", RESULT, 4, crash(restart_s=0.01)))
+
+
+def test_row_3_two_processes_are_the_same_rank() -> None:
+    play(Cue("worker", "before", RESULT, 4, lambda world, _: also_start(world.start_worker)))
+    play(
+        Cue("worker", "before", RESULT, 4, lambda world, _: also_start(world.start_worker)),
+        Cue("worker", "after", RESULT, 2, pause(7.0)),
+    )
+
+
+def also_start(start: Callable[[], Party]) -> None:
+    start()
+
+
+def test_row_4_a_scheduler_wakes_and_another_has_taken_over() -> None:
+    wake = also(pause(3.0), lambda world, _: also_start(world.start_scheduler))
+    for retention in (3, 10_000):
+        play(Cue("scheduler", "before", PLAN, 4, wake), outputs_retention=retention)
+        play(Cue("scheduler", "after", PLAN, 4, wake), outputs_retention=retention)
+
+
+@pytest.mark.parametrize("role", ["scheduler", "worker", "gateway"])
+def test_row_5_the_reply_to_an_append_is_lost(role: str) -> None:
+    what = {"scheduler": PLAN, "worker": RESULT, "gateway": "append requests"}[role]
+    number = 1 if role == "gateway" else 4
+    play(Cue(role, "after", what, number, lose_reply))
+
+
+def test_row_5_appends_arrive_twice() -> None:
+    play(Cue("worker", "after", RESULT, 4, lambda *_: None), repeat_rate=0.5)
+
+
+@pytest.mark.parametrize("num_lost", [1, 3, 8, 30])
+def test_row_6_the_log_lacks_what_was_delivered(num_lost: int) -> None:
+    play(Cue("worker", "after", RESULT, 6, lose_tail(num_lost)))
+
+
+@pytest.mark.parametrize("num_lost", [5, 1_000])
+def test_row_7_the_clock_goes_back(num_lost: int) -> None:
+    play(Cue("worker", "after", RESULT, 6, lose_tail(num_lost)), max_skew_ms=60_000)
+
+
+def test_row_9_a_gateway_falls_behind_the_start_of_the_log() -> None:
+    wishes = tuple(one(request_id=f"r{number}", max_tokens=20) for number in range(4))
+    play(Cue("gateway", "before", "read", 8, pause(0.5)), wishes=wishes, outputs_retention=3)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_row_10_an_epoch_starts_in_both_logs_or_in_none(when: str) -> None:
+    def inspect(world: World) -> None:
+        messages = [decode(data) for found in world.server.entries(KEYS.outputs) for data in found.messages]
+        starts = [found.epoch for found in messages if isinstance(found, EpochStarted)]
+        assert world.server.last_epoch(KEYS.plans) == starts[-1]
+
+    play(
+        Cue("worker", "after", RESULT, 4, crash_scheduler()),
+        Cue("scheduler", when, START, 1, crash()),
+        inspect=inspect,
+    )
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_row_11_the_epochs_start_is_lost_while_it_is_waited_for(when: str) -> None:
+    play(
+        Cue("worker", "after", RESULT, 4, crash_scheduler()),
+        Cue("scheduler", "after", START, 1, lambda *_: None),
+        Cue("scheduler", when, "read", 1, lose_tail(1)),
+    )
+
+
+def test_row_12_a_gateway_dies_before_it_can_answer_and_the_client_asks_again() -> None:
+    play(
+        Cue("gateway", "after", "append requests", 1, crash(3.0)),
+        wishes=(one(Manner.REPEAT),),
+        inspect=num_drawn(12),
+    )
+
+
+def test_row_13_a_client_moves_and_its_old_gateway_aborts() -> None:
+    for number in (1, 2, 4, 8):
+        play(Cue("worker", "after", RESULT, number, move_clients), wishes=(one(Manner.REPEAT),))
+
+
+def test_row_14_a_gateway_finds_a_stop_string_and_dies() -> None:
+    for when in ("before", "after"):
+        play(
+            Cue("gateway", "after", "append requests", 1, lambda *_: None),
+            Cue("gateway", when, "append requests", 1, crash()),
+            wishes=(one(Manner.STOP),),
+        )
+
+
+def test_row_15_an_abort_overtakes_its_request() -> None:
+    play(
+        Cue("gateway", "after", "append requests", 1, lose_reply),
+        wishes=(one(Manner.ABORT, after=1), one(request_id="r1")),
+        repeat_rate=1.0,
+    )
+
+
+@pytest.mark.parametrize("log", [KEYS.plans, KEYS.outputs])
+def test_row_16_an_entry_cannot_be_read(log: str) -> None:
+    def spoil(world: World, _: Party) -> None:
+        world.server.append_all([Append(log, [b"\xff\xff"], world.server.last_epoch(log))])
+
+    play(Cue("worker", "after", RESULT, 4, spoil))
+
+
+def test_row_17_a_request_that_kills_its_workers_ends_at_last() -> None:
+    deadly = [Cue("worker", "before", RESULT, 1, crash(7.0)) for _ in range(3)]
+    play(*deadly, num_errors=1)
+    play(*deadly[:2], num_errors=0)
+
+
+def test_row_20_plans_are_in_flight_when_a_worker_dies() -> None:
+    for when in ("before", "after"):
+        play(Cue("worker", when, RESULT, 4, crash()), max_plans_in_flight=4)
+
+
+BEAMS = one(num_choices=3, beams=BeamParams(3, 1.0, EarlyStopping.NEVER))
+
+
+def test_row_21_a_beam_group_that_has_lost_its_sharing_fits_again() -> None:
+    for role_crash in (crash_scheduler(), crash()):
+        cue = Cue("worker", "after", RESULT, 8, role_crash)
+        play(cue, wishes=(BEAMS,), num_blocks=12, max_num_sequences=3)
+
+
+def test_row_22_beams_that_were_reordered_are_recovered_and_resumed() -> None:
+    play(
+        Cue("worker", "after", RESULT, 4, also(crash_scheduler(), move_clients)),
+        Cue("worker", "before", RESULT, 3, crash()),
+        wishes=(BEAMS,),
+    )
+
+
+def test_row_23_several_choices_are_resumed_each_at_its_place() -> None:
+    for number in (2, 5, 9):
+        play(
+            Cue("worker", "after", RESULT, number, move_clients),
+            wishes=(one(num_choices=3),),
+            max_num_sequences=3,
+        )
+
+
+def test_row_24_handles_of_two_epochs_are_not_mixed_up() -> None:
+    wishes = tuple(one(request_id=f"r{number}") for number in range(3))
+    play(
+        Cue("worker", "after", RESULT, 5, crash_scheduler()),
+        Cue("worker", "after", RESULT, 3, crash_scheduler()),
+        wishes=wishes,
+    )
