@@ -38,7 +38,7 @@ class Searches:
     def take_due(self) -> list[SequenceGroup]:
         """Groups whose beams have new last tokens, for the plan that is being made."""
         due, self._due = self._due, []
-        # Preempted in between and back again, it is planned as a whole.
+        # One may have been ended since its result was applied.
         return [group for group in due if group.state is GroupState.SEARCHING]
 
     def apply(self, result: StepResult) -> list[SequenceGroup]:
