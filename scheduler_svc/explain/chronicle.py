@@ -28,7 +28,7 @@ from shared.messages import (
 )
 
 _BY_UNKNOWN = "by whom its plan would tell, which has been trimmed"
-_NOBODY_KNOWN = "one with handles that only plans name"
+UNNAMED = "one with handles that only plans name"
 
 
 class Phase(Enum):
@@ -85,6 +85,7 @@ class Chronicle:
         self._last_step: int | None = None
         self._waits_since_ms = 0
         self._admitted_step = 0
+        self._planned: tuple[int, When] | None = None  # the last step whose plan is left
         self._was_admitted = False
         self._kind_unknown = False  # of the last preemption
 
@@ -213,7 +214,10 @@ class Chronicle:
         Args:
             notes: preemptions that replaying it gave; None: it was not replayed.
         """
-        when = When(plan.now_ms)
+        # Plans in flight are made before the results that come before theirs are known.
+        told = self._story.events
+        when = When(max(plan.now_ms, told[-1].when.at_ms if told else 0))
+        self._planned = (plan.step, When(plan.now_ms))
         if notes is not None:
             for note in notes:
                 if note.request_id == self._request_id:
@@ -222,10 +226,21 @@ class Chronicle:
         mine = self._handles()
         if self.phase in _HAS_BLOCKS and np.isin(plan.retired, mine).any():
             handles = np.concatenate([plan.grown_handles, plan.replaced_handles])
-            by = self._crowd.owners(handles, _NOBODY_KNOWN)
+            by = self._crowd.owners(handles, UNNAMED)
             by |= self._crowd.owners(plan.retired)  # that gave up, too, may have wanted more first
             by -= {self._request_id}
+            if not by or self._may_open_block():
+                by.add(self._request_id)
             self._deduced(plan.step, when, sorted(by), may_swap=len(plan.swap_out_device) > 0)
+
+    def _may_open_block(self) -> bool:
+        """Whether it may have needed a block itself in the step that is planned: the latest
+        request that does has to go for its own sake."""
+        handles = self._handles()
+        if self._block_size is None or self._is_search or len(handles) != 1:
+            return True
+        is_at_border = (self._num_tokens_of(handles) - 1) % self._block_size == 0
+        return self.phase is _P.RUNNING and is_at_border
 
     def _preempted(self, note: Preempted, step: int, when: When) -> None:
         by = "itself" if note.by == self._request_id else note.by
@@ -249,15 +264,14 @@ class Chronicle:
         """A preemption that nobody noted.
 
         Args:
-            by: who may have needed the blocks; None: nobody knows.
+            by: all who may have needed the blocks; None: nobody knows.
             may_swap: whether blocks were swapped in that step; None: nobody knows.
         """
         if by is None:
             whom = _BY_UNKNOWN
-        elif len(by) <= 1:
-            whom = f"by {by[0]}" if by else "by itself"
         else:
-            whom = f"by one of {listed(by)}"
+            names = ["itself" if name == self._request_id else name for name in by]
+            whom = f"by {names[0]}" if len(names) == 1 else f"by one of {listed(names)}"
         num_tokens = self._num_tokens_in_all()
         kind = Preemption.RECOMPUTE.value if may_swap is False else None
         text = f"preempted in step {step} with {num_tokens} tokens, {whom}"
@@ -304,6 +318,8 @@ class Chronicle:
                 self._end_choice(number, EndFlag(flags[row]).finish_reason(), when)
 
     def _admitted(self, handles: list[int], computed: list[int], step: int, when: When) -> None:
+        if self._planned is not None and self._planned[0] == step:
+            when = When(max(self._planned[1].at_ms, self._waits_since_ms))
         total, reused = self._num_tokens_of(handles), sum(computed)
         waited_ms = max(0, when.at_ms - self._waits_since_ms)
         facts = {"step": step, "waited_ms": waited_ms, "num_tokens": total, "num_reused": reused}
@@ -419,7 +435,7 @@ class Chronicle:
         self._parties = parties if any(parties) else None
         self._crowd.new_epoch()
         self._forget_handles()
-        self._is_new_epoch, self._last_step = True, 0
+        self._is_new_epoch, self._last_step, self._planned = True, 0, None
 
     def _lose_sight(self, why: str, when: When) -> None:
         if self.phase not in (_P.UNSEEN, _P.ENDED):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from scheduler_svc.explain.story import When
 from shared.bus.api import EntryId
 from shared.codec import Message
-from shared.messages import EpochStarted, StepPlan, StepResult
+from shared.messages import EpochStarted, RequestState, StepPlan, StepResult, Turn
 
 
 class Clock:
@@ -21,13 +21,13 @@ class Clock:
     """
 
     def __init__(self, plans: Iterable[StepPlan]) -> None:
-        turns: list[tuple[EntryId, int]] = []
+        turns: list[Turn] = []
         for plan in plans:
-            turns += [(EntryId.parse(t.outputs_cursor), t.now_ms) for t in plan.idle_turns]
-            turns.append((EntryId.parse(plan.outputs_cursor), plan.now_ms))
-        turns.sort()
-        self._cursors = [cursor for cursor, _ in turns]
-        self._times_ms = [now_ms for _, now_ms in turns]
+            turns += plan.idle_turns
+            turns.append(Turn(plan.now_ms, plan.requests_cursor, plan.outputs_cursor))
+        self._outputs = [EntryId.parse(turn.outputs_cursor) for turn in turns]
+        self._requests = [EntryId.parse(turn.requests_cursor) for turn in turns]
+        self._times_ms = [turn.now_ms for turn in turns]
         self._not_before_us = 0
 
     def read(self, at: EntryId, message: Message, requests_cursor: EntryId | None) -> When:
@@ -39,16 +39,25 @@ class Clock:
             self._not_before_us += message.step_us
         if requests_cursor is not None:
             self._lift(requests_cursor.epoch)
-        index = bisect_left(self._cursors, at)
-        # What came before the first turn that is left may be much older.
-        if 0 < index < len(self._cursors):
-            self._lift(self._times_ms[index])
-            return When(self._times_ms[index])
+        if isinstance(message, RequestState) and requests_cursor is not None:
+            # An answer is written in the turn that applies what it answers.
+            turn_ms = self._turn_ms(self._requests, requests_cursor)
+        else:
+            turn_ms = self._turn_ms(self._outputs, at)
+        if turn_ms is not None:
+            self._lift(turn_ms)
+            return When(self._not_before_us // 1_000)
         return When(self._not_before_us // 1_000, is_estimate=True)
 
     def planned(self, plan: StepPlan) -> None:
         """The scheduler made this plan before what is read next."""
         self._lift(plan.now_ms)
+
+    def _turn_ms(self, cursors: list[EntryId], at: EntryId) -> int | None:
+        """When the scheduler had first read this entry, if that is known."""
+        index = bisect_left(cursors, at)
+        # What came before the first turn that is left may be much older.
+        return self._times_ms[index] if 0 < index < len(cursors) else None
 
     def _lift(self, at_ms: int) -> None:
         self._not_before_us = max(self._not_before_us, 1_000 * at_ms)

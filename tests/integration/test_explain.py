@@ -1,11 +1,11 @@
-"""What is told of requests of a real engine, whose pool is too small and whose worker dies."""
+"""What is told of requests of a real engine with a small pool, whose worker leaves at work."""
 
 import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -48,30 +48,13 @@ def requests() -> list[Submit]:
     ]
 
 
-@asynccontextmanager
-async def mortal_worker(bus: Bus, model: Path, engine_id: str) -> AsyncIterator[None]:
-    """A worker that dies when the block is left, whatever it is doing."""
-    ready = asyncio.Event()
-
-    async def work() -> None:
-        async with running_worker(bus, SMALL.worker(model), engine_id):
-            ready.set()
-            await asyncio.Event().wait()
-
-    worker = asyncio.create_task(work())
-    await ready.wait()
-    yield
-    worker.cancel()
-    await asyncio.wait([worker])
-
-
 async def serve(bus: Bus, model: Path, recording: Path) -> tuple[Engine, str]:
     """All requests finished, in two epochs; the engine and its id."""
     scheduler = SMALL.scheduler()
     with closing(FileRecorder(recording)) as recorder:
         async with running_scheduler(bus, scheduler, recorder) as metrics:
             engine = Engine(bus, scheduler.engine_id, metrics)
-            async with mortal_worker(bus, model, scheduler.engine_id):
+            async with running_worker(bus, SMALL.worker(model), scheduler.engine_id):
                 asked = asyncio.create_task(engine.generate(requests()))
                 async with asyncio.timeout(DEADLINE_S):
                     while engine.num_preemptions() < 2:
@@ -109,7 +92,7 @@ def check(story: Story) -> None:
     assert times[-1] > times[0]
 
 
-async def test_the_logs_and_a_recording_tell_of_preemptions_and_of_a_worker_that_died(
+async def test_the_logs_and_a_recording_tell_of_preemptions_and_of_a_worker_that_left(
     llama: Path, redis_bus: RedisBus, redis_url: str, tmp_path: Path
 ) -> None:
     recording = tmp_path / "recording"

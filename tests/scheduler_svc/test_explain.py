@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from scheduler_svc.core.notes import Preempted
+from scheduler_svc.explain.chronicle import UNNAMED
+from scheduler_svc.explain.sources import from_recording
 from scheduler_svc.explain.story import Event, Kind, Story
 from scheduler_svc.explain.telling import Logs, Planned, Said, UnknownRequest, resolve, tell
 from shared.bus.api import EntryId
@@ -32,6 +35,7 @@ from shared.messages import (
     Submit,
 )
 from shared.sampling import BeamParams
+from tests.support.recorded import record
 from tests.support.requests import submit
 
 EPOCH = 100_000
@@ -241,8 +245,11 @@ def test_a_plan_tells_who_needed_the_blocks() -> None:
         Planned(EPOCH, plan(1, EPOCH + 40)),
         Planned(EPOCH, plan(2, EPOCH + 50, retired=ints(2), grown_handles=ints(1))),
     ]
-    lost = only(told(Logs(plans=plans, outputs=lives)), Kind.PREEMPTED)
+    # With blocks of 2 it needs none itself: 4 tokens, of which the last is to be computed.
+    lost = only(told(Logs(plans=plans, outputs=lives, block_size=2)), Kind.PREEMPTED)
     assert (lost.facts["by"], lost.facts["preemption"]) == (["b"], "recompute")
+    lost = only(told(Logs(plans=plans, outputs=lives, block_size=3)), Kind.PREEMPTED)
+    assert lost.facts["by"] == ["a", "b"]
     assert (lost.when.at_ms, lost.when.is_estimate) == (EPOCH + 50, False)
 
 
@@ -410,3 +417,36 @@ def test_the_beginning_of_an_id_is_enough_if_no_other_begins_so() -> None:
         resolve("a", logs)
     with pytest.raises(UnknownRequest, match="nothing is known of a request 'x'"):
         resolve("x", logs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_deduced_is_what_a_replay_shows(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    record(path, seed)
+    logs = from_recording(path)
+    assert all(found.preemptions is not None for found in logs.plans)
+    plans = [Planned(found.epoch, found.plan) for found in logs.plans]
+    with_plans, bare = replace(logs, plans=plans), replace(logs, plans=[])
+    num_exact = num_certain = 0
+    noted = {note.request_id for found in logs.plans for note in found.preemptions or ()}
+    others = sorted(logs.request_ids() - noted)[:10]
+    for request_id in (*sorted(noted), *others):
+        exact = preemptions(tell(request_id, logs))
+        num_exact += len(exact)
+        deduced = preemptions(tell(request_id, with_plans))
+        assert [event.facts["step"] for event in deduced] == [e.facts["step"] for e in exact]
+        for known, found in zip(exact, deduced, strict=True):
+            assert known.facts["by"][0] in found.facts["by"] or UNNAMED in found.facts["by"]
+            assert found.facts["preemption"] in (None, known.facts["preemption"])
+            num_certain += len(found.facts["by"]) == 1
+        steps = {event.facts["step"] for event in preemptions(tell(request_id, bare))}
+        assert steps <= {*(event.facts["step"] for event in exact), None}
+    assert num_exact > 0
+    assert num_certain > 0
+
+
+def preemptions(story: Story) -> list[Event]:
+    """Those that mattered: not of what had ended already, though nobody knew."""
+    ended = [n for n, event in enumerate(story.events) if event.kind == Kind.ENDED]
+    until = ended[0] if ended else len(story.events)
+    return [event for event in story.events[:until] if event.kind == Kind.PREEMPTED]
