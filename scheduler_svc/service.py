@@ -155,10 +155,8 @@ class SchedulerService:
 
         Named by the old one it would do nothing, and seem to have died of what it was to compute.
         """
-        run_id = await self._bus.run_id()
-        if self._run_id not in ("", run_id):
+        if self._run_id and await self._bus.run_id() != self._run_id:
             self._renamed = self._served
-        self._run_id = run_id
 
     async def _worker(self) -> WorkerInfo | None:
         value = await self._bus.get(self._keys.worker(0))
@@ -184,6 +182,8 @@ class SchedulerService:
         """Plan for one worker until it is gone."""
         config = self._config(worker)
         suspects, self._suspects = self._suspects, []
+        # Asked for after the lease was read: the name in it is as old as this run, or older.
+        self._run_id = await self._bus.run_id()
         self._served = worker.instance
         epoch, core = await start_epoch(
             self._bus,

@@ -28,7 +28,7 @@ SCENARIOS = (
     Scenario("pressure, pause any", _EACH, pauses=True, pressure=True),
 )
 _ROOMY = {"PAGESTREAM_NUM_BLOCKS": "1024", "PAGESTREAM_NUM_HOST_BLOCKS": "0"}
-_TIGHT = {"PAGESTREAM_NUM_BLOCKS": "36", "PAGESTREAM_NUM_HOST_BLOCKS": "16"}
+_TIGHT = {"PAGESTREAM_NUM_BLOCKS": "36", "PAGESTREAM_NUM_HOST_BLOCKS": "8"}
 _NEWS_S = 5.0
 
 
@@ -72,6 +72,8 @@ class Chaos:
             finally:
                 news.cancel()
                 self._conclude(scenario, cluster, run)
+            if run is self._expected and cluster.deaths:
+                raise NotReady(f"the undisturbed run was disturbed: {cluster.deaths[0]}")
         return self.rows[-1].is_good(exact=self._options.dtype == "float32")
 
     async def _work(self, scenario: Scenario, cluster: Cluster, run: Run, limit_s: float) -> None:

@@ -64,13 +64,16 @@ class Run:
         return sum(outcome.is_complete for outcome in self.outcomes.values())
 
     def pauses_s(self) -> list[float]:
-        """For each blow and each stream that was open then, its longest silence around it."""
+        """For each blow and each stream that was open then, its longest silence around it.
+
+        Beam searches show nothing before their end, and do not count.
+        """
         found = []
         for blow in self.blows:
             until_s = blow.at_s + _AROUND_S
             for outcome in self.outcomes.values():
                 times = outcome.arrivals_s
-                if not times[0] <= blow.at_s < times[-1]:
+                if outcome.ask.is_search or not times[0] <= blow.at_s < times[-1]:
                     continue
                 pairs = itertools.pairwise(times)
                 found.append(max(b - a for a, b in pairs if b > blow.at_s and a < until_s))

@@ -209,11 +209,11 @@ class RestartedBus(MemoryBus):
     """A server that can be restarted without losing anything."""
 
     num_restarts = 0
-    _unnoticed = False
+    breaks = False
 
     def restart(self) -> None:
         self.num_restarts += 1
-        self._unnoticed = True
+        self.breaks = True
 
     async def run_id(self) -> str:
         return str(self.num_restarts)
@@ -221,8 +221,8 @@ class RestartedBus(MemoryBus):
     async def read(
         self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
     ) -> dict[str, list[Entry]]:
-        if self._unnoticed and KEYS.requests in cursors:  # the scheduler's
-            self._unnoticed = False
+        if self.breaks and KEYS.requests in cursors:  # the scheduler's
+            self.breaks = False
             raise BusUnavailable("connection closed by server")
         return await super().read(cursors, block_ms, max_entries)
 
@@ -246,6 +246,26 @@ async def test_a_restart_of_redis_is_not_taken_for_the_death_of_a_worker() -> No
         seen = await reader.until(lambda seen: "w2" in named(seen))
     assert named(seen) == ["w1", "w2"]
     assert [m.suspects.tolist() for m in seen if isinstance(m, EpochStarted)] == [[], []]
+
+
+class RestartedBeforeTheLease(RestartedBus):
+    """Restarted, unnoticed, right before the lease is read for the first time."""
+
+    async def get(self, key: str) -> bytes | None:
+        if key == KEYS.worker(0) and self.num_restarts == 0:
+            self.num_restarts = 1
+        return await super().get(key)
+
+
+async def test_a_worker_that_was_named_after_a_restart_of_redis_is_served() -> None:
+    bus = RestartedBeforeTheLease(lambda: time.time_ns() // 1_000_000)
+    await Peer(bus, "w1").announce()
+    async with running(service(bus)):
+        reader = Reader(bus)
+        await reader.until(lambda seen: named(seen) == ["w1"])
+        bus.breaks = True  # the connection breaks only now; the server is the same
+
+        await reader.until(lambda seen: named(seen) == ["w1", "w1"])
 
 
 async def info(bus: Bus) -> EngineInfo:
