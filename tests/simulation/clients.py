@@ -234,9 +234,7 @@ class Call:
             identity = self._submit.request_id
             self._engine.stop(Stop(identity, choice, limit), self._mailbox)
             if not all(self._ended):
-                self._engine.close_choice(
-                    identity, choice, limit, FinishReason.STOP, self._mailbox
-                )
+                self._engine.close_choice(identity, choice, limit, FinishReason.STOP, self._mailbox)
             return
         self._counts[choice] += len(tokens)
         self._stream.send(Event(choice, tokens))
