@@ -325,7 +325,7 @@ class Sessions:
         self.requests_cursor = EntryId.parse(message.requests_cursor)
         request_id = message.request_id
         self._unstated.discard(request_id)
-        # Who looks it up is not answered yet: how to show it stands in a state, which will come when
+        # Who looks it up is not answered yet: how to show it stands in a state, which comes when
         # the question is repeated.
         request = self._requests.get(request_id)
         if request is None or request.has_ended:
