@@ -93,7 +93,7 @@ class Profile:
             num_host_blocks=rng.choice((0, 0, 4, 16)),
             preemption=rng.choice(("recompute", "swap", "auto")),
             max_plans_in_flight=rng.choice((1, 2, 2, 4)),
-            outputs_retention=rng.choice((3, 6, 12, 50, 10_000)),
+            outputs_retention=rng.choice((3, 6, 12, 10_000)),
             max_num_sequences=rng.choice((3, 8)),
             max_num_batched_tokens=rng.choice((8, 16)),
             repeat_rate=rng.choice((0.0, 0.0, 0.05)),

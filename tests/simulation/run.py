@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from tests.simulation.simulate import Run, simulate
 
 _BATCH = 50
+BATCHES = range(0, 150, 25)  # first seeds of what the tests run
 
 
 def main() -> int:

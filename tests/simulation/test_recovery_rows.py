@@ -130,7 +130,9 @@ def test_row_9_a_gateway_falls_behind_the_start_of_the_log() -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_row_10_an_epoch_starts_in_both_logs_or_in_none(when: str) -> None:
     def inspect(world: World) -> None:
-        messages = [decode(data) for found in world.server.entries(KEYS.outputs) for data in found.messages]
+        messages = [
+            decode(data) for found in world.server.entries(KEYS.outputs) for data in found.messages
+        ]
         starts = [found.epoch for found in messages if isinstance(found, EpochStarted)]
         assert world.server.last_epoch(KEYS.plans) == starts[-1]
 

@@ -145,7 +145,6 @@ class World:
         self.server = Server(loop)
         self.failures: list[str] = []
         self.num_faults = 0
-        self.num_worker_deaths = 0
         self.is_quiet = False
         self.model = Model(rng, profile.end_share)
         self.schedulers: list[tuple[Party, Watching]] = []
@@ -319,6 +318,8 @@ class World:
     def strike(self, fault: Fault, party: Party) -> None:
         """A fault that is more than a lost message."""
         rng = self.rng
+        if fault in (Fault.CRASH, Fault.PAUSE) and rng.random() < 0.5:
+            party = rng.choice([found for found in self.parties if found.is_running])
         match fault:
             case Fault.CRASH:
                 self.crash(party, rng.choice((0.0, 0.01, 0.3, 7.0)))
@@ -351,8 +352,6 @@ class World:
             return
         party.is_dead = True
         role = party.name.partition("-")[0]
-        if role == "worker":
-            self.num_worker_deaths += 1
         for gateway in self.gateways:
             if gateway.party is party:
                 gateway.reset_connections(self.rng)
@@ -413,7 +412,9 @@ class World:
         """Nobody is left who knows what the log has lost, or a request killed its workers."""
         losses = self.server.num_losses
         if outcome is Outcome.FAILED:
-            deadly = "workers in a row" in why and self.num_worker_deaths >= 3
+            # A worker that was paused, replaced or lost its server counts as one that has died.
+            num_epochs = sum(found.num_epochs for _, found in self.schedulers)
+            deadly = "workers in a row" in why and num_epochs > 3
             return deadly or ("different lengths" in why and losses > 0)
         return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
 
