@@ -318,10 +318,10 @@ class SchedulerService:
         """Leases, gauges, and RequestStates that let the log be trimmed."""
         lease = await self._worker()
         if lease is None:
-            self._suspects = core.suspects()
+            await self._suspect(core)
             raise EpochOver("the worker's lease has run out")
         if lease.instance != worker.instance or lease.state != WorkerState.READY:
-            self._suspects = core.suspects()
+            await self._suspect(core)
             raise EpochOver(f"the worker is {lease.state}, instance {lease.instance}")
         assert worker.kv is not None
         stats = self._observer.gauges(core, worker.kv)
@@ -341,6 +341,11 @@ class SchedulerService:
             await self._bus.append(
                 Append(keys.requests, [encode(GatewayLost(gateway)) for gateway in lost])
             )
+
+    async def _suspect(self, core: Scheduler) -> None:
+        """Remember what the worker was computing, unless it begins anew as Redis did."""
+        if await self._bus.run_id() == self._run_id:
+            self._suspects = core.suspects()
 
     async def _start_draining(self, epoch: int) -> None:
         """Tell the core, by way of the log, to admit nobody any more."""

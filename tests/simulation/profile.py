@@ -1,7 +1,7 @@
 """What a run is like: drawn from its seed, so that runs differ in kind and not only in order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
@@ -72,7 +72,7 @@ class Profile:
     is_slow: float = 0.0  # of clients that read slowly
     max_lost_writes: int = 30
     max_skew_ms: int = 0
-    cache: bool = field(default=True)
+    cache: bool = True
 
     @staticmethod
     def draw(rng: Random) -> "Profile":

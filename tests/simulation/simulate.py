@@ -17,7 +17,7 @@ from tests.simulation.profile import Profile
 from tests.simulation.world import Script, World
 
 _END_S = 400.0  # by then everybody must have been served
-_SETTLE_S = 40.0  # by then what nobody waits for must be gone
+_SETTLE_S = 80.0  # by then what nobody waits for must be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ async def _live(world: World) -> None:
         left = _what_is_left(world)
         if left is None:
             return
-        if world.loop.time() > settled_s + 40:
+        if world.loop.time() > settled_s:
             world.failures.append(left)
 
 

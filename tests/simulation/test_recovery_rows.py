@@ -32,7 +32,7 @@ from tests.simulation.simulate import simulate
 from tests.simulation.world import World
 
 KEYS = EngineKeys("engine-0")
-NUM_SEEDS = 6
+NUM_SEEDS = 4
 
 
 def one(manner: Manner = Manner.RESUME, **changes: Any) -> Wish:
@@ -194,6 +194,13 @@ def test_row_17_a_request_that_kills_its_workers_ends_at_last() -> None:
     deadly = [Cue("worker", "before", RESULT, 1, crash(7.0)) for _ in range(3)]
     play(*deadly, num_errors=1)
     play(*deadly[:2], num_errors=0)
+
+
+def test_row_17_no_request_is_to_blame_for_restarts_of_the_server() -> None:
+    def restart(world: World, _: Party) -> None:
+        world.restart_server(0, 0.0)
+
+    play(*[Cue("worker", "after", RESULT, 1, restart) for _ in range(3)])
 
 
 def test_row_20_plans_are_in_flight_when_a_worker_dies() -> None:

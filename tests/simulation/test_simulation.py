@@ -20,20 +20,6 @@ def test_no_run_splices_loses_or_hangs(first: int) -> None:
         assert not run.failures, f"{'; '.join(run.failures)}\n{run.command}"
 
 
-# Each was a defect of a service.
-@pytest.mark.parametrize(
-    "seed",
-    [
-        19,  # an abort of the delivery before ended the one that had taken over
-        10152,  # all epochs were lost, and the clock went back: the next was not believed
-        20667,  # a beam search ended while a stream of it was resumed
-    ],
-)
-def test_runs_that_failed_once_do_not_fail_again(seed: int) -> None:
-    run = simulate(seed)
-    assert not run.failures, f"{'; '.join(run.failures)}\n{run.command}"
-
-
 def test_a_run_is_replayed_exactly() -> None:
     def trace(seed: int) -> str:
         lines: list[str] = []
