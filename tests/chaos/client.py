@@ -145,7 +145,8 @@ class Client:
         return ask(port, "/v1/completions", body, {"Idempotency-Key": self._key})
 
     async def _take(self, response: Response) -> None:
-        self.outcome.request_id = response.headers.get("x-request-id", self.outcome.request_id)
+        if self._url is None:  # whoever resumes a stream gets another id for that
+            self.outcome.request_id = response.headers.get("x-request-id", "")
         if response.status == 503:
             self._note(f"503: {(await response.body())[:200].decode(errors='replace')}")
             return
