@@ -148,6 +148,7 @@ def _gaps_are_ignored(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Place, "enter", enter_anyhow))
 
 
+VIEWS = "F5 the client's view wins"
 FENCE = "F2 fence, then fold"
 RULES: Mapping[str, Rule] = {
     "F1 stale writers are refused": _stale_writers_are_heard,

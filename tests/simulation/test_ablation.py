@@ -2,15 +2,15 @@
 
 import pytest
 
-from tests.simulation.ablation import FENCE, RULES, failing, without
+from tests.simulation.ablation import FENCE, RULES, VIEWS, failing, without
 from tests.simulation.profile import Manner, Profile, Wish, request
-from tests.simulation.scripts import Cue, Directed, crash, move_clients
+from tests.simulation.scripts import Cue, Directed, crash, lose_tail, move_clients
 from tests.simulation.simulate import Run, simulate
 
 MOST_SEEDS = 400
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule != FENCE])
+@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in (FENCE, VIEWS)])
 def test_without_the_rule_some_run_fails(rule: str) -> None:
     for seed in range(MOST_SEEDS):
         if failing(rule, [seed]):
@@ -20,10 +20,24 @@ def test_without_the_rule_some_run_fails(rule: str) -> None:
 
 
 def test_without_the_fence_a_client_that_moves_has_what_nobody_knows() -> None:
-    seeds = range(30)
+    seeds = range(80)
     assert not any(moves_while_an_epoch_starts(seed).failures for seed in seeds)
     with without(FENCE):
         assert any(moves_while_an_epoch_starts(seed).failures for seed in seeds)
+
+
+def test_without_views_a_lost_tail_ends_streams() -> None:
+    seeds = range(10)
+    assert not any(loses_what_was_delivered(seed).failures for seed in seeds)
+    with without(VIEWS):
+        assert any(loses_what_was_delivered(seed).failures for seed in seeds)
+
+
+def loses_what_was_delivered(seed: int) -> Run:
+    """The log forgets some of the tokens that the client has."""
+    wish = Wish(request("r0", [1, 2, 3], 12), Manner.RESUME, at_s=1.2)
+    script = Directed(Cue("worker", "after", "append outputs", 6, lose_tail(8)))
+    return simulate(seed, Profile(wishes=[wish]), script)
 
 
 def moves_while_an_epoch_starts(seed: int) -> Run:
