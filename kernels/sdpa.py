@@ -11,8 +11,8 @@ from kernels.reference import ReferenceBackend
 class SdpaBackend:
     """Any device and float type; each sequence must be one block of the cache.
 
-    Keys and values are read in place, through views. Soft-capped layers, which the operator does
-    not know, are left to the reference.
+    Keys and values are read in place, through views. Soft-capped layers and pools of 8-bit floats,
+    which the operator does not know, are left to the reference.
     """
 
     name = "sdpa"
@@ -63,7 +63,7 @@ class SdpaBackend:
         check_attend(query, cache, batch, out)
         if batch.block_tables.shape[1] != 1:
             raise ValueError(f"block tables {tuple(batch.block_tables.shape)}: one column expected")
-        if params.softcap is not None:
+        if params.softcap is not None or cache.quantized:
             self._reference.attend(query, cache, batch, params, out)
             return
         starts = batch.query_starts.tolist()
