@@ -37,7 +37,9 @@ from shared.messages import (
 )
 
 _FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
-_MAX_DEATHS = 3  # workers that a request may have been the end of
+# Workers in a row, the last two of them with nothing else to compute. One such death may be a
+# coincidence: workers are also killed from outside.
+_MAX_DEATHS = 4
 
 
 class Requests:

@@ -438,12 +438,14 @@ def test_who_kills_workers_is_isolated_and_then_failed() -> None:
         engine.step()
     assert max(tried) <= 2
     assert len(engine.plans[0].chunk_handles) == 1
-    engine.plans.clear()
-    suspects = engine.core.suspects()
-    engine.start_epoch(suspects)
+    for _ in range(2):  # the second time is no coincidence
+        assert not any(isinstance(message, RequestEnded) for message in engine.log)
+        engine.start_epoch(engine.core.suspects())
+        engine.plan()
+        assert _running(engine)[:1] in (["deadly"], ["a"], ["b"], [])
     ended = [message for message in engine.log if isinstance(message, RequestEnded)]
     assert [found.request_id for found in ended] == ["deadly"]
-    assert ended[0].error == "3 workers in a row have died computing this request"
+    assert ended[0].error == "4 workers in a row have died computing this request"
     engine.run()
     assert engine.outputs("a") == engine.outputs("b") == {0: expected(5, 12)}
 

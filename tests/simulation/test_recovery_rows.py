@@ -191,7 +191,7 @@ def test_row_16_an_entry_cannot_be_read(log: str) -> None:
 
 
 def test_row_17_a_request_that_kills_its_workers_ends_at_last() -> None:
-    deadly = [Cue("worker", "before", RESULT, 1, crash(7.0)) for _ in range(3)]
+    deadly = [Cue("worker", "before", RESULT, 1, crash(7.0)) for _ in range(4)]
     play(*deadly, num_errors=1)
     play(*deadly[:2], num_errors=0)
 
