@@ -10,6 +10,28 @@ import redis
 
 from deploy.redis_server import find_redis_server, server_command
 from shared.bus.redis_bus import RedisBus
+from tests.support.background_walks import BackgroundWalks
+
+_WALKS: pytest.StashKey[BackgroundWalks] = pytest.StashKey()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Begin what takes longest, if it was asked for: nothing else keeps two cores busy."""
+    wanted = any("background_walks" in getattr(i, "fixturenames", ()) for i in session.items)
+    if wanted and not session.config.option.collectonly:
+        session.config.stash[_WALKS] = BackgroundWalks(num_processes=2, steps_each=500_000)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave nothing behind."""
+    if (walks := config.stash.get(_WALKS, None)) is not None:
+        walks.stop()
+
+
+@pytest.fixture
+def background_walks(request: pytest.FixtureRequest) -> BackgroundWalks:
+    """A million random steps of the scheduler core, under way since the first test."""
+    return request.config.stash[_WALKS]
 
 
 @pytest.fixture

@@ -5,16 +5,9 @@ What each step must satisfy stands in ``tests/support``: ``walk_checks`` for the
 ``walk_worker`` for the plans, ``walk_clients`` for the tokens, ``walk_beams`` for the searches.
 """
 
-import json
-import subprocess
-import sys
-import time
-from collections import Counter
-from pathlib import Path
+from tests.support.background_walks import BackgroundWalks
 
-ROOT = Path(__file__).parents[2]
-NUM_PROCESSES = 2
-STEPS_EACH = 500_000
+NUM_STEPS = 1_000_000
 DEADLINE_S = 1_100  # only for what hangs: it takes 150 s on two idle cores
 
 # What a walk may not be without for long: a hundredth of what has been seen, or more.
@@ -51,32 +44,9 @@ AT_LEAST = {
 }
 
 
-def test_a_million_random_steps_keep_every_promise() -> None:
+def test_a_million_random_steps_keep_every_promise(background_walks: BackgroundWalks) -> None:
     """A failing walk prints the command that repeats it, with as few events as will do."""
-    ends = time.monotonic() + DEADLINE_S
-    processes = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-W", "error", "-m", "tests.support.random_walks"),
-                *("--first-seed", str(number * 1_000_000), "--steps", str(STEPS_EACH)),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for number in range(NUM_PROCESSES)
-    ]
-    totals: Counter[str] = Counter()
-    try:
-        for process in processes:
-            said, _ = process.communicate(timeout=max(1, ends - time.monotonic()))
-            assert process.returncode == 0, said
-            totals.update(json.loads(said))
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert totals["steps"] >= NUM_PROCESSES * STEPS_EACH
+    totals = background_walks.totals(DEADLINE_S)
+    assert totals["steps"] >= NUM_STEPS
     rare = {name: totals[name] for name, least in AT_LEAST.items() if totals[name] < least}
     assert not rare, f"walks hardly ever came to this: {rare}, of {totals}"
