@@ -2,11 +2,13 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.sequence import GroupState, SequenceGroup
 from shared.messages import Submit
+
+_CLEAN_AT = 1_024  # deadlines; beyond, those of ended requests are dropped now and then
 
 
 @dataclass(slots=True)
@@ -69,15 +71,24 @@ class Deadlines:
     def __init__(self, queue_ttl_ms: int) -> None:
         self._queue_ttl_ms = queue_ttl_ms
         self._due: list[tuple[int, int, bool, SequenceGroup]] = []  # a heap
+        self._clean_at = _CLEAN_AT
 
     def add(self, group: SequenceGroup) -> None:
         """Watch a group that has just been accepted."""
+        if len(self._due) >= self._clean_at:
+            self._forget_ended()
         submit = group.submit
         if submit.deadline_ms:
             heappush(self._due, (submit.deadline_ms, group.arrival, False, group))
         if self._queue_ttl_ms:
             until_ms = submit.received_ms + self._queue_ttl_ms
             heappush(self._due, (until_ms, group.arrival, True, group))
+
+    def _forget_ended(self) -> None:
+        """Most requests end long before their deadlines."""
+        self._due = [entry for entry in self._due if entry[3].state is not GroupState.ENDED]
+        heapify(self._due)
+        self._clean_at = max(_CLEAN_AT, 2 * len(self._due))
 
     def passed(self, now_ms: int) -> list[tuple[SequenceGroup, str]]:
         """Groups whose time is over, and why."""

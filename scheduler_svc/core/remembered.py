@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shared.codec import IntArray, Message
-from shared.messages import Submit
+from shared.messages import BeamsEnded, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,7 @@ class RememberedRequests:
 
 def _num_tokens(ended: EndedRequest) -> int:
     num_prompt = 0 if ended.submit is None else len(ended.submit.prompt)
-    return num_prompt + sum(len(choice.output) for choice in ended.choices.values())
+    num_generated = sum(len(choice.output) for choice in ended.choices.values())
+    if isinstance(ended.message, BeamsEnded):
+        num_generated += sum(len(found.tokens) for found in ended.message.hypotheses)
+    return num_prompt + num_generated

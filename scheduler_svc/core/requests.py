@@ -85,7 +85,7 @@ class Requests:
         return self._by_request.get(request_id)
 
     def groups(self) -> list[SequenceGroup]:
-        """All that have not ended, earliest first."""
+        """All that have not ended."""
         return list(self._by_request.values())
 
     # ------------------------------------------------------------- beginnings
@@ -94,11 +94,8 @@ class Requests:
         """A new request, unless it is one that is known."""
         known = (submit.request_id in self._by_request) or self._remembered.find(submit.request_id)
         if known:
-            return self.attach(
-                Attach(
-                    submit.request_id, submit.gateway, submit.attachment, submit, (), exact=False
-                )
-            )
+            again = (submit.request_id, submit.gateway, submit.attachment, submit)
+            return self.attach(Attach(*again, views=(), exact=False))
         if (refusal := self._why_full(submit)) is not None:
             return refusal
         return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
@@ -123,11 +120,7 @@ class Requests:
             reason = f"{num_deaths} workers in a row have died computing this request"
             self._note(notes.Refused(submit.request_id, reason))
             return self._end_at_once(submit, FinishReason.ERROR, reason)
-        answer = self._accept(submit, outputs, ended, search, recovered=True)
-        if (group := self._by_request.get(submit.request_id)) is not None:
-            group.num_deaths = num_deaths
-            answer = [self.state_of(group)]
-        return answer
+        return self._accept(submit, outputs, ended, search, recovered=True, num_deaths=num_deaths)
 
     def remember(self, request_id: str, ended: EndedRequest) -> None:
         """A request that ended in an earlier epoch, not long ago."""
@@ -156,11 +149,12 @@ class Requests:
         ended: Mapping[int, EndedChoice],
         search: BeamSearch | None = None,
         recovered: bool = False,
+        num_deaths: int = 0,
     ) -> list[Message]:
         if submit.request_id in self._by_request:
             return []
         if search is not None and search.done:
-            return [self._beams_ended(submit.request_id, search)]
+            return self._told(submit, self._beams_ended(submit.request_id, search))
         num_prompt = len(submit.prompt)
         max_output = min(submit.sampling.max_tokens, self._config.max_model_len - num_prompt)
         if (reason := why_never(self._config, submit, max_output)) is not None:
@@ -173,6 +167,7 @@ class Requests:
             outputs = {0: NO_TOKENS}
         sequences = [self._new_sequence(choice, output) for choice, output in outputs.items()]
         group = self._new_group(submit, sequences, ended, max_output, search=search)
+        group.num_deaths = num_deaths
         self._by_request[submit.request_id] = group
         if search is None:
             self._by_handle.update((found.handle, (group, found)) for found in sequences)
@@ -239,12 +234,12 @@ class Requests:
             return refusal
         self._remembered.forget(attach.request_id)
         submit = replace(submit, gateway=attach.gateway, attachment=attach.attachment)
-        views = attach.views if len(attach.views) == submit.num_choices else ()
+        views = _views(attach, submit)
         if not views or submit.sampling.beams is not None:
             return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
         outputs, over = continued(views)
         if not outputs:
-            return [self._state_of_ended(submit, over)]
+            return self._finished(submit, over)
         if len(set(map(len, outputs.values()))) > 1:
             return self._cannot_join(submit)
         return self._accept(submit, outputs, over)
@@ -253,7 +248,8 @@ class Requests:
         """What told the end of a request, if it fits what the client has."""
         message = ended.message
         if message is None and ended.submit is not None:
-            if attach.exact or not may_follow(ended.choices, attach.views):
+            views = _views(attach, ended.submit)
+            if attach.exact or not may_follow(ended.choices, views):
                 return None
             submit = replace(ended.submit, gateway=attach.gateway, attachment=attach.attachment)
             return [self._state_of_ended(submit, ended.choices)]
@@ -269,7 +265,7 @@ class Requests:
 
     def _attach_to(self, group: SequenceGroup, attach: Attach) -> list[Message]:
         group.submit = replace(group.submit, gateway=attach.gateway, attachment=attach.attachment)
-        views = attach.views if len(attach.views) == group.submit.num_choices else ()
+        views = _views(attach, group.submit)
         if attach.exact and not views:
             views = (ChoiceView(NO_TOKENS, ""),) * group.submit.num_choices
         if group.search is not None or not views:
@@ -433,7 +429,10 @@ class Requests:
 
     def _end_at_once(self, submit: Submit, reason: FinishReason, error: str = "") -> list[Message]:
         """A request ends that nothing is computed of."""
-        message = self._ended(submit.request_id, reason, error)
+        return self._told(submit, self._ended(submit.request_id, reason, error))
+
+    def _told(self, submit: Submit, message: Message) -> list[Message]:
+        """This ends a request, also for who asks later."""
         ended = EndedRequest(submit, {}, message, submit.attachment)
         self._remembered.add(submit.request_id, ended, self._now_ms)
         return [message]
@@ -463,6 +462,11 @@ class Requests:
             error = f"the model's logits allow {len(hypotheses)} of {width} beams"
             return self._ended(request_id, FinishReason.ERROR, error)
         return BeamsEnded(request_id, hypotheses, str(self.cursor))
+
+
+def _views(attach: Attach, submit: Submit) -> tuple[ChoiceView, ...]:
+    """What clients have, if that can be: a view of each choice."""
+    return attach.views if len(attach.views) == submit.num_choices else ()
 
 
 def _states(choices: Mapping[int, EndedChoice]) -> list[ChoiceState]:

@@ -221,6 +221,36 @@ def test_what_has_ended_is_told_for_a_while(dies: bool) -> None:
     assert isinstance(engine.tell(attach(REQUEST, knows=False))[0], RequestEnded)
 
 
+def test_views_of_choices_that_are_not_there_are_no_views() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(3)
+    assert engine.tell(attach(REQUEST, view(1), view(2))) == []
+    engine.run()
+    [state] = engine.tell(attach(REQUEST, view(1), view(2), view(3)))
+    assert isinstance(state, RequestState)
+    assert state.choices[0].output.tolist() == expected(5, 12)
+
+
+def test_who_has_seen_every_end_is_told_so_again() -> None:
+    engine = Engine()
+    seen = view(7, 8, finish_reason="stop")
+    for knows in (True, False):
+        [state] = engine.tell(attach(REQUEST, seen, knows=knows))
+        assert isinstance(state, RequestState)
+        assert state.choices[0].output.tolist() == [7, 8]
+
+
+def test_deadlines_of_what_has_ended_are_not_kept() -> None:
+    engine = Engine()
+    for number in range(3_000):
+        request = submit(f"r{number}", range(5))
+        object.__setattr__(request, "deadline_ms", 10**15)
+        engine.tell(request)
+        engine.tell(Abort(request.request_id, "attachment", "gone"))
+    assert len(engine.core._requests._deadlines._due) <= 1_024
+
+
 def test_a_client_that_saw_another_end_gets_its_own() -> None:
     engine = Engine()
     engine.tell(REQUEST)
