@@ -117,7 +117,7 @@ def _result(plan: StepPlan, handles: IntArray, ended: IntArray) -> StepResult:
 
 
 def _submit(number: int) -> Submit:
-    sampling = SamplingParams(_OUTPUT, 0.0, 1.0, 0, 0.0, 0, (), True, 0, None, None)
+    sampling = SamplingParams.greedy(_OUTPUT)
     prompt = np.arange(number, number + _PROMPT, dtype=np.int32)
     return Submit(f"r{number}", "benchmark", "a", prompt, sampling, 0, 1, 0, "")
 

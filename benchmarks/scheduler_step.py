@@ -27,19 +27,7 @@ _PROMPT = 128
 _CONTEXT = 2_048
 _CHURN = 4  # arrivals, and endings, per step
 _NONE = np.empty(0, np.int32)
-_SAMPLING = SamplingParams(
-    max_tokens=_CONTEXT - _PROMPT,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    seed=0,
-    stop_token_ids=(),
-    ignore_eos=True,
-    min_tokens=0,
-    num_logprobs=None,
-    num_prompt_logprobs=None,
-)
+_SAMPLING = SamplingParams.greedy(_CONTEXT - _PROMPT)
 
 
 class _Rows:

@@ -17,7 +17,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -193,20 +193,8 @@ def _load(model: str) -> Worker:
 def _sampling(
     num_tokens: int, temperature: float, seed: int, beams: BeamParams | None = None
 ) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=num_tokens,
-        temperature=temperature,
-        top_p=1.0,
-        top_k=0,
-        min_p=0.0,
-        seed=seed,
-        stop_token_ids=(),
-        ignore_eos=True,
-        min_tokens=0,
-        num_logprobs=None,
-        num_prompt_logprobs=None,
-        beams=beams,
-    )
+    greedy = SamplingParams.greedy(num_tokens)
+    return replace(greedy, temperature=temperature, seed=seed, beams=beams)
 
 
 def _submit(

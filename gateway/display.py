@@ -27,36 +27,15 @@ class Display(Message):
     created: int  # seconds since 1970
     num_prompts: int
     prompt_text: str | None  # as the client gave it, if it is to be echoed
-    stops: tuple[str, ...]
-    min_tokens: int
-    num_logprobs: int | None
-    echo: bool
-    generate: bool
-    token_ids: bool
-    num_choices: int  # shown for each prompt
-    num_candidates: int  # generated for each prompt
+    output: Output  # what is shown of the tokens
     include_usage: bool
     resumable: bool
     owner: str  # who may continue the stream, see ``owner_of``
     fingerprint: str  # of the body, if it can be repeated; "" otherwise
 
-    @property
-    def output(self) -> Output:
-        """What is shown of the tokens."""
-        return Output(
-            stops=self.stops,
-            min_tokens=self.min_tokens,
-            num_logprobs=self.num_logprobs,
-            echo=self.echo,
-            generate=self.generate,
-            token_ids=self.token_ids,
-            num_choices=self.num_choices,
-            num_candidates=self.num_candidates,
-        )
-
     def packed(self, prompt_text: str | None) -> bytes:
         """For the Submit of one prompt."""
-        return encode(replace(self, prompt_text=prompt_text if self.echo else None))
+        return encode(replace(self, prompt_text=prompt_text if self.output.echo else None))
 
     def wire(self, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> Wire:
         """Writes the answer; ``prompts`` are the tokens of each."""
@@ -65,8 +44,8 @@ class Display(Message):
             model=self.model,
             created=self.created,
             include_usage=self.include_usage,
-            token_ids=self.token_ids,
-            prompt_tokens=[tokens for tokens in prompts for _ in range(self.num_choices)],
+            token_ids=self.output.token_ids,
+            prompt_tokens=[tokens for tokens in prompts for _ in range(self.output.num_choices)],
         )
         return (ChatWire if self.is_chat else CompletionWire)(head, tokenizer)
 

@@ -51,7 +51,7 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
         raise unknown_stream()
     if display.owner != owner_of(stream_id, client_of(request)):
         raise unknown_stream()
-    num_choices = display.num_prompts * display.num_candidates
+    num_choices = display.num_prompts * display.output.num_candidates
     if position.choices and len(position.choices) != num_choices:
         raise invalid(
             "Last-Event-ID",

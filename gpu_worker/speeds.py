@@ -21,19 +21,7 @@ _SWAP_BUDGET_S = 0.05
 # Without a host pool nothing is ever swapped; but who computes costs divides by speeds.
 _NO_SWAPPING = 1.0
 
-_GREEDY = SamplingParams(
-    max_tokens=2,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    seed=0,
-    stop_token_ids=(),
-    ignore_eos=True,
-    min_tokens=0,
-    num_logprobs=None,
-    num_prompt_logprobs=None,
-)
+_GREEDY = SamplingParams.greedy(2)
 
 
 def measure_speeds(executor: Executor, memory: KVMemory) -> Speeds:

@@ -43,7 +43,7 @@ class ReferenceBackend:
             ValueError: if the lists do not fit each other.
         """
         check_copy(cache, sources, targets)
-        for pool in (_movable(cache.key), _movable(cache.value)):
+        for pool in (movable(cache.key), movable(cache.value)):
             pool.index_copy_(0, targets, pool.index_select(0, sources))
 
     def attend(
@@ -82,10 +82,10 @@ def _store(
     if pool.dtype == QUANTIZED_DTYPE:
         limit = torch.finfo(pool.dtype).max
         rows = (rows.float() * (1.0 / scale)).clamp(-limit, limit).to(pool.dtype)
-    _movable(pool)[block, :, offset] = _movable(rows)
+    movable(pool)[block, :, offset] = movable(rows)
 
 
-def _movable(tensor: torch.Tensor) -> torch.Tensor:
+def movable(tensor: torch.Tensor) -> torch.Tensor:
     """The same bytes in a type that torch can index: it cannot index 8-bit floats everywhere."""
     return tensor.view(torch.uint8) if tensor.dtype == QUANTIZED_DTYPE else tensor
 
@@ -128,5 +128,5 @@ def _gather(
     positions = torch.arange(begin, end, device=pool.device)
     block_size = pool.shape[2]
     blocks = table[positions // block_size].long()
-    found = _movable(pool)[blocks, :, positions % block_size].view(pool.dtype)
+    found = movable(pool)[blocks, :, positions % block_size].view(pool.dtype)
     return found.transpose(0, 1)

@@ -7,6 +7,7 @@ import torch
 from kernels.checks import check_cache, check_pairs
 from kernels.interface import LayerCache
 from kernels.packing import bytes_per_block, check_packed, unpacked_views
+from kernels.reference import movable
 
 
 class ReferenceMover:
@@ -65,7 +66,5 @@ def _move(
 ) -> None:
     for source, target in zip(source_layers, target_layers, strict=True):
         for old, new in ((source.key, target.key), (source.value, target.value)):
-            if old.element_size() == 1:  # torch cannot index 8-bit floats everywhere
-                old, new = old.view(torch.uint8), new.view(torch.uint8)
-            picked = old.index_select(0, sources.to(old.device)).to(new.device)
-            new.index_copy_(0, targets.to(new.device), picked)
+            picked = movable(old).index_select(0, sources.to(old.device)).to(new.device)
+            movable(new).index_copy_(0, targets.to(new.device), picked)

@@ -8,44 +8,14 @@ from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
 
 
-class SdpaBackend:
+class SdpaBackend(ReferenceBackend):
     """Any device and float type; each sequence must be one block of the cache.
 
     Keys and values are read in place, through views. Soft-capped layers and pools of 8-bit floats,
-    which the operator does not know, are left to the reference.
+    which the operator does not know, are left to the reference, and so are writes and copies.
     """
 
     name = "sdpa"
-
-    def __init__(self) -> None:
-        self._reference = ReferenceBackend()
-
-    def write_kv(
-        self,
-        key: torch.Tensor,  # [T, Hkv, D]
-        value: torch.Tensor,  # [T, Hkv, D]
-        cache: LayerCache,
-        slot_mapping: torch.Tensor,  # [T] int64
-    ) -> None:
-        """Store each token's key and value in its slot; a negative slot is padding, skipped.
-
-        Raises:
-            ValueError: if shapes or types do not fit each other.
-        """
-        self._reference.write_kv(key, value, cache, slot_mapping)
-
-    def copy_blocks(
-        self,
-        cache: LayerCache,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy whole blocks, keys and values (copy-on-write: PagedAttention, §4.4).
-
-        Raises:
-            ValueError: if the lists do not fit each other.
-        """
-        self._reference.copy_blocks(cache, sources, targets)
 
     def attend(
         self,
@@ -64,7 +34,7 @@ class SdpaBackend:
         if batch.block_tables.shape[1] != 1:
             raise ValueError(f"block tables {tuple(batch.block_tables.shape)}: one column expected")
         if params.softcap is not None or cache.quantized:
-            self._reference.attend(query, cache, batch, params, out)
+            super().attend(query, cache, batch, params, out)
             return
         starts = batch.query_starts.tolist()
         pieces = batch.block_tables[:, 0].tolist()

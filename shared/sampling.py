@@ -41,3 +41,20 @@ class SamplingParams:
     num_logprobs: int | None  # None: no log-probabilities; k: the chosen token's and the top k
     num_prompt_logprobs: int | None  # likewise for every prompt token but the first
     beams: BeamParams | None = None  # instead of drawing, which the rest is then neutral for
+
+    @staticmethod
+    def greedy(max_tokens: int) -> "SamplingParams":
+        """The likeliest tokens, so many of them, and nothing else."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=0.0,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            seed=0,
+            stop_token_ids=(),
+            ignore_eos=True,
+            min_tokens=0,
+            num_logprobs=None,
+            num_prompt_logprobs=None,
+        )

@@ -18,19 +18,7 @@ from shared.sampling import SamplingParams
 
 _BEHIND_ALL_CLIENTS = 2**31  # theirs are below
 # A request must sample something to end; nobody looks at it.
-_SAMPLING = SamplingParams(
-    max_tokens=1,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    seed=0,
-    stop_token_ids=(),
-    ignore_eos=True,
-    min_tokens=0,
-    num_logprobs=None,
-    num_prompt_logprobs=None,
-)
+_SAMPLING = SamplingParams.greedy(1)
 
 
 @dataclass(slots=True, eq=False)

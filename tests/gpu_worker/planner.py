@@ -8,19 +8,7 @@ from gpu_worker.executor import Executor
 from shared.messages import Admission, BeamStep, StepPlan, StepResult
 from shared.sampling import SamplingParams
 
-GREEDY = SamplingParams(
-    max_tokens=64,
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    seed=0,
-    stop_token_ids=(),
-    ignore_eos=True,
-    min_tokens=0,
-    num_logprobs=None,
-    num_prompt_logprobs=None,
-)
+GREEDY = SamplingParams.greedy(64)
 
 
 def sampling(**changes: object) -> SamplingParams:

@@ -1,6 +1,7 @@
 """Requests for tests, with sane defaults."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,7 @@ from shared.sampling import SamplingParams
 
 def sampling(**changes: Any) -> SamplingParams:
     """Greedy, 16 tokens, nothing special; ``changes`` by field name."""
-    values: dict[str, Any] = {
-        "max_tokens": 16,
-        "temperature": 0.0,
-        "top_p": 1.0,
-        "top_k": 0,
-        "min_p": 0.0,
-        "seed": 0,
-        "stop_token_ids": (),
-        "ignore_eos": False,
-        "min_tokens": 0,
-        "num_logprobs": None,
-        "num_prompt_logprobs": None,
-    }
-    return SamplingParams(**{**values, **changes})
+    return replace(SamplingParams.greedy(16), **{"ignore_eos": False, **changes})
 
 
 def submit(
