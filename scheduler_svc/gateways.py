@@ -6,6 +6,8 @@ from collections.abc import Callable
 from shared.bus.api import Bus
 from shared.bus.keys import EngineKeys
 
+_LOOK_S = 5.0  # a grace period is longer
+
 
 class GatewayWatch:
     """Looks after the leases of gateways that deliver requests.
@@ -19,12 +21,20 @@ class GatewayWatch:
         self._grace_s = grace_s
         self._clock_s = clock_s
         self._missing_since_s: dict[str, float] = {}
+        self._due_s = 0.0
 
-    async def lost(self, bus: Bus, keys: EngineKeys, gateways: set[str]) -> list[str]:
-        """Those of the gateways that were without a lease for all of the grace period."""
+    async def lost(self, bus: Bus, keys: EngineKeys, gateways: Callable[[], set[str]]) -> list[str]:
+        """Those of the gateways that were without a lease for all of the grace period.
+
+        Args:
+            gateways: that deliver something; to find them takes time with many requests.
+        """
         now_s = self._clock_s()
+        if now_s < self._due_s:
+            return []
+        self._due_s = now_s + _LOOK_S
         missing: dict[str, float] = {}
-        for gateway in sorted(gateways):
+        for gateway in sorted(gateways()):
             if await bus.get(keys.gateway(gateway)) is None:
                 missing[gateway] = self._missing_since_s.get(gateway, now_s)
         lost = [name for name, since_s in missing.items() if now_s - since_s >= self._grace_s]

@@ -336,7 +336,7 @@ class SchedulerService:
             }
         )
         await self._checkpoint(core, epoch)
-        lost = await self._gateways.lost(self._bus, self._keys, core.gateways())
+        lost = await self._gateways.lost(self._bus, self._keys, core.gateways)
         if lost:
             await self._bus.append(
                 Append(keys.requests, [encode(GatewayLost(gateway)) for gateway in lost])

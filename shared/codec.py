@@ -2,7 +2,8 @@
 
 Every message is a map ``{"t": type name, "v": version, field: value, ...}``. Arrays travel
 packed, little-endian, as msgpack binary. Decoding trusts nothing: whatever is wrong becomes one
-DecodeError.
+DecodeError. A field that is missing has its default, if it has one: what an older version accepted
+is finished by a newer one.
 """
 
 import dataclasses
@@ -47,6 +48,7 @@ class _Field:
     name: str
     encode: _Convert
     decode: _Convert
+    is_required: bool  # has no default: older writers know it
 
 
 class _Schema:
@@ -56,7 +58,8 @@ class _Schema:
         self.cls = cls
         hints = typing.get_type_hints(cls, include_extras=True)
         self.fields = tuple(
-            _Field(field.name, *_converters(hints[field.name])) for field in dataclasses.fields(cls)
+            _Field(field.name, *_converters(hints[field.name]), is_required=_has_no_default(field))
+            for field in dataclasses.fields(cls)
         )
         self.names = frozenset(field.name for field in self.fields)
 
@@ -68,16 +71,22 @@ class _Schema:
             raise DecodeError(f"{self.cls.__name__}: expected a map, got {type(data).__name__}")
         values = {}
         for field in self.fields:
+            if field.name not in data:
+                if field.is_required:
+                    raise DecodeError(f"{self.cls.__name__}: field {field.name!r} is missing")
+                continue
             try:
                 values[field.name] = field.decode(data[field.name])
-            except KeyError:
-                raise DecodeError(f"{self.cls.__name__}: field {field.name!r} is missing") from None
             except DecodeError as error:
                 raise DecodeError(f"{self.cls.__name__}.{field.name}: {error}") from None
         unknown = data.keys() - self.names - {"t", "v"}
         if unknown:
             raise DecodeError(f"{self.cls.__name__}: unknown fields {sorted(map(str, unknown))}")
         return self.cls(**values)
+
+
+def _has_no_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 _schemas: dict[type, _Schema] = {}

@@ -176,6 +176,13 @@ def test_a_missing_field_is_named() -> None:
         decode(msgpack.packb(data))
 
 
+def test_a_field_that_older_versions_do_not_know_has_its_default() -> None:
+    data = msgpack.unpackb(encode(submit("a")))
+    for name in ("tenant", "deadline_ms", "display"):
+        del data[name]
+    assert decode(msgpack.packb(data)) == submit("a")
+
+
 def test_arrays_must_be_whole_numbers_of_items() -> None:
     data = msgpack.unpackb(encode(submit("a")))
     data["prompt"] = b"\0\0\0"
