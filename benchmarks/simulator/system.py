@@ -1,0 +1,119 @@
+"""What runs on the virtual clock: a server reduced to its scheduling and its memory."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class SimRequest:
+    """One request of a trace.
+
+    Attributes:
+        id: unique within a run.
+        arrival_s: on the virtual clock.
+        prompt_tokens: length of its prompt.
+        output_tokens: that each of its choices generates; only an oracle may look at it before.
+        num_samples: choices drawn independently from one prompt.
+        beam_width: candidates of a beam search, 0: none.
+        prefix: ids of the shared content of its prompt, one per ``prefix_block_tokens`` tokens;
+            equal ids at equal places after equal ids mean equal tokens.
+        prefix_block_tokens: tokens that one of those ids stands for.
+    """
+
+    id: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    num_samples: int = 1
+    beam_width: int = 0
+    prefix: tuple[int, ...] = ()
+    prefix_block_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one iteration computes and moves, as far as its duration depends on it.
+
+    Attributes:
+        prefill_tokens: prompt tokens computed, of all requests.
+        prefill_context: sum over those tokens of the tokens each attends to.
+        decode_tokens: sequences that compute one token.
+        decode_context: sum over those sequences of the tokens each attends to.
+        sampled_rows: rows whose logits are computed.
+        swapped_bytes: between device and host, both ways.
+        copied_bytes: within the device, for copy-on-write.
+        mapped_pages: mapped or unmapped by the driver before the iteration can run.
+    """
+
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    decode_tokens: int = 0
+    decode_context: int = 0
+    sampled_rows: int = 0
+    swapped_bytes: int = 0
+    copied_bytes: int = 0
+    mapped_pages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Where the KV memory is, in token slots; the parts sum to ``total``.
+
+    The words of PagedAttention, Figure 2: what is *reserved* will hold a token of this request
+    later, what is *internal* fragmentation never will, *external* is free but in pieces that the
+    allocator cannot hand out.
+    """
+
+    total: int
+    token_states: int
+    reserved: int
+    internal: int
+    external: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What an iteration that has ended brought, for the latencies.
+
+    Attributes:
+        first_tokens: requests that got their first token.
+        finished: requests that are complete.
+        num_tokens: tokens generated, of all choices.
+    """
+
+    first_tokens: tuple[int, ...]
+    finished: tuple[int, ...]
+    num_tokens: int
+
+
+class System(Protocol):
+    """A server with one engine: our scheduler, or a baseline's."""
+
+    def submit(self, request: SimRequest) -> None:
+        """Queue a request; it has arrived.
+
+        Raises:
+            ValueError: it can never be served, say since it is longer than the memory.
+        """
+
+    def start(self, now_s: float) -> Work | None:
+        """Choose the next iteration; None if there is nothing to compute before an arrival."""
+
+    def finish(self, now_s: float) -> Progress:
+        """The iteration started last has ended."""
+
+    def memory(self) -> MemoryUse:
+        """The KV memory between two iterations."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests with computed tokens in device memory."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have arrived and are neither running nor complete."""
+
+    @property
+    def num_preemptions(self) -> int:
+        """Since the start."""
