@@ -162,6 +162,7 @@ class PageStream:
         pool, block_size = self._core.pool, self._core_config.block_size
         reserved: dict[int, int] = {}  # by the last block of each table, which several may share
         unfilled: dict[int, int] = {}
+        num_references = 0
         step = self._core.planned_step
         for group in self._core.running:
             final = group.num_prompt_tokens + group.max_output - 1
@@ -171,6 +172,7 @@ class PageStream:
                     num_tokens = group.kv_tokens_at(step, sequence)
                     left = len(table) * block_size - num_tokens
                     unfilled[table[-1]] = left
+                    num_references += len(table)
                     reserved[table[-1]] = min(left, final - num_tokens)
         num_used = pool.num_used * block_size
         num_unfilled, num_reserved = sum(unfilled.values()), sum(reserved.values())
@@ -182,6 +184,7 @@ class PageStream:
             internal=num_unfilled - num_reserved,
             external=self._slots - num_used - free,
             free=free,
+            shared=(num_references - pool.num_used) * block_size,
         )
 
     @property
