@@ -41,6 +41,7 @@ class Work:
         decode_context: sum over those sequences of the tokens each attends to.
         sampled_rows: rows whose logits are computed.
         swapped_bytes: between device and host, both ways.
+        swap_copies: transfers that those bytes take: each has a cost of its own.
         copied_bytes: within the device, for copy-on-write.
         mapped_pages: mapped or unmapped by the driver before the iteration can run.
     """
@@ -53,6 +54,7 @@ class Work:
     swapped_bytes: int = 0
     copied_bytes: int = 0
     mapped_pages: int = 0
+    swap_copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)
