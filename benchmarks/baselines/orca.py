@@ -1,6 +1,7 @@
 """Orca as PagedAttention's section 6.1 has it: iteration-level scheduling, reserved memory."""
 
 from collections import deque
+from dataclasses import replace
 from enum import StrEnum
 
 from benchmarks.baselines.buddy import BuddyAllocator, Run, size_of_run
@@ -36,6 +37,8 @@ class Orca:
         reservation: what to reserve.
         max_len: tokens of the longest sequence that the model can have.
         max_num_sequences: that run at once.
+        copied_bytes_per_token: moved in each iteration for each token of a request with beams, since
+            beams that descend from the same one each need all that it has.
     """
 
     def __init__(
@@ -44,7 +47,9 @@ class Orca:
         reservation: Reservation,
         max_len: int = 2_048,
         max_num_sequences: int = 256,
+        copied_bytes_per_token: float = 0.0,
     ) -> None:
+        self._copied_bytes_per_token = copied_bytes_per_token
         self._reservation = reservation
         self._max_len = max_len
         self._max_num_sequences = max_num_sequences
@@ -52,6 +57,7 @@ class Orca:
         self._batch = ContinuousBatch()
         self._running: dict[int, tuple[SimRequest, list[Run]]] = {}
         self._waiting: deque[Job] = deque()
+        self._possible: dict[tuple[int, int], bool] = {}
         self._num_sequences = 0
         self._num_needed = 0  # slots that will hold a token sooner or later
         self._num_reserved = 0  # slots asked for
@@ -67,17 +73,19 @@ class Orca:
             raise ValueError(f"{length} tokens, at most {self._max_len} are possible")
         if rows > self._max_num_sequences:
             raise ValueError(f"{rows} sequences, at most {self._max_num_sequences} run at once")
-        empty = BuddyAllocator(self._buddy.num_slots)
         slots = self._reservation.num_slots(request, self._max_len)
-        if any(empty.allocate(slots) is None for _ in range(rows)):
-            raise ValueError(f"{rows} x {slots} slots do not fit into {empty.num_slots}")
+        if not self._fit_alone(rows, size_of_run(slots)):
+            raise ValueError(f"{rows} x {slots} slots do not fit into {self._buddy.num_slots}")
         self._waiting.append(Job(request))
 
     def start(self, now_s: float) -> Work | None:  # noqa: ARG002
         """Admit who fits, in order; everybody computes."""
         while self._waiting and self._admit(self._waiting[0]):
             self._batch.join(self._waiting.popleft())
-        return self._batch.work() if self._batch.jobs else None
+        if not self._batch.jobs:
+            return None
+        work = self._batch.work()
+        return replace(work, copied_bytes=self._copied_bytes()) if self._has_copies else work
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
         """Everybody has a token more; who is complete leaves."""
@@ -118,6 +126,23 @@ class Orca:
     def num_preemptions(self) -> int:
         """None: what a request needs is reserved."""
         return 0
+
+    @property
+    def _has_copies(self) -> bool:
+        return self._copied_bytes_per_token > 0
+
+    def _copied_bytes(self) -> int:
+        jobs = [job for job in self._batch.jobs.values() if job.request.beam_width]
+        lengths = [job.request.prompt_tokens + self._batch.num_generated(job) for job in jobs]
+        return int(self._copied_bytes_per_token * sum(lengths))
+
+    def _fit_alone(self, rows: int, size: int) -> bool:
+        """Whether so many runs can be had at once."""
+        if (rows, size) not in self._possible:
+            empty = BuddyAllocator(self._buddy.num_slots)
+            found = [empty.allocate(size) for _ in range(rows)]
+            self._possible[rows, size] = None not in found
+        return self._possible[rows, size]
 
     def _admit(self, job: Job) -> bool:
         if self._num_sequences + job.num_sequences > self._max_num_sequences:
