@@ -137,7 +137,7 @@ class Recorder:
             raise ValueError(f"two requests with the id {request.id}")
         self._open[request.id] = [request.arrival_s, float("nan"), request.output_tokens]
 
-    def refused(self, request: SimRequest) -> None:
+    def refused(self) -> None:
         """A request can never be served."""
         self._num_refused += 1
 

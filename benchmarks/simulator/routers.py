@@ -10,7 +10,7 @@ Router = Callable[[Sequence[int]], int]
 def round_robin(num_engines: int) -> Router:
     """One engine after the other."""
     turns = cycle(range(num_engines))
-    return lambda num_open: next(turns)
+    return lambda _: next(turns)
 
 
 def least_loaded(num_engines: int) -> Router:

@@ -129,7 +129,7 @@ class _Clock:
         try:
             self._systems[engine].submit(request)
         except ValueError:
-            self.recorder.refused(request)
+            self.recorder.refused()
             return
         self.recorder.arrived(request)
         self._num_open[engine] += 1

@@ -118,12 +118,12 @@ def _read_csv(path: Path, file: TextIO) -> Iterator[SimRequest]:
         )
     for row in reader:
         where = f"{path}, line {reader.line_num}"
-        lengths = [_length(where, row, name) for name in (prompt, output)]
+        num_prompt, num_output = _length(where, row, prompt), _length(where, row, output)
         arrival_s = _moment(where, row, arrival) if arrival == _AZURE[0] else None
         if arrival_s is None:
             arrival_s = _seconds(where, row, arrival)
-        if min(lengths) > 0:
-            yield SimRequest(0, arrival_s, *lengths)
+        if num_prompt and num_output:
+            yield SimRequest(0, arrival_s, num_prompt, num_output)
 
 
 def _length(where: str, row: Mapping[str, str | None], name: str) -> int:

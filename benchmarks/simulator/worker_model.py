@@ -98,7 +98,8 @@ class WorkerModel:
     ) -> None:
         if num_gpus < 1 or model.num_kv_heads % num_gpus:
             raise ValueError(
-                f"num_gpus={num_gpus}: {model.name} has {model.num_kv_heads} KV heads to be shared evenly"
+                f"num_gpus={num_gpus}: {model.name} has {model.num_kv_heads} KV heads, which "
+                "must be shared evenly"
             )
         if calibration is None:
             calibration = Calibration()
@@ -140,11 +141,10 @@ class WorkerModel:
         rows = work.sampled_rows
         compute = work.prefill_context * self._pair_s
         memory = work.decode_context * self._kv_token_s
+        passes: tuple[tuple[int, int], ...] = ((prefill + decode, rows),)
         if prefill and decode and not self.mixes_passes:
             first = max(rows - decode, 0)
             passes = ((prefill, first), (decode, rows - first))
-        else:
-            passes = ((prefill + decode, rows),)
         num_passes = 0
         for tokens, sampled in passes:
             if tokens == 0 and sampled == 0:

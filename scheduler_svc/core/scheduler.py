@@ -4,7 +4,7 @@ Pure: no clock, no log, no Redis. The service feeds it what it read, and publish
 the same calls with the same arguments give the same plans.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 from scheduler_svc.core import notes
@@ -275,6 +275,11 @@ class Scheduler:
         """Something was admitted that has not ended."""
         queues = self._stepping.queues
         return bool(queues.running or queues.preempted)
+
+    @property
+    def running(self) -> Sequence[SequenceGroup]:
+        """All that hold blocks, earliest first."""
+        return self._stepping.queues.running
 
     def take_notes(self) -> list[notes.Note]:
         """What happened since the last call, for logs and metrics."""
