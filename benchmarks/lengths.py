@@ -9,6 +9,7 @@ import csv
 import gzip
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 
@@ -51,25 +52,27 @@ class Mixture:
         medians = np.array([part.median for part in self.parts])
         sigmas = np.array([part.sigma for part in self.parts])
         logs = np.log(medians)[chosen] + sigmas[chosen] * random.standard_normal(count)
-        return _cut(np.exp(self._shift(limit) + logs), limit)
+        return _cut(np.exp(_shift(self, limit) + logs), limit)
 
-    def _shift(self, limit: int) -> float:
-        """What is added to all logarithms, so that the mean comes out right in spite of the cut."""
-        levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-        normal = np.array([NormalDist().inv_cdf(level) for level in levels])
-        spread = [np.log(part.median) + part.sigma * normal for part in self.parts]
-        low, high = -20.0, 20.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            mean = sum(
-                part.share * _cut(np.exp(np.minimum(middle + logs, 40.0)), limit).mean()
-                for part, logs in zip(self.parts, spread, strict=True)
-            )
-            if mean < self.mean:
-                low = middle
-            else:
-                high = middle
-        return low
+
+@lru_cache(maxsize=64)
+def _shift(mixture: Mixture, limit: int) -> float:
+    """What is added to all logarithms, so that the mean comes out right in spite of the cut."""
+    levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    normal = np.array([NormalDist().inv_cdf(level) for level in levels])
+    spread = [np.log(part.median) + part.sigma * normal for part in mixture.parts]
+    low, high = -20.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        mean = sum(
+            part.share * _cut(np.exp(np.minimum(middle + logs, 40.0)), limit).mean()
+            for part, logs in zip(mixture.parts, spread, strict=True)
+        )
+        if mean < mixture.mean:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,13 @@ import numpy as np
 
 from benchmarks.simulator.outcome import FloatColumn, Outcome
 
-_DRAIN = 0.5  # of the time in which requests arrive: who is not served after that much more is late
+_DRAIN_S, _DRAIN_SHARE = 120.0, 0.5  # after the last arrival; who is not served then is late
 _WARM_UP = 0.1  # of that time: who arrives in it is not judged, the engine is not filled yet
 _MAY_WAIT = 0.02  # of all requests, when the last one arrives; with more the queue only grows
 _FULL = 0.9  # used share of the KV memory
 _OFTEN = 0.5  # of the moments in which requests wait
-_LOWEST, _HIGHEST = 1e-3, 1e5  # requests per second
+_FEWEST = 10  # requests: a lower rate says nothing
+_HIGHEST = 1e5  # requests per second
 
 
 class Bottleneck(StrEnum):
@@ -108,13 +109,14 @@ def find_capacity(
     trials: list[Trial] = []
 
     def keeps(rate: float) -> bool:
-        outcome = serve(rate, (1 + _DRAIN) * duration_s)
+        outcome = serve(rate, (1 + _DRAIN_SHARE) * duration_s + _DRAIN_S)
         trials.append(judge(outcome, objective, rate, duration_s))
         return trials[-1].keeps
 
     low, high = 0.0, float("inf")
-    rate = first_rate
-    while (low == 0 or high == float("inf")) and _LOWEST <= rate <= _HIGHEST:
+    lowest = _FEWEST / duration_s
+    rate = max(first_rate, lowest)
+    while (low == 0 or high == float("inf")) and lowest <= rate <= _HIGHEST:
         if keeps(rate):
             low, rate = rate, 2 * rate
         else:

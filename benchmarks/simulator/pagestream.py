@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.rows import Rows
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
-from benchmarks.simulator.worker_model import WorkerModel
+from benchmarks.simulator.worker_model import Worker
 from scheduler_svc.core.config import Preemption, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.notes import Ended, FirstToken, Preempted
@@ -49,7 +49,7 @@ class PageStreamConfig:
     kv_slots: int | None = None
     max_model_len: int | None = None
 
-    def for_core(self, worker: WorkerModel) -> SchedulerConfig:
+    def for_core(self, worker: Worker) -> SchedulerConfig:
         """The core's settings for a worker."""
         slots = worker.kv_slots if self.kv_slots is None else self.kv_slots
         num_blocks = slots // self.block_size
@@ -86,7 +86,7 @@ class PageStream:
     """
 
     def __init__(
-        self, worker: WorkerModel, config: PageStreamConfig | None = None, seed: int = 0
+        self, worker: Worker, config: PageStreamConfig | None = None, seed: int = 0
     ) -> None:
         config = config or PageStreamConfig()
         self._core_config = config.for_core(worker)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from benchmarks.simulator.outcome import Outcome, Recorder
 from benchmarks.simulator.routers import Router, round_robin
 from benchmarks.simulator.system import SimRequest, System, Work
-from benchmarks.simulator.worker_model import WorkerModel
+from benchmarks.simulator.worker_model import Worker
 
 _EACH = 4_096  # events between two reports of progress
 
@@ -20,7 +20,7 @@ _EACH = 4_096  # events between two reports of progress
 def run(
     system: System,
     requests: Iterable[SimRequest],
-    worker: WorkerModel,
+    worker: Worker,
     *,
     until_s: float = float("inf"),
     sample_every_s: float = 1.0,
@@ -40,7 +40,7 @@ def run(
 def run_many(
     systems: Sequence[System],
     requests: Iterable[SimRequest],
-    worker: WorkerModel,
+    worker: Worker,
     *,
     router: Router | None = None,
     until_s: float = float("inf"),
@@ -98,7 +98,7 @@ class _Clock:
     """Engines, what each computes until when, and what has become of their requests."""
 
     def __init__(
-        self, systems: Sequence[System], worker: WorkerModel, router: Router, sample_every_s: float
+        self, systems: Sequence[System], worker: Worker, router: Router, sample_every_s: float
     ) -> None:
         self.now_s = 0.0
         self.recorder = Recorder()

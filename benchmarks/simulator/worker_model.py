@@ -9,6 +9,7 @@ systems; docs/SIMULATOR.md says where they come from.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import log2
+from typing import Protocol
 
 from benchmarks.simulator.hardware import Gpu
 from benchmarks.simulator.models import BYTES_PER_VALUE, Model
@@ -74,6 +75,28 @@ class Parts:
         if self.fixed_s > max(self.compute_s, self.memory_s):
             return Limit.FIXED_COSTS
         return Limit.COMPUTE if self.compute_s > self.memory_s else Limit.MEMORY_BANDWIDTH
+
+
+class Worker(Protocol):
+    """What an engine's clock and its scheduler must know of its worker."""
+
+    model: Model
+
+    @property
+    def kv_slots(self) -> int:
+        """Tokens whose keys and values fit."""
+
+    def parts(self, work: Work) -> Parts:
+        """How long an iteration takes, by what it is spent on."""
+
+    def swap_copies(self, num_blocks: int) -> int:
+        """Transfers that move so many blocks."""
+
+    def recompute_us_per_token(self) -> float:
+        """What computing a token again costs."""
+
+    def swap_us_per_block(self, block_size: int) -> float:
+        """What moving a block costs, one way."""
 
 
 class WorkerModel:
