@@ -140,10 +140,11 @@ def judge(outcome: Outcome, objective: Objective, rate: float, duration_s: float
     tpot_s = _percentile(tpots[judged & several], outcome.num_unfinished, objective.percentile)
     at_end = [moment for moment in outcome.moments if moment.time_s <= duration_s]
     num_waiting = at_end[-1].num_waiting if at_end else 0
-    waiting_share = num_waiting / max(len(outcome.ids) + outcome.num_unfinished, 1)
+    num_requests = len(outcome.ids) + outcome.num_unfinished
+    waiting_share = num_waiting / max(num_requests, 1)
     keeps = (
         len(outcome.ids) > 0
-        and waiting_share <= _MAY_WAIT
+        and num_waiting <= max(_MAY_WAIT * num_requests, 2)
         and (objective.ttft_s is None or ttft_s <= objective.ttft_s)
         and (objective.tpot_s is None or tpot_s <= objective.tpot_s)
     )

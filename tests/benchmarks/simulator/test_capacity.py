@@ -19,7 +19,7 @@ from benchmarks.simulator.workloads import Workload
 WORKER = WorkerModel(find_model("OPT-13B"), find_gpu("A100-40G"))
 SHORT = Workload("alpaca-like", 128)
 CONFIG = PageStreamConfig(prefix_caching=False, max_model_len=128)
-DURATION_S = 2.0
+DURATION_S = 4.0
 
 
 def search(
