@@ -17,14 +17,15 @@ from gateway.admission import (
     completion_output,
     sampling_params,
 )
+from gateway.answer_schema import ChatAnswer, CompletionAnswer
 from gateway.answers import Resumption, StreamAnswer, whole_answer
 from gateway.beams import beam_params
-from gateway.call import call_of, client_of, idempotency_key, read_body
+from gateway.call import MAX_KEY_CHARS, call_of, client_of, idempotency_key, read_body
 from gateway.display import Display, fingerprint, seed_of
 from gateway.errors import ApiError
 from gateway.event_ids import StreamPosition
 from gateway.generation import Generation
-from gateway.openapi import takes
+from gateway.openapi import generates, reads_header, takes
 from gateway.pending import Planned, with_seed
 from gateway.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.service import Service
@@ -34,15 +35,24 @@ from shared.sampling import SamplingParams
 
 def generate_router(service: Service) -> APIRouter:
     """The endpoints that generate text."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], default_response_class=Response)
+    key = reads_header("Idempotency-Key", "Names a generation, to ask for it again.", MAX_KEY_CHARS)
 
-    @router.post("/v1/completions", openapi_extra=takes(CompletionBody))
+    @router.post(
+        "/v1/completions",
+        openapi_extra=takes(CompletionBody) | key,
+        responses=generates(CompletionAnswer),
+    )
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         with _counting(service):
             return await _complete(service, request)
 
-    @router.post("/v1/chat/completions", openapi_extra=takes(ChatBody))
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=takes(ChatBody) | key,
+        responses=generates(ChatAnswer),
+    )
     async def chat_completions(request: Request) -> Response:
         """Answer in a conversation."""
         with _counting(service):
