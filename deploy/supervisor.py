@@ -10,14 +10,12 @@ Nothing here waits or reads a clock: the caller calls ``tick`` whenever a proces
 """
 
 import enum
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.child import Child
-
-FUTILE_EXIT_CODES = (2, 78)  # a bad setting; a model that cannot be served
+from deploy.exits import FUTILE_EXIT_CODES, describe_exit
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 15.0
@@ -197,13 +195,3 @@ class Supervisor:
     def _become(self, state: State) -> None:
         assert state in _LEGAL[self.state], f"{self.service.name}: {self.state} to {state}"
         self.state = state
-
-
-def describe_exit(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"

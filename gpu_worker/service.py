@@ -61,6 +61,7 @@ class WorkerService:
         observer: gets every step.
         rank: its place among the engine's workers.
         clock_s: monotonic time.
+        ready: called whenever plans can be carried out.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class WorkerService:
         observer: StepObserver,
         rank: int = 0,
         clock_s: Callable[[], float] = time.monotonic,
+        ready: Callable[[], None] = lambda: None,
     ) -> None:
         self._bus = bus
+        self._ready = ready
         self._keys = EngineKeys(engine_id)
         self._executor = executor
         self._model = model
@@ -132,6 +135,7 @@ class WorkerService:
             self._instance, self._model, self._kv, self._speeds, self._longest_step_s
         )
         log.info("worker ready", instance=self._instance, plans_from=cursor)
+        self._ready()
         while not self._stopping.is_set():
             await self._keep_lease()
             found = await self._bus.read({self._keys.plans: cursor}, _BLOCK_MS, _MAX_ENTRIES)
