@@ -92,6 +92,7 @@ class WorkerService:
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
         self._longest_step_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
         self._instance = ""
+        self._life = uuid4().hex
         self._run_id = ""
         self._epoch: int | None = None  # None: not named, so nothing is executed
         self._step = 0  # last one executed
@@ -132,7 +133,7 @@ class WorkerService:
         self._run_id = await self._bus.run_id()
         cursor = await self._bus.last_id(self._keys.plans)
         await self._lease.ready(
-            self._instance, self._model, self._kv, self._speeds, self._longest_step_s
+            self._instance, self._model, self._kv, self._speeds, self._longest_step_s, self._life
         )
         log.info("worker ready", instance=self._instance, plans_from=cursor)
         self._ready()
@@ -188,6 +189,7 @@ class WorkerService:
         try:
             result = self._executor.execute(plan)
         except PlanRefused as error:
+            self._life = uuid4().hex  # something in the plan may be to blame, as for a death
             raise InstanceOver(f"plan of step {plan.step}: {error}") from error
         self._step = plan.step
         self._longest_step_s = max(self._longest_step_s, self._clock_s() - began)

@@ -105,10 +105,9 @@ class Chaos:
         if run.preemptions:
             counts = {kind: round(count) for kind, count in run.preemptions.items()}
             _say(f"  preempted: {counts}")
-        for name, starts_s in cluster.starts_s.items():
-            if starts_s:
-                median_s = sorted(starts_s)[len(starts_s) // 2]
-                _say(f"  {name} was back after {median_s:.1f} s in the median of {len(starts_s)}")
+        for name, starts_s in sorted(cluster.starts_s.items()):
+            median_s = sorted(starts_s)[len(starts_s) // 2]
+            _say(f"  {name} was back after {median_s:.1f} s in the median of {len(starts_s)}")
         lines = failures(run, expected, cluster.deaths)
         if lines:
             path = cluster.folder / "failures.txt"
