@@ -147,7 +147,8 @@ class Launcher:
         """Wait for something to happen, then let the supervisors act on it."""
         now = time.monotonic()
         due = [s.next_deadline for s in self._services.values() if s.next_deadline is not None]
-        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]))
+        news = [s.news for s in self._services.values() if s.news is not None]
+        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]), news)
         for supervisor in self._services.values():
             supervisor.tick(time.monotonic())
 

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from deploy.die_with_parent import die_with
 from deploy.exits import FUTILE_EXIT_CODES, describe_exit
+from deploy.news import DIED, READY, tell
 from shared.logs import EventLog
 
 Main = Callable[[Callable[[], None]], int]
@@ -98,6 +99,7 @@ class Spawner:
             with contextlib.suppress(BrokenPipeError):
                 os.write(told_end, b"\n")
             os.close(told_end)
+            tell(os.environ, READY)
             if self._death:
                 after_s = round(time.monotonic() - self._died_s, 2)
                 log.info("back", after_s=after_s, predecessor=self._death)
@@ -131,6 +133,7 @@ class Spawner:
             return False
         delay_s = 0.0 if was_ready else _FIRST_DELAY_S * 2 ** (self._num_failures - 1)
         log.warning("died", pid=pid, how=self._death, was_ready=was_ready, next_start_s=delay_s)
+        tell(os.environ, f"{DIED} {self._death}")
         return not self._is_told_to_stop(delay_s)
 
     def _is_told_to_stop(self, within_s: float) -> bool:

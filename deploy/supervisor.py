@@ -16,10 +16,11 @@ from pathlib import Path
 
 from deploy.child import Child
 from deploy.exits import FUTILE_EXIT_CODES, describe_exit
+from deploy.news import DIED, READY, NewsReader
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 15.0
-_HEALTHY_AFTER_S = 30.0
+_HEALTHY_AFTER_S = 30.0  # unless it says so earlier
 _TAIL_LINES = 10
 
 
@@ -77,6 +78,22 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Respawned:
+    """A spawner has noticed that its service ended by itself, and forks it again."""
+
+    service: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The service does its work again, so long after it died."""
+
+    service: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GaveUp:
     """The process ended in a way that a restart cannot mend."""
 
@@ -94,7 +111,7 @@ class Stopped:
     killed: bool
 
 
-Event = Started | Died | GaveUp | Stopped
+Event = Started | Died | Respawned | Back | GaveUp | Stopped
 
 
 class Supervisor:
@@ -114,6 +131,12 @@ class Supervisor:
         self._delay_s = _FIRST_DELAY_S
         self._deadline: float | None = None  # of the back-off or of the grace
         self._killed = False
+        self._died: float | None = None  # until it is back
+
+    @property
+    def news(self) -> NewsReader | None:
+        """To be waited on: when it can be read, ``tick`` has something to do."""
+        return self._child.news if self._child is not None else None
 
     @property
     def pid(self) -> int | None:
@@ -160,6 +183,8 @@ class Supervisor:
     def tick(self, now: float) -> None:
         """Notice an ended process and do what is due."""
         if self._child is not None:
+            for line in self._child.news.lines():
+                self._heard(line, now)
             code = self._child.poll()
             if code is not None:
                 child, self._child = self._child, None
@@ -169,6 +194,18 @@ class Supervisor:
                 self.start(now)
             else:
                 self.kill()
+
+    def _heard(self, line: str, now: float) -> None:
+        what, _, how = line.partition(" ")
+        if what == DIED:
+            self._died = now
+            self.num_deaths += 1
+            self._on_event(Respawned(self.service.name, how))
+        elif what == READY:
+            self._delay_s = _FIRST_DELAY_S
+            if self._died is not None:
+                self._on_event(Back(self.service.name, now - self._died))
+                self._died = None
 
     def _ended(self, child: Child, code: int, now: float) -> None:
         name, how = self.service.name, describe_exit(code)
@@ -184,6 +221,7 @@ class Supervisor:
                 self._delay_s = _FIRST_DELAY_S
             self._become(State.BACKING_OFF)
             self.num_deaths += 1
+            self._died = now
             self._deadline = now + self._delay_s
             self._on_event(Died(name, how, child.log_tail(_TAIL_LINES), self._delay_s))
             self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)

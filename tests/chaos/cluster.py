@@ -142,11 +142,15 @@ class Cluster:
         """What a service has written, all its processes in one file."""
         return self.folder / f"{name}.log"
 
+    def pid(self, name: str) -> int | None:
+        """The process that does a service's work, not its spawner."""
+        return self._services[name].pid()
+
     def has_spawner(self, name: str) -> bool:
         """Whether a service can be killed with or without its spawner."""
         return self._services[name].is_spawned
 
-    def kill(self, name: str, with_spawner: bool) -> None:
+    def kill(self, name: str, with_spawner: bool = False) -> None:
         """End a process as if by a power cut.
 
         Args:
@@ -176,7 +180,7 @@ class Cluster:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
-    async def back(self, name: str, with_spawner: bool) -> None:
+    async def back(self, name: str, with_spawner: bool = False) -> None:
         """Return when a service that was killed does its work again."""
         began = time.monotonic()
         while not await self._is_back(name):

@@ -15,7 +15,7 @@ _SHORT_PAUSE_S = (0.2, 2.0)
 _LONG_PAUSE_S = (5.5, 8.0)  # leases run out after 5 s
 _LONGEST_PAUSE_S = 30.0  # once for each target
 _LONGEST_AFTER = 2  # blows to it
-_SPAWNER_EVERY = 4
+_SPAWNER_EVERY = 6
 
 
 @dataclass(frozen=True, slots=True)
