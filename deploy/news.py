@@ -39,8 +39,10 @@ class NewsReader:
         os.close(self.write_end)
 
     def close(self) -> None:
-        """Nobody will write any more."""
-        os.close(self._read_end)
+        """Nobody will write any more; may be said twice."""
+        if self._read_end >= 0:
+            os.close(self._read_end)
+            self._read_end = -1
 
 
 def tell(environ: Mapping[str, str], line: str) -> None:
