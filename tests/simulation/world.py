@@ -55,7 +55,7 @@ class Watching(Observer):
 
 
 class _Silent:
-    def step(self, result: StepResult) -> None:
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
         pass
 
 
