@@ -1,8 +1,10 @@
 """The processes of a deployment, and what happens to them."""
 
 import asyncio
+import zlib
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from gateway.engine import EngineClient
 from gateway.mailbox import ClientGone
@@ -14,7 +16,7 @@ from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import BusUnavailable
 from shared.messages import KVGeometry, ModelInfo, Speeds, StepResult
-from shared.metrics import GatewayMetrics, SchedulerMetrics
+from shared.metrics import SchedulerMetrics
 from tests.simulation.client import Call, Client, Stream
 from tests.simulation.clients import Outcome
 from tests.simulation.loop import Party, VirtualLoop
@@ -29,6 +31,8 @@ _PATIENCE_S = 200.0
 _APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
 _LONG = 1_000  # entries: more than any run writes
 _WALL_S = 1_700_000_000
+_MASK = (1 << 64) - 1
+_PRIME = 0x100000001B3
 
 
 class Watching(Observer):
@@ -52,6 +56,19 @@ class Watching(Observer):
     def gauges(self, core: Scheduler, kv: KVGeometry):  # type: ignore[no-untyped-def]
         self.core = core
         return super().gauges(core, kv)
+
+
+class Unwatched:
+    """Metrics that nobody reads."""
+
+    def __getattr__(self, name: str) -> "Unwatched":
+        return self
+
+    def __getitem__(self, name: str) -> "Unwatched":
+        return self
+
+    def __call__(self, *args: object) -> None:
+        return None
 
 
 class _Silent:
@@ -104,8 +121,14 @@ class Link:
         self._party = party
 
     async def ask(self, what: str) -> None:
+        if self._world.is_over:
+            raise BusUnavailable("the run has ended")
         await self._world.travel()
         await self._world.at_command(self._party, "before", what)
+
+    def wrote(self, what: str, is_refused: bool) -> None:
+        said = f"{self._party.name} {what} {is_refused}"
+        self._world.note(zlib.crc32(said.encode()))
 
     async def answer(self, what: str) -> bool:
         arrives = await self._world.at_command(self._party, "after", what)
@@ -114,8 +137,7 @@ class Link:
         return arrives
 
     def repeats(self, log: str) -> bool:
-        kind = self._party.name.partition("-")[0]
-        harmless = log.endswith(":requests") or kind == "worker"
+        harmless = log.endswith(":requests") or self._party.role == "worker"
         return harmless and self._world.repeats()
 
 
@@ -128,6 +150,12 @@ class World:
 
     Args:
         script: decides about faults instead of chance.
+
+    Attributes:
+        is_over: everything is taken down.
+        over: set when no client waits any more, or one has come to harm.
+        history: 64-bit hash of who wrote to which log, who was refused, and of all faults, in
+            their order; reads and leases, and what was written, are no part of it.
     """
 
     def __init__(
@@ -135,8 +163,7 @@ class World:
         loop: VirtualLoop,
         rng: Random,
         profile: Profile,
-        metrics: tuple[SchedulerMetrics, GatewayMetrics],
-        trace: Callable[[str], None],
+        trace: Callable[[str], None] | None = None,
         script: Script | None = None,
     ) -> None:
         self.loop = loop
@@ -146,6 +173,9 @@ class World:
         self.failures: list[str] = []
         self.num_faults = 0
         self.is_quiet = False
+        self.history = 0
+        self.over = asyncio.Event()
+        self.is_over = False
         self.model = Model(rng, profile.end_share)
         self.schedulers: list[tuple[Party, Watching]] = []
         self.workers: list[Party] = []
@@ -153,23 +183,29 @@ class World:
         self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.parties: list[Party] = []
-        self._metrics = metrics
+        self._metrics: Any = Unwatched()
         self._trace = trace
         self._script = script
-        self._home = Party("nobody", loop)
         self._num_started = 0
+        self._home = Party("nobody", 0, loop)
+
+    def note(self, number: int) -> None:
+        """Something happened that makes this run's history another one."""
+        self.history = (self.history ^ number) * _PRIME & _MASK
+        self.loop.mix(number)
 
     def trace(self, text: str) -> None:
-        self._trace(f"{self.loop.time():10.4f} {text}")
+        if self._trace is not None:
+            self._trace(f"{self.loop.time():10.4f} {text}")
 
     # --------------------------------------------------------------- processes
 
     def start(self) -> None:
         """One scheduler, one worker, two gateways and all clients."""
-        self.start_scheduler()
-        self.start_worker()
-        for _ in range(_NUM_GATEWAYS):
-            self.start_gateway()
+        apart_s = self.profile.apart_s
+        starts = [self.start_worker, self.start_scheduler, *[self.start_gateway] * _NUM_GATEWAYS]
+        for number, start in enumerate(starts):
+            self.later(min(number, 2) * apart_s, start)
         for wish in self.profile.wishes:
             client = Client(
                 wish,
@@ -196,7 +232,7 @@ class World:
             watermark=0.0,
             drain_timeout=0.0,
         )
-        observer = Watching(self._metrics[0], self.loop.time)
+        observer = Watching(self._metrics, self.loop.time)
         service = SchedulerService(
             self.bus_of(party),
             settings,
@@ -232,7 +268,7 @@ class World:
             ENGINE,
             MODEL.name,
             party.name,
-            self._metrics[1],
+            self._metrics,
             patience_s=_PATIENCE_S,
         )
         self.gateways.append(GatewayProcess(party, engine))
@@ -244,7 +280,7 @@ class World:
 
     def _party(self, role: str) -> Party:
         self._num_started += 1
-        party = Party(f"{role}-{self._num_started}", self.loop)
+        party = Party(f"{role}-{self._num_started}", self._num_started, self.loop)
         self.parties.append(party)
         self.trace(f"{party.name} starts")
         return party
@@ -260,6 +296,8 @@ class World:
         if party is self._home:
             if error is not None:
                 self._fail(f"a client: {error!r}")
+            if not self.clients_wait:
+                self.over.set()
             return
         self.trace(f"{party.name} exits: {error!r}")
         if error is not None and not isinstance(error, (Superseded, BusUnavailable)):
@@ -269,6 +307,7 @@ class World:
     def _fail(self, failure: str) -> None:
         self.trace(f"FAILURE {failure}")
         self.failures.append(failure)
+        self.over.set()
 
     # ------------------------------------------------------------------ faults
 
@@ -276,7 +315,7 @@ class World:
         """A message takes its time, sometimes a long one."""
         draw = self.rng.random()
         mean_s = self.profile.latency_s * (20 if draw < 0.02 else 1)
-        await asyncio.sleep(self.rng.expovariate(1 / mean_s))
+        await self.loop.sleep(self.rng.expovariate(1 / mean_s))
 
     def repeats(self) -> bool:
         """An append arrives twice."""
@@ -292,6 +331,7 @@ class World:
             fault = self._draw_fault(_APPEND_WEIGHT if "append" in what else 1)
         if fault is None:
             return True
+        self.note(zlib.crc32(f"{fault} {when} {what} of {party.name}".encode()))
         self.trace(f"{fault} {when} {what} of {party.name}")
         if fault is Fault.LOST_REPLY:
             return when == "before"
@@ -322,16 +362,16 @@ class World:
             party = rng.choice([found for found in self.parties if found.is_running])
         match fault:
             case Fault.CRASH:
-                self.crash(party, rng.choice((0.0, 0.01, 0.3, 7.0)))
+                self.crash(party, rng.choice(self.profile.restarts_s))
             case Fault.PAUSE:
-                self.pause(party, rng.choice((0.05, 1.0, 7.0, 12.0, 30.0)))
+                self.pause(party, rng.choice(self.profile.pauses_s))
             case Fault.OUTAGE:
-                self.outage(rng.choice((0.01, 0.5, 3.0, 12.0)))
+                self.outage(rng.choice(self.profile.outages_s))
             case Fault.RESTART:
-                self.restart_server(0, rng.choice((0.0, 0.5, 7.0)))
+                self.restart_server(0, rng.choice(self.profile.restarts_s))
             case Fault.TAIL_LOSS:
                 most = min(self.profile.max_lost_writes, self.server.num_writes)
-                self.restart_server(rng.randint(0, most), rng.choice((0.0, 0.5, 7.0)))
+                self.restart_server(rng.randint(0, most), rng.choice(self.profile.restarts_s))
             case Fault.RIVAL:
                 rng.choice((self.start_scheduler, self.start_worker))()
             case Fault.MOVE:
@@ -351,16 +391,15 @@ class World:
         if party.is_dead:
             return
         party.is_dead = True
-        role = party.name.partition("-")[0]
         for gateway in self.gateways:
             if gateway.party is party:
                 gateway.reset_connections(self.rng)
-        self.later(restart_s, lambda: self._replace(role))
+        self.later(restart_s, lambda: self._replace(party.role))
 
     def _replace(self, role: str) -> None:
         """Some supervisor sees to it that there are enough."""
         count = sum(
-            found.name.startswith(f"{role}-") and not found.is_dead for found in self.parties
+            found.role == role and not found.is_dead for found in self.parties
         )
         start = {
             "scheduler": self.start_scheduler,
