@@ -56,7 +56,8 @@ def determined(is_silent: bool) -> Iterator[None]:
     ]
     before = [(module, name, getattr(module, name)) for module, name, _ in replaced]
     disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL if is_silent else logging.NOTSET)
+    if is_silent != (disabled == logging.CRITICAL):  # it makes all loggers forget what they know
+        logging.disable(logging.CRITICAL if is_silent else logging.NOTSET)
     for module, name, value in replaced:
         setattr(module, name, value)
     try:
@@ -64,4 +65,5 @@ def determined(is_silent: bool) -> Iterator[None]:
     finally:
         for module, name, value in before:
             setattr(module, name, value)
-        logging.disable(disabled)
+        if logging.root.manager.disable != disabled:
+            logging.disable(disabled)

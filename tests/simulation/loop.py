@@ -11,7 +11,7 @@ selector. A run is some hundred callbacks, and a million runs are to end.
 import asyncio
 import contextvars
 import heapq
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from random import Random
 from typing import Any
 
@@ -43,6 +43,59 @@ class Turn:
     def cancelled(self) -> bool:
         """Whether it will not be run."""
         return self.is_cancelled
+
+
+class Sleep:
+    """Awaited by one task: over after some time, or when somebody ends it.
+
+    What asyncio takes for a future, without a callback between the moment and the task's turn.
+    """
+
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_is_cancelled",
+        "_is_over",
+        "_loop",
+        "_turn",
+        "_until_s",
+    )
+
+    def __init__(self, loop: "VirtualLoop", until_s: float) -> None:
+        self._asyncio_future_blocking = False
+        self._is_cancelled = False
+        self._is_over = False
+        self._loop = loop
+        self._until_s = until_s
+        self._turn: Turn | None = None
+
+    def __await__(self) -> Generator["Sleep", None, None]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def end(self) -> None:
+        """It is the task's turn."""
+        turn = self._turn
+        if turn is not None and not self._is_over:
+            turn.is_cancelled = True
+            self._turn = Turn(turn.callback, turn.args, turn.context)
+            self._loop.put_back([self._turn])
+
+    def get_loop(self) -> "VirtualLoop":
+        return self._loop
+
+    def add_done_callback(self, callback: Any, *, context: contextvars.Context) -> None:
+        self._turn = Turn(callback, (self,), context)
+        self._loop.push(self._until_s, self._turn)
+
+    def cancel(self, msg: object = None) -> bool:
+        self._is_cancelled = True
+        self.end()
+        return True
+
+    def result(self) -> None:
+        self._is_over = True
+        if self._is_cancelled:
+            raise asyncio.CancelledError
 
 
 class Party:
@@ -106,8 +159,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.num_callbacks = 0
         self.order = 0
         self._ready: list[Turn] = []
-        # (when, number, what): a callback, or a future that has a result then
-        self._timers: list[tuple[float, int, Turn | asyncio.Future[None]]] = []
+        self._timers: list[tuple[float, int, Turn]] = []  # the number orders what is due at once
         self._num_timers = 0
         self._now_s = 0.0
         self._random = rng.random
@@ -147,7 +199,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
         turn = Turn(callback, args, context or contextvars.copy_context())
-        self._push(when, turn)
+        self.push(when, turn)
         return turn
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
@@ -155,15 +207,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # ---------------------------------------------------------- what it can do
 
-    def wake_at(self, when_s: float, future: "asyncio.Future[None]") -> None:
-        """Give the future a result at this moment, unless it has one by then."""
-        self._push(when_s, future)
+    def sleep(self, seconds: float) -> Sleep:
+        """To be awaited; as asyncio's, at half the price."""
+        return Sleep(self, self._now_s + seconds)
 
-    async def sleep(self, seconds: float) -> None:
-        """As asyncio's, in one callback instead of two."""
-        future = asyncio.Future[None](loop=self)
-        self._push(self._now_s + seconds, future)
-        await future
+    def push(self, when_s: float, turn: Turn) -> None:
+        """Its turn is then."""
+        self._num_timers += 1
+        heapq.heappush(self._timers, (when_s, self._num_timers, turn))
 
     def put_back(self, turns: list[Turn]) -> None:
         """Callbacks that were held are ready."""
@@ -226,22 +277,16 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while not ready:
             if not timers:
                 raise NothingLeft
-            when, _, what = heapq.heappop(timers)
-            while True:
-                if isinstance(what, Turn):
-                    if not what.is_cancelled:
-                        self._now_s = max(self._now_s, when)
-                        ready.append(what)
-                elif not what.done():
-                    self._now_s = max(self._now_s, when)
-                    what.set_result(None)
-                if not timers or timers[0][0] > self._now_s:
-                    break
-                when, _, what = heapq.heappop(timers)
-
-    def _push(self, when: float, what: "Turn | asyncio.Future[None]") -> None:
-        self._num_timers += 1
-        heapq.heappush(self._timers, (when, self._num_timers, what))
+            when_s, _, turn = heapq.heappop(timers)
+            if turn.is_cancelled:
+                continue
+            ready.append(turn)
+            if when_s > self._now_s:
+                self._now_s = when_s
+        while timers and timers[0][0] <= self._now_s:
+            turn = heapq.heappop(timers)[2]
+            if not turn.is_cancelled:
+                ready.append(turn)
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.pop(task, None)

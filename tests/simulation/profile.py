@@ -12,8 +12,7 @@ from shared.sampling import BeamParams, EarlyStopping
 from tests.simulation.model import BLOCK_SIZE
 from tests.support.requests import sampling
 
-
-_LARGE_SHARE = 0.1
+_LARGE_SHARE = 0.03
 
 
 class Fault(StrEnum):

@@ -4,15 +4,14 @@ What it keeps is a MemoryBus. A journal of all writes, in their order over all l
 what is left when the end of it is lost.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
-from shared.errors import BusUnavailable, StaleWriter
-from tests.simulation.loop import VirtualLoop
+from shared.errors import StaleWriter
+from tests.simulation.loop import Sleep, VirtualLoop
 
 _FIRST_MS = 1_700_000_000_000
 
@@ -47,7 +46,7 @@ class Server:
         self._num_outages = 0
         self._journal: list[list[Append] | _Value | str] = []
         self._bus = MemoryBus(self.clock_ms)
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, list[Sleep]] = {}
 
     def clock_ms(self) -> int:
         """The server's own clock."""
@@ -156,18 +155,16 @@ class Server:
         """Whatever changes nothing."""
         return _at_once(question(self._bus))
 
-    async def changed(self, logs: Iterable[str], until_s: float) -> None:
-        """Return when something was appended to one of the logs or connections broke, or then."""
-        waiter = asyncio.Future[None](loop=self.loop)
+    def changed(self, logs: Iterable[str], until_s: float) -> Sleep:
+        """Over when something was appended to one of the logs or connections broke, or then."""
+        waiter = Sleep(self.loop, until_s)
         for log in logs:
             self._waiting.setdefault(log, []).append(waiter)
-        self.loop.wake_at(until_s, waiter)
-        await waiter
+        return waiter
 
     def _wake(self, log: str) -> None:
         for waiter in self._waiting.pop(log, ()):
-            if not waiter.done():
-                waiter.set_result(None)
+            waiter.end()
 
     def _wake_all(self) -> None:
         for log in list(self._waiting):
@@ -181,113 +178,3 @@ def _at_once(call: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("it waits")
-
-
-class Network(Protocol):
-    """What lies between a party and the server."""
-
-    async def ask(self, what: str) -> None:
-        """A command travels to the server."""
-
-    async def answer(self, what: str) -> bool:
-        """The reply travels back; whether it arrives."""
-
-    def repeats(self, log: str) -> bool:
-        """The command arrives twice."""
-
-    def wrote(self, what: str, is_refused: bool) -> None:
-        """A command was carried out that appends to logs."""
-
-
-class Connection:
-    """A party's way to the server."""
-
-    def __init__(self, server: Server, network: Network) -> None:
-        self._server = server
-        self._network = network
-
-    async def _command(self, what: str, command: Callable[[], Any]) -> Any:
-        await self._network.ask(what)
-        connection = self._check(self._server.connection)
-        refused: StaleWriter | None = None
-        result = None
-        try:
-            result = command()
-        except StaleWriter as error:
-            refused = error
-        arrives = await self._network.answer(what)
-        self._check(connection)
-        if not arrives:
-            raise BusUnavailable(f"the reply to {what} is lost")
-        if refused is not None:
-            raise refused
-        return result
-
-    def _check(self, connection: tuple[int, int]) -> tuple[int, int]:
-        if self._server.is_away or self._server.connection != connection:
-            raise BusUnavailable("the connection is broken")
-        return connection
-
-    async def append(self, append: Append) -> EntryId:
-        return (await self.append_all([append]))[0]
-
-    async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
-        what = "append " + ", ".join(append.log.partition(":")[2] for append in appends)
-        return await self._command(what, lambda: self._append(what, appends))
-
-    def _append(self, what: str, appends: Sequence[Append]) -> list[EntryId]:
-        try:
-            ids = self._server.append_all(appends)
-        except StaleWriter:
-            self._network.wrote(what, is_refused=True)
-            raise
-        self._network.wrote(what, is_refused=False)
-        if len(appends) == 1 and self._network.repeats(appends[0].log):
-            self._server.append_all(appends)
-        return ids
-
-    async def read(
-        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
-    ) -> dict[str, list[Entry]]:
-        server = self._server
-        await self._network.ask("read")
-        connection = server.connection
-        deadline_s = server.loop.time() + block_ms / 1000
-        while True:
-            self._check(connection)
-            found = server.read(cursors, max_entries)
-            if found or server.loop.time() >= deadline_s:
-                break
-            await server.changed(cursors, deadline_s)
-        arrives = await self._network.answer("read")
-        self._check(connection)
-        if not arrives:
-            raise BusUnavailable("the reply to read is lost")
-        return found
-
-    async def last_id(self, log: str) -> EntryId:
-        return await self._command("last_id", lambda: self._server.ask(lambda b: b.last_id(log)))
-
-    async def length(self, log: str) -> int:
-        return await self._command("length", lambda: self._server.ask(lambda b: b.length(log)))
-
-    async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
-        await self._command("put", lambda: self._server.put(key, value, ttl_ms))
-
-    async def get(self, key: str) -> bytes | None:
-        return await self._command("get", lambda: self._server.ask(lambda b: b.get(key)))
-
-    async def add_engine(self, engine_id: str) -> None:
-        await self._command("add_engine", lambda: self._server.add_engine(engine_id))
-
-    async def engines(self) -> list[str]:
-        return await self._command("engines", lambda: self._server.ask(lambda b: b.engines()))
-
-    async def now_ms(self) -> int:
-        return await self._command("now_ms", self._server.clock_ms)
-
-    async def run_id(self) -> str:
-        return await self._command("run_id", lambda: f"run-{self._server.incarnation}")
-
-    async def close(self) -> None:
-        pass

@@ -1,6 +1,7 @@
 """The processes of a deployment, and what happens to them."""
 
 import asyncio
+import math
 import zlib
 from collections.abc import Callable
 from random import Random
@@ -19,10 +20,11 @@ from shared.messages import KVGeometry, ModelInfo, Speeds, StepResult
 from shared.metrics import SchedulerMetrics
 from tests.simulation.client import Call, Client, Stream
 from tests.simulation.clients import Outcome
+from tests.simulation.connection import Connection
 from tests.simulation.loop import Party, VirtualLoop
 from tests.simulation.model import BLOCK_SIZE, Model, ModelExecutor
 from tests.simulation.profile import Fault, Profile
-from tests.simulation.server import Connection, Server
+from tests.simulation.server import Server
 
 ENGINE = "engine-0"
 MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
@@ -111,30 +113,29 @@ class GatewayProcess:
 
 
 class Link:
-    """A party's network, where faults strike.
-
-    ``strikes`` is asked at every command, before it is sent and before its reply arrives.
-    """
+    """A party's network, where faults strike: at every command, on its way and on the reply's."""
 
     def __init__(self, world: "World", party: Party) -> None:
         self._world = world
         self._party = party
+        self._random = world.rng.random
+        self._latency_s = world.profile.latency_s
 
-    async def ask(self, what: str) -> None:
+    def there_s(self) -> float:
         if self._world.is_over:
             raise BusUnavailable("the run has ended")
-        await self._world.travel()
-        await self._world.at_command(self._party, "before", what)
+        slowness = 20 if self._random() < 0.02 else 1
+        return -math.log(1.0 - self._random()) * slowness * self._latency_s
+
+    def back_s(self) -> float:
+        return 0.0 if self._random() < 0.7 else self.there_s()
+
+    def strike(self, when: str, what: str) -> bool:
+        return self._world.at_command(self._party, when, what)
 
     def wrote(self, what: str, is_refused: bool) -> None:
         said = f"{self._party.name} {what} {is_refused}"
         self._world.note(zlib.crc32(said.encode()))
-
-    async def answer(self, what: str) -> bool:
-        arrives = await self._world.at_command(self._party, "after", what)
-        if self._world.rng.random() < 0.3:
-            await self._world.travel()
-        return arrives
 
     def repeats(self, log: str) -> bool:
         harmless = log.endswith(":requests") or self._party.role == "worker"
@@ -276,7 +277,7 @@ class World:
         return party
 
     def bus_of(self, party: Party) -> Connection:
-        return Connection(self.server, Link(self, party))
+        return Connection(self.server, Link(self, party), party, self.loop)
 
     def _party(self, role: str) -> Party:
         self._num_started += 1
@@ -311,17 +312,11 @@ class World:
 
     # ------------------------------------------------------------------ faults
 
-    async def travel(self) -> None:
-        """A message takes its time, sometimes a long one."""
-        draw = self.rng.random()
-        mean_s = self.profile.latency_s * (20 if draw < 0.02 else 1)
-        await self.loop.sleep(self.rng.expovariate(1 / mean_s))
-
     def repeats(self) -> bool:
         """An append arrives twice."""
         return not self.is_quiet and self.rng.random() < self.profile.repeat_rate
 
-    async def at_command(self, party: Party, when: str, what: str) -> bool:
+    def at_command(self, party: Party, when: str, what: str) -> bool:
         """Whether a message gets through; others may be struck, too."""
         if self.is_quiet:
             return True
@@ -336,8 +331,6 @@ class World:
         if fault is Fault.LOST_REPLY:
             return when == "before"
         self.strike(fault, party)
-        if not party.is_running:
-            await asyncio.sleep(0)
         return True
 
     def _draw_fault(self, weight: int) -> Fault | None:
@@ -398,9 +391,7 @@ class World:
 
     def _replace(self, role: str) -> None:
         """Some supervisor sees to it that there are enough."""
-        count = sum(
-            found.role == role and not found.is_dead for found in self.parties
-        )
+        count = sum(found.role == role and not found.is_dead for found in self.parties)
         start = {
             "scheduler": self.start_scheduler,
             "worker": self.start_worker,
