@@ -83,6 +83,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-plans-in-flight", type=whole, default=2, metavar="N")
     add("--preemption", choices=[*Preemption], default=Preemption.AUTO)
     add("--no-prefix-caching", action="store_true", help="blocks end with who refers to them")
+    add("--pass-ms", type=positive, help="fixed cost of a pass of the model (default: 8)")
+    add("--row-ms", type=positive, help="fixed cost of a row that samples (default: 0.05)")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -97,6 +99,10 @@ def bench_of(args: argparse.Namespace) -> Bench:
         worker = WorkerModel(model, gpu, args.tp)
     except ValueError as error:
         raise SettingsError("--tp", args.tp, str(error)) from None
+    costs_ms = {"pass_s": args.pass_ms, "row_s": args.row_ms}
+    worker = worker.with_calibration(
+        **{name: cost_ms / 1_000 for name, cost_ms in costs_ms.items() if cost_ms is not None}
+    )
     config = PageStreamConfig(
         block_size=args.block_size,
         max_num_sequences=args.max_num_sequences,

@@ -43,7 +43,7 @@ class Outcome:
         num_preemptions: of requests.
         busy_s: in which an engine computed, summed over engines.
         mean_batched: requests with computed tokens in memory, averaged over ``busy_s``.
-        limits_s: of ``busy_s``, by what the iteration's duration was decided by.
+        limits_s: of ``busy_s``, by what it was spent on.
         moments: samples of memory and queues.
     """
 
@@ -157,7 +157,9 @@ class Recorder:
         self._num_prefill_tokens += work.prefill_tokens
         self._busy_s += duration_s
         self._batched_s += duration_s * num_running
-        self._limits_s[parts.limit] += duration_s
+        self._limits_s[Limit.COMPUTE] += parts.compute_s
+        self._limits_s[Limit.MEMORY_BANDWIDTH] += parts.memory_s
+        self._limits_s[Limit.FIXED_COSTS] += parts.fixed_s
 
     def progressed(self, progress: Progress, now_s: float) -> None:
         """An iteration has ended."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from benchmarks.http_stream import Target, ask
 from benchmarks.simulator.system import SimRequest
 from deploy.ports import free_port
 from deploy.settings import REPOSITORY
@@ -25,22 +26,16 @@ _FIRST_TOKEN = 8  # below are special ones
 
 
 class ServeError(PageStreamError):
-    """The services did not start, or refused a request."""
+    """The services did not start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client has seen of a request; seconds since the first one was due."""
+    """What a client has seen of a request."""
 
     id: int
-    sent_s: float
-    end_s: float
+    latency_s: float  # from sending the request to the end of the answer
     num_tokens: int
-
-    @property
-    def latency_s(self) -> float:
-        """From sending the request to the end of the answer."""
-        return self.end_s - self.sent_s
 
 
 class Engine:
@@ -53,11 +48,12 @@ class Engine:
 
     def __init__(self, folder: Path, flags: Sequence[str]) -> None:
         self.recording = folder / "recording"
-        self._port = free_port()
+        port = free_port()
+        self._target = Target.of(f"http://127.0.0.1:{port}", "/v1/completions", None)
         self._output = folder / "output"
         self._command = [
             *(sys.executable, "-m", "deploy.serve"),
-            *("--state-dir", str(folder / "state"), "--port", str(self._port)),
+            *("--state-dir", str(folder / "state"), "--port", str(port)),
             *("--scheduler-metrics-port", "0", "--worker-metrics-port", "0"),
             *("--record", str(self.recording)),
             *flags,
@@ -101,7 +97,7 @@ class Engine:
         """Send requests when they are due, wait for all answers.
 
         Raises:
-            ServeError: one was not answered.
+            StreamFailed: one was not answered.
         """
         return asyncio.run(self._serve(requests))
 
@@ -113,32 +109,17 @@ class Engine:
 
     async def _ask(self, request: SimRequest, began: float) -> Served:
         await asyncio.sleep(max(0.0, began + request.arrival_s - time.monotonic()))
-        sent_s = time.monotonic() - began
-        body = json.dumps(
-            {
-                "model": "demo",
-                "prompt": _prompt(request),
-                "max_tokens": request.output_tokens,
-                "ignore_eos": True,
-                "temperature": 1.0,
-                "seed": request.id,
-            }
-        ).encode()
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        writer.write(head.encode() + body)
-        answer = await reader.read()
-        end_s = time.monotonic() - began
-        writer.close()
-        status, _, rest = answer.partition(b"\r\n")
-        if b" 200 " not in status:
-            raise ServeError(f"request {request.id}: {answer.decode(errors='replace')[:500]}")
-        content = json.loads(rest.partition(b"\r\n\r\n")[2])
-        num_tokens = content["usage"]["completion_tokens"]
-        return Served(request.id, sent_s, end_s, num_tokens)
+        body = {
+            "model": "demo",
+            "prompt": _prompt(request),
+            "max_tokens": request.output_tokens,
+            "ignore_eos": True,
+            "temperature": 1.0,
+            "seed": request.id,
+        }
+        answer = await ask(self._target, body)
+        num_tokens = json.loads(answer.body)["usage"]["completion_tokens"]
+        return Served(request.id, answer.ended_s - answer.sent_s, num_tokens)
 
 
 def _prompt(request: SimRequest) -> list[int]:

@@ -54,7 +54,7 @@ class Calibration:
 
 
 class Limit(StrEnum):
-    """What the duration of a pass is decided by."""
+    """What time is spent on."""
 
     COMPUTE = "compute"
     MEMORY_BANDWIDTH = "memory bandwidth"
@@ -68,13 +68,6 @@ class Parts:
     compute_s: float = 0.0
     memory_s: float = 0.0
     fixed_s: float = 0.0
-
-    @property
-    def limit(self) -> Limit:
-        """The largest part."""
-        if self.fixed_s > max(self.compute_s, self.memory_s):
-            return Limit.FIXED_COSTS
-        return Limit.COMPUTE if self.compute_s > self.memory_s else Limit.MEMORY_BANDWIDTH
 
 
 class Worker(Protocol):
