@@ -8,7 +8,9 @@ from uuid import uuid4
 import uvloop
 
 from gpu_worker.assembly import Worker, build_worker
+from gpu_worker.compute_thread import compute_thread
 from gpu_worker.lease import Lease
+from gpu_worker.loader import choose_device
 from gpu_worker.observer import Observer
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
@@ -81,6 +83,7 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
         Observer(metrics, worker.executor),
         _RANK,
         ready=ready,
+        thread=compute_thread(choose_device(settings.device)),
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

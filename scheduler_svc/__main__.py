@@ -23,11 +23,11 @@ log = EventLog(__name__)
 
 
 async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
+    bus = RedisBus(settings.redis_url)  # what is wrong with its URL is said before a port is taken
     metrics = SchedulerMetrics(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
     metrics.serve(settings.scheduler_metrics_host, settings.scheduler_metrics_port)
-    bus = RedisBus(settings.redis_url)
     recorder = None if settings.record is None else FileRecorder(Path(settings.record))
     service = SchedulerService(bus, settings, Observer(metrics), recorder)
     loop = asyncio.get_running_loop()
