@@ -53,8 +53,9 @@ class Signals:
 
         ``num_stops`` counts requests to stop.
         """
-        found = select.select([self._read_end, *news], [], [], max(0.0, timeout_s))[0]
-        if self._read_end in found:
+        ends = [self._read_end.fileno(), *(found.fileno() for found in news)]
+        readable = select.select(ends, [], [], max(0.0, timeout_s))[0]
+        if self._read_end.fileno() in readable:
             received = self._read_end.recv(4096)
             now = time.monotonic()
             if any(number in _STOP for number in received) and now - self._last_stop > _ONE_STOP_S:

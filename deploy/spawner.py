@@ -38,6 +38,7 @@ _STOP = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (*_STOP, signal.SIGHUP)
 _HEARD = (*_PASSED_ON, signal.SIGCHLD)
 _FIRST_DELAY_S = 0.1
+_FORK_EVERY_S = 0.5  # at most, however well its predecessor was
 # One that never gets ready may suffer from what this process has imported.
 _MOST_FAILURES = 5
 _SIGNAL_EXIT = 128  # a shell's way to tell a signal by an exit code
@@ -58,6 +59,7 @@ class Spawner:
         self._num_failures = 0  # processes in a row that died before they were ready
         self._death = ""  # how the last one ended
         self._died_s = 0.0
+        self._forked_s = 0.0
 
     def run(self) -> int:
         """Fork, wait, fork again. Main thread only.
@@ -73,7 +75,7 @@ class Spawner:
         signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
         while True:
             ready_end, told_end = os.pipe()
-            parent = os.getpid()
+            parent, self._forked_s = os.getpid(), time.monotonic()
             pid = os.fork()
             if pid == 0:
                 os.close(ready_end)
@@ -131,8 +133,11 @@ class Spawner:
         if self._num_failures >= _MOST_FAILURES:
             log.error("died", pid=pid, how=self._death, in_a_row=self._num_failures)
             return False
-        delay_s = 0.0 if was_ready else _FIRST_DELAY_S * 2 ** (self._num_failures - 1)
-        log.warning("died", pid=pid, how=self._death, was_ready=was_ready, next_start_s=delay_s)
+        delay_s = max(0.0, _FORK_EVERY_S - (self._died_s - self._forked_s))
+        if not was_ready:
+            delay_s = max(delay_s, _FIRST_DELAY_S * 2 ** (self._num_failures - 1))
+        next_s = round(delay_s, 2)
+        log.warning("died", pid=pid, how=self._death, was_ready=was_ready, next_start_s=next_s)
         tell(os.environ, f"{DIED} {self._death}")
         return not self._is_told_to_stop(delay_s)
 

@@ -57,8 +57,8 @@ class GatewaySettings(ServiceSettings):
         30.0, "Seconds that open streams may take to end after SIGTERM.", minimum=0
     )
     bus_patience: float = setting(
-        30.0,
-        "Seconds that Redis may be away before open requests are given up.",
+        60.0,  # whoever is paused for half a minute harms nobody
+        "Seconds that Redis or the engine may be silent before open requests are given up.",
         minimum=0,
     )
     resume_window: float = setting(

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from gpu_worker.model import LayerShape
+from gpu_worker.zeroed import zeroed
 from kernels.interface import LayerCache
 
 # On a GPU, blocks are collected in memory that activations may need as well.
@@ -39,10 +40,11 @@ class HostPool:
         self._device_layers = device_layers
         self._in_place = device.type == "cpu"  # one copy leads from pool to pool
         bytes_each = block_size * sum(shape.bytes_per_token for shape in shapes)
-        # Only pinned memory can be copied from and to while the GPU's stream goes on.
-        self._blocks = torch.zeros(
-            (num_blocks, bytes_each), dtype=torch.uint8, pin_memory=device.type == "cuda"
-        )
+        size = (num_blocks, bytes_each)
+        if device.type == "cpu":
+            self._blocks = zeroed(size, torch.uint8, device)
+        else:  # only pinned memory can be copied from and to while the GPU's stream goes on
+            self._blocks = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
         self._staged_at_once = max(1, _STAGING_BYTES // bytes_each)
         self.layers = self._views(self._blocks)
 

@@ -12,6 +12,7 @@ from torch import nn
 from gpu_worker.host_pool import HostPool
 from gpu_worker.model import LayerShape
 from gpu_worker.placement import Placement
+from gpu_worker.zeroed import zeroed
 from kernels.interface import LayerCache
 from shared.codec import IntArray
 from shared.errors import SettingsError
@@ -99,12 +100,8 @@ class PagedMemory:
         )
         self._layers: dict[nn.Module, LayerCache] = {}
         for shape in shapes:
-            # zeros, not empty: on CPUs the pages come from the system zeroed anyway, when touched.
-            pool = torch.zeros(
-                (2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim),
-                dtype=shape.dtype,
-                device=device,
-            )
+            size = (2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim)
+            pool = zeroed(size, shape.dtype, device)
             self._layers[shape.module] = LayerCache(key=pool[0], value=pool[1])
         device_layers = [self._layers[shape.module] for shape in shapes]
         self._host = HostPool(shapes, device_layers, num_host_blocks, block_size, device)

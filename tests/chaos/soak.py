@@ -217,7 +217,9 @@ async def _metrics(port: int) -> dict[str, float]:
 
 
 def _pid(cluster: Cluster, name: str) -> int:
-    return int((cluster.folder / f"{name}.pid").read_text())
+    pid = cluster.pid(name)
+    assert pid is not None, f"{name} is ready, and has no process"
+    return pid
 
 
 def _redis_port(redis: Held) -> int:

@@ -442,9 +442,9 @@ class World:
         """Nobody is left who knows what the log has lost, or a request killed its workers."""
         losses = self.server.num_losses
         if outcome is Outcome.FAILED:
-            # A worker that was paused, replaced or lost its server counts as one that has died.
-            num_epochs = sum(found.num_epochs for _, found in self.schedulers)
-            deadly = "workers in a row" in why and num_epochs > 3
+            # One that was replaced counts as one that has died, one that was only silent does not.
+            num_workers = sum(found.role == "worker" for found in self.parties)
+            deadly = "workers in a row" in why and num_workers > 4
             return deadly or ("different lengths" in why and losses > 0)
         return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
 
