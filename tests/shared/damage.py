@@ -78,15 +78,16 @@ def _other(value: Any, draw: random.Random) -> Any:
 
 def _nested(value: Any, draw: random.Random) -> Any:
     """Inside of more lists and maps than any reader has reason to expect."""
-    for level in range(draw.choice((1, 5, 100, 400))):
+    for level in range(draw.choice((1, 5, 100, 150))):
         value = [value] if level % 2 else {"t": value}
     return value
 
 
 def _longer(value: Any, draw: random.Random) -> Any:
-    if isinstance(value, (str, bytes, list)):
-        return value * draw.choice((2, 3, 200))
-    return [value] * draw.choice((2, 200))
+    if isinstance(value, (str, bytes)):
+        return value[:1_000] * draw.choice((2, 3, 200))
+    many = 2 if isinstance(value, (list, dict)) else 200
+    return [value] * draw.choice((2, many))
 
 
 def _change_bytes(raw: bytearray, draw: random.Random) -> None:
