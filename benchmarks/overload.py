@@ -34,7 +34,7 @@ import uvloop
 
 from benchmarks.http_stream import RawAnswer, StreamFailed, Target, exchange
 from benchmarks.latencies import read_answer, summarize
-from benchmarks.processes import held_by, kept_in_redis
+from benchmarks.processes import held_by, kept_in_redis, service_pid
 from benchmarks.serve import Load
 from deploy.ports import free_port
 from deploy.settings import REPOSITORY
@@ -140,7 +140,8 @@ class Overload:
             phase.broken[str(error)[:100]] += 1
 
     def _memory(self) -> dict[str, float]:
-        pids = {name: int((self._run_folder / f"{name}.pid").read_text()) for name in _SERVICES}
+        files = {name: self._run_folder / f"{name}.pid" for name in _SERVICES}
+        pids = {name: service_pid(int(file.read_text())) for name, file in files.items()}
         found = {name: held_by(pid).rss_bytes / 2**20 for name, pid in pids.items()}
         with suppress(OSError):
             kept = kept_in_redis(redis_port(pids["redis"]), "engine-0")

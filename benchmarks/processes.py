@@ -46,6 +46,19 @@ def held_by(pid: int) -> Held:
     return Held(pid, rss_pages * _PAGE_BYTES, num_fds, num_threads)
 
 
+def service_pid(pid: int) -> int:
+    """The process that does the work of a service: a spawner only keeps it running.
+
+    Raises:
+        OSError: it has ended.
+    """
+    folder = Path("/proc") / str(pid)
+    if b"deploy.spawner" not in (folder / "cmdline").read_bytes():
+        return pid
+    children = (folder / "task" / str(pid) / "children").read_text().split()
+    return int(children[0]) if children else pid
+
+
 def kept_in_redis(port: int, engine_id: str) -> Kept:
     """What a Redis on loopback keeps.
 

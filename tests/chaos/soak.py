@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.processes import Held, held_by, kept_in_redis
+from benchmarks.processes import Held, held_by, kept_in_redis, service_pid
 from deploy.settings import REPOSITORY
 from tests.chaos.client import Client
 from tests.chaos.cluster import SERVICES, Cluster, NotReady
@@ -220,7 +220,7 @@ async def _metrics(port: int) -> dict[str, float]:
 
 
 def _pid(cluster: Cluster, name: str) -> int:
-    return int((cluster.folder / f"{name}.pid").read_text())
+    return service_pid(int((cluster.folder / f"{name}.pid").read_text()))
 
 
 def _redis_port(redis: Held) -> int:
