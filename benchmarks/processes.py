@@ -66,11 +66,16 @@ def kept_in_redis(port: int, engine_id: str) -> Kept:
         OSError: it does not answer.
     """
     keys = EngineKeys(engine_id)
-    lengths = [int(_say(port, f"XLEN {log}")) for log in (keys.requests, keys.plans, keys.outputs)]
     found = re.search(r"used_memory:(\d+)", _say(port, "INFO memory"))
     if found is None:
         raise OSError("Redis does not say how much memory it uses")
-    return Kept(int(found[1]), *lengths, num_keys=int(_say(port, "DBSIZE")))
+    return Kept(
+        used_bytes=int(found[1]),
+        requests=int(_say(port, f"XLEN {keys.requests}")),
+        plans=int(_say(port, f"XLEN {keys.plans}")),
+        outputs=int(_say(port, f"XLEN {keys.outputs}")),
+        num_keys=int(_say(port, "DBSIZE")),
+    )
 
 
 def _say(port: int, command: str) -> str:

@@ -50,13 +50,13 @@ async def gateway_with_engine(model: Path) -> AsyncIterator[str]:
         await running
 
 
-async def test_the_api_answers_as_it_describes_itself(llama: Path) -> None:
+async def test_the_api_answers_as_it_describes_itself(llama: Path, tmp_path: Path) -> None:
     async with asyncio.timeout(_DEADLINE_S), gateway_with_engine(llama) as url:
         options = "--seed 1 --max-examples 12 --phases examples,coverage,fuzzing"
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.gateway.api_fuzzer", url, *options.split()),
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            cwd=tmp_path,  # where it keeps what it found
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
