@@ -31,6 +31,7 @@ class RawAnswer:
         sent_s: when the request was handed to the system; all times are of one monotonic clock.
         events: when each event arrived, and its data.
         ended_s: when the last byte was there.
+        retry_after_s: what a refusal says; None if it does not.
     """
 
     sent_s: float
@@ -38,6 +39,7 @@ class RawAnswer:
     body: bytes = b""  # of an answer that is no stream
     events: list[tuple[float, bytes]] = field(default_factory=list)
     ended_s: float = 0.0
+    retry_after_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class _Exchange(asyncio.Protocol):
             self._ends_with_connection = False
         if name == b"content-type":
             self._is_stream = value.startswith(b"text/event-stream")
+        if name == b"retry-after" and value.isdigit():
+            self._answer.retry_after_s = int(value)
 
     def on_headers_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()
@@ -136,11 +140,11 @@ class _Exchange(asyncio.Protocol):
             self._transport.close()
 
 
-async def ask(target: Target, body: dict[str, Any] | None) -> RawAnswer:
-    """Send one request and wait for the end of its answer.
+async def exchange(target: Target, body: dict[str, Any] | None) -> RawAnswer:
+    """Send one request and wait for the end of its answer, whatever its status.
 
     Raises:
-        StreamFailed: there is none, or its status is not 200.
+        StreamFailed: there is none.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[RawAnswer] = loop.create_future()
@@ -149,7 +153,16 @@ async def ask(target: Target, body: dict[str, Any] | None) -> RawAnswer:
         await loop.create_connection(lambda: _Exchange(request, done), target.host, target.port)
     except OSError as error:
         raise StreamFailed(f"{target.host}:{target.port} cannot be reached: {error}") from None
-    answer = await done
+    return await done
+
+
+async def ask(target: Target, body: dict[str, Any] | None) -> RawAnswer:
+    """The same, where only success will do.
+
+    Raises:
+        StreamFailed: there is no answer, or its status is not 200.
+    """
+    answer = await exchange(target, body)
     if answer.status != 200:
         said = answer.body[:_SHOWN_BYTES].decode(errors="replace")
         raise StreamFailed(f"{target.path}: status {answer.status}: {said}")

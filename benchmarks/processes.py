@@ -46,6 +46,19 @@ def held_by(pid: int) -> Held:
     return Held(pid, rss_pages * _PAGE_BYTES, num_fds, num_threads)
 
 
+def service_pid(pid: int) -> int:
+    """The process that does the work of a service: a spawner only keeps it running.
+
+    Raises:
+        OSError: it has ended.
+    """
+    folder = Path("/proc") / str(pid)
+    if b"deploy.spawner" not in (folder / "cmdline").read_bytes():
+        return pid
+    children = (folder / "task" / str(pid) / "children").read_text().split()
+    return int(children[0]) if children else pid
+
+
 def kept_in_redis(port: int, engine_id: str) -> Kept:
     """What a Redis on loopback keeps.
 
@@ -53,11 +66,16 @@ def kept_in_redis(port: int, engine_id: str) -> Kept:
         OSError: it does not answer.
     """
     keys = EngineKeys(engine_id)
-    lengths = [int(_say(port, f"XLEN {log}")) for log in (keys.requests, keys.plans, keys.outputs)]
     found = re.search(r"used_memory:(\d+)", _say(port, "INFO memory"))
     if found is None:
         raise OSError("Redis does not say how much memory it uses")
-    return Kept(int(found[1]), *lengths, num_keys=int(_say(port, "DBSIZE")))
+    return Kept(
+        used_bytes=int(found[1]),
+        requests=int(_say(port, f"XLEN {keys.requests}")),
+        plans=int(_say(port, f"XLEN {keys.plans}")),
+        outputs=int(_say(port, f"XLEN {keys.outputs}")),
+        num_keys=int(_say(port, "DBSIZE")),
+    )
 
 
 def _say(port: int, command: str) -> str:

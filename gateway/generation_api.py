@@ -36,7 +36,8 @@ from shared.sampling import SamplingParams
 def generate_router(service: Service) -> APIRouter:
     """The endpoints that generate text."""
     router = APIRouter(tags=["generate"], default_response_class=Response)
-    key = reads_header("Idempotency-Key", "Names a generation, to ask for it again.", MAX_KEY_CHARS)
+    about = "Names a generation, to ask for it again."
+    key = reads_header("Idempotency-Key", about, minLength=1, maxLength=MAX_KEY_CHARS)
 
     @router.post(
         "/v1/completions",

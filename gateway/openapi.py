@@ -35,6 +35,12 @@ _STREAM_URL = {
         "schema": {"type": "string"},
     }
 }
+# Of each event of a stream; there is an id if the stream can be resumed.
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "id": {"type": "string"}},
+    "required": ["data"],
+}
 _ERRORS = {
     400: "The request can never work as it stands.",
     401: "No API key, or none that is known.",
@@ -61,9 +67,9 @@ def takes(*bodies: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def reads_header(name: str, text: str, max_length: int) -> dict[str, Any]:
-    """An endpoint's ``openapi_extra``: it looks at this header."""
-    schema = {"type": "string", "minLength": 1, "maxLength": max_length}
+def reads_header(name: str, text: str, **limits: int) -> dict[str, Any]:
+    """An endpoint's ``openapi_extra``: it looks at this header, a text within these limits."""
+    schema = {"type": "string", **limits}
     header = {"name": name, "in": "header", "required": False, "description": text}
     return {"parameters": [header | {"schema": schema}]}
 
@@ -105,7 +111,7 @@ def streams() -> dict[str, Any]:
     return {
         "description": "Success. A stream is written as " + text,
         "headers": _REQUEST_ID | _STREAM_URL,
-        "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": {"text/event-stream": {"schema": _EVENT}},
     }
 
 

@@ -19,14 +19,13 @@ from gateway.pending import Planned
 from gateway.service import Service
 from gateway.stream_ids import call_id_in
 
-_LONGEST_EVENT_ID = 32 * 2**10  # no head is longer by default
 _NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
 
 
 def streams_router(service: Service) -> APIRouter:
     """The endpoint that continues streams."""
     router = APIRouter(tags=["generate"], default_response_class=Response)
-    last = reads_header("Last-Event-ID", "The last event that was seen.", _LONGEST_EVENT_ID)
+    last = reads_header("Last-Event-ID", "The last event that was seen.")
 
     @router.get("/v1/streams/{stream_id}", openapi_extra=last, responses=continues())
     async def resume_stream(stream_id: str, request: Request) -> Response:

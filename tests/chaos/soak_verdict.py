@@ -12,7 +12,7 @@ _FEWEST = 4  # samples from which a slope can be told
 _MOST_PER_MINUTE = 0.005  # of its size, that a process may grow
 _MOST_REDIS_GROWTH = 1.5  # between the first samples and the last
 _SPARE_BYTES = 4 * 2**20  # smaller than that is no leak of Redis
-_SPARE_FDS = 4  # a connection that was just closed, or just opened
+_SPARE_FDS = 6  # connections to Redis, as many as were ever needed at once, stay open
 _SPARE_ENTRIES = 300  # what is appended between two trimmings
 
 
@@ -82,7 +82,8 @@ def _grown(name: str, life: Sequence[tuple[float, Held]]) -> list[str]:
     if slope > _MOST_PER_MINUTE * size:
         found.append(f"{name} of {size / 2**20:.0f} MiB grows by {slope / 2**20:.2f} MiB a minute")
     fds = [held.num_fds for _, held in life[1:]]
-    if min(fds[len(fds) // 2 :]) > max(fds[: len(fds) // 2]) + _SPARE_FDS:
+    half = len(fds) // 2
+    if median(fds[half:]) > median(fds[:half]) + _SPARE_FDS:
         found.append(f"{name} has ever more descriptors: {fds}")
     return found
 

@@ -385,6 +385,8 @@ async def test_a_key_stands_for_one_body_of_one_client(stage: Stage) -> None:
     other = await post(stage, max_tokens=3)
     assert other.status_code == 422
     assert "Idempotency-Key" in other.json()["error"]["message"]
+    assert (await post(stage, n=2)).status_code == 422
+    assert (await post(stage, n=2, stream=True)).status_code == 422
     assert not any(isinstance(message, Abort) for message in stage.engine.heard)
     headers = {"Authorization": "Bearer another"}
     assert (await post(stage, max_tokens=3, headers=headers)).status_code == 200

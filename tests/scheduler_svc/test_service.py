@@ -207,6 +207,22 @@ async def test_a_new_scheduler_continues_what_the_old_one_accepted(bus: MemoryBu
         assert reader.tokens(name) == [position * 3 + 1 for position in range(5, 105)]
 
 
+async def test_the_log_stays_short_though_no_epoch_lives_as_long_as_it_should_remember(
+    bus: MemoryBus,
+) -> None:
+    retention, num_tokens, lengths = 100, 40, []
+    for number in range(8):
+        peer, reader, name = Peer(bus, f"w{number}"), Reader(bus), f"r{number}"
+        await peer.announce()
+        async with running(service(bus, outputs_retention=retention)), working(peer):
+            request = submit(name, range(5), max_tokens=num_tokens)
+            await bus.append(Append(KEYS.requests, [encode(request)]))
+            await reader.until(ended(name, num_tokens, reader))
+        lengths.append(await bus.length(KEYS.outputs))
+    assert lengths[1] > num_tokens, "an epoch leaves what is recent"
+    assert max(lengths) <= retention + 2 * num_tokens, lengths
+
+
 class RestartedBus(MemoryBus):
     """A server that can be restarted without losing anything."""
 
