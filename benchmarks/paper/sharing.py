@@ -1,0 +1,63 @@
+"""Figure 15 of PagedAttention: KV blocks that the sequences of a request save each other."""
+
+from pathlib import Path
+
+from benchmarks.paper import plots
+from benchmarks.paper.bench import Bench
+from benchmarks.paper.report import Report, Row
+from benchmarks.paper.simulation import OPT_13B, Job, SystemName
+from benchmarks.paper.workloads import Kind, Workload
+
+_WIDTHS = (2, 4, 6)
+_PAPER: dict[tuple[Kind, str], tuple[tuple[float, ...], ...]] = {  # of ShareGPT, only the ends
+    (Kind.ALPACA, "samples"): ((6.09,), (8.53,), (9.79,)),
+    (Kind.ALPACA, "beams"): ((37.56,), (53.13,), (55.16,)),
+    (Kind.SHAREGPT, "samples"): ((16.2,), (), (30.5,)),
+    (Kind.SHAREGPT, "beams"): ((44.3,), (), (66.3,)),
+}
+_RATES = {Kind.ALPACA: 12.0, Kind.SHAREGPT: 1.0}  # of sequences; what is shared depends on lengths
+_SECONDS = {Kind.ALPACA: 200.0, Kind.SHAREGPT: 300.0}
+
+
+def saving(bench: Bench, folder: Path) -> Report:
+    """Fig. 15."""
+    jobs = [_job(bench, kind, method, width) for kind, method in _PAPER for width in _WIDTHS]
+    results = iter(bench.run(jobs, "Fig. 15"))
+    rows, groups = [], []
+    for (kind, method), papers in _PAPER.items():
+        values = [100 * next(results).saved for _ in _WIDTHS]
+        for width, paper, value in zip(_WIDTHS, papers, values, strict=True):
+            rows.append(Row(f"{kind}, {width} {method}", paper, value, _remark(kind, method), 1))
+        known = [paper[0] if paper else float("nan") for paper in papers]
+        groups += [
+            plots.Group(f"{kind}, {method}: paper", known),
+            plots.Group(f"{kind}, {method}: here", values),
+        ]
+    plots.bars(folder / "fig15.png", [str(width) for width in _WIDTHS], groups, "% saved")
+    return Report(
+        "fig15",
+        "Fig. 15: memory saved by sharing",
+        f"{OPT_13B}, blocks of 16 tokens. Saved blocks in percent of those that would be needed if "
+        "nothing were shared, over all steps: counts of blocks, for which the worker model hardly "
+        "matters.",
+        rows,
+        plot="fig15.png",
+    )
+
+
+def _job(bench: Bench, kind: Kind, method: str, width: int) -> Job:
+    workload: Workload = bench.workload(kind)
+    wide = workload.wide(num_samples=width) if method == "samples" else workload.wide(1, width)
+    rate = _RATES[kind] / width
+    return Job(OPT_13B, SystemName.PAGESTREAM, wide, rate, bench.seconds(_SECONDS[kind]))
+
+
+def _remark(kind: Kind, method: str) -> str:
+    if method == "beams":
+        return "which beams go on is drawn from random probabilities, not asked of OPT-13B"
+    if kind is Kind.ALPACA:
+        return (
+            "samples share their prompts' full blocks, so the lengths alone decide: half of these "
+            "prompts are shorter than one block"
+        )
+    return ""
