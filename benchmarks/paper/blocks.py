@@ -12,7 +12,7 @@ from benchmarks.simulator.worker_model import Calibration
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _RATES = {Kind.SHAREGPT: 1.8, Kind.ALPACA: 28.0}
-_SECONDS = {Kind.SHAREGPT: 300.0, Kind.ALPACA: 60.0}
+_SECONDS = {Kind.SHAREGPT: 150.0, Kind.ALPACA: 40.0}
 _KINDS_OF_PREEMPTION = ("recompute", "swap")
 _MOVED_TOKENS = 256  # that are computed again, or moved out and in
 
