@@ -102,6 +102,16 @@ class Outcome:
             for part in parts
         }
 
+    @property
+    def mean_saved(self) -> float:
+        """Memory that sequences save each other, as a share of what they would need without."""
+        shared = sum(moment.memory.shared for moment in self.moments)
+        used = sum(
+            moment.memory.total - moment.memory.external - moment.memory.free
+            for moment in self.moments
+        )
+        return shared / max(shared + used, 1)
+
 
 class Recorder:
     """Collects what happens; costs little per iteration."""
@@ -172,6 +182,7 @@ class Recorder:
             internal=sum(use.internal for use in uses),
             external=sum(use.external for use in uses),
             free=sum(use.free for use in uses),
+            shared=sum(use.shared for use in uses),
         )
         num_running = sum(system.num_running for system in systems)
         num_waiting = sum(system.num_waiting for system in systems)

@@ -10,11 +10,12 @@ from benchmarks.simulator.rows import Rows
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
 from benchmarks.simulator.worker_model import WorkerModel
 from scheduler_svc.core.config import Preemption, SchedulerConfig
+from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.notes import Ended, FirstToken, Preempted
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import RequestEnded, RequestState, StepPlan, Submit
+from shared.messages import RequestEnded, RequestState, Submit
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 
 _AT = EntryId(1, 0)  # where every message is read: nothing here depends on it
@@ -97,8 +98,8 @@ class PageStream:
             worker.swap_copies(1),
             BeamDraws(np.random.default_rng(seed)),
         )
-        self._plans: deque[StepPlan] = deque()
-        self._started: StepPlan | None = None
+        self._plans: deque[PlanDraft] = deque()
+        self._started: PlanDraft | None = None
         self._sampling: dict[tuple[int, int], SamplingParams] = {}
         self._not_begun: dict[int, int] = {}  # beam searches' requests, by the group's handle
         self._num_preemptions = 0
@@ -130,7 +131,7 @@ class PageStream:
         """Plan as far ahead as the scheduler does; what the earliest plan computes."""
         now_ms = int(1_000 * now_s)
         plans = self._plans
-        while (plan := self._core.schedule(now_ms)) is not None:
+        while (plan := self._core.draft(now_ms)) is not None:
             plans.append(plan)
         if not plans:
             return None
@@ -161,6 +162,7 @@ class PageStream:
         pool, block_size = self._core.pool, self._core_config.block_size
         reserved: dict[int, int] = {}  # by the last block of each table, which several may share
         unfilled: dict[int, int] = {}
+        num_references = 0
         step = self._core.planned_step
         for group in self._core.running:
             final = group.num_prompt_tokens + group.max_output - 1
@@ -170,6 +172,7 @@ class PageStream:
                     num_tokens = group.kv_tokens_at(step, sequence)
                     left = len(table) * block_size - num_tokens
                     unfilled[table[-1]] = left
+                    num_references += len(table)
                     reserved[table[-1]] = min(left, final - num_tokens)
         num_used = pool.num_used * block_size
         num_unfilled, num_reserved = sum(unfilled.values()), sum(reserved.values())
@@ -181,6 +184,7 @@ class PageStream:
             internal=num_unfilled - num_reserved,
             external=self._slots - num_used - free,
             free=free,
+            shared=(num_references - pool.num_used) * block_size,
         )
 
     @property

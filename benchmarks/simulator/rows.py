@@ -12,8 +12,9 @@ import numpy as np
 
 from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.system import Work
+from scheduler_svc.core.draft import PlanDraft
 from shared.codec import IntArray
-from shared.messages import Admission, BeamCandidates, BeamStep, EndFlag, StepPlan, StepResult
+from shared.messages import Admission, BeamCandidates, BeamStep, EndFlag, StepResult
 
 _NOTHING: IntArray = np.empty(0, np.int32)
 
@@ -67,10 +68,10 @@ class Rows:
         self._sum_of_bases = 0
         self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by step
 
-    def begin(self, plan: StepPlan) -> Work:
+    def begin(self, plan: PlanDraft) -> Work:
         """Take in a plan; what it computes and moves."""
         step = plan.step
-        for handle in plan.retired.tolist():
+        for handle in plan.retired:
             if handle in self._row_of:
                 self._remove(handle)
             else:
@@ -82,10 +83,8 @@ class Rows:
         num_decoding = self._num_rows
         decode_context = self._sum_of_bases + num_decoding * step
         num_prefilled = prefill_context = 0
-        if len(plan.chunk_handles):
-            for handle, count in zip(
-                plan.chunk_handles.tolist(), plan.chunk_tokens.tolist(), strict=True
-            ):
+        if plan.chunk_handles:
+            for handle, count in zip(plan.chunk_handles, plan.chunk_tokens, strict=True):
                 prefill = self._prefills.get(handle)
                 if prefill is None:
                     continue  # a beam that goes on
@@ -152,7 +151,7 @@ class Rows:
 
     # -------------------------------------------------------------------- rows
 
-    def _computed(self, prefill: _Prefill, step: int, plan: StepPlan) -> None:
+    def _computed(self, prefill: _Prefill, step: int, plan: PlanDraft) -> None:
         """All known tokens of a sequence are computed; those that fork from it start, too."""
         admission = prefill.admission
         if admission.sampling.beams is not None:
@@ -162,14 +161,7 @@ class Rows:
         last_step = step + admission.sampling.max_tokens - num_generated - 1
         base = prefill.num_tokens - step
         self._add(admission.handle, admission.choice, base, last_step)
-        if len(plan.fork_parents) == 0:
-            return
-        forks = zip(
-            plan.fork_parents.tolist(),
-            plan.fork_children.tolist(),
-            plan.fork_choices.tolist(),
-            strict=True,
-        )
+        forks = zip(plan.fork_parents, plan.fork_children, plan.fork_choices, strict=True)
         for parent, child, choice in forks:
             if parent == admission.handle:
                 self._add(child, choice, base, last_step)
@@ -206,7 +198,7 @@ class Rows:
 
     # ------------------------------------------------------------------- beams
 
-    def _search(self, steps: tuple[BeamStep, ...]) -> tuple[int, int]:
+    def _search(self, steps: list[BeamStep]) -> tuple[int, int]:
         """Draw continuations of all beams; how many computed one token, and their contexts."""
         num_going_on = context = 0
         searches = []

@@ -63,7 +63,8 @@ class MemoryUse:
 
     The words of PagedAttention, Figure 2: what is *reserved* will hold a token of this request
     later, what is *internal* fragmentation never will, *external* is free but in pieces that the
-    allocator cannot hand out.
+    allocator cannot hand out. *Shared* is no part of it: what would be needed on top if sequences
+    shared nothing.
     """
 
     total: int
@@ -72,6 +73,7 @@ class MemoryUse:
     internal: int
     external: int
     free: int
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class Workload:
         self._limit = limit
         self._dataset: Dataset | None = None
         self._trace: list[SimRequest] = []
+        self.num_left_out = 0
         if source in LOOK_ALIKES:
             self._dataset = next(
                 found for found in DATASETS if found.name == source.removesuffix(_SUFFIX)
