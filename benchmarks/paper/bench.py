@@ -16,7 +16,7 @@ SUSTAINED_S = (
     0.5  # normalized latency up to which a rate counts as sustained: half of Fig. 12's axis
 )
 # Rates of a curve, in what is served of far more requests than can be.
-_SHARES = (0.5, 0.8, 0.95, 1.1)
+_SHARES = (0.5, 0.8, 0.95, 1.1, 1.3)
 _FEW_SHARES = (0.6, 1.0)
 # Of request-level batching, whose latency is high long before its throughput is reached.
 _LOW_SHARES = (0.01, 0.05, 0.2, 0.6)
@@ -36,6 +36,10 @@ class Curve:
     system: SystemName
     rates: tuple[float, ...]
     latencies_s: tuple[float, ...]
+
+    def passes(self, limit_s: float) -> bool:
+        """Whether the limit is between two of the runs."""
+        return self.latencies_s[0] <= limit_s < max(self.latencies_s)
 
     def sustained(self, limit_s: float = SUSTAINED_S) -> float:
         """The rate at which the latency passes a limit, between the runs in proportion of logs.

@@ -91,7 +91,7 @@ def bars(path: Path, clusters: Sequence[str], groups: Sequence[Group], unit: str
 
 def stacks(path: Path, clusters: Sequence[str], groups: Sequence[Group], unit: str) -> None:
     """One bar per cluster, groups on top of each other."""
-    figure, (axis,) = _figure(1, 1, wide=len(clusters) / 5)
+    figure, (axis,) = _figure(1, 1, wide=len(clusters) / 4.5)
     bottom = [0.0] * len(clusters)
     for group in groups:
         found = axis.bar(range(len(clusters)), group.values, 0.7, bottom, label=group.name)
@@ -103,9 +103,9 @@ def stacks(path: Path, clusters: Sequence[str], groups: Sequence[Group], unit: s
 
 
 def _name_clusters(axis: Axes, clusters: Sequence[str], unit: str) -> None:
-    axis.set_xticks(range(len(clusters)), clusters, fontsize=8)
+    axis.set_xticks(range(len(clusters)), clusters, fontsize=7)
     axis.set_ylabel(unit, fontsize=8)
-    axis.legend(fontsize=7, loc="upper center", ncols=4, bbox_to_anchor=(0.5, -0.1))
+    axis.legend(fontsize=7, loc="upper center", ncols=4, bbox_to_anchor=(0.5, -0.15))
 
 
 def _figure(num_rows: int, num_columns: int, wide: float = 1.0) -> tuple[Figure, list[Axes]]:

@@ -214,6 +214,11 @@ def _ratio_row(
         f"at {low} s/token {_ratio(curves, system, low):.2f}, "
         f"at {high:g} s/token {_ratio(curves, system, high):.2f}"
     )
+    lost = [
+        each for each in (_S.PAGESTREAM, system) if not _curve(curves, each).passes(SUSTAINED_S)
+    ]
+    if lost:
+        remark = f"no run of {' and '.join(lost)} was on the limit's other side; {remark}"
     return Row(f"{case.title}: x {system}", paper, _ratio(curves, system), remark)
 
 

@@ -12,6 +12,7 @@ from benchmarks.paper.workloads import Workload
 from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.hardware import find_gpu
 from benchmarks.simulator.models import find_model
+from benchmarks.simulator.outcome import Outcome
 from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
 from benchmarks.simulator.run import run
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, System, Work
@@ -110,6 +111,7 @@ class Result:
         num_preemptions: of requests.
         num_requests: served.
         num_iterations: of the engine.
+        settled: share of token states without the first tenth of the time, in which memory fills.
     """
 
     latency_s: float
@@ -120,6 +122,7 @@ class Result:
     num_preemptions: int
     num_requests: int
     num_iterations: int
+    settled: float
 
 
 def simulate(job: Job) -> Result:
@@ -141,7 +144,14 @@ def simulate(job: Job) -> Result:
         num_preemptions=outcome.num_preemptions,
         num_requests=len(outcome.ids),
         num_iterations=outcome.num_iterations,
+        settled=_settled(outcome, job.duration_s),
     )
+
+
+def _settled(outcome: Outcome, duration_s: float) -> float:
+    uses = [moment.memory for moment in outcome.moments if moment.time_s >= duration_s / 10]
+    total = sum(use.total for use in uses)
+    return sum(use.token_states for use in uses) / total if total else 0.0
 
 
 def _system(job: Job, worker: WorkerModel) -> System:
