@@ -16,7 +16,7 @@ SUSTAINED_S = (
     0.5  # normalized latency up to which a rate counts as sustained: half of Fig. 12's axis
 )
 # Rates of a curve, in what is served of far more requests than can be.
-_SHARES = (0.5, 0.8, 0.95, 1.1, 1.3)
+_SHARES = (0.5, 0.8, 0.95, 1.1, 1.4)
 _FEW_SHARES = (0.6, 1.0)
 # Of request-level batching, whose latency is high long before its throughput is reached.
 _LOW_SHARES = (0.01, 0.05, 0.2, 0.6)

@@ -86,9 +86,9 @@ def recovery(bench: Bench, folder: Path) -> Report:
         Row("swap out and in, blocks of 256, ms", (30.0,), swap_ms[-1], _MOVED, 0),
         Row(
             "smallest block size at which swapping is faster",
-            (64.0,),
+            (16.0, 64.0),
             _first(swap_ms, recompute_ms),
-            "the paper: recomputing is better up to 8, swapping from 64 on, between them alike",
+            "the paper: alike from 16 to 64, below recomputing is better, above swapping",
             0,
         ),
         *_latency_rows(results),
