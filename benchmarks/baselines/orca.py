@@ -37,8 +37,8 @@ class Orca:
         reservation: what to reserve.
         max_len: tokens of the longest sequence that the model can have.
         max_num_sequences: that run at once.
-        copied_bytes_per_token: moved in each iteration for each token of a request with beams, since
-            beams that descend from the same one each need all that it has.
+        copied_bytes_per_token: moved in each iteration for each token of a request with beams:
+            those that descend from the same one each need all that it has.
     """
 
     def __init__(

@@ -104,7 +104,7 @@ def lengths(kind: Kind, trace_dir: Path | None) -> Pairs:
     pairs = np.array([(each.prompt, each.output) for each in found], np.int64)
     if kind is Kind.ALPACA and trace_dir is not None:
         pairs[:, 0] += _START_TOKEN
-    return pairs[pairs.sum(axis=1) <= _MODEL_LEN]
+    return _at_most(pairs, _MODEL_LEN)
 
 
 def _conversations(rounds: Pairs, random: np.random.Generator) -> Pairs:
@@ -123,8 +123,13 @@ def _openchat(random: np.random.Generator) -> Pairs:
         np.maximum(np.rint(median * np.exp(sigma * random.standard_normal(_POOL))), 1)
         for median, sigma in _OPENCHAT
     ]
-    pairs = _stacked(*columns)
-    return pairs[pairs.sum(axis=1) <= _OPENCHAT_LIMIT]
+    return _at_most(_stacked(*columns), _OPENCHAT_LIMIT)
+
+
+def _at_most(pairs: Pairs, limit: int) -> Pairs:
+    """Those whose prompt and output are together at most so long."""
+    found: Pairs = pairs[pairs.sum(axis=1) <= limit]
+    return found
 
 
 def _stacked(*columns: NDArray[np.generic]) -> Pairs:
