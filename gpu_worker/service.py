@@ -83,6 +83,7 @@ class WorkerService:
         observer: gets every step.
         rank: its place among the engine's workers.
         clock_s: monotonic time.
+        ready: called whenever plans can be carried out.
         thread: computes steps; None: the loop does, and can do nothing else meanwhile.
     """
 
@@ -97,9 +98,11 @@ class WorkerService:
         observer: StepObserver,
         rank: int = 0,
         clock_s: Callable[[], float] = time.monotonic,
+        ready: Callable[[], None] = lambda: None,
         thread: futures.Executor | None = None,
     ) -> None:
         self._bus = bus
+        self._ready = ready
         self._keys = EngineKeys(engine_id)
         self._executor = executor
         self._model = model
@@ -114,6 +117,7 @@ class WorkerService:
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
         self._longest_step_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
         self._instance = ""
+        self._life = uuid4().hex
         self._run_id = ""
         self._epoch: int | None = None  # None: not named, so nothing is executed
         self._step = 0  # last one executed
@@ -156,9 +160,10 @@ class WorkerService:
         self._run_id = await self._bus.run_id()
         cursor = await self._bus.last_id(self._keys.plans)
         await self._lease.ready(
-            self._instance, self._model, self._kv, self._speeds, self._longest_step_s
+            self._instance, self._model, self._kv, self._speeds, self._longest_step_s, self._life
         )
         log.info("worker ready", instance=self._instance, plans_from=cursor)
+        self._ready()
         plans = PlanReader(self._bus, self._keys.plans, cursor, _BLOCK_MS)
         try:
             while not self._stopping.is_set():
@@ -258,6 +263,7 @@ class WorkerService:
         try:
             result = self._executor.execute(plan)
         except PlanRefused as error:
+            self._life = uuid4().hex  # something in the plan may be to blame, as for a death
             raise InstanceOver(f"plan of step {plan.step}: {error}") from error
         return result, began_s, self._clock_s()
 

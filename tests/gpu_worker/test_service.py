@@ -182,6 +182,12 @@ class Stage:
             if isinstance(message, StepResult)
         ]
 
+    async def life(self) -> str:
+        """Of the worker that holds the lease."""
+        lease = await self.lease()
+        assert lease is not None
+        return lease.life
+
     async def quiet(self) -> None:
         """Let the worker do whatever it may still do."""
         for _ in range(50):
@@ -273,6 +279,7 @@ async def test_a_fenced_worker_forgets_the_epoch_and_waits_to_be_named(stage: St
 @pytest.mark.parametrize("fail", ["before", "after"])
 async def test_an_append_of_unknown_fate_makes_a_new_instance(stage: Stage, fail: str) -> None:
     mine = await stage.instance()
+    life = await stage.life()
     await stage.start_epoch(10, mine)
     plan = encode(step_plan(1))
     await stage.quiet()
@@ -280,6 +287,7 @@ async def test_an_append_of_unknown_fate_makes_a_new_instance(stage: Stage, fail
     # Past the flaky append, which is to hit the worker's.
     await MemoryBus.append(stage.bus, Append(KEYS.plans, [plan], 10, 1))
     other = await stage.instance(other_than=mine)
+    assert await stage.life() == life, "nothing that it computed is to blame"
     await stage.plan(10, 2)
     await stage.quiet()
     assert await stage.results_now() == ([] if fail == "before" else [(10, 1)])
@@ -315,9 +323,11 @@ async def test_a_plan_with_an_unreadable_id_makes_a_new_instance(stage: Stage) -
 async def test_a_plan_that_does_not_fit_makes_a_new_instance(stage: Stage) -> None:
     mine = await stage.instance()
     await stage.start_epoch(10, mine)
+    life = await stage.life()
     stage.executor.refuse = True
     await stage.plan(10, 1)
     await stage.instance(other_than=mine)
+    assert await stage.life() != life, "what it was to compute may be to blame"
 
 
 async def test_a_restarted_redis_makes_a_new_instance(
