@@ -52,7 +52,6 @@ SERVERS = {
     "pagestream": Server("{name}"),
     "vllm": Server("model"),
     "transformers": Server("{path}", ("--prompt-as", "text", "--no-ignore-eos")),
-    "llama_cpp": Server("model", ("--prompt-as", "text", "--no-ignore-eos")),
 }
 _FIGURES = (
     ("output_tokens_per_s", "output tok/s"),

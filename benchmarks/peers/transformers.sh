@@ -7,8 +7,7 @@ venv=${TRANSFORMERS_VENV:-/tmp/transformers-venv}
 
 if [ ! -e "$venv/pagestream-ready" ]; then
   python3 -m venv "$venv"
-  "$venv/bin/pip" install --quiet "transformers[serving]" accelerate \
-    torch --extra-index-url https://download.pytorch.org/whl/cpu
+  "$venv/bin/pip" install --quiet "transformers[serving]" accelerate torch
   touch "$venv/pagestream-ready"
 fi
 
