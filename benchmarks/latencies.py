@@ -53,10 +53,10 @@ def read_answer(answer: RawAnswer) -> StreamTimes:
     """
     arrivals: list[float] = []
     usage: dict[str, Any] | None = None
-    is_done = False
+    is_whole = False
     for moment, data in answer.events:
         if data == _DONE:
-            is_done = True
+            is_whole = True
             continue
         try:
             event = json.loads(data)
@@ -65,10 +65,13 @@ def read_answer(answer: RawAnswer) -> StreamTimes:
         if event.get("error"):
             raise StreamFailed(f"the stream ended with an error: {event['error']}")
         usage = event.get("usage") or usage
-        if any(_shows_text(choice) for choice in event.get("choices", ())):
+        choices = event.get("choices", ())
+        if any(map(_shows_text, choices)):
             arrivals.append(moment)
-    if not is_done:
-        raise StreamFailed("the stream ended without [DONE]")
+        # Not every server says [DONE].
+        is_whole = is_whole or any(choice.get("finish_reason") for choice in choices)
+    if not is_whole:
+        raise StreamFailed("the stream ended without a reason and without [DONE]")
     if usage is None:
         raise StreamFailed("the stream does not tell its usage")
     if not arrivals:

@@ -62,7 +62,7 @@ def write_model(folder: Path, shape: Shape, dtype: torch.dtype, seed: int) -> in
         vocab_size=shape.vocabulary,
         max_position_embeddings=shape.context,
         bos_token_id=0,
-        eos_token_id=1,
+        eos_token_id=None,  # a random model has nothing to say that could be over
         pad_token_id=None,
         tie_word_embeddings=False,
         dtype=dtype,

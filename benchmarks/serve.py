@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,7 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
             for _ in range(args.warmup):
                 await measurement.run(concurrency, lambda: None)
             runs = [
-                await measurement.run(concurrency, lambda task=task: bar.advance(task))
+                await measurement.run(concurrency, partial(bar.advance, task))
                 for _ in range(args.runs)
             ]
             results[str(concurrency)] = {"median": medians(runs), "runs": runs}

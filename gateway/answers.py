@@ -143,7 +143,8 @@ class StreamAnswer(Response):
         generation = self._generation
         async with aclosing(generation.deltas()) as deltas:
             async for shown in deltas:
-                await self._send(send, b"".join(map(self._chunk, shown)), more=True)
+                data = [self._chunk(index, delta) for index, delta in shown]
+                await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
         usage = b""
         done = DONE
         if self._include_usage and not (self._resumption and self._resumption.start.has_usage):
@@ -154,11 +155,12 @@ class StreamAnswer(Response):
             done = self._ids.done(done, cached_tokens)
         await self._send(send, usage + done, more=False)
 
-    def _chunk(self, shown: tuple[int, Delta]) -> bytes:
-        index, delta = shown
+    def _chunk(self, index: int, delta: Delta) -> bytes:
         chunk = self._wire.chunk(index, delta)
         if self._ids is None:
-            return b"".join(event.data for event in chunk)
+            if len(chunk) == 1:
+                return chunk[0].data
+            return b"".join([event.data for event in chunk])
         return self._ids.chunk(index, delta, chunk, self._generation.cached_tokens)
 
     async def _send(self, send: Send, body: bytes, more: bool) -> None:
