@@ -22,7 +22,7 @@ class Instructions:
 
 def detect() -> Instructions | None:
     """The best that this CPU has; None if it lacks fused multiply-add in vectors."""
-    return choose(set(name for name, has in llvm.get_host_cpu_features().items() if has))
+    return choose({name for name, has in llvm.get_host_cpu_features().items() if has})
 
 
 def choose(features: set[str]) -> Instructions | None:

@@ -1,8 +1,8 @@
 """The inner loops of linear layers, spelled out in LLVM IR (see cpu_simd for why and how).
 
-Each lane of a vector is an output, elements of the rows are broadcast. Whatever the number of rows, an output is one
-chain of fused multiplications and additions over the inputs in their order: that is what makes a
-row's result the same bits in every batch.
+Each lane of a vector is an output, elements of the rows are broadcast. Whatever the number of rows,
+an output is one chain of fused multiplications and additions over the inputs in their order: that
+is what makes a row's result the same bits in every batch.
 
 Weights in bfloat16 lie in pairs of inputs (see cpu_pack). An *operand tag* says how rows are
 multiplied: ``float32_tag`` by elements, weights widened; ``pair_tag`` by pairs, with the
@@ -93,12 +93,24 @@ def _splat_bits(builder, scalar):
 
 @intrinsic(prefer_literal=True)
 def accumulate(
-    typingctx, weight_tag, operand_tag, rows, vectors, last, x, x_stride, w, w_stride, steps, out, o_stride
+    typingctx,
+    weight_tag,
+    operand_tag,
+    rows,
+    vectors,
+    last,
+    x,
+    x_stride,
+    w,
+    w_stride,
+    steps,
+    out,
+    o_stride,
 ):
-    """out[r, n] += x[r] . w[n] for a block of ``rows`` x ``vectors`` * 16 over 2 * ``steps`` inputs.
+    """out[r, n] += x[r] . w[n] over 2 * ``steps`` inputs.
 
-    out [rows, .] is float32. Rows beyond ``last`` repeat it. ``w`` is the address in the first
-    panel, ``w_stride`` leads to the next one.
+    A register block is ``rows`` x ``vectors`` * 16; out [rows, .] is float32. Rows beyond ``last``
+    repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
 
