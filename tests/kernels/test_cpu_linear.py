@@ -1,9 +1,12 @@
 """Compiled linear layers and normalization against torch in float64."""
 
 import os
+import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -11,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch.nn.functional import linear, silu
 
-from kernels.cpu_isa import choose, detect
+from kernels.cpu_isa import Dot, Instructions, choose, detect
 from kernels.cpu_layers import CpuLayers
 from kernels.cpu_pack import PackedLayers, is_narrow, pack, pack_gated, unpack_rows
 
@@ -234,6 +237,75 @@ def test_instructions_are_the_best_that_the_cpu_has() -> None:
     assert choose({"sse2", "avx"}) is None
 
 
+def compile_for(cpu: str, folder: Path) -> str:
+    """The assembly of linear layers in bfloat16 for another CPU, in a process of its own."""
+    code = """
+import sys, torch
+from kernels.cpu_isa import choose
+from kernels.cpu_linear_compile import linear_kernel
+instructions = choose({"avx512f", "avx512vl", "avx512bf16"})
+kernel = linear_kernel(torch.bfloat16, torch.bfloat16, instructions)
+sys.stdout.write(kernel.code._library.get_asm_str())
+"""
+    features = "+avx2,+fma,+avx512f,+avx512vl,+avx512bw,+avx512dq,+avx512bf16"
+    environment = {
+        **os.environ,
+        "NUMBA_CACHE_DIR": str(folder),
+        "NUMBA_CPU_NAME": cpu,
+        "NUMBA_CPU_FEATURES": features,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the assembly is x86's")
+@pytest.mark.parametrize("cpu", ["znver4", "sapphirerapids"])
+def test_cpus_with_the_dot_product_get_it_and_keep_sums_in_registers(
+    cpu: str, tmp_path: Path
+) -> None:
+    loops = re.findall(
+        r"^(\.LBB\w+):((?:\n\t[^j]\S*.*)+)\n\tj\w+\t\1$", compile_for(cpu, tmp_path), re.M
+    )
+    blocks = [body for _, body in loops if "vdpbf16ps" in body]
+    widths = {body.count("vdpbf16ps") for body in blocks}
+    assert {16, 24} <= widths, widths  # register blocks of 8 x 2 (or 4 x 4) and 12 x 2
+    for body in blocks:
+        assert "%ymm" not in body
+        assert "zmm" not in "".join(line for line in body.splitlines() if "(%rsp)" in line)
+
+
+@pytest.fixture(scope="module")
+def emulated() -> CpuLayers:
+    """Blocks and pairs as on a CPU with the dot product, which may not be at hand."""
+    return CpuLayers(Instructions("emulated", wide=True, dot=Dot.EMULATED))
+
+
+def test_pairs_are_multiplied_as_by_the_dot_product(emulated: CpuLayers, threads: None) -> None:
+    weight, bias = random(77, 1040, kind="bfloat16"), random(77, kind="bfloat16", seed=1)
+    compiled = emulated.linear(pack([weight], [bias]), torch.bfloat16)
+    x = random(200, 1040, kind="bfloat16", seed=2)
+    (out,) = compiled(x)
+    expected = linear(x.double(), weight.double(), bias.double())
+    error = (out - expected).abs() / expected.abs().clamp_min(1040**0.5)
+    assert error.max() < tolerance(x.dtype, 1040) / 1040**0.5
+    for size in (1, 2, 4, 5, 8, 9, 12, 13, 64):
+        assert torch.equal(compiled(x[:size])[0], out[:size])
+        assert torch.equal(compiled(x[-size:])[0], out[-size:])
+
+
+def test_wide_registers_give_the_bits_of_narrow_ones(
+    kernels: CpuLayers, emulated: CpuLayers
+) -> None:
+    layers = pack([random(100, 1040, kind="narrow weights")])
+    for num_rows in (1, 3, 8, 30):
+        x = random(num_rows, 1040, seed=1)
+        outs = [each.linear(layers, torch.float32)(x)[0] for each in (kernels, emulated)]
+        assert torch.equal(*outs)
+
+
 START = """
 import torch
 from kernels.cpu_isa import detect
@@ -243,7 +315,7 @@ print(kernel.from_cache, norm_kernel(torch.bfloat16).from_cache)
 """
 
 
-def test_a_second_process_compiles_nothing(tmp_path: object) -> None:
+def test_a_second_process_compiles_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     outputs = [
         subprocess.run(
