@@ -1,10 +1,11 @@
 """Times linear layers, and whole decode steps, on this CPU with compiled layers and with torch's.
 
-    python -m benchmarks.linear_cpu [--threads N] [--json]
+    python -m benchmarks.linear_cpu [--threads N] [--rows 1,4,16] [--batches 1,16] [--json]
 
 The shapes are those of a Llama of 162 million parameters with random weights. Both sides take turns
 within one run, and the best of each is what counts: other work on the machine makes times longer,
-never shorter. Weights are read from memory, as in a model: many copies of a layer take turns.
+never shorter. One thread is timed by what it computes, not by the wall. Weights are read from
+memory, as in a model: many copies of a layer take turns.
 """
 
 import argparse
@@ -151,17 +152,18 @@ def best_ms(sides: dict[str, Callable[[int], None]]) -> dict[str, float]:
     best = dict.fromkeys(sides, float("inf"))
     for run in sides.values():
         run(0)
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     began, turn = time.perf_counter(), 0
     while turn < 3 or time.perf_counter() - began < _SECONDS_EACH * len(sides):
         turn += 1
         for name, run in sides.items():
-            start = time.perf_counter()
+            start = clock()
             run(turn)
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], clock() - start)
     return {name: 1e3 * seconds for name, seconds in best.items()}
 
 
-def measure() -> dict[str, Any]:
+def measure(rows: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
     """Everything, by type."""
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
@@ -172,9 +174,11 @@ def measure() -> dict[str, Any]:
         layers = {}
         for layer in SHAPES:
             print(f"{name}: {layer.name} ...", file=sys.stderr)
-            layers[layer.name] = {rows: compare_layer(kernels, layer, rows, dtype) for rows in ROWS}
+            layers[layer.name] = {
+                count: compare_layer(kernels, layer, count, dtype) for count in rows
+            }
         print(f"{name}: decode steps ...", file=sys.stderr)
-        found[name] = {"layers": layers, "steps": compare_steps(dtype, BATCHES)}
+        found[name] = {"layers": layers, "steps": compare_steps(dtype, batches)}
     return found
 
 
@@ -182,11 +186,13 @@ def main() -> None:
     """Measure and print tables or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, help="by default torch's own number")
+    parser.add_argument("--rows", type=_numbers, default=ROWS, help="of single layers")
+    parser.add_argument("--batches", type=_numbers, default=BATCHES, help="of decode steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    found = measure()
+    found = measure(args.rows, args.batches)
     if args.json:
         print(json.dumps(found))
         return
@@ -194,13 +200,19 @@ def main() -> None:
         f"{found['instructions']}, {found['threads']} threads; milliseconds, ours / torch (ratio)"
     )
     for name in ("bfloat16", "float32"):
-        print(f"\n{name:<18}" + "".join(f"{f'{rows} rows':>26}" for rows in ROWS))
+        print(f"\n{name:<18}" + "".join(f"{f'{rows} rows':>26}" for rows in args.rows))
         for layer, by_rows in found[name]["layers"].items():
             cells = (_cell(times["ours"], times["torch"]) for times in by_rows.values())
             print(f"{layer:<18}" + "".join(f"{cell:>26}" for cell in cells))
-        print(f"\n{name + ', decode step':<24}" + "".join(f"{f'batch {b}':>26}" for b in BATCHES))
+        print(
+            f"\n{name + ', decode step':<24}" + "".join(f"{f'batch {b}':>26}" for b in args.batches)
+        )
         cells = (_cell(times["on"], times["off"]) for times in found[name]["steps"].values())
         print(f"{'':<24}" + "".join(f"{cell:>26}" for cell in cells))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 def _cell(ours: float, theirs: float) -> str:
