@@ -168,6 +168,10 @@ def choose_device(wanted: str | None) -> torch.device:
 def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> torch.dtype:
     """Type of weights and KV cache; by default the model's own where the device is fast with it.
 
+    A CPU without instructions for bfloat16 takes float32: compiled layers keep weights that came
+    from bfloat16 as they are (see fusion), so that nothing is read that is not needed, and texts
+    stay equal under recomputation.
+
     Raises:
         SettingsError: the device cannot compute with it.
     """

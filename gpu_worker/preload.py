@@ -36,9 +36,18 @@ def preload(settings: WorkerSettings) -> None:
 
 def _load_kernels(settings: WorkerSettings, config: Any) -> None:
     from kernels.cpu_compile import attend_kernel, write_kernel
+    from kernels.cpu_isa import detect
+    from kernels.cpu_linear_compile import linear_kernel, norm_kernel
 
+    own = own_dtype(config)
+    dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
     write_kernel()
-    attend_kernel(choose_dtype(settings.dtype, own_dtype(config), torch.device("cpu")))
+    attend_kernel(dtype)
+    instructions = detect()
+    if settings.cpu_kernels == "auto" and instructions is not None:
+        norm_kernel(dtype)
+        packed = torch.bfloat16 if torch.bfloat16 in (own, dtype) else torch.float32
+        linear_kernel(packed, dtype, instructions)
 
 
 def _computes_on_cpu(settings: WorkerSettings) -> bool:

@@ -21,6 +21,12 @@ class WorkerSettings(ServiceSettings):
         "Kernels; auto takes triton on GPUs (sdpa with virtual memory) and cpu elsewhere.",
         choices=("reference", "cpu", "triton", "sdpa"),
     )
+    cpu_kernels: str = setting(
+        "auto",
+        "Linear layers and norms on CPUs: auto takes compiled ones where the CPU has the "
+        "instructions, off takes torch's.",
+        choices=("auto", "off"),
+    )
     kv_memory: str = setting(
         "paged",
         "How blocks are found: paged follows block tables, virtual maps the blocks of a sequence "

@@ -4,6 +4,8 @@ A task is a group of panels of outputs for a chunk of rows. Sums lie in the thre
 finished (bias, gate, addend, rounding) when all inputs are in.
 """
 
+# ruff: noqa: ARG001 - numba calls an overload with types to learn what to compile
+
 import numpy as np
 from numba import njit, types
 from numba.extending import overload
@@ -72,9 +74,7 @@ def linear_tasks(job, weight_tag, operand_tag, tag, registers):
         _finish(job, tag, tile, first, rows, group)
 
 
-def _multiply(
-    registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile
-):
+def _multiply(registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile):
     """tile [rows, GROUP_OUTPUTS] += x @ w over ``pairs`` pairs of inputs.
 
     Never called: numba puts one of the functions below in its place.
@@ -88,9 +88,7 @@ def _choose_multiply(
 ):
     multiply = _multiply_wide if registers == types.int16 else _multiply_narrow
 
-    def chosen(
-        registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile
-    ):
+    def chosen(registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile):
         multiply(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile)
 
     return chosen
@@ -101,16 +99,16 @@ def _multiply_narrow(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride
     """tile [rows, GROUP_OUTPUTS] += x @ w in blocks for 16 registers of 8 lanes."""
     row = fields.TILE_ROW
     if rows == 1:
-        accumulate(
-            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, tile, row
-        )
+        accumulate(weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, tile, row)
         return
-    for panel in range(0, fields.GROUP, 2) if rows == 2 else range(0):
-        w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
-        accumulate(
-            weight_tag, operand_tag, 2, 2, 1, x, x_stride, w_at, panel_stride, pairs, out, row
-        )
-    for panel in range(fields.GROUP) if rows > 2 else range(0):
+    if rows == 2:
+        for panel in range(0, fields.GROUP, 2):
+            w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
+            accumulate(
+                weight_tag, operand_tag, 2, 2, 1, x, x_stride, w_at, panel_stride, pairs, out, row
+            )
+        return
+    for panel in range(fields.GROUP):
         w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
         r = 0
         while r < rows:
@@ -134,9 +132,7 @@ def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, 
     """tile [rows, GROUP_OUTPUTS] += x @ w in blocks for 32 registers of 16 lanes."""
     row = fields.TILE_ROW
     if rows == 1:
-        accumulate(
-            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, tile, row
-        )
+        accumulate(weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, tile, row)
         return
     if rows <= 4:
         accumulate(
@@ -201,7 +197,14 @@ def _finish(job, tag, tile, first, rows, group):
     out += column * item_bytes(tag)
     addend, addend_row = field(job, fields.ADDEND), field(job, fields.ADDEND_ROW)
     if addend != 0:
-        _add(tag, tile, rows, addend + first * addend_row + column * item_bytes(tag), addend_row, num_outputs)
+        _add(
+            tag,
+            tile,
+            rows,
+            addend + first * addend_row + column * item_bytes(tag),
+            addend_row,
+            num_outputs,
+        )
     for r in range(rows):
         sums = tile + r * fields.TILE_ROW
         target = out + r * out_row

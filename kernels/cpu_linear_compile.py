@@ -5,9 +5,9 @@ from functools import cache
 import torch
 
 from kernels.cpu_compile import Kernel, compile_entry, source_version
-from kernels.cpu_isa import Instructions
+from kernels.cpu_isa import Dot, Instructions
 from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
-from kernels.cpu_linear_tiles import pair_tag
+from kernels.cpu_linear_tiles import emulated_pair_tag, pair_tag
 from kernels.cpu_norm import norm_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 
@@ -47,14 +47,21 @@ def linear_kernel(weight: torch.dtype, dtype: torch.dtype, instructions: Instruc
         if version:
             linear_tasks(job, bfloat16_tag, pair_tag, bfloat16_tag, registers)
 
+    def linear_bfloat16_emulated(job):
+        if version:
+            linear_tasks(job, bfloat16_tag, emulated_pair_tag, bfloat16_tag, registers)
+
     if (weight, dtype) == (torch.float32, torch.float32):
         return compile_entry(linear_float32)
     if (weight, dtype) == (torch.bfloat16, torch.float32):
         return compile_entry(linear_narrow_weights)
     if (weight, dtype) == (torch.bfloat16, torch.bfloat16):
-        return compile_entry(
-            linear_bfloat16_pairs if instructions.dot_bfloat16 else linear_bfloat16
-        )
+        entries = {
+            Dot.WIDENED: linear_bfloat16,
+            Dot.NATIVE: linear_bfloat16_pairs,
+            Dot.EMULATED: linear_bfloat16_emulated,
+        }
+        return compile_entry(entries[instructions.dot])
     raise ValueError(f"no CPU kernel for weights of {weight} and inputs of {dtype}")
 
 

@@ -1,8 +1,8 @@
 """The inner loops of linear layers, spelled out in LLVM IR (see cpu_simd for why and how).
 
-Each lane of a vector is an output, elements of the rows are broadcast. Whatever the number of rows, an output is one
-chain of fused multiplications and additions over the inputs in their order: that is what makes a
-row's result the same bits in every batch.
+Each lane of a vector is an output, elements of the rows are broadcast. Whatever the number of rows,
+an output is one chain of fused multiplications and additions over the inputs in their order: that
+is what makes a row's result the same bits in every batch.
 
 Weights in bfloat16 lie in pairs of inputs (see cpu_pack). An *operand tag* says how rows are
 multiplied: ``float32_tag`` by elements, weights widened; ``pair_tag`` by pairs, with the
@@ -25,7 +25,6 @@ pair_tag = np.uint32(0)
 emulated_pair_tag = np.int32(0)
 
 _PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
-_BF16 = ir.IntType(16)
 
 
 def fma(builder, a, b, c):
@@ -53,31 +52,13 @@ def dot_pairs(builder, tag, sums, rows, weights):
         for half in (high_halves, low_halves):
             sums = fma(builder, half(builder, rows), half(builder, weights), sums)
         return sums
-    kind = ir.VectorType(ir.IntType(16), 2 * LANES)
-    return _dpbf16ps(builder, sums, rows, weights, kind)
-
-
-def _dpbf16ps(builder, sums, rows, weights, kind):
-    bf16 = ir.VectorType(_BFloat(), 2 * LANES)
+    # In this form LLVM knows it since version 9; later ones translate it to theirs.
     dot = builder.module.declare_intrinsic(
         "llvm.x86.avx512bf16.dpbf16ps.512",
         (),
-        ir.FunctionType(simd.VF32, (simd.VF32, bf16, bf16)),
+        ir.FunctionType(simd.VF32, (simd.VF32, simd.VI32, simd.VI32)),
     )
-    return builder.call(dot, (sums, builder.bitcast(rows, bf16), builder.bitcast(weights, bf16)))
-
-
-class _BFloat(ir.types._BaseFloatType):
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    null = "0.0"
-    intrinsic_name = "bf16"
-
-    def __str__(self):
-        return "bfloat"
-
-    def format_constant(self, value):
-        raise NotImplementedError
+    return builder.call(dot, (sums, rows, weights))
 
 
 def _sixteen():
@@ -93,12 +74,24 @@ def _splat_bits(builder, scalar):
 
 @intrinsic(prefer_literal=True)
 def accumulate(
-    typingctx, weight_tag, operand_tag, rows, vectors, last, x, x_stride, w, w_stride, steps, out, o_stride
+    typingctx,
+    weight_tag,
+    operand_tag,
+    rows,
+    vectors,
+    last,
+    x,
+    x_stride,
+    w,
+    w_stride,
+    steps,
+    out,
+    o_stride,
 ):
-    """out[r, n] += x[r] . w[n] for a block of ``rows`` x ``vectors`` * 16 over 2 * ``steps`` inputs.
+    """out[r, n] += x[r] . w[n] over 2 * ``steps`` inputs.
 
-    out [rows, .] is float32. Rows beyond ``last`` repeat it. ``w`` is the address in the first
-    panel, ``w_stride`` leads to the next one.
+    A register block is ``rows`` x ``vectors`` * 16; out [rows, .] is float32. Rows beyond ``last``
+    repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
 

@@ -32,7 +32,13 @@ def norm_tasks(job, tag):
             scale = 1 / math.sqrt(_sum_squares(tag, x, chunks) / dim + epsilon)
             for chunk in range(chunks):
                 at = chunk * fields.PANEL
-                _scale_chunk(tag, x + at * item_bytes(tag), weight + 4 * at, scale, out + at * item_bytes(tag))
+                _scale_chunk(
+                    tag,
+                    x + at * item_bytes(tag),
+                    weight + 4 * at,
+                    scale,
+                    out + at * item_bytes(tag),
+                )
 
 
 @intrinsic
