@@ -27,13 +27,16 @@ class TritonBackend:
 
     Args:
         num_processors: streaming multiprocessors to fill; by default those of the query's device.
+        fixed_cut: cut each context by its own length alone, so that a row's result does not
+            depend, bit for bit, on the batch. Small batches fill the device less well.
     """
 
     name = "triton"
     dtypes = (torch.float16, torch.bfloat16, torch.float32)
 
-    def __init__(self, num_processors: int | None = None) -> None:
+    def __init__(self, num_processors: int | None = None, fixed_cut: bool = False) -> None:
         self._wanted_processors = num_processors
+        self._fixed_cut = fixed_cut
 
     def write_kv(
         self,
@@ -135,8 +138,9 @@ class TritonBackend:
             raise ValueError(f"scale {params.scale} must be positive")
         if batch.context_lens.shape[0] == 0 or batch.max_query_len == 0 or query.shape[0] == 0:
             return
+        num_processors = self._num_processors(query.device)
         launch = AttendLaunch(
-            query, cache, batch, params, out, paged, self._num_processors(query.device)
+            query, cache, batch, params, out, paged, num_processors, self._fixed_cut
         )
         launch.run(short=True)
         if batch.max_query_len > launch.short_tokens:

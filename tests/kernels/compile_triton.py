@@ -94,9 +94,18 @@ def resources(compiled):
     }
 
 
-def attention(dtype, head_dim, short, block_size=16, cache_dtype=None, split=True, paged=True):
+def attention(
+    dtype,
+    head_dim,
+    short,
+    block_size=16,
+    cache_dtype=None,
+    split=True,
+    paged=True,
+    fixed_cut=False,
+):
     tile = choose_tile(head_dim, group=4, dtype=dtype, short=short)
-    constants = work_constants(tile, head_dim, short) | {
+    constants = work_constants(tile, head_dim, short, fixed_cut) | {
         "BLOCK_SIZE": block_size,
         "PAGED": paged,
         "SPLIT": split,
@@ -115,7 +124,7 @@ def merge(dtype, head_dim, short):
     return build(merge_kernel, dtype, constants, {"num_warps": 4})
 
 
-def work_constants(tile, head_dim, short):
+def work_constants(tile, head_dim, short, fixed_cut=False):
     return {
         "SEQS": 64,
         "GROUP": 4,
@@ -126,6 +135,8 @@ def work_constants(tile, head_dim, short):
         "SHORT_TOKENS": choose_tile(head_dim, group=4, dtype=torch.bfloat16, short=True).rows // 4,
         "SHORT": short,
         "MIN_PIECE_TILES": tile.min_piece_tiles,
+        "FIXED_PIECE_TILES": 512 // tile.keys if fixed_cut else 0,
+        "MOST_FIXED_PIECES": 32,
         "HAS_WINDOW": False,
     }
 
@@ -173,6 +184,7 @@ def main() -> None:
         (bf16, 64, True, {}),
         (bf16, 128, True, {}),
         (bf16, 128, True, {"paged": False}),
+        (bf16, 128, True, {"fixed_cut": True}),
         (bf16, 128, True, {"cache_dtype": eight}),
         (bf16, 256, True, {"block_size": 64}),
         (bf16, 64, False, {"split": False}),

@@ -68,6 +68,55 @@ def test_contexts_cut_into_pieces_equal_dense_attention(name):
     assert_attends(case)
 
 
+@pytest.mark.parametrize("name", SPLIT)
+def test_contexts_cut_at_fixed_lengths_equal_dense_attention(name):
+    case = make_case(SPLIT[name])
+    backend = TritonBackend(num_processors=24, fixed_cut=True)
+    backend.attend(case.query, case.cache, case.batch, case.params, case.out)
+    assert_attends(case)
+
+
+def alone(case, sequence):
+    """One sequence of a case as a batch of its own."""
+    first, end = case.batch.query_starts[sequence : sequence + 2].tolist()
+    context = int(case.batch.context_lens[sequence])
+    batch = dataclasses.replace(
+        case.batch,
+        block_tables=case.batch.block_tables[sequence : sequence + 1],
+        context_lens=torch.tensor([context], dtype=torch.int32),
+        query_starts=torch.tensor([0, end - first], dtype=torch.int32),
+        max_query_len=end - first,
+        max_context_len=context,
+    )
+    return batch, slice(first, end)
+
+
+CROWD = ((1, 1500), (1, 641), (3, 1100), (40, 400), (1, 20), (2, 513), (1, 900), (1, 512))
+
+
+@pytest.mark.parametrize("window", [None, 700])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_with_a_fixed_cut_a_row_is_bit_by_bit_the_same_alone_and_in_a_batch(dtype, window):
+    shape = Shape(CROWD, 4, 2, 32, dtype=dtype, window=window, padding_rows=0)
+    case = make_case(shape)
+    fixed = TritonBackend(num_processors=24, fixed_cut=True)
+    fixed.attend(case.query, case.cache, case.batch, case.params, case.out)
+    assert_attends(case)
+    free = torch.empty_like(case.out)
+    TritonBackend(num_processors=24).attend(case.query, case.cache, case.batch, case.params, free)
+    moved = 0
+    for sequence in range(len(CROWD)):
+        batch, rows = alone(case, sequence)
+        out = torch.empty_like(case.out[rows])
+        fixed.attend(case.query[rows], case.cache, batch, case.params, out)
+        assert torch.equal(out, case.out[rows])
+        TritonBackend(num_processors=24).attend(
+            case.query[rows], case.cache, batch, case.params, out
+        )
+        moved += not torch.equal(out, free[rows])
+    assert moved, "without a fixed cut some row was meant to depend on the batch"
+
+
 def test_a_launch_serves_any_lengths_within_its_bounds():
     """As a captured graph does: bounds of the largest batch, lengths of any."""
     case = make_case(Shape(((1, 40), (1, 333), (5, 20))))
@@ -112,7 +161,7 @@ def cut_work_kernel(
     tile_tokens: tl.constexpr = 4 if SHORT else 32
     tiles, pieces = cut_work(
         context_lens, query_starts, num_seqs, window, capacity,
-        SEQS, tile_tokens, 32, 4, SHORT, HAS_WINDOW, True, 8,
+        SEQS, tile_tokens, 32, 4, SHORT, HAS_WINDOW, True, 8, 0, 1,
     )  # fmt: skip
     tl.store(tiles_out + tl.arange(0, SEQS), tiles)
     tl.store(pieces_out + tl.arange(0, SEQS), pieces)
