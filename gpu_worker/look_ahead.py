@@ -60,6 +60,7 @@ class LookAhead:
         self._device = device
         self._plans: dict[int, StepPlan] = {}  # by step, those that are still to come
         self._step = 0  # the latest one under way
+        self.is_reading = False  # what is appended from now on is seen
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="look-ahead", daemon=True)
@@ -123,6 +124,7 @@ class LookAhead:
 
     async def _follow(self, bus: Bus) -> None:
         cursor = await bus.last_id(self._key)
+        self.is_reading = True
         while True:
             found = await bus.read({self._key: cursor}, _BLOCK_MS, _MAX_ENTRIES)
             for entry in found.get(self._key, ()):

@@ -259,7 +259,7 @@ TABLES = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     steps=st.lists(st.tuples(TABLES, TABLES, st.sets(st.integers(0, NUM_BLOCKS - 1))), max_size=12),
     limit=st.sampled_from([None, 90]),

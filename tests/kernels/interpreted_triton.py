@@ -91,11 +91,10 @@ def alone(case, sequence):
     return batch, slice(first, end)
 
 
-CROWD = ((1, 1500), (1, 641), (3, 1100), (40, 400), (1, 20), (2, 513), (1, 900), (1, 512))
+CROWD = ((1, 1100), (1, 641), (3, 900), (20, 100), (1, 20), (1, 512))
 
 
-@pytest.mark.parametrize("window", [None, 700])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(("dtype", "window"), [(torch.float32, None), (torch.float16, 700)])
 def test_with_a_fixed_cut_a_row_is_bit_by_bit_the_same_alone_and_in_a_batch(dtype, window):
     shape = Shape(CROWD, 4, 2, 32, dtype=dtype, window=window, padding_rows=0)
     case = make_case(shape)
