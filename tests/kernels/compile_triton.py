@@ -16,7 +16,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.triton_attention import paged_attention_kernel
-from kernels.triton_copy import copy_blocks_kernel
 from kernels.triton_launch import MERGE_TILES
 from kernels.triton_merge import merge_kernel
 from kernels.triton_move import move_blocks_kernel
@@ -173,11 +172,6 @@ def move(dtype, head_dim, block_size=16, num_kv_heads=8):
     return build(move_blocks_kernel, dtype, constants, {"num_warps": 4})
 
 
-def copy(dtype, head_dim):
-    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_SLOTS": 16}
-    return build(copy_blocks_kernel, dtype, constants, {"num_warps": 4})
-
-
 def main() -> None:
     bf16, eight = torch.bfloat16, torch.float8_e4m3fn
     for dtype, head_dim, short, options in (
@@ -200,7 +194,6 @@ def main() -> None:
         print(json.dumps(report))
     print(json.dumps(resources(merge(bf16, 128, True)) | {"kernel": "merge"}))
     print(json.dumps(resources(write(bf16, 128)) | {"kernel": "write"}))
-    print(json.dumps(resources(copy(bf16, 128)) | {"kernel": "copy"}))
     print(json.dumps(resources(move(bf16, 128)) | {"kernel": "move"}))
 
 

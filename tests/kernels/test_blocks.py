@@ -96,3 +96,5 @@ def test_refuses_packed_blocks_of_another_size():
         BlockSwapper(layers, ReferenceMover(layers), packed)
     with pytest.raises(ValueError, match="1 sources and 0 targets"):
         ReferenceMover(layers).copy(torch.zeros(1, dtype=torch.int64), none)
+    with pytest.raises(ValueError, match="targets"):
+        CpuMover(layers).copy(none, none.int())
