@@ -90,29 +90,31 @@ def alone(case, sequence):
     return batch, slice(first, end)
 
 
-CROWD = ((1, 1100), (1, 641), (3, 900), (20, 100), (1, 20), (1, 512))
+CROWD = ((1, 1100), (1, 641), (3, 600), (1, 20))
 
 
 @pytest.mark.parametrize(("dtype", "window"), [(torch.float32, None), (torch.float16, 700)])
 def test_with_a_fixed_cut_a_row_is_bit_by_bit_the_same_alone_and_in_a_batch(dtype, window):
-    shape = Shape(CROWD, 4, 2, 32, dtype=dtype, window=window, padding_rows=0)
-    case = make_case(shape)
-    fixed = TritonBackend(num_processors=24, fixed_cut=True)
+    case = make_case(Shape(CROWD, 4, 2, 32, dtype=dtype, window=window, padding_rows=0))
+    fixed = TritonBackend(num_processors=3, fixed_cut=True)
     fixed.attend(case.query, case.cache, case.batch, case.params, case.out)
     assert_attends(case)
-    free = torch.empty_like(case.out)
-    TritonBackend(num_processors=24).attend(case.query, case.cache, case.batch, case.params, free)
-    moved = 0
     for sequence in range(len(CROWD)):
         batch, rows = alone(case, sequence)
         out = torch.empty_like(case.out[rows])
         fixed.attend(case.query[rows], case.cache, batch, case.params, out)
         assert torch.equal(out, case.out[rows])
-        TritonBackend(num_processors=24).attend(
-            case.query[rows], case.cache, batch, case.params, out
-        )
-        moved += not torch.equal(out, free[rows])
-    assert moved, "without a fixed cut some row was meant to depend on the batch"
+
+
+def test_without_a_fixed_cut_a_row_depends_on_the_batch():
+    """Or the test above could not fail."""
+    case = make_case(Shape(CROWD, 4, 2, 32, padding_rows=0))
+    free = TritonBackend(num_processors=3)
+    free.attend(case.query, case.cache, case.batch, case.params, case.out)
+    batch, rows = alone(case, 0)
+    out = torch.empty_like(case.out[rows])
+    free.attend(case.query[rows], case.cache, batch, case.params, out)
+    assert not torch.equal(out, case.out[rows])
 
 
 def test_a_launch_serves_any_lengths_within_its_bounds():
