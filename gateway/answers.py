@@ -72,13 +72,12 @@ class StreamAnswer(Response):
         """
         generation = self._generation
         try:
-            async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+            async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
                 await generation.accepted()
             return self
         except ClientLeft:
             generation.note_unfinished(FinishReason.ABORT)
-            self._call.status = _CLIENT_CLOSED
-            response = Response(status_code=_CLIENT_CLOSED)
+            response = client_left(self._call)
         except BaseException as error:
             generation.note_unfinished(_reason(error))
             generation.close()
@@ -98,7 +97,7 @@ class StreamAnswer(Response):
                 }
             )
             if self._resumption is None:
-                async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+                async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
                     await self._send_deltas(send)
             else:
                 await self._outlive_client(receive, send, self._resumption.window_s)
@@ -137,7 +136,7 @@ class StreamAnswer(Response):
                 self._is_read = False
                 limit.reschedule(asyncio.get_running_loop().time() + window_s)
 
-            async with _watching(receive, left):
+            async with watching(receive, left):
                 await self._send_deltas(send)
 
     async def _send_deltas(self, send: Send) -> None:
@@ -167,6 +166,12 @@ class StreamAnswer(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
+def client_left(call: Call) -> Response:
+    """For a client that will not see it; the access log says so."""
+    call.status = _CLIENT_CLOSED
+    return Response(status_code=_CLIENT_CLOSED)
+
+
 async def whole_answer(
     generation: Generation, wire: Wire, call: Call, receive: Receive
 ) -> Response:
@@ -176,15 +181,14 @@ async def whole_answer(
         ApiError: the generation failed.
     """
     try:
-        async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+        async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
             await generation.accepted()
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]
         return Response(wire.whole(choices, generation.usage), media_type="application/json")
     except ClientLeft:
         generation.note_unfinished(FinishReason.ABORT)
-        call.status = _CLIENT_CLOSED
-        return Response(status_code=_CLIENT_CLOSED)
+        return client_left(call)
     except TakenOver:
         generation.note_unfinished(FinishReason.ABORT)
         raise taken_over() from None
@@ -225,7 +229,7 @@ def _joined(deltas: list[Delta]) -> Delta:
 
 
 @asynccontextmanager
-async def _watching(receive: Receive, left: Callable[[], None]) -> AsyncIterator[None]:
+async def watching(receive: Receive, left: Callable[[], None]) -> AsyncIterator[None]:
     """Say so when the client closes its connection."""
 
     async def watch() -> None:

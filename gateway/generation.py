@@ -248,7 +248,7 @@ class Generation:
         if isinstance(letter, ServerLeaves):
             self._aborted_because = "gateway shuts down"
             self.server_leaves = True
-            raise shutting_down(accepted=True)
+            raise shutting_down(accepted=True, resumable=self._display.resumable)
         if isinstance(letter, (RequestAccepted, Joined, FollowingLost)):
             return None
         if isinstance(letter, Superseded):

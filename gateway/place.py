@@ -25,12 +25,20 @@ class Place:
         self._epoch: int | None = None
         self._step: int | None = None  # None: the next result may be any
         self._awaits_epoch = False
+        self._is_torn = False
+
+    def read(self, entry_id: EntryId) -> None:
+        """The next entry; those of an epoch are dense, so that one that was trimmed is noticed."""
+        before, self.cursor = self.cursor, entry_id
+        if entry_id.epoch == before.epoch and entry_id.seq > before.seq + 1:
+            self._is_torn = True
 
     def start_epoch(self, epoch: int) -> bool:
         """A scheduler took over; False if that is old news."""
         if self._epoch is not None and epoch <= self._epoch:
             return False
         self._epoch, self._step, self._awaits_epoch = epoch, 0, False
+        self._is_torn = False
         return True
 
     def await_epoch(self) -> None:
@@ -38,11 +46,12 @@ class Place:
         self._awaits_epoch = True
 
     def enter(self, epoch: int) -> Fit:
-        """An entry of this epoch was read; a gap is the start of the epoch."""
+        """What was read is of this epoch; its start is missing, or entries before this one."""
         if self._awaits_epoch or (self._epoch is not None and epoch < self._epoch):
             return Fit.PASSED
         before, self._epoch = self._epoch, epoch
-        if before is None or before == epoch:
+        is_torn, self._is_torn = self._is_torn, False
+        if not is_torn and (before is None or before == epoch):
             return Fit.FOLLOWS
         self._step = None
         return Fit.GAP

@@ -149,7 +149,7 @@ class Sessions:
 
     def apply(self, entry: Entry) -> list[Event]:
         """What one entry of the outputs log means for the open requests."""
-        self._place.cursor = entry.id
+        self._place.read(entry.id)
         events: list[Event] = []
         for data in entry.messages:
             try:
@@ -169,7 +169,7 @@ class Sessions:
         if fit is Fit.PASSED:
             return ()
         if fit is Fit.GAP:
-            missed = self._lose_all("the start of an epoch is missing")
+            missed = self._lose_all("entries are missing in the log")
         if isinstance(message, StepResult):
             return [*missed, *self._on_result(message)]
         if isinstance(message, RequestState):

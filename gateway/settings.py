@@ -2,21 +2,14 @@
 
 from dataclasses import dataclass
 
+from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
-
-DEMO_MODEL = "models/demo"
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySettings:
+class GatewaySettings(ServiceSettings):
     """HTTP in, tokens out."""
 
-    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
-    served_model_name: str | None = setting(
-        None, "Name that clients give; by default the last part of the model's path."
-    )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
-    engine_id: str = setting("engine-0", "Engine to send requests to.")
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on.", minimum=0, maximum=65535)
     api_keys: str | None = setting(
@@ -84,9 +77,6 @@ class GatewaySettings:
         minimum=2.0,
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
-    log_level: str = setting(
-        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
-    )
 
     @property
     def asks_for_keys(self) -> bool:

@@ -80,7 +80,8 @@ class LookAhead:
 
     def _placed(self, step: int) -> None:
         """Of any thread: a step is under way."""
-        self._loop.call_soon_threadsafe(self._under_way, step)
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed
+            self._loop.call_soon_threadsafe(self._under_way, step)
 
     def _under_way(self, step: int) -> None:
         self._step = step

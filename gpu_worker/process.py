@@ -9,7 +9,9 @@ from uuid import uuid4
 import uvloop
 
 from gpu_worker.assembly import Worker, build_worker
+from gpu_worker.compute_thread import compute_thread
 from gpu_worker.lease import Lease
+from gpu_worker.loader import choose_device
 from gpu_worker.look_ahead import LookAhead
 from gpu_worker.observer import Observer
 from gpu_worker.service import WorkerService
@@ -27,8 +29,12 @@ _RANK = 0
 log = EventLog(__name__)
 
 
-def run(settings: WorkerSettings) -> int:
-    """Load the model, serve until SIGTERM or SIGINT; the process's exit code."""
+def run(settings: WorkerSettings, ready: Callable[[], None]) -> int:
+    """Load the model, serve until SIGTERM or SIGINT; the process's exit code.
+
+    Args:
+        ready: called when plans can be carried out.
+    """
     instance = uuid4().hex
     _publish(settings, lambda lease: lease.loading(instance))
     try:
@@ -43,7 +49,7 @@ def run(settings: WorkerSettings) -> int:
         why = f"{type(error).__name__}: {error}"
         _publish(settings, lambda lease: lease.failed(instance, why))
         return 1
-    return uvloop.run(_serve(settings, worker))
+    return uvloop.run(_serve(settings, worker, ready))
 
 
 def _publish(settings: WorkerSettings, say: Callable[[Lease], Awaitable[None]]) -> None:
@@ -61,7 +67,7 @@ def _publish(settings: WorkerSettings, say: Callable[[Lease], Awaitable[None]]) 
     asyncio.run(publish())
 
 
-async def _serve(settings: WorkerSettings, worker: Worker) -> int:
+async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], None]) -> int:
     metrics = WorkerMetrics(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
@@ -78,6 +84,8 @@ async def _serve(settings: WorkerSettings, worker: Worker) -> int:
         worker.speeds,
         Observer(metrics, worker.executor),
         _RANK,
+        ready=ready,
+        thread=compute_thread(choose_device(settings.device)),
     )
     ahead = contextlib.ExitStack()
     if worker.executor.memory.mapping is not None:

@@ -2,21 +2,14 @@
 
 from dataclasses import dataclass
 
+from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, power_of_two, setting
-
-DEMO_MODEL = "models/demo"
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings:
+class WorkerSettings(ServiceSettings):
     """One model on one device, with one KV pool."""
 
-    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
-    served_model_name: str | None = setting(
-        None, "Name that clients give; by default the last part of the model's path."
-    )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
-    engine_id: str = setting("engine-0", "Engine that this worker belongs to.")
     device: str | None = setting(None, "cpu, cuda, cuda:1; auto takes cuda if it is there.")
     dtype: str | None = setting(
         None,
@@ -81,7 +74,4 @@ class WorkerSettings:
     worker_metrics_host: str = setting("127.0.0.1", "Address of the worker's /metrics.")
     worker_metrics_port: int = setting(
         9102, "Port of the worker's /metrics; 0 for none.", minimum=0, maximum=65535
-    )
-    log_level: str = setting(
-        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
     )

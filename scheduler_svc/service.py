@@ -88,6 +88,7 @@ class SchedulerService:
         self._suspects: list[int] = []
         self._run_id = ""
         self._served = ""  # instance of the last worker that an epoch was started for
+        self._served_life = ""
         self._renamed = ""  # one that will not be named again
         self._gateways = GatewayWatch(settings.gateway_grace, clock_s)
         self._progress = Progress(clock_s)
@@ -181,7 +182,10 @@ class SchedulerService:
     async def _serve(self, worker: WorkerInfo) -> None:
         """Plan for one worker until it is gone."""
         config = self._config(worker)
-        suspects, self._suspects = self._suspects, []
+        # A worker that comes back under any name has only been silent: paused, or without Redis.
+        survived = worker.life != "" and worker.life == self._served_life
+        suspects, self._suspects = [] if survived else self._suspects, []
+        self._served_life = worker.life
         # Asked for after the lease was read: the name in it is as old as this run, or older.
         self._run_id = await self._bus.run_id()
         self._served = worker.instance

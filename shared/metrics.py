@@ -245,6 +245,11 @@ class WorkerMetrics(_Metrics):
         self.wait_seconds = self._histogram(
             "worker_wait_seconds", "From a result to the next plan.", _STEP_S
         )
+        self.loop_overhead_seconds = self._histogram(
+            "worker_loop_overhead_seconds",
+            "From the end of a step to the beginning of the next, whose plan was there already.",
+            _STEP_S,
+        )
         self.steps = self._counter("worker_steps", "Plans executed.")
         self.resident_sequences = self._gauge(
             "worker_resident_sequences", "Sequences that the worker knows."

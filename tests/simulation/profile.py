@@ -12,6 +12,8 @@ from shared.sampling import BeamParams, EarlyStopping
 from tests.simulation.model import BLOCK_SIZE
 from tests.support.requests import sampling
 
+_LARGE_SHARE = 0.03
+
 
 class Fault(StrEnum):
     """What may go wrong at any command of a party, or at any moment."""
@@ -73,56 +75,110 @@ class Profile:
     max_lost_writes: int = 30
     max_skew_ms: int = 0
     cache: bool = True
+    apart_s: float = 0.0  # between the starts of worker, scheduler and gateways
+    restarts_s: Sequence[float] = (0.0, 0.01, 0.3, 7.0)  # how long what has died is away
+    pauses_s: Sequence[float] = (0.05, 1.0, 7.0, 12.0, 30.0)
+    outages_s: Sequence[float] = (0.01, 0.5, 3.0, 12.0)
+    settle_s: float = 1.0  # from the last client's end to the first look at what is left
 
     @staticmethod
     def draw(rng: Random) -> "Profile":
-        """Any circumstances."""
-        num_blocks = rng.choice((8, 12, 20, 40))
-        span_s = rng.choice((0.02, 0.2, 2.0, 8.0))
-        wishes = [
-            _wish(rng, number, num_blocks, span_s) for number in range(rng.choice((1, 2, 3, 5)))
-        ]
-        # Few kinds at a time come together in more ways than all kinds at once.
-        faults = rng.sample(tuple(Fault), rng.choice((1, 2, 3, len(Fault))))
-        return Profile(
-            wishes=wishes,
-            faults=faults,
-            fault_rate=rng.choice((0.005, 0.02, 0.05)),
-            max_faults=rng.choice((0, 1, 2, 3, 5)),
-            num_blocks=num_blocks,
-            num_host_blocks=rng.choice((0, 0, 4, 16)),
-            preemption=rng.choice(("recompute", "swap", "auto")),
-            max_plans_in_flight=rng.choice((1, 2, 2, 4)),
-            outputs_retention=rng.choice((3, 6, 12, 10_000)),
-            max_num_sequences=rng.choice((3, 8)),
-            max_num_batched_tokens=rng.choice((8, 16)),
-            repeat_rate=rng.choice((0.0, 0.0, 0.05)),
-            latency_s=rng.choice((0.0005, 0.002, 0.02)),
-            end_share=rng.choice((0.0, 0.0, 0.1)),
-            is_slow=rng.choice((0.0, 0.0, 0.5)),
-            max_lost_writes=rng.choice((3, 10, 40, 200)),
-            max_skew_ms=rng.choice((0, 100, 20_000)),
-            cache=rng.random() < 0.8,
-        )
+        """Any circumstances: mostly few short requests and few faults, where most bugs show."""
+        return _large(rng) if rng.random() < _LARGE_SHARE else _small(rng)
 
 
-def _wish(rng: Random, number: int, num_blocks: int, span_s: float) -> Wish:
+def _large(rng: Random) -> Profile:
+    num_blocks = rng.choice((8, 12, 20, 40))
+    span_s = rng.choice((0.02, 0.2, 2.0, 8.0))
+    wishes = [
+        _wish(rng, number, num_blocks, (1, 3, 8, 14), span_s)
+        for number in range(rng.choice((1, 2, 3, 5)))
+    ]
+    # Few kinds at a time come together in more ways than all kinds at once.
+    faults = rng.sample(tuple(Fault), rng.choice((1, 2, 3, len(Fault))))
+    return Profile(
+        wishes=wishes,
+        faults=faults,
+        fault_rate=rng.choice((0.005, 0.02, 0.05)),
+        max_faults=rng.choice((0, 1, 2, 3, 5)),
+        num_blocks=num_blocks,
+        num_host_blocks=rng.choice((0, 0, 4, 16)),
+        preemption=rng.choice(("recompute", "swap", "auto")),
+        max_plans_in_flight=rng.choice((1, 2, 2, 4)),
+        outputs_retention=rng.choice((3, 6, 12, 10_000)),
+        max_num_sequences=rng.choice((3, 8)),
+        max_num_batched_tokens=rng.choice((8, 16)),
+        repeat_rate=rng.choice((0.0, 0.0, 0.05)),
+        latency_s=rng.choice((0.0005, 0.002, 0.02)),
+        end_share=rng.choice((0.0, 0.0, 0.1)),
+        is_slow=rng.choice((0.0, 0.0, 0.5)),
+        max_lost_writes=rng.choice((3, 10, 40, 200)),
+        max_skew_ms=rng.choice((0, 100, 20_000)),
+        cache=rng.random() < 0.8,
+    )
+
+
+def _small(rng: Random) -> Profile:
+    latency_s = rng.choice((0.0005, 0.002))
+    # A run is over before anything is done for the sake of time alone, unless a fault sees to it.
+    apart_s = 25 * latency_s
+    num_blocks = rng.choice((3, 4, 8))
+    wishes = [
+        _wish(rng, number, num_blocks, (1, 2, 3, 4), 25 * latency_s, 3.5 * apart_s)
+        for number in range(rng.choice((1, 1, 2, 3)))
+    ]
+    faults = rng.sample(tuple(Fault), rng.choice((1, 2)))
+    return Profile(
+        wishes=wishes,
+        faults=faults,
+        fault_rate=rng.choice((0.003, 0.01, 0.03)),
+        max_faults=rng.choice((1, 1, 2, 3)),
+        num_blocks=num_blocks,
+        num_host_blocks=rng.choice((0, 4)),
+        preemption=rng.choice(("recompute", "swap", "auto")),
+        max_plans_in_flight=rng.choice((1, 2, 2, 4)),
+        outputs_retention=rng.choice((2, 3, 6, 10_000)),
+        max_num_sequences=3,
+        max_num_batched_tokens=8,
+        repeat_rate=rng.choice((0.0, 0.0, 0.05)),
+        latency_s=latency_s,
+        end_share=rng.choice((0.0, 0.0, 0.2)),
+        is_slow=rng.choice((0.0, 0.0, 0.5)),
+        max_lost_writes=rng.choice((1, 3, 10, 40)),
+        max_skew_ms=rng.choice((0, 100, 20_000)),
+        cache=rng.random() < 0.8,
+        apart_s=apart_s,
+        restarts_s=(0.0, 5 * latency_s, 0.05),
+        pauses_s=(2 * latency_s, 10 * latency_s, 0.1, 0.6),
+        outages_s=(2 * latency_s, 0.05),
+        settle_s=10 * latency_s,
+    )
+
+
+def _wish(
+    rng: Random,
+    number: int,
+    num_blocks: int,
+    lengths: Sequence[int],
+    span_s: float,
+    from_s: float = 0.0,
+) -> Wish:
     shared = rng.choice((0, 0, 4, 5))
     prompt = [*range(1, 1 + shared), *(100 + number for _ in range(rng.randint(1, 6)))]
     num_choices = rng.choice((1, 1, 1, 2, 3))
+    max_tokens = rng.choice(lengths)
+    while blocks_needed(len(prompt), max_tokens, num_choices) > num_blocks:
+        max_tokens, num_choices = (max_tokens // 2, num_choices) if max_tokens > 1 else (1, 1)
     manner = rng.choice((Manner.RESUME, Manner.RESUME, Manner.REPEAT, Manner.ABORT, Manner.STOP))
     beams = None
     if num_choices > 1 and rng.random() < 0.4:
         manner = rng.choice((Manner.RESUME, Manner.REPEAT))
         beams = BeamParams(num_choices, 1.0, rng.choice(tuple(EarlyStopping)))
-    max_tokens = rng.choice((1, 3, 8, 14))
-    while blocks_needed(len(prompt), max_tokens, num_choices) > num_blocks:
-        max_tokens //= 2
     after = rng.randint(1, max_tokens)
     return Wish(
         request(f"r{number}", prompt, max_tokens, num_choices, beams),
         manner,
-        rng.random() * span_s,
+        from_s + rng.random() * span_s,
         after,
     )
 

@@ -1,76 +1,124 @@
-"""Many runs, or one with all that happened in it: python -m tests.simulation.run --seeds 1000."""
+"""Many runs, or one with all that happened in it.
+
+    python -m tests.simulation.run --seeds 1000
+    python -m tests.simulation.run --seeds 1000000 --jobs 2 --folder /tmp/million
+    python -m tests.simulation.run --first 7 --trace
+
+With a folder, what was run is kept there, batch by batch: the same command goes on where it was
+stopped, and says in the end how many of all runs differ.
+"""
 
 import argparse
+import gc
+import itertools
+import logging
 import os
 import sys
 import time
-from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
 
-from tests.simulation.simulate import Run, simulate
+from tests.simulation.display import Display
+from tests.simulation.simulate import simulate
+from tests.simulation.tally import Tally
 
-_BATCH = 50
-BATCHES = range(0, 150, 25)  # first seeds of what the tests run
+_BATCH = 500  # runs
+BATCHES = range(0, 1_000, 200)  # first seeds of what the tests run
 
 
 def main() -> int:
     """Print failures with the commands that replay them; 1 if there are any."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first run")
-    parser.add_argument("--seeds", type=int, default=1, help="number of runs")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--trace", action="store_true", help="print everything that happens")
-    options = parser.parse_args()
+    options = _parsed()
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # Sets of strings are iterated in an order that only this fixes.
+        # A set of strings is iterated in an order that only this fixes.
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]])
-    began_s = time.monotonic()
     seeds = range(options.first, options.first + options.seeds)
-    total = Total()
-    if options.processes == 1:
+    if options.trace:
+        total = Tally()
         for seed in seeds:
-            total.add(simulate(seed, trace=print if options.trace else None))
+            total.add(simulate(seed, trace=print))
     else:
-        with ProcessPoolExecutor(options.processes) as pool:
-            for run in pool.map(simulate, seeds, chunksize=_BATCH):
-                total.add(run)
-    total.print(time.monotonic() - began_s)
+        if options.folder is not None:
+            options.folder.mkdir(parents=True, exist_ok=True)
+        total = _run_all(_batches(seeds), options.jobs, options.folder)
+    print(total.summary())
     return int(total.num_failed > 0)
 
 
-@dataclass(slots=True)
-class Total:
-    """What came of many runs."""
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--first", type=int, default=0, help="seed of the first run")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--folder", type=Path, help="where to keep what was run")
+    parser.add_argument("--trace", action="store_true", help="print everything that happens")
+    return parser.parse_args()
 
-    num_runs: int = 0
-    num_failed: int = 0
-    num_errors: int = 0
-    num_callbacks: int = 0
-    virtual_s: float = 0.0
-    by_faults: Counter[int] = field(default_factory=Counter)
 
-    def add(self, run: Run) -> None:
-        """Count one, and tell at once if it failed."""
-        self.num_runs += 1
-        self.num_failed += bool(run.failures)
-        self.num_errors += run.num_errors
-        self.num_callbacks += run.num_callbacks
-        self.virtual_s += run.virtual_s
-        self.by_faults[run.num_faults] += 1
-        if run.failures:
-            print(f"FAILED seed {run.seed}: {'; '.join(run.failures)}\n  {run.command}", flush=True)
+def _batches(seeds: range) -> list[range]:
+    """Equal ones from fixed seeds on, so that another call finds them again."""
+    ends = range(seeds.start - seeds.start % _BATCH + _BATCH, seeds.stop + _BATCH, _BATCH)
+    return [range(max(seeds.start, end - _BATCH), min(seeds.stop, end)) for end in ends]
 
-    def print(self, spent_s: float) -> None:
-        """All of it in some lines."""
-        num_faults = sum(count * runs for count, runs in self.by_faults.items())
-        print(
-            f"{self.num_runs} runs, {self.num_failed} failed, in {spent_s:.1f} s\n"
-            f"{num_faults} faults (runs by their number: {dict(sorted(self.by_faults.items()))}), "
-            f"{self.num_errors} streams ended with an error that says so\n"
-            f"{self.num_callbacks} callbacks in a drawn order, {self.virtual_s:.0f} virtual s"
-        )
+
+def _run_all(batches: Sequence[range], num_jobs: int, folder: Path | None) -> Tally:
+    total = Tally()
+    left = []
+    for batch in batches:
+        path = _path(batch, folder)
+        if path is not None and path.exists():
+            total.join(Tally.load(path))
+        else:
+            left.append(batch)
+    if total.num_runs:
+        print(f"{total.num_runs:,} runs are known", *total.failures, sep="\n", flush=True)
+    with Display(total, sum(map(len, batches))) as display:
+        for tally in _tallies(left, num_jobs, folder):
+            total.join(tally)
+            display.update(tally.failures)
+    return total
+
+
+def _tallies(batches: Sequence[range], num_jobs: int, folder: Path | None) -> Iterator[Tally]:
+    if num_jobs == 1:
+        yield from (_run_batch(batch, folder) for batch in batches)
+        return
+    with ProcessPoolExecutor(num_jobs) as pool:
+        left = iter(batches)
+        waiting: set[Future[Tally]] = set()
+        while True:
+            for batch in itertools.islice(left, 2 * num_jobs - len(waiting)):
+                waiting.add(pool.submit(_run_batch, batch, folder))
+            if not waiting:
+                return
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            yield from (found.result() for found in done)
+
+
+def _run_batch(seeds: range, folder: Path | None) -> Tally:
+    tally = Tally()
+    began_s = time.process_time()
+    logging.disable(logging.CRITICAL)
+    gc.disable()  # cycles are looked for between batches
+    try:
+        for seed in seeds:
+            tally.add(simulate(seed))
+    finally:
+        gc.enable()
+        logging.disable(logging.NOTSET)
+    gc.collect()
+    tally.spent_s = time.process_time() - began_s
+    if (path := _path(seeds, folder)) is not None:
+        tally.save(path)
+    return tally
+
+
+def _path(batch: range, folder: Path | None) -> Path | None:
+    return None if folder is None else folder / f"{batch.start}-{batch.stop}.npz"
 
 
 if __name__ == "__main__":

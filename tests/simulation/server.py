@@ -4,14 +4,14 @@ What it keeps is a MemoryBus. A journal of all writes, in their order over all l
 what is left when the end of it is lost.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
-from shared.errors import BusUnavailable, StaleWriter
+from shared.errors import StaleWriter
+from tests.simulation.loop import Sleep, VirtualLoop
 
 _FIRST_MS = 1_700_000_000_000
 
@@ -30,26 +30,27 @@ class Server:
         loop: whose time it is.
 
     Attributes:
+        loop: the same.
         is_away: nobody gets an answer.
         num_losses: restarts that lost writes.
         accepts_all: ids are not compared; entries of stale writers are appended nevertheless.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: VirtualLoop) -> None:
         self.is_away = False
         self.num_losses = 0
         self.accepts_all = False
         self.incarnation = 0
-        self._loop = loop
+        self.loop = loop
         self._skew_ms = 0
         self._num_outages = 0
         self._journal: list[list[Append] | _Value | str] = []
         self._bus = MemoryBus(self.clock_ms)
-        self._changed = asyncio.Event()
+        self._waiting: dict[str, list[Sleep]] = {}
 
     def clock_ms(self) -> int:
         """The server's own clock."""
-        return _FIRST_MS + int(self._loop.time() * 1000) + self._skew_ms
+        return _FIRST_MS + int(self.loop.time() * 1000) + self._skew_ms
 
     @property
     def num_writes(self) -> int:
@@ -75,12 +76,12 @@ class Server:
         """Break all connections and answer nobody."""
         self.is_away = True
         self._num_outages += 1
-        self._wake()
+        self._wake_all()
 
     def come_back(self) -> None:
         """Answer again."""
         self.is_away = False
-        self._wake()
+        self._wake_all()
 
     def restart(self, num_lost: int, skew_ms: int) -> None:
         """Come back without the last writes.
@@ -102,7 +103,7 @@ class Server:
                 self.add_engine(write)
             elif write.expires_ms > self.clock_ms():
                 self.put(write.key, write.value, write.expires_ms - self.clock_ms())
-        self._wake()
+        self._wake_all()
 
     # ---------------------------------------------------------------- commands
 
@@ -119,7 +120,8 @@ class Server:
             done.append(Append(append.log, append.messages, at.epoch, at.seq, append.trim_below))
         if done:
             self._journal.append(done)
-            self._wake()
+            for append in done:
+                self._wake(append.log)
         if refused is not None:
             raise refused
         return ids
@@ -144,21 +146,29 @@ class Server:
             self._journal.append(engine_id)
             _at_once(self._bus.add_engine(engine_id))
 
+    def read(self, cursors: Mapping[str, EntryId], max_entries: int) -> dict[str, list[Entry]]:
+        """What is there already."""
+        found: dict[str, list[Entry]] = _at_once(self._bus.read(cursors, 0, max_entries))
+        return found
+
     def ask(self, question: Callable[[MemoryBus], Coroutine[Any, Any, Any]]) -> Any:
         """Whatever changes nothing."""
         return _at_once(question(self._bus))
 
-    async def changed(self, timeout_s: float) -> None:
-        """Return when something was appended or connections broke, or after some time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+    def changed(self, logs: Iterable[str], until_s: float) -> Sleep:
+        """Over when something was appended to one of the logs or connections broke, or then."""
+        waiter = Sleep(self.loop, until_s)
+        for log in logs:
+            self._waiting.setdefault(log, []).append(waiter)
+        return waiter
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def _wake(self, log: str) -> None:
+        for waiter in self._waiting.pop(log, ()):
+            waiter.end()
+
+    def _wake_all(self) -> None:
+        for log in list(self._waiting):
+            self._wake(log)
 
 
 def _at_once(call: Coroutine[Any, Any, Any]) -> Any:
@@ -168,106 +178,3 @@ def _at_once(call: Coroutine[Any, Any, Any]) -> Any:
     except StopIteration as done:
         return done.value
     raise AssertionError("it waits")
-
-
-class Network(Protocol):
-    """What lies between a party and the server."""
-
-    async def ask(self, what: str) -> None:
-        """A command travels to the server."""
-
-    async def answer(self, what: str) -> bool:
-        """The reply travels back; whether it arrives."""
-
-    def repeats(self, log: str) -> bool:
-        """The command arrives twice."""
-
-
-class Connection:
-    """A party's way to the server."""
-
-    def __init__(self, server: Server, network: Network) -> None:
-        self._server = server
-        self._network = network
-
-    async def _command(self, what: str, command: Callable[[], Any]) -> Any:
-        await self._network.ask(what)
-        self._check(self._server.connection)
-        connection = self._server.connection
-        refused: StaleWriter | None = None
-        result = None
-        try:
-            result = command()
-        except StaleWriter as error:
-            refused = error
-        arrives = await self._network.answer(what)
-        self._check(connection)
-        if not arrives:
-            raise BusUnavailable(f"the reply to {what} is lost")
-        if refused is not None:
-            raise refused
-        return result
-
-    def _check(self, connection: tuple[int, int]) -> None:
-        if self._server.is_away or self._server.connection != connection:
-            raise BusUnavailable("the connection is broken")
-
-    async def append(self, append: Append) -> EntryId:
-        return (await self.append_all([append]))[0]
-
-    async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
-        what = "append " + ", ".join(append.log.partition(":")[2] for append in appends)
-        return await self._command(what, lambda: self._append(appends))
-
-    def _append(self, appends: Sequence[Append]) -> list[EntryId]:
-        ids = self._server.append_all(appends)
-        if len(appends) == 1 and self._network.repeats(appends[0].log):
-            self._server.append_all(appends)
-        return ids
-
-    async def read(
-        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
-    ) -> dict[str, list[Entry]]:
-        server = self._server
-        await self._network.ask("read")
-        connection = server.connection
-        deadline_s = asyncio.get_running_loop().time() + block_ms / 1000
-        while True:
-            self._check(connection)
-            found = server.ask(lambda bus: bus.read(cursors, 0, max_entries))
-            remaining_s = deadline_s - asyncio.get_running_loop().time()
-            if found or remaining_s <= 0:
-                break
-            await server.changed(remaining_s)
-        arrives = await self._network.answer("read")
-        self._check(connection)
-        if not arrives:
-            raise BusUnavailable("the reply to read is lost")
-        return found
-
-    async def last_id(self, log: str) -> EntryId:
-        return await self._command("last_id", lambda: self._server.ask(lambda b: b.last_id(log)))
-
-    async def length(self, log: str) -> int:
-        return await self._command("length", lambda: self._server.ask(lambda b: b.length(log)))
-
-    async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
-        await self._command("put", lambda: self._server.put(key, value, ttl_ms))
-
-    async def get(self, key: str) -> bytes | None:
-        return await self._command("get", lambda: self._server.ask(lambda b: b.get(key)))
-
-    async def add_engine(self, engine_id: str) -> None:
-        await self._command("add_engine", lambda: self._server.add_engine(engine_id))
-
-    async def engines(self) -> list[str]:
-        return await self._command("engines", lambda: self._server.ask(lambda b: b.engines()))
-
-    async def now_ms(self) -> int:
-        return await self._command("now_ms", self._server.clock_ms)
-
-    async def run_id(self) -> str:
-        return await self._command("run_id", lambda: f"run-{self._server.incarnation}")
-
-    async def close(self) -> None:
-        pass

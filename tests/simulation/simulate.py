@@ -1,17 +1,13 @@
 """One run: everything that happens follows from the seed."""
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from random import Random
-from unittest.mock import patch
-from uuid import UUID
 
-from shared.metrics import GatewayMetrics, SchedulerMetrics
+from tests.simulation.determined import determined
 from tests.simulation.loop import NothingLeft, VirtualLoop, current_party
 from tests.simulation.profile import Profile
 from tests.simulation.world import Script, World
@@ -27,6 +23,8 @@ class Run:
     Attributes:
         failures: what should not have been; empty if all is well.
         num_errors: streams that ended with an error, as they had to.
+        order: 64-bit hash of whose callbacks ran, in their order.
+        history: 64-bit hash of who wrote to which log, and of all faults, in their order.
     """
 
     seed: int
@@ -35,6 +33,8 @@ class Run:
     num_errors: int
     num_callbacks: int
     virtual_s: float
+    order: int
+    history: int
 
     @property
     def command(self) -> str:
@@ -60,15 +60,15 @@ def simulate(
     """
     rng = Random(seed)
     loop = VirtualLoop(rng)
-    with _determined(trace is None):
-        found = World(loop, rng, profile or Profile.draw(rng), _metrics(), trace or _ignore, script)
+    with determined(is_silent=trace is None):
+        found = World(loop, rng, profile or Profile.draw(rng), trace, script)
         with _logged(found, trace is not None):
             try:
-                loop.run_until_complete(_live(found))
+                loop.run_until_done(loop.create_task(_live(found)))
             except NothingLeft:
                 found.failures.append("nothing will ever happen any more")
             finally:
-                virtual_s = loop.time()
+                virtual_s, num_callbacks, order = loop.time(), loop.num_callbacks, loop.order
                 _clear_away(loop, found)
     if inspect is not None:
         inspect(found)
@@ -77,28 +77,32 @@ def simulate(
         tuple(found.failures),
         found.num_faults,
         sum(client.num_errors for client in found.clients),
-        loop.num_callbacks,
+        num_callbacks,
         virtual_s,
+        order,
+        found.history,
     )
 
 
 async def _live(world: World) -> None:
     world.start()
-    while world.clients_wait and not world.failures:
-        if world.loop.time() > _END_S:
-            waiting = [found.request_id for found in world.clients if not found.is_done]
-            world.failures.append(f"never ended: {', '.join(waiting)}")
-        await asyncio.sleep(0.05)
+    try:
+        async with asyncio.timeout(_END_S):
+            await world.over.wait()
+    except TimeoutError:
+        waiting = [found.request_id for found in world.clients if not found.is_done]
+        world.failures.append(f"never ended: {', '.join(waiting)}")
     world.failures += [client.fault for client in world.clients if client.fault]
     world.is_quiet = True
-    settled_s = world.loop.time() + _SETTLE_S
+    settled_s, pause_s = world.loop.time() + _SETTLE_S, world.profile.settle_s
     while not world.failures:
-        await asyncio.sleep(1.0)
+        await world.loop.sleep(pause_s)
         left = _what_is_left(world)
         if left is None:
             return
         if world.loop.time() > settled_s:
             world.failures.append(left)
+        pause_s = min(2 * pause_s, 1.0)
 
 
 def _what_is_left(world: World) -> str | None:
@@ -117,27 +121,11 @@ def _what_is_left(world: World) -> str | None:
 
 def _clear_away(loop: VirtualLoop, world: World) -> None:
     """End all tasks, those of the dead too."""
-    world.server.go_away()
-    world.is_quiet = True
-    world.trace = _ignore  # type: ignore[method-assign]
+    world.is_over = world.is_quiet = True
     for party in world.parties:
         party.is_dead = True
         party.thaw()
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        loop.run_until_complete(asyncio.wait(tasks, timeout=100))
-    loop.close()
-
-
-def _ignore(line: str) -> None:
-    pass
-
-
-@cache
-def _metrics() -> tuple[SchedulerMetrics, GatewayMetrics]:
-    return SchedulerMetrics("demo", "engine-0"), GatewayMetrics("demo", "engine-0")
+    loop.cancel_all()
 
 
 class _ToTrace(logging.Handler):
@@ -166,21 +154,3 @@ def _logged(world: World, is_wanted: bool) -> Iterator[None]:
     finally:
         logging.root.removeHandler(handler)
         logging.root.setLevel(before)
-
-
-@contextmanager
-def _determined(is_silent: bool) -> Iterator[None]:
-    """Names are counted, and nobody logs unless somebody reads it."""
-    names = itertools.count(1)
-    with (
-        patch("scheduler_svc.service.uuid4", lambda: UUID(int=next(names))),
-        patch("gpu_worker.service.uuid4", lambda: UUID(int=next(names))),
-        patch("gateway.attach.secrets.token_hex", lambda _: f"attachment-{next(names)}"),
-        patch("tests.simulation.clients.token_hex", lambda _: f"attachment-{next(names)}"),
-    ):
-        before = logging.root.manager.disable
-        logging.disable(logging.CRITICAL if is_silent else logging.NOTSET)
-        try:
-            yield
-        finally:
-            logging.disable(before)

@@ -1,8 +1,11 @@
 """The processes of a deployment, and what happens to them."""
 
 import asyncio
+import math
+import zlib
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 from gateway.engine import EngineClient
 from gateway.mailbox import ClientGone
@@ -14,13 +17,14 @@ from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import BusUnavailable
 from shared.messages import KVGeometry, ModelInfo, Speeds, StepResult
-from shared.metrics import GatewayMetrics, SchedulerMetrics
+from shared.metrics import SchedulerMetrics
 from tests.simulation.client import Call, Client, Stream
 from tests.simulation.clients import Outcome
+from tests.simulation.connection import Connection
 from tests.simulation.loop import Party, VirtualLoop
 from tests.simulation.model import BLOCK_SIZE, Model, ModelExecutor
 from tests.simulation.profile import Fault, Profile
-from tests.simulation.server import Connection, Server
+from tests.simulation.server import Server
 
 ENGINE = "engine-0"
 MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
@@ -29,6 +33,8 @@ _PATIENCE_S = 200.0
 _APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
 _LONG = 1_000  # entries: more than any run writes
 _WALL_S = 1_700_000_000
+_MASK = (1 << 64) - 1
+_PRIME = 0x100000001B3
 
 
 class Watching(Observer):
@@ -54,8 +60,21 @@ class Watching(Observer):
         return super().gauges(core, kv)
 
 
+class Unwatched:
+    """Metrics that nobody reads."""
+
+    def __getattr__(self, name: str) -> "Unwatched":
+        return self
+
+    def __getitem__(self, name: str) -> "Unwatched":
+        return self
+
+    def __call__(self, *args: object) -> None:
+        return None
+
+
 class _Silent:
-    def step(self, result: StepResult) -> None:
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
         pass
 
 
@@ -94,28 +113,32 @@ class GatewayProcess:
 
 
 class Link:
-    """A party's network, where faults strike.
-
-    ``strikes`` is asked at every command, before it is sent and before its reply arrives.
-    """
+    """A party's network, where faults strike: at every command, on its way and on the reply's."""
 
     def __init__(self, world: "World", party: Party) -> None:
         self._world = world
         self._party = party
+        self._random = world.rng.random
+        self._latency_s = world.profile.latency_s
 
-    async def ask(self, what: str) -> None:
-        await self._world.travel()
-        await self._world.at_command(self._party, "before", what)
+    def there_s(self) -> float:
+        if self._world.is_over:
+            raise BusUnavailable("the run has ended")
+        slowness = 20 if self._random() < 0.02 else 1
+        return -math.log(1.0 - self._random()) * slowness * self._latency_s
 
-    async def answer(self, what: str) -> bool:
-        arrives = await self._world.at_command(self._party, "after", what)
-        if self._world.rng.random() < 0.3:
-            await self._world.travel()
-        return arrives
+    def back_s(self) -> float:
+        return 0.0 if self._random() < 0.7 else self.there_s()
+
+    def strike(self, when: str, what: str) -> bool:
+        return self._world.at_command(self._party, when, what)
+
+    def wrote(self, what: str, is_refused: bool) -> None:
+        said = f"{self._party.name} {what} {is_refused}"
+        self._world.note(zlib.crc32(said.encode()))
 
     def repeats(self, log: str) -> bool:
-        kind = self._party.name.partition("-")[0]
-        harmless = log.endswith(":requests") or kind == "worker"
+        harmless = log.endswith(":requests") or self._party.role == "worker"
         return harmless and self._world.repeats()
 
 
@@ -128,6 +151,12 @@ class World:
 
     Args:
         script: decides about faults instead of chance.
+
+    Attributes:
+        is_over: everything is taken down.
+        over: set when no client waits any more, or one has come to harm.
+        history: 64-bit hash of who wrote to which log, who was refused, and of all faults, in
+            their order; reads and leases, and what was written, are no part of it.
     """
 
     def __init__(
@@ -135,8 +164,7 @@ class World:
         loop: VirtualLoop,
         rng: Random,
         profile: Profile,
-        metrics: tuple[SchedulerMetrics, GatewayMetrics],
-        trace: Callable[[str], None],
+        trace: Callable[[str], None] | None = None,
         script: Script | None = None,
     ) -> None:
         self.loop = loop
@@ -146,6 +174,9 @@ class World:
         self.failures: list[str] = []
         self.num_faults = 0
         self.is_quiet = False
+        self.history = 0
+        self.over = asyncio.Event()
+        self.is_over = False
         self.model = Model(rng, profile.end_share)
         self.schedulers: list[tuple[Party, Watching]] = []
         self.workers: list[Party] = []
@@ -153,23 +184,29 @@ class World:
         self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[None]] = []
         self.parties: list[Party] = []
-        self._metrics = metrics
+        self._metrics: Any = Unwatched()
         self._trace = trace
         self._script = script
-        self._home = Party("nobody", loop)
         self._num_started = 0
+        self._home = Party("nobody", 0, loop)
+
+    def note(self, number: int) -> None:
+        """Something happened that makes this run's history another one."""
+        self.history = (self.history ^ number) * _PRIME & _MASK
+        self.loop.mix(number)
 
     def trace(self, text: str) -> None:
-        self._trace(f"{self.loop.time():10.4f} {text}")
+        if self._trace is not None:
+            self._trace(f"{self.loop.time():10.4f} {text}")
 
     # --------------------------------------------------------------- processes
 
     def start(self) -> None:
         """One scheduler, one worker, two gateways and all clients."""
-        self.start_scheduler()
-        self.start_worker()
-        for _ in range(_NUM_GATEWAYS):
-            self.start_gateway()
+        apart_s = self.profile.apart_s
+        starts = [self.start_worker, self.start_scheduler, *[self.start_gateway] * _NUM_GATEWAYS]
+        for number, start in enumerate(starts):
+            self.later(min(number, 2) * apart_s, start)
         for wish in self.profile.wishes:
             client = Client(
                 wish,
@@ -196,7 +233,7 @@ class World:
             watermark=0.0,
             drain_timeout=0.0,
         )
-        observer = Watching(self._metrics[0], self.loop.time)
+        observer = Watching(self._metrics, self.loop.time)
         service = SchedulerService(
             self.bus_of(party),
             settings,
@@ -232,7 +269,7 @@ class World:
             ENGINE,
             MODEL.name,
             party.name,
-            self._metrics[1],
+            self._metrics,
             patience_s=_PATIENCE_S,
         )
         self.gateways.append(GatewayProcess(party, engine))
@@ -240,11 +277,11 @@ class World:
         return party
 
     def bus_of(self, party: Party) -> Connection:
-        return Connection(self.server, Link(self, party))
+        return Connection(self.server, Link(self, party), party, self.loop)
 
     def _party(self, role: str) -> Party:
         self._num_started += 1
-        party = Party(f"{role}-{self._num_started}", self.loop)
+        party = Party(f"{role}-{self._num_started}", self._num_started, self.loop)
         self.parties.append(party)
         self.trace(f"{party.name} starts")
         return party
@@ -260,6 +297,8 @@ class World:
         if party is self._home:
             if error is not None:
                 self._fail(f"a client: {error!r}")
+            if not self.clients_wait:
+                self.over.set()
             return
         self.trace(f"{party.name} exits: {error!r}")
         if error is not None and not isinstance(error, (Superseded, BusUnavailable)):
@@ -269,20 +308,15 @@ class World:
     def _fail(self, failure: str) -> None:
         self.trace(f"FAILURE {failure}")
         self.failures.append(failure)
+        self.over.set()
 
     # ------------------------------------------------------------------ faults
-
-    async def travel(self) -> None:
-        """A message takes its time, sometimes a long one."""
-        draw = self.rng.random()
-        mean_s = self.profile.latency_s * (20 if draw < 0.02 else 1)
-        await asyncio.sleep(self.rng.expovariate(1 / mean_s))
 
     def repeats(self) -> bool:
         """An append arrives twice."""
         return not self.is_quiet and self.rng.random() < self.profile.repeat_rate
 
-    async def at_command(self, party: Party, when: str, what: str) -> bool:
+    def at_command(self, party: Party, when: str, what: str) -> bool:
         """Whether a message gets through; others may be struck, too."""
         if self.is_quiet:
             return True
@@ -292,12 +326,11 @@ class World:
             fault = self._draw_fault(_APPEND_WEIGHT if "append" in what else 1)
         if fault is None:
             return True
+        self.note(zlib.crc32(f"{fault} {when} {what} of {party.name}".encode()))
         self.trace(f"{fault} {when} {what} of {party.name}")
         if fault is Fault.LOST_REPLY:
             return when == "before"
         self.strike(fault, party)
-        if not party.is_running:
-            await asyncio.sleep(0)
         return True
 
     def _draw_fault(self, weight: int) -> Fault | None:
@@ -322,16 +355,16 @@ class World:
             party = rng.choice([found for found in self.parties if found.is_running])
         match fault:
             case Fault.CRASH:
-                self.crash(party, rng.choice((0.0, 0.01, 0.3, 7.0)))
+                self.crash(party, rng.choice(self.profile.restarts_s))
             case Fault.PAUSE:
-                self.pause(party, rng.choice((0.05, 1.0, 7.0, 12.0, 30.0)))
+                self.pause(party, rng.choice(self.profile.pauses_s))
             case Fault.OUTAGE:
-                self.outage(rng.choice((0.01, 0.5, 3.0, 12.0)))
+                self.outage(rng.choice(self.profile.outages_s))
             case Fault.RESTART:
-                self.restart_server(0, rng.choice((0.0, 0.5, 7.0)))
+                self.restart_server(0, rng.choice(self.profile.restarts_s))
             case Fault.TAIL_LOSS:
                 most = min(self.profile.max_lost_writes, self.server.num_writes)
-                self.restart_server(rng.randint(0, most), rng.choice((0.0, 0.5, 7.0)))
+                self.restart_server(rng.randint(0, most), rng.choice(self.profile.restarts_s))
             case Fault.RIVAL:
                 rng.choice((self.start_scheduler, self.start_worker))()
             case Fault.MOVE:
@@ -351,17 +384,14 @@ class World:
         if party.is_dead:
             return
         party.is_dead = True
-        role = party.name.partition("-")[0]
         for gateway in self.gateways:
             if gateway.party is party:
                 gateway.reset_connections(self.rng)
-        self.later(restart_s, lambda: self._replace(role))
+        self.later(restart_s, lambda: self._replace(party.role))
 
     def _replace(self, role: str) -> None:
         """Some supervisor sees to it that there are enough."""
-        count = sum(
-            found.name.startswith(f"{role}-") and not found.is_dead for found in self.parties
-        )
+        count = sum(found.role == role and not found.is_dead for found in self.parties)
         start = {
             "scheduler": self.start_scheduler,
             "worker": self.start_worker,
