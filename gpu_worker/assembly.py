@@ -152,7 +152,7 @@ def _backend(
     if name is None and virtual and device.type == "cuda":
         name = "sdpa"
     try:
-        backend = select_backend(name, device.type, shapes[0].dtype)
+        backend = select_backend(name, device.type, shapes[0].dtype, settings.deterministic)
     except (ValueError, ImportError) as error:
         raise SettingsError("--attention-backend", name or "auto", str(error)) from error
     return backend

@@ -30,6 +30,7 @@ class Observer:
         metrics.sample_seconds.observe(self._executor.sample_s)
         if (mapping := self._executor.memory.mapping) is not None:
             metrics.kv_map_seconds.observe(mapping.map_s)
+            metrics.kv_map_wait_seconds.observe(mapping.wait_s)
             metrics.kv_mapped_bytes.set(mapping.in_use_bytes)
             metrics.kv_mappings.set(mapping.num_mappings)
         metrics.resident_sequences.set(len(self._executor.batch))

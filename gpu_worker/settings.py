@@ -33,6 +33,17 @@ class WorkerSettings(ServiceSettings):
         "into addresses that follow each other.",
         choices=("paged", "virtual"),
     )
+    kv_layout: str = setting(
+        "layer_major",
+        "Order of a paged pool: layer_major, or block_major, in which a block of all layers is one "
+        "piece, so that it is swapped by one copy.",
+        choices=("layer_major", "block_major"),
+    )
+    deterministic: bool = setting(
+        False,
+        "Attention over a sequence does not depend, bit for bit, on who else is in the batch: on "
+        "GPUs contexts are cut into pieces by their own length alone (CPUs do so anyway).",
+    )
     block_size: int = setting(
         16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256
     )

@@ -11,6 +11,7 @@ import torch
 from numba import cfunc, types
 
 from kernels.cpu_attention import attend_tasks
+from kernels.cpu_move import move_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 from kernels.cpu_write import write_tasks
 
@@ -21,6 +22,7 @@ _SOURCES = (
     "cpu_attention.py",
     "cpu_jobs.py",
     "cpu_memory.py",
+    "cpu_move.py",
     "cpu_simd.py",
     "cpu_tiles.py",
     "cpu_write.py",
@@ -46,6 +48,18 @@ def write_kernel() -> Kernel:
             write_tasks(job)
 
     return compile_entry(write)
+
+
+@cache
+def move_kernel() -> Kernel:
+    """Moves of whole blocks, of elements of any type."""
+    version = source_version(_SOURCES)
+
+    def move(job):
+        if version:
+            move_tasks(job)
+
+    return compile_entry(move)
 
 
 @cache

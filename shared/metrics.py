@@ -256,7 +256,12 @@ class WorkerMetrics(_Metrics):
         )
         self.kv_map_seconds = self._histogram(
             "worker_kv_map_seconds",
-            "Mapping and unmapping of blocks in one step, with virtual KV memory.",
+            "Mapping and unmapping of blocks for one step, with virtual KV memory.",
+            _STEP_S,
+        )
+        self.kv_map_wait_seconds = self._histogram(
+            "worker_kv_map_wait_seconds",
+            "Time that a step waited for its mappings; the rest was hidden behind the step before.",
             _STEP_S,
         )
         self.kv_mapped_bytes = self._gauge(
