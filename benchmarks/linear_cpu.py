@@ -68,7 +68,11 @@ def compare_layer(
         torch.randn(layer.out_features, layer.in_features, dtype=dtype) for _ in range(copies)
     ]
     halves = [weight.chunk(2) for weight in weights]
-    packed = [pack_gated(*half) for half in halves] if layer.gated else [pack([w]) for w in weights]
+    packed = (
+        [pack_gated(gate, up) for gate, up in halves]
+        if layer.gated
+        else [pack([w]) for w in weights]
+    )
     compiled = [kernels.linear(layers, dtype) for layers in packed]
     x = torch.randn(num_rows, layer.in_features, dtype=dtype)
 

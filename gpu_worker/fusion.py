@@ -139,7 +139,7 @@ class _Surgeon:
         parent: nn.Module,
         name: str,
         module: nn.Module,
-        embeddings: "dict[nn.Parameter, tuple[nn.Module, str, nn.Module]]",
+        embeddings: "dict[torch.Tensor, tuple[nn.Module, str, nn.Module]]",
     ) -> None:
         """Pack one layer, and let an embedding that has the same weight read it from there."""
         if type(module) not in (nn.Linear, Conv1D):
@@ -221,7 +221,7 @@ def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 def _tied_embeddings(
     model: nn.Module,
-) -> dict[nn.Parameter, tuple[nn.Module, str, nn.Module]]:
+) -> dict[torch.Tensor, tuple[nn.Module, str, nn.Module]]:
     """Embeddings by their weight."""
     return {
         child.weight: (parent, name, child)

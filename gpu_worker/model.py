@@ -45,13 +45,14 @@ class RaggedModel:
         self.dtype: torch.dtype = model.dtype
         self.vocab_size: int = self.config.vocab_size
         # Weights, shared ones counted once; layers may be replaced later.
-        self.num_parameters = sum(weight.numel() for weight in model.parameters())
+        self.num_parameters: int = sum(weight.numel() for weight in model.parameters())
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights."""
-        return self.packed_bytes + sum(weight.nbytes for weight in self.model.parameters())
+        own: int = sum(weight.nbytes for weight in self.model.parameters())
+        return self.packed_bytes + own
 
     @torch.inference_mode()
     def forward(

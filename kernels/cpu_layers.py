@@ -109,7 +109,7 @@ class CompiledLinear:
         scratch = self._kernels.scratch(threads * scratch_bytes)
         job = self._job
         row_bytes = self._in_features * self._dtype.itemsize
-        job[0:8] = (0, 0, x.data_ptr(), row_bytes, num_rows, chunk, scratch, scratch_bytes)
+        job[0:8] = [0, 0, x.data_ptr(), row_bytes, num_rows, chunk, scratch, scratch_bytes]
         for place, out in zip(self._out_fields, outputs, strict=True):
             job[place] = out.data_ptr()
         job[jobs.ADDEND] = 0
@@ -132,13 +132,13 @@ class CompiledLinear:
         for groups, out_features, bias in zip(
             layers.groups, layers.out_features, layers.biases, strict=True
         ):
-            job[at : at + jobs.SEGMENT_FIELDS] = (
+            job[at : at + jobs.SEGMENT_FIELDS] = [
                 first,
                 0,
                 out_features * self._dtype.itemsize,
                 2 * out_features if layers.gated else out_features,
                 0 if bias is None else bias.data_ptr(),
-            )
+            ]
             first += groups
             at += jobs.SEGMENT_FIELDS
         job[at] = job[jobs.NUM_GROUPS] = first
@@ -189,7 +189,7 @@ class CompiledNorm:
         size = x.numel()
         row_bytes = self._dim * self._dtype.itemsize
         num_rows = size // self._dim
-        self._job[0:7] = (0, 0, x.data_ptr(), row_bytes, out.data_ptr(), row_bytes, num_rows)
+        self._job[0:7] = [0, 0, x.data_ptr(), row_bytes, out.data_ptr(), row_bytes, num_rows]
         threads = 1 if size < _SERIAL_ELEMENTS else self._kernels.num_threads()
         self._kernels.run(self._kernel, self._address, threads)
         return out
