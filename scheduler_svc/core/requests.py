@@ -174,7 +174,8 @@ class Requests:
         else:
             group.handle = sequences[0].handle
         self._stepping.queues.wait(group)
-        self._deadlines.add(group)
+        has_begun = bool(ended) or any(len(found.output) for found in sequences)
+        self._deadlines.add(group, has_begun)
         self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
         return [self.state_of(group)]
 

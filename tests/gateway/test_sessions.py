@@ -182,6 +182,21 @@ def test_a_missing_step_loses_every_open_request(log: Log) -> None:
     assert log.step({1: 15}, number=6) == []
 
 
+def test_who_began_in_the_middle_of_an_epoch_misses_entries_that_were_trimmed() -> None:
+    log = Log()
+    log.epoch, log.seq, log.number = 5, 17, 9
+    log.sessions.begin_after(EntryId(5, 17))
+    log.sessions.open("a", ATTACHMENT)
+    assert log.state("a", 1) == []
+    log.seq, log.number = (
+        log.seq + 1,
+        log.number + 1,
+    )  # the first result was trimmed before it was read
+    assert log.step({1: 11}) == [FollowingLost("a", "entries are missing in the log")]
+    log.sessions.attach("a", "again")
+    assert log.step({1: 12}) == []
+
+
 def test_a_request_that_did_not_start_yet_sees_no_gap_before_its_first_result() -> None:
     log = Log("a")
     log.state("a", 1)

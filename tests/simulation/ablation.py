@@ -27,7 +27,8 @@ from scheduler_svc.service import SchedulerService
 from shared.bus.api import START, Append, EntryId
 from shared.codec import encode
 from shared.messages import Attach, EpochStarted
-from tests.simulation.profile import Fault, Profile
+from tests.simulation.profile import Fault
+from tests.simulation.scenes import draw
 from tests.simulation.server import Server
 from tests.simulation.simulate import Run, simulate
 
@@ -197,7 +198,7 @@ def failing(rule: str | None, seeds: Sequence[int], focus: str | None = None) ->
     with ExitStack() as stack:
         if rule is not None:
             stack.enter_context(without(rule))
-        profiles = (replace(Profile.draw(Random(seed)), **changes) for seed in seeds)
+        profiles = (replace(draw(Random(seed)), **changes) for seed in seeds)
         runs = [simulate(seed, found) for seed, found in zip(seeds, profiles, strict=True)]
         return [run for run in runs if run.failures]
 
