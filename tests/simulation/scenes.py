@@ -57,11 +57,13 @@ def _small(rng: Random) -> Profile:
     apart_s = 25 * latency_s
     num_blocks = rng.choice((3, 4, 8))
     deadlines_s = (5 * latency_s, 20 * latency_s, 60 * latency_s)
+    # Where several grow from block to block in a small pool, some have to make room.
+    lengths, counts = ((1, 2, 3, 4), (1, 1, 2, 3))
+    if rng.random() < 0.2:
+        num_blocks, lengths, counts = 4, (6, 8), (2, 3)
     wishes: list[Wish] = []
-    for number in range(rng.choice((1, 1, 2, 3))):
-        wishes += _wishes(
-            rng, number, num_blocks, (1, 2, 3, 4), apart_s, 3.5 * apart_s, deadlines_s
-        )
+    for number in range(rng.choice(counts)):
+        wishes += _wishes(rng, number, num_blocks, lengths, apart_s, 3.5 * apart_s, deadlines_s)
     faults = rng.sample(tuple(Fault), rng.choice((1, 2)))
     return Profile(
         wishes=wishes,
