@@ -62,7 +62,8 @@ class Profile:
     faults: Sequence[Fault] = tuple(Fault)
     fault_rate: float = 0.02  # of a fault at each command
     max_faults: int = 3
-    quiet_after_s: float = 30.0  # no faults are begun later
+    faults_from_s: float = 0.0  # no faults are begun earlier
+    quiet_after_s: float = 30.0  # nor later
     num_blocks: int = 40
     num_host_blocks: int = 0
     preemption: str = "auto"

@@ -17,10 +17,11 @@ LARGE_SHARE = 0.03
 
 def draw(rng: Random) -> Profile:
     """Any circumstances: mostly few short requests and few faults, where most bugs show."""
-    return _large(rng) if rng.random() < LARGE_SHARE else _small(rng)
+    return large(rng) if rng.random() < LARGE_SHARE else small(rng)
 
 
-def _large(rng: Random) -> Profile:
+def large(rng: Random) -> Profile:
+    """Up to five requests, some of them longer, and faults that take their time."""
     num_blocks = rng.choice((8, 12, 20, 40))
     span_s = rng.choice((0.02, 0.2, 2.0, 8.0))
     wishes: list[Wish] = []
@@ -51,7 +52,8 @@ def _large(rng: Random) -> Profile:
     )
 
 
-def _small(rng: Random) -> Profile:
+def small(rng: Random) -> Profile:
+    """Some tokens, and faults at once one after the other."""
     latency_s = rng.choice((0.0005, 0.002))
     # A run is over before anything is done for the sake of time alone, unless a fault sees to it.
     apart_s = 25 * latency_s
@@ -86,6 +88,7 @@ def _small(rng: Random) -> Profile:
         cache=rng.random() < 0.8,
         **_limits(rng, 20 * latency_s, num_blocks),
         apart_s=apart_s,
+        faults_from_s=rng.choice((0.0, 3.5 * apart_s)),
         restarts_s=(0.0, 5 * latency_s, 0.05),
         pauses_s=(2 * latency_s, 10 * latency_s, 0.1, 0.6),
         outages_s=(2 * latency_s, 0.05),

@@ -1,6 +1,7 @@
 """One run: everything that happens follows from the seed."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,7 +95,7 @@ async def _live(world: World) -> None:
         waiting = [found.request_id for found in world.clients if not found.is_done]
         world.failures.append(f"never ended: {', '.join(waiting)}")
     world.failures += [client.fault for client in world.clients if client.fault]
-    world.failures += _drawn_twice(world)
+    world.failures += [*_drawn_twice(world), *_told_apart(world)]
     world.is_quiet = True
     settled_s, pause_s = world.loop.time() + _SETTLE_S, world.profile.settle_s
     while not world.failures:
@@ -119,6 +120,19 @@ def _drawn_twice(world: World) -> list[str]:
             drawn = world.model.num_drawn_after(tuple(submit.prompt.tolist()))
             if drawn > wanted:
                 found.append(f"{submit.request_id}: {drawn} tokens were drawn, {wanted} wanted")
+    return found
+
+
+def _told_apart(world: World) -> list[str]:
+    """Generations of which two clients that asked under the same key have different tokens."""
+    found = []
+    for one, other in itertools.combinations(world.clients, 2):
+        if one.request_id != other.request_id or not world.must_agree(one):
+            continue
+        for ours, theirs in zip(one.tokens, other.tokens, strict=True):
+            count = min(len(ours), len(theirs))
+            if ours[:count] != theirs[:count]:
+                found.append(f"{one.request_id}: {ours} to one client, {theirs} to another")
     return found
 
 

@@ -361,7 +361,8 @@ class World:
         rate = weight * profile.fault_rate
         if self.num_faults >= profile.max_faults or self.rng.random() >= rate:
             return None
-        if self.loop.time() > profile.quiet_after_s or not self.clients_wait:
+        is_time = profile.faults_from_s <= self.loop.time() <= profile.quiet_after_s
+        if not is_time or not self.clients_wait:
             return None
         self.num_faults += 1
         return self.rng.choice(profile.faults)
@@ -489,6 +490,12 @@ class World:
             deadly = "workers in a row" in why and num_epochs > 3
             return deadly or ("different lengths" in why and losses > 0)
         return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
+
+    def must_agree(self, client: Client) -> bool:
+        """All who ask for the same must get the same: the log has it, and nobody has left."""
+        is_scored = client.wish.submit.sampling.num_logprobs is not None
+        is_forgotten = self.server.num_losses > 0 or self._is_trimmed(client.request_id)
+        return not (is_scored or is_forgotten)
 
     def _is_trimmed(self, request_id: str) -> bool:
         """It has ended, and the log that a later scheduler read was too short to tell of it."""
