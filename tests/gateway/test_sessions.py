@@ -19,6 +19,7 @@ from gateway.events import (
     Superseded,
     TokensArrived,
 )
+from gateway.place import Fit, Place
 from gateway.sessions import Sessions
 from shared.bus.api import START, Entry, EntryId
 from shared.codec import Message, encode
@@ -384,6 +385,16 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert isinstance(joined, Joined)
     assert event == tokens("a", 12)
     assert log.step({2: 13}) == [tokens("a", 13)]
+
+
+def test_an_epoch_that_is_awaited_may_have_lost_its_start_by_trimming() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 1))
+    place.server_restarted(EntryId(1, 1))
+    assert place.enter(1) is Fit.PASSED
+    assert place.enter(7) is Fit.GAP
+    assert place.enter(7) is Fit.FOLLOWS
 
 
 def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:

@@ -54,5 +54,5 @@ def test_the_command_of_a_run_prints_its_trace() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    assert "scheduler-1 starts" in done.stdout
+    assert "worker-1 starts" in done.stdout
     assert "1 runs, 0 failed" in done.stdout

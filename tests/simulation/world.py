@@ -489,7 +489,13 @@ class World:
             num_epochs = sum(found.watching.num_epochs for found in self.schedulers)
             deadly = "workers in a row" in why and num_epochs > 3
             return deadly or ("different lengths" in why and losses > 0)
+        is_scored = client.wish.submit.sampling.num_logprobs is not None
+        if is_scored and client.has_moved and self._is_asked_twice(client.request_id):
+            return True  # the log keeps no log-probabilities: who joins has the tokens drawn again
         return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
+
+    def _is_asked_twice(self, request_id: str) -> bool:
+        return sum(found.request_id == request_id for found in self.clients) > 1
 
     def must_agree(self, client: Client) -> bool:
         """All who ask for the same must get the same: the log has it, and nobody has left."""
