@@ -79,5 +79,5 @@ class Place:
             self._awaits_above = last.epoch
             if self._epoch is not None and last.epoch < self._epoch:
                 # Its epoch is lost as a whole. If the clock went back, too, the next has a lower
-                # number.
-                self._epoch = self._step = None
+                # number, and may be the one that is there already, without its start.
+                self._epoch = self._step = self._awaits_above = None

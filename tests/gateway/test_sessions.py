@@ -391,10 +391,19 @@ def test_an_epoch_that_is_awaited_may_have_lost_its_start_by_trimming() -> None:
     place = Place()
     place.start_epoch(6)
     place.read(EntryId(6, 1))
-    place.server_restarted(EntryId(1, 1))
-    assert place.enter(1) is Fit.PASSED
+    place.server_restarted(EntryId(6, 0))
+    assert place.enter(6) is Fit.PASSED
     assert place.enter(7) is Fit.GAP
     assert place.enter(7) is Fit.FOLLOWS
+
+
+def test_an_epoch_with_a_lower_number_may_be_there_already_without_its_start() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 1))
+    place.server_restarted(EntryId(4, 9))
+    place.read(EntryId(4, 7))
+    assert place.enter(4) is not Fit.PASSED
 
 
 def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:
