@@ -49,6 +49,7 @@ class Log:
 
     def __init__(self, *requests: str, scored: bool = False) -> None:
         self.sessions = Sessions()
+        self.sessions.begin_after(EntryId(1, 0))
         self.epoch, self.seq, self.number = 1, 0, 0
         self.accepted: list[str] = []
         for request_id in requests:
@@ -279,7 +280,7 @@ def test_results_of_an_older_epoch_are_ignored(log: Log) -> None:
     log.epoch = 5
     assert log.step({1: 10}) == []
     assert log.start(5) == []
-    log.epoch = 6
+    assert log.start(6) == []
     assert log.state("a", 1) == []
     assert log.step({1: 10}, number=1) == [tokens("a", 10)]
 
