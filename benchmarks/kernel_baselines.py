@@ -40,6 +40,20 @@ def contiguous_kernel(step: Step, backend: AttentionBackend) -> Attend:
     return attend
 
 
+def fixed_cut(step: Step, _: AttentionBackend) -> Attend:
+    """Our own kernel with a cut that does not depend on the batch: what determinism costs."""
+    from kernels.triton_backend import TritonBackend
+
+    backend = TritonBackend(fixed_cut=True)
+    out = torch.full_like(step.query, float("nan"))
+
+    def attend() -> torch.Tensor:
+        backend.attend(step.query, step.cache, step.batch, step.params, out)
+        return out
+
+    return attend
+
+
 def dense_sdpa(step: Step, _: AttentionBackend) -> Attend:
     """Torch's attention over keys and values that lie in one piece already."""
     keys, values = step.dense()
@@ -104,6 +118,7 @@ def flex_over_pages(step: Step, _: AttentionBackend) -> Attend:
 ATTENTION: Mapping[str, Callable[[Step, AttentionBackend], Attend]] = MappingProxyType(
     {
         "contiguous, same kernel": contiguous_kernel,
+        "fixed cut, same kernel": fixed_cut,
         "dense SDPA": dense_sdpa,
         "gather + SDPA": gather_sdpa,
         "padded SDPA": padded_sdpa,

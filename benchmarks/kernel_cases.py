@@ -65,6 +65,7 @@ class Suite:
     """All that one run measures."""
 
     attention: tuple[AttentionCase, ...]
+    mapped: AttentionCase  # over virtual memory; one row each
     written_tokens: tuple[int, ...]
     pool: PoolShape
     moved_blocks: int
@@ -81,7 +82,11 @@ def mixed_contexts(count: int, low: int, high: int) -> tuple[int, ...]:
 def full_suite() -> Suite:
     """For a GPU of an H200's kind: 16-bit elements, 8 KV heads of 128."""
     decode_64 = ((1, 8192),) * 64
-    contiguous_and_dense = {"contiguous, same kernel": 0.97, "dense SDPA": 1 / 1.05}
+    contiguous_and_dense = {
+        "contiguous, same kernel": 0.97,
+        "dense SDPA": 1 / 1.05,
+        "fixed cut, same kernel": None,
+    }
     mixed = tuple((1, context) for context in mixed_contexts(64, 1024, 32_768))
     return Suite(
         attention=(
@@ -100,14 +105,22 @@ def full_suite() -> Suite:
                 ((1, 4096),) * 32,
                 16,
                 wanted_share=0.85,
-                baselines={"gather + SDPA": 2.5, "contiguous, same kernel": 0.97},
+                baselines={
+                    "gather + SDPA": 2.5,
+                    "contiguous, same kernel": 0.97,
+                    "fixed cut, same kernel": None,
+                },
             ),
             AttentionCase(
                 "decode 1 × 128K",
                 ((1, 131_072),),
                 128,
                 wanted_share=0.8,
-                baselines={"FlexAttention over pages": 1.2, "dense SDPA": None},
+                baselines={
+                    "FlexAttention over pages": 1.2,
+                    "dense SDPA": None,
+                    "fixed cut, same kernel": None,
+                },
             ),
             AttentionCase("decode 1 × 128K", ((1, 131_072),), 16, wanted_share=0.8),
             AttentionCase(
@@ -128,6 +141,8 @@ def full_suite() -> Suite:
                 counts_operations=True,
             ),
         ),
+        # 4 layers of 128 tokens are one page of 2 MiB.
+        mapped=AttentionCase("decode 32 × 4K", ((1, 4096),) * 32, 128),
         written_tokens=(4096, 16_384),
         pool=PoolShape(),
         moved_blocks=64,
@@ -139,6 +154,7 @@ def smoke_suite() -> Suite:
     """The same parts so small that an interpreter runs them."""
     every = {
         "contiguous, same kernel": 0.97,
+        "fixed cut, same kernel": None,
         "dense SDPA": None,
         "gather + SDPA": 2.5,
         "padded SDPA": 1.0,
@@ -158,6 +174,9 @@ def smoke_suite() -> Suite:
     return Suite(
         attention=tuple(
             replace(case, num_heads=4, num_kv_heads=2, head_dim=16) for case in attention
+        ),
+        mapped=replace(
+            AttentionCase("decode", ((1, 70), (1, 33))), num_heads=4, num_kv_heads=2, head_dim=16
         ),
         written_tokens=(33,),
         pool=PoolShape(2, 2, 16, 8, 6),

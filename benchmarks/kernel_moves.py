@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernel_cases import LAYOUTS, PoolShape
+from benchmarks.kernel_cases import PoolShape
 from benchmarks.kernel_clock import Clock
 from benchmarks.kernel_pools import make_layers
 from benchmarks.kernel_report import Baseline, Row
@@ -77,6 +77,7 @@ def measure_copies(
     num_pairs: int,
     device: torch.device,
     ceiling: float,
+    layout: str,
 ) -> Iterator[Row]:
     """All layers of blocks in one launch, against one ``copy_`` per block where that is possible.
 
@@ -86,24 +87,23 @@ def measure_copies(
     sources, targets = order[:num_pairs], order[num_pairs : 2 * num_pairs]
     pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
     work = 2 * num_pairs * shape.bytes_per_block
-    for layout in LAYOUTS:
-        layers = make_layers(shape, layout, device)
-        mover = make_mover(layers)
-        timing = clock.time([partial(mover.copy, sources, targets)])
-        for cache in layers:
-            _require_equal(layout, cache.key[sources], cache.key[targets])
-            _require_equal(layout, cache.value[sources], cache.value[targets])
-        baselines: tuple[Baseline, ...] = ()
-        whole = whole_blocks(layers)
-        if whole is not None:
+    layers = make_layers(shape, layout, device)
+    mover = make_mover(layers)
+    timing = clock.time([partial(mover.copy, sources, targets)])
+    for cache in layers:
+        _require_equal(layout, cache.key[sources], cache.key[targets])
+        _require_equal(layout, cache.value[sources], cache.value[targets])
+    baselines: tuple[Baseline, ...] = ()
+    whole = whole_blocks(layers)
+    if whole is not None:
 
-            def one_by_one(whole: torch.Tensor = whole) -> None:
-                for source, target in pairs:
-                    whole[target].copy_(whole[source])
+        def one_by_one(whole: torch.Tensor = whole) -> None:
+            for source, target in pairs:
+                whole[target].copy_(whole[source])
 
-            baselines = (Baseline("copy_ per block", clock.time([one_by_one])),)
-        name = f"copy {num_pairs} blocks of all layers, {layout}"
-        yield Row(name, timing, work, "bytes", ceiling, 0.85, None, baselines)
+        baselines = (Baseline("copy_ per block", clock.time([one_by_one])),)
+    name = f"copy {num_pairs} blocks of all layers, {layout}"
+    yield Row(name, timing, work, "bytes", ceiling, 0.85, None, baselines)
 
 
 def measure_swaps(
@@ -112,6 +112,7 @@ def measure_swaps(
     shape: PoolShape,
     num_moved: int,
     device: torch.device,
+    layout: str,
 ) -> Iterator[Row]:
     """Out and in, against one copy of as many bytes between the device and pinned memory.
 
@@ -125,26 +126,25 @@ def measure_swaps(
     whole_in = clock.time([lambda: flat.copy_(host, non_blocking=True)], from_host=True)
     blocks = torch.randperm(shape.num_blocks)[:num_moved]
     places = torch.randperm(num_moved)
-    for layout in LAYOUTS:
-        layers = make_layers(shape, layout, device)
-        mover = make_mover(layers)
-        swapper = BlockSwapper(layers, mover, host)
-        out = clock.time([partial(swapper.swap_out, blocks, places)], from_host=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        packed = torch.empty_like(flat)
-        mover.pack(blocks.to(device), packed, places.to(device))
-        _require_equal(f"swap out, {layout}", host, packed.cpu())
-        back = clock.time([partial(swapper.swap_in, places, blocks)], from_host=True)
-        again = torch.empty_like(flat)
-        mover.pack(blocks.to(device), again, places.to(device))
-        _require_equal(f"swap in, {layout}", packed, again)
-        # The layout whose blocks go as one copy each is held to the target; others are shown.
-        wanted = _SWAP_TARGET if layout == "block_major" else None
-        for way, timing, whole in (("out", out, whole_out), ("in", back, whole_in)):
-            baseline = Baseline("one pinned copy_", whole, wanted_ratio=wanted)
-            name = f"swap {way} {num_moved} blocks, {layout}"
-            yield Row(name, timing, num_moved * size, "bytes", baselines=(baseline,))
+    layers = make_layers(shape, layout, device)
+    mover = make_mover(layers)
+    swapper = BlockSwapper(layers, mover, host)
+    out = clock.time([partial(swapper.swap_out, blocks, places)], from_host=True)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    packed = torch.empty_like(flat)
+    mover.pack(blocks.to(device), packed, places.to(device))
+    _require_equal(f"swap out, {layout}", host, packed.cpu())
+    back = clock.time([partial(swapper.swap_in, places, blocks)], from_host=True)
+    again = torch.empty_like(flat)
+    mover.pack(blocks.to(device), again, places.to(device))
+    _require_equal(f"swap in, {layout}", packed, again)
+    # The layout whose blocks go as one copy each is held to the target; others are shown.
+    wanted = _SWAP_TARGET if layout == "block_major" else None
+    for way, timing, whole in (("out", out, whole_out), ("in", back, whole_in)):
+        baseline = Baseline("one pinned copy_", whole, wanted_ratio=wanted)
+        name = f"swap {way} {num_moved} blocks, {layout}"
+        yield Row(name, timing, num_moved * size, "bytes", baselines=(baseline,))
 
 
 def _require_equal(what: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:

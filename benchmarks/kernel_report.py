@@ -83,6 +83,14 @@ class Row:
         return tuple(found)
 
 
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A part of the run that has no figures."""
+
+    part: str
+    reason: str
+
+
 def as_table(rows: Sequence[Row]) -> str:
     """Markdown, one line per row and baseline."""
     lines = [
@@ -104,8 +112,10 @@ def as_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def as_json(rows: Sequence[Row], machine: dict[str, object]) -> dict[str, object]:
-    """Everything that was measured, plain data."""
+def as_json(
+    rows: Sequence[Row], machine: dict[str, object], absent: Sequence[Absent] = ()
+) -> dict[str, object]:
+    """Everything that was measured, and what was not, plain data."""
     found = []
     for row in rows:
         entry = dataclasses.asdict(row)
@@ -113,7 +123,8 @@ def as_json(rows: Sequence[Row], machine: dict[str, object]) -> dict[str, object
         for plain, baseline in zip(entry["baselines"], row.baselines, strict=True):
             plain["ratio"] = baseline.ratio(row.ours)
         found.append(entry)
-    return {"machine": machine, "rows": found}
+    missing = [dataclasses.asdict(part) for part in absent]
+    return {"machine": machine, "rows": found, "absent": missing}
 
 
 def _baseline_cells(row: Row, baseline: Baseline | None) -> list[str]:

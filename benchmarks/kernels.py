@@ -3,10 +3,11 @@
     python -m benchmarks.kernels [--json FILE] [--smoke]
 
 Every baseline's output is compared with the exact result before its time counts. One run takes
-less than ten minutes; what no longer fits is named. ``--smoke`` runs tiny cases, without a GPU in
-Triton's interpreter, to see that everything runs; its times mean nothing.
+less than ten minutes; what no longer fits is named, and so is what failed, with its error: the rest
+is measured all the same, and the file is written again after every part. ``--smoke`` runs tiny
+cases, without a GPU in Triton's interpreter, to see that everything runs; its times mean nothing.
 
-Exit codes: 0, whether or not targets are reached; 2 without a GPU.
+Exit codes: 0, whether or not targets are reached; 1 if a part failed; 2 without a GPU.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.kernel_baselines import ATTENTION
-from benchmarks.kernel_cases import AttentionCase, Suite, full_suite, smoke_suite
+from benchmarks.kernel_cases import LAYOUTS, AttentionCase, Suite, full_suite, smoke_suite
 from benchmarks.kernel_clock import Clock
 from benchmarks.kernel_moves import (
     measure_bandwidth,
@@ -31,11 +32,12 @@ from benchmarks.kernel_moves import (
     measure_write,
 )
 from benchmarks.kernel_pools import Step, make_step
-from benchmarks.kernel_report import Baseline, Row, as_json, as_table
+from benchmarks.kernel_report import Absent, Baseline, Row, as_json, as_table
 from kernels.interface import AttentionBackend
 from kernels.reference import ReferenceBackend
 
 _TIME_LIMIT_S = 540.0
+_NO_TIME = "no time was left"
 # Of the largest element: what 16-bit inputs and weights may cost.
 _LARGEST_ERROR = 0.02
 
@@ -52,29 +54,33 @@ def main() -> int:
             return 2
         os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    rows, skipped = [], []
+    rows: list[Row] = []
+    absent: list[Absent] = []
+    machine = _machine(device) | {"smoke": args.smoke}
     for item in measure(smoke_suite() if args.smoke else full_suite(), device):
-        if isinstance(item, str):
-            skipped.append(item)
+        if isinstance(item, Absent):
+            absent.append(item)
+            print(f"{item.part}: {item.reason}", file=sys.stderr, flush=True)
         else:
             rows.append(item)
             print(f"{item.case}: {item.ours.median_us:.1f} µs", file=sys.stderr, flush=True)
+        if args.json is not None:
+            args.json.write_text(json.dumps(as_json(rows, machine, absent), indent=1) + "\n")
     print(as_table(rows))
     if args.smoke:
         print("\nTiny cases: these times mean nothing.")
     else:
         missed = [f"{row.case}: {', '.join(row.missed)}" for row in rows if row.missed]
         print("\nTargets missed:", *(missed or ["none"]), sep="\n- ")
-    if skipped:
-        print("\nNo time for:", *skipped, sep="\n- ")
-    if args.json is not None:
-        machine = _machine(device) | {"smoke": args.smoke, "skipped": skipped}
-        args.json.write_text(json.dumps(as_json(rows, machine), indent=1) + "\n")
-    return 0
+    if absent:
+        print("\nAbsent:", *(f"{part.part}: {part.reason}" for part in absent), sep="\n- ")
+    return 1 if any(part.reason != _NO_TIME for part in absent) else 0
 
 
-def measure(suite: Suite, device: torch.device) -> Iterator[Row | str]:
-    """A row for each case, or the name of what there was no time for."""
+def measure(suite: Suite, device: torch.device) -> Iterator[Row | Absent]:
+    """A row for each case, or why there is none."""
+    # All of these import Triton, which decides then whether it interprets.
+    from benchmarks.kernel_mapped import measure_mapped
     from kernels.triton_backend import TritonBackend
     from kernels.triton_mover import TritonMover
 
@@ -94,14 +100,20 @@ def measure(suite: Suite, device: torch.device) -> Iterator[Row | str]:
         written = partial(measure_write, clock, backend, pool, count, device, ceiling)
         parts.append((f"write {count} tokens", written))
     moved = suite.moved_blocks
-    copies = partial(measure_copies, clock, TritonMover, pool, moved, device, ceiling)
-    swaps = partial(measure_swaps, clock, TritonMover, pool, moved, device)
-    parts += [("copies", copies), ("swaps", swaps)]
+    for layout in LAYOUTS:
+        copies = partial(measure_copies, clock, TritonMover, pool, moved, device, ceiling, layout)
+        swaps = partial(measure_swaps, clock, TritonMover, pool, moved, device, layout)
+        parts += [(f"copies, {layout}", copies), (f"swaps, {layout}", swaps)]
+    mapped = partial(measure_mapped, clock, backend, suite.mapped, device, ceiling)
+    parts.append(("mapped blocks", mapped))
     for name, run in parts:
         if time.monotonic() - began > _TIME_LIMIT_S:
-            yield name
+            yield Absent(name, _NO_TIME)
             continue
-        yield from run()
+        try:
+            yield from run()
+        except Exception as problem:  # it must not take the other parts with it
+            yield Absent(name, _reason(problem))
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
@@ -161,8 +173,12 @@ def _measure_baseline(
             return Baseline(name, None, error, f"its output is wrong by {error:.1e}", wanted)
         return Baseline(name, clock.time([call]), error, None, wanted)
     except Exception as problem:
-        reason = f"{type(problem).__name__}: {problem}".splitlines()[0][:120]
-        return Baseline(name, None, None, reason, wanted)
+        return Baseline(name, None, None, _reason(problem), wanted)
+
+
+def _reason(problem: Exception) -> str:
+    """In one short line."""
+    return f"{type(problem).__name__}: {problem}".splitlines()[0][:160]
 
 
 def _error(found: torch.Tensor, exact: torch.Tensor) -> float:

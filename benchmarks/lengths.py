@@ -1,13 +1,15 @@
 """How long prompts and outputs are: published traces, and look-alikes where there is no trace.
 
-The look-alikes are log-normal, with the means that the PagedAttention paper prints for its two
-datasets (section 6.1, Fig. 11) and the spread of the public data that they were taken from.
+The look-alikes have the means that the PagedAttention paper prints for its two datasets (section
+6.1, Fig. 11), and the shape of the public data that they were taken from: short ones (greetings,
+one-word answers) and long ones (pasted text, essays), each log-normal.
 """
 
 import csv
 import gzip
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
 
@@ -28,29 +30,49 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class LogNormal:
-    """Positive numbers whose logarithms are normally distributed, cut at a limit."""
+class Part:
+    """Some of a distribution's numbers: their logarithms are normally distributed."""
+
+    share: float
+    median: float  # only compared with those of the other parts: the mean decides
+    sigma: float  # standard deviation of the logarithm, without the cut
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Positive numbers, each from one of several log-normal parts, cut at a limit."""
 
     mean: float  # of what is drawn, the cut included
-    sigma: float  # standard deviation of the logarithm, without the cut
+    parts: tuple[Part, ...]
 
     def draw(self, count: int, limit: int, random: np.random.Generator) -> NDArray[np.int64]:
         """Whole numbers from [1, limit], [count]."""
-        location = self._location(limit)
-        return _cut(np.exp(location + self.sigma * random.standard_normal(count)), limit)
+        shares = [part.share for part in self.parts]
+        chosen = random.choice(len(shares), count, p=shares)
+        medians = np.array([part.median for part in self.parts])
+        sigmas = np.array([part.sigma for part in self.parts])
+        logs = np.log(medians)[chosen] + sigmas[chosen] * random.standard_normal(count)
+        return _cut(np.exp(_shift(self, limit) + logs), limit)
 
-    def _location(self, limit: int) -> float:
-        """Mean of the logarithm with which the mean comes out right in spite of the cut."""
-        levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
-        normal = np.array([NormalDist().inv_cdf(level) for level in levels])
-        low, high = -10.0, float(np.log(limit))
-        for _ in range(50):
-            middle = (low + high) / 2
-            if _cut(np.exp(middle + self.sigma * normal), limit).mean() < self.mean:
-                low = middle
-            else:
-                high = middle
-        return low
+
+@lru_cache(maxsize=64)
+def _shift(mixture: Mixture, limit: int) -> float:
+    """What is added to all logarithms, so that the mean comes out right in spite of the cut."""
+    levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
+    normal = np.array([NormalDist().inv_cdf(level) for level in levels])
+    spread = [np.log(part.median) + part.sigma * normal for part in mixture.parts]
+    low, high = -20.0, 20.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        mean = sum(
+            part.share * _cut(np.exp(np.minimum(middle + logs, 40.0)), limit).mean()
+            for part, logs in zip(mixture.parts, spread, strict=True)
+        )
+        if mean < mixture.mean:
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +81,13 @@ class Dataset:
 
     name: str
     trace: str  # file with its lengths
-    prompt: LogNormal  # without the file
-    output: LogNormal
+    prompt: Mixture  # without the file
+    output: Mixture
 
     def draw(self, count: int, limit: int, random: np.random.Generator) -> list[Lengths]:
         """Look-alikes; prompt and output together are at most ``limit`` tokens long."""
-        prompts = self.prompt.draw(count, limit // 2, random)
-        outputs = self.output.draw(count, limit // 2, random)
+        prompts = self.prompt.draw(count, limit - 1, random)
+        outputs = np.minimum(self.output.draw(count, limit - 1, random), limit - prompts)
         return [Lengths(*pair) for pair in zip(prompts.tolist(), outputs.tolist(), strict=True)]
 
     def draw_from(
@@ -91,14 +113,14 @@ DATASETS = (
     Dataset(
         "alpaca",
         "alpaca_5000_gpt2bpe_lengths.csv.gz",
-        LogNormal(19.31, 0.52),
-        LogNormal(58.45, 1.2),
+        Mixture(19.31, (Part(0.74, 13, 0.38), Part(0.26, 24, 0.59))),
+        Mixture(58.45, (Part(0.64, 19, 1.17), Part(0.36, 88, 0.42))),
     ),
     Dataset(
         "sharegpt",
         "sharegpt_opt_lengths_le2048.csv.gz",
-        LogNormal(161.31, 1.5),
-        LogNormal(337.99, 1.15),
+        Mixture(161.31, (Part(0.765, 25, 0.98), Part(0.235, 420, 0.79))),
+        Mixture(337.99, (Part(0.25, 59, 1.3), Part(0.75, 330, 0.67))),
     ),
 )
 

@@ -33,7 +33,7 @@ class RequestFailed(PageStreamError):
 class _NoMetrics:
     """Takes what a worker counts, and counts nothing."""
 
-    def step(self, result: StepResult) -> None:
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
         """Nothing."""
 
 

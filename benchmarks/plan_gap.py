@@ -94,7 +94,7 @@ class NullExecutor:
 class _Silent:
     """Takes what a worker counts, and counts nothing."""
 
-    def step(self, result: StepResult) -> None:
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
         """Nothing."""
 
 

@@ -28,13 +28,14 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from benchmarks.lengths import DATASETS, Dataset, Lengths
 from benchmarks.live_run import run_live
 from gpu_worker.assembly import Worker, build_worker
-from gpu_worker.settings import DEMO_MODEL, WorkerSettings
+from gpu_worker.settings import WorkerSettings
 from scheduler_svc.core.notes import Stats
 from scheduler_svc.replay import replay
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import PageStreamError
 from shared.messages import Submit
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
+from shared.service_settings import DEMO_MODEL
 
 _BLOCK_SIZE = 16
 _BEGIN = (0,)  # the demo model's <|bos|>

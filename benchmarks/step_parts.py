@@ -109,6 +109,7 @@ async def measure(endpoints: Endpoints, concurrency: int) -> dict[str, float]:
         "worker_model": mean_ms("worker_model_seconds"),
         "worker_sample": mean_ms("worker_sample_seconds"),
         "worker_wait": mean_ms("worker_wait_seconds"),
+        "worker_loop_overhead": mean_ms("worker_loop_overhead_seconds"),
         "scheduler_turn": mean_ms("scheduler_step_seconds"),
         "plan_round_trip": mean_ms("plan_round_trip_seconds"),
         "gateway_cpu_us_per_token": cpu_us_per_token("gateway"),

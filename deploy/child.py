@@ -8,6 +8,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from deploy.news import NEWS_FD, NewsReader
+
 _DIE_WITH_US = (sys.executable, "-IS", str(Path(__file__).with_name("die_with_parent.py")))
 
 
@@ -19,6 +21,9 @@ class Child:
     Args:
         log: its output is appended here.
         pid_file: holds its process id while it runs.
+
+    Attributes:
+        news: what it tells, if it is a spawner; closed when ``poll`` has found it ended.
     """
 
     def __init__(
@@ -26,16 +31,19 @@ class Child:
     ) -> None:
         self._log = log
         self._pid_file = pid_file
+        self.news = NewsReader()
         with log.open("ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
                 [*_DIE_WITH_US, str(os.getpid()), *command],
-                env=environ,
+                env={**environ, NEWS_FD: str(self.news.write_end)},
+                pass_fds=(self.news.write_end,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self.news.inherited()
         pid_file.write_text(f"{self.pid}\n")
 
     @property
@@ -48,6 +56,7 @@ class Child:
         if code is not None:
             self.kill()  # what it may have started itself
             self._pid_file.unlink(missing_ok=True)
+            self.news.close()
         return code
 
     def terminate(self) -> None:

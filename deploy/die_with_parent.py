@@ -12,13 +12,18 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def die_with(parent: int) -> None:
+    """Let this process be killed as soon as its parent, of this id, is dead."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(1)
+
+
 def main() -> None:
     """Ask the kernel, then run the command in this process."""
     launcher, *command = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(launcher):  # it died before the call above
-        sys.exit(1)
+    die_with(int(launcher))
     os.execvp(command[0], command)
 
 

@@ -22,6 +22,7 @@ from shared.errors import PageStreamError
 from shared.model_name import model_name
 
 _MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "gateway"}
+_SPAWNER = (sys.executable, "-m", "deploy.spawner")
 _STOP_ORDER = ("gateway", "scheduler", "worker", "redis")
 _DRAINING = ("gateway", "scheduler")
 _SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY",)
@@ -62,7 +63,7 @@ class Launcher:
                 self._start_redis()
             if not self._signals.num_stops:
                 for name, module in _MODULES.items():
-                    self._start(name, [sys.executable, "-m", module])
+                    self._start(name, [*_SPAWNER, module])
                 self._await_ready()
             self._until(self._is_lost, _IDLE_S)
         except BaseException:
@@ -146,7 +147,8 @@ class Launcher:
         """Wait for something to happen, then let the supervisors act on it."""
         now = time.monotonic()
         due = [s.next_deadline for s in self._services.values() if s.next_deadline is not None]
-        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]))
+        news = [s.news for s in self._services.values() if s.news is not None]
+        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]), news)
         for supervisor in self._services.values():
             supervisor.tick(time.monotonic())
 

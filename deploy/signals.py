@@ -5,7 +5,10 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Sequence
 from types import FrameType, TracebackType
+
+from deploy.news import NewsReader
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # timeout(1) and process managers signal a process and its group: twice, though they mean once.
@@ -45,9 +48,14 @@ class Signals:
         self._read_end.close()
         self._write_end.close()
 
-    def wait(self, timeout_s: float) -> None:
-        """Until a signal arrives or the time has passed; ``num_stops`` counts requests to stop."""
-        if select.select([self._read_end], [], [], max(0.0, timeout_s))[0]:
+    def wait(self, timeout_s: float, news: Sequence[NewsReader] = ()) -> None:
+        """Until a signal or news arrive or the time has passed.
+
+        ``num_stops`` counts requests to stop.
+        """
+        ends = [self._read_end.fileno(), *(found.fileno() for found in news)]
+        readable = select.select(ends, [], [], max(0.0, timeout_s))[0]
+        if self._read_end.fileno() in readable:
             received = self._read_end.recv(4096)
             now = time.monotonic()
             if any(number in _STOP for number in received) and now - self._last_stop > _ONE_STOP_S:

@@ -10,18 +10,17 @@ Nothing here waits or reads a clock: the caller calls ``tick`` whenever a proces
 """
 
 import enum
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from deploy.child import Child
-
-FUTILE_EXIT_CODES = (2, 78)  # a bad setting; a model that cannot be served
+from deploy.exits import FUTILE_EXIT_CODES, describe_exit
+from deploy.news import DIED, READY, NewsReader
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 15.0
-_HEALTHY_AFTER_S = 30.0
+_HEALTHY_AFTER_S = 30.0  # unless it says so earlier
 _TAIL_LINES = 10
 
 
@@ -79,6 +78,22 @@ class Died:
 
 
 @dataclass(frozen=True, slots=True)
+class Respawned:
+    """A spawner has noticed that its service ended by itself, and forks it again."""
+
+    service: str
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """The service does its work again, so long after it died."""
+
+    service: str
+    after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class GaveUp:
     """The process ended in a way that a restart cannot mend."""
 
@@ -96,7 +111,7 @@ class Stopped:
     killed: bool
 
 
-Event = Started | Died | GaveUp | Stopped
+Event = Started | Died | Respawned | Back | GaveUp | Stopped
 
 
 class Supervisor:
@@ -116,6 +131,12 @@ class Supervisor:
         self._delay_s = _FIRST_DELAY_S
         self._deadline: float | None = None  # of the back-off or of the grace
         self._killed = False
+        self._died: float | None = None  # until it is back
+
+    @property
+    def news(self) -> NewsReader | None:
+        """To be waited on: when it can be read, ``tick`` has something to do."""
+        return self._child.news if self._child is not None else None
 
     @property
     def pid(self) -> int | None:
@@ -162,6 +183,8 @@ class Supervisor:
     def tick(self, now: float) -> None:
         """Notice an ended process and do what is due."""
         if self._child is not None:
+            for line in self._child.news.lines():
+                self._heard(line, now)
             code = self._child.poll()
             if code is not None:
                 child, self._child = self._child, None
@@ -171,6 +194,18 @@ class Supervisor:
                 self.start(now)
             else:
                 self.kill()
+
+    def _heard(self, line: str, now: float) -> None:
+        what, _, how = line.partition(" ")
+        if what == DIED:
+            self._died = now
+            self.num_deaths += 1
+            self._on_event(Respawned(self.service.name, how))
+        elif what == READY:
+            self._delay_s = _FIRST_DELAY_S
+            if self._died is not None:
+                self._on_event(Back(self.service.name, now - self._died))
+                self._died = None
 
     def _ended(self, child: Child, code: int, now: float) -> None:
         name, how = self.service.name, describe_exit(code)
@@ -186,6 +221,7 @@ class Supervisor:
                 self._delay_s = _FIRST_DELAY_S
             self._become(State.BACKING_OFF)
             self.num_deaths += 1
+            self._died = now
             self._deadline = now + self._delay_s
             self._on_event(Died(name, how, child.log_tail(_TAIL_LINES), self._delay_s))
             self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
@@ -197,13 +233,3 @@ class Supervisor:
     def _become(self, state: State) -> None:
         assert state in _LEGAL[self.state], f"{self.service.name}: {self.state} to {state}"
         self.state = state
-
-
-def describe_exit(code: int) -> str:
-    """An exit code in words."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TextIO
 
-from deploy.supervisor import Died, Event, GaveUp, Started, Stopped
+from deploy.supervisor import Back, Died, Event, GaveUp, Respawned, Started, Stopped
 
 
 class Terminal:
@@ -38,6 +38,10 @@ class Terminal:
                 self.complain(
                     f"{service:<9} died ({how}); next start in {restart_in_s:g} s", log_tail
                 )
+            case Respawned(service, how):
+                self.complain(f"{service:<9} died ({how}); it is started again")
+            case Back(service, after_s):
+                self.say(f"{service:<9} is back after {after_s:.1f} s")
             case GaveUp(service, how, log_tail):
                 self.complain(
                     f"{service:<9} cannot run ({how}), and a restart would not mend it:", log_tail

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import uvloop
@@ -33,7 +33,7 @@ def _without_torch() -> Iterator[None]:
         del sys.modules["torch"]
 
 
-async def _serve(settings: GatewaySettings, tokenizer: Tokenizer) -> int:
+async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callable[[], None]) -> int:
     bus = RedisBus(settings.redis_url)
     try:
         _log.info("connected to Redis", version=await bus.check_server())
@@ -43,15 +43,25 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer) -> int:
     try:
         server = Server(settings, bus, tokenizer)
         heed_signals(server)
-        return await server.run()
+        return await server.run(ready)
     finally:
         await bus.close()
 
 
-def main() -> int:
-    """Exit status of the process."""
-    settings = load_or_exit(GatewaySettings, "PageStream's gateway: the OpenAI API over Redis.")
-    setup_logging("gateway", settings.log_level)
+def prepare() -> None:
+    """Read the settings, set up logs and import what tokenizers need; exits with 2 on bad ones."""
+    _settings()
+    with _without_torch():
+        Tokenizer.preload()
+
+
+def main(ready: Callable[[], None] = lambda: None) -> int:
+    """Exit status of the process.
+
+    Args:
+        ready: called when connections are accepted.
+    """
+    settings = _settings()
     try:
         with _without_torch():
             tokenizer = Tokenizer.load(settings.model, settings.trust_remote_code)
@@ -59,11 +69,17 @@ def main() -> int:
         _log.error("cannot serve", error=error)
         serving = serve_unserved(settings, str(error))
     else:
-        serving = _serve(settings, tokenizer)
+        serving = _serve(settings, tokenizer, ready)
     try:
         return uvloop.run(serving)
     except SettingsError as error:
         exit_with(error)
+
+
+def _settings() -> GatewaySettings:
+    settings = load_or_exit(GatewaySettings, "PageStream's gateway: the OpenAI API over Redis.")
+    setup_logging("gateway", settings.log_level)
+    return settings
 
 
 if __name__ == "__main__":

@@ -72,13 +72,12 @@ class StreamAnswer(Response):
         """
         generation = self._generation
         try:
-            async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+            async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
                 await generation.accepted()
             return self
         except ClientLeft:
             generation.note_unfinished(FinishReason.ABORT)
-            self._call.status = _CLIENT_CLOSED
-            response = Response(status_code=_CLIENT_CLOSED)
+            response = client_left(self._call)
         except BaseException as error:
             generation.note_unfinished(_reason(error))
             generation.close()
@@ -98,7 +97,7 @@ class StreamAnswer(Response):
                 }
             )
             if self._resumption is None:
-                async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+                async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
                     await self._send_deltas(send)
             else:
                 await self._outlive_client(receive, send, self._resumption.window_s)
@@ -137,14 +136,15 @@ class StreamAnswer(Response):
                 self._is_read = False
                 limit.reschedule(asyncio.get_running_loop().time() + window_s)
 
-            async with _watching(receive, left):
+            async with watching(receive, left):
                 await self._send_deltas(send)
 
     async def _send_deltas(self, send: Send) -> None:
         generation = self._generation
         async with aclosing(generation.deltas()) as deltas:
             async for shown in deltas:
-                await self._send(send, b"".join(map(self._chunk, shown)), more=True)
+                data = [self._chunk(index, delta) for index, delta in shown]
+                await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
         usage = b""
         done = DONE
         if self._include_usage and not (self._resumption and self._resumption.start.has_usage):
@@ -155,16 +155,23 @@ class StreamAnswer(Response):
             done = self._ids.done(done, cached_tokens)
         await self._send(send, usage + done, more=False)
 
-    def _chunk(self, shown: tuple[int, Delta]) -> bytes:
-        index, delta = shown
+    def _chunk(self, index: int, delta: Delta) -> bytes:
         chunk = self._wire.chunk(index, delta)
         if self._ids is None:
-            return b"".join(event.data for event in chunk)
+            if len(chunk) == 1:
+                return chunk[0].data
+            return b"".join([event.data for event in chunk])
         return self._ids.chunk(index, delta, chunk, self._generation.cached_tokens)
 
     async def _send(self, send: Send, body: bytes, more: bool) -> None:
         if self._is_read:
             await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def client_left(call: Call) -> Response:
+    """For a client that will not see it; the access log says so."""
+    call.status = _CLIENT_CLOSED
+    return Response(status_code=_CLIENT_CLOSED)
 
 
 async def whole_answer(
@@ -176,15 +183,14 @@ async def whole_answer(
         ApiError: the generation failed.
     """
     try:
-        async with _watching(receive, lambda: generation.mailbox.put(ClientGone())):
+        async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
             await generation.accepted()
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]
         return Response(wire.whole(choices, generation.usage), media_type="application/json")
     except ClientLeft:
         generation.note_unfinished(FinishReason.ABORT)
-        call.status = _CLIENT_CLOSED
-        return Response(status_code=_CLIENT_CLOSED)
+        return client_left(call)
     except TakenOver:
         generation.note_unfinished(FinishReason.ABORT)
         raise taken_over() from None
@@ -225,7 +231,7 @@ def _joined(deltas: list[Delta]) -> Delta:
 
 
 @asynccontextmanager
-async def _watching(receive: Receive, left: Callable[[], None]) -> AsyncIterator[None]:
+async def watching(receive: Receive, left: Callable[[], None]) -> AsyncIterator[None]:
     """Say so when the client closes its connection."""
 
     async def watch() -> None:

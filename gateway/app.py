@@ -13,7 +13,7 @@ from gateway.generation_api import generate_router
 from gateway.inspection_api import inspection_router
 from gateway.limit_calls import LimitCalls
 from gateway.openapi import describe
-from gateway.require_key import RequireKey
+from gateway.require_key import OPEN_PATHS, RequireKey
 from gateway.schema import (
     ChatBody,
     CompletionBody,
@@ -48,7 +48,7 @@ def create_app(service: Service) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = describe(app, bodies)
+            app.openapi_schema = describe(app, bodies, service.keys.are_asked_for, OPEN_PATHS)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

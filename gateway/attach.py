@@ -12,6 +12,7 @@ from gateway.events import (
     RequestAccepted,
     RequestFailed,
     Superseded,
+    TokensArrived,
 )
 from gateway.mailbox import Mailbox
 from gateway.sessions import Sessions
@@ -162,6 +163,9 @@ class Deliveries:
         for event in events:
             delivery = self._open.get(event.request_id)
             if delivery is None:
+                continue
+            if isinstance(event, TokensArrived):  # nearly all are
+                delivery.mailbox.put(event)
                 continue
             if isinstance(event, FollowingLost):
                 _log.warning("attaching", id=event.request_id, why=event.why)

@@ -17,7 +17,7 @@ _log = EventLog("gateway.access")
 _SCOPE_KEY = "pagestream.call"
 # Asked every few seconds by machines, and answered without work.
 QUIET_PATHS = ("/health/", "/metrics")
-_MAX_KEY_CHARS = 255
+MAX_KEY_CHARS = 255
 _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
 
@@ -69,10 +69,10 @@ def idempotency_key(request: Request) -> str | None:
         ApiError: 400, it cannot be used.
     """
     key = request.headers.get("idempotency-key")
-    if key is not None and not 1 <= len(key) <= _MAX_KEY_CHARS:
+    if key is not None and not 1 <= len(key) <= MAX_KEY_CHARS:
         raise invalid(
             "Idempotency-Key",
-            f"Idempotency-Key: {len(key)} characters; it must have 1 to {_MAX_KEY_CHARS}",
+            f"Idempotency-Key: {len(key)} characters; it must have 1 to {MAX_KEY_CHARS}",
         )
     return key
 

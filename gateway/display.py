@@ -30,7 +30,6 @@ class Display(Message):
     output: Output  # what is shown of the tokens
     include_usage: bool
     resumable: bool
-    owner: str  # who may continue the stream, see ``owner_of``
     fingerprint: str  # of the body, if it can be repeated; "" otherwise
 
     def packed(self, prompt_text: str | None) -> bytes:
@@ -65,22 +64,6 @@ def request_id(call_id: str, position: int) -> str:
         return call_id
     seed = f"{call_id}/{position}".encode()
     return hashlib.blake2b(seed, digest_size=16, person=b"prompt").hexdigest()
-
-
-def idempotent_call_id(client: str, key: str) -> str:
-    """Id of all calls that repeat one another: 128 bits in hex.
-
-    Args:
-        client: who calls, "" for nobody in particular; nobody else comes to the same id.
-    """
-    secret = hashlib.sha256(client.encode()).digest()
-    return hashlib.blake2b(key.encode(), digest_size=16, key=secret, person=b"call").hexdigest()
-
-
-def owner_of(call_id: str, client: str) -> str:
-    """Names a client towards one call, without telling who it is."""
-    secret = bytes.fromhex(call_id)
-    return hashlib.blake2b(client.encode(), digest_size=16, key=secret, person=b"owner").hexdigest()
 
 
 def seed_of(call_id: str) -> int:

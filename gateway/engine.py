@@ -199,6 +199,13 @@ class EngineClient:
         if attachment:
             self._outbox.send(Abort(request_id, attachment, reason))
 
+    def abandon(self, request_id: str, mailbox: Mailbox, after_s: float) -> None:
+        """The call waits no more, but another may come: abort the request unless one does."""
+        attachment = self._closed(request_id, mailbox)
+        if attachment:
+            abort = Abort(request_id, attachment, "its client did not come back")
+            asyncio.get_running_loop().call_later(after_s, self._outbox.send, abort)
+
     def close(self, request_id: str, mailbox: Mailbox) -> None:
         """The call waits no more; what the engine makes of the request is as it may be."""
         self._closed(request_id, mailbox)

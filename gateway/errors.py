@@ -143,16 +143,15 @@ def overloaded(message: str) -> ApiError:
     return ApiError(429, message, code="overloaded", rejection="overloaded", headers=headers)
 
 
-def shutting_down(accepted: bool) -> ApiError:
+def shutting_down(accepted: bool, resumable: bool = False) -> ApiError:
     """503: another gateway must serve this."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
     rejection = None if accepted else "draining"
     return ApiError(
         503,
         "the gateway is shutting down; another one, or the next, takes this up: "
-        + (
-            "resume the stream, or send the request again" if accepted else "send the request again"
-        ),
+        + ("resume the stream, or " if resumable else "")
+        + "send the request again",
         code="shutting_down",
         rejection=rejection,
         headers=headers,

@@ -242,13 +242,15 @@ class Generation:
 
     def _open(self, letter: Letter) -> tuple[PendingRequest, Part] | None:
         """The choice that a letter says something new of."""
+        if isinstance(letter, TokensArrived):  # nearly all are
+            return self._open_tokens(letter)
         if isinstance(letter, ClientGone):
             self._aborted_because = "client disconnected"
             raise ClientLeft
         if isinstance(letter, ServerLeaves):
             self._aborted_because = "gateway shuts down"
             self.server_leaves = True
-            raise shutting_down(accepted=True)
+            raise shutting_down(accepted=True, resumable=self._display.resumable)
         if isinstance(letter, (RequestAccepted, Joined, FollowingLost)):
             return None
         if isinstance(letter, Superseded):
@@ -269,23 +271,26 @@ class Generation:
             request.note_cached(letter.num_tokens)
             return None
         part = request.parts[letter.choice]
-        if isinstance(letter, ChoiceFinished):
-            part.engine_ended = True
-            reason = letter.reason if self._output.generate else FinishReason.LENGTH
-            part.choice.end(reason, letter.beam_score)
-        elif part.choice.finish_reason is not None and part.replay is None:
-            return None  # the choice was cut short before the engine heard of it
-        else:
-            self._push(request, part, letter)
+        part.engine_ended = True
+        reason = letter.reason if self._output.generate else FinishReason.LENGTH
+        part.choice.end(reason, letter.beam_score)
         return None if part.settled else (request, part)
 
-    def _push(self, request: PendingRequest, part: Part, letter: TokensArrived) -> None:
-        request.observe_tokens(self._metrics, part, len(letter.tokens), self._started_s)
-        if request.planned.sampling.num_logprobs is not None and not letter.logprobs:
+    def _open_tokens(self, letter: TokensArrived) -> tuple[PendingRequest, Part] | None:
+        request = self._by_id[letter.request_id]
+        part = request.parts[letter.choice]
+        if part.choice.finish_reason is not None and part.replay is None:
+            return None  # the choice was cut short before the engine heard of it
+        tokens, logprobs = letter.tokens, letter.logprobs
+        request.observe_tokens(self._metrics, part, len(tokens), self._started_s)
+        if not logprobs and request.planned.sampling.num_logprobs is not None:
             raise failed("the log-probability of a token is missing")
         if self._output.generate:
-            count = self._replay(part, letter.tokens, letter.logprobs)
-            part.choice.push(letter.tokens[count:], letter.logprobs[count:])
+            if part.replay is not None:
+                count = self._replay(part, tokens, logprobs)
+                tokens, logprobs = tokens[count:], logprobs[count:]
+            part.choice.push(tokens, logprobs)
+        return None if part.settled else (request, part)
 
     def _replay(
         self, part: Part, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()

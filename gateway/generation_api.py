@@ -17,31 +17,43 @@ from gateway.admission import (
     completion_output,
     sampling_params,
 )
+from gateway.answer_schema import ChatAnswer, CompletionAnswer
 from gateway.answers import Resumption, StreamAnswer, whole_answer
 from gateway.beams import beam_params
-from gateway.call import call_of, client_of, idempotency_key, read_body
-from gateway.display import Display, fingerprint, idempotent_call_id, owner_of, seed_of
+from gateway.call import MAX_KEY_CHARS, call_of, client_of, idempotency_key, read_body
+from gateway.display import Display, fingerprint, seed_of
 from gateway.errors import ApiError
 from gateway.event_ids import StreamPosition
 from gateway.generation import Generation
-from gateway.openapi import takes
+from gateway.openapi import generates, reads_header, takes
 from gateway.pending import Planned, with_seed
 from gateway.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.service import Service
+from gateway.stream_ids import call_id_of, secret_of_key, stream_id_of
 from shared.sampling import SamplingParams
 
 
 def generate_router(service: Service) -> APIRouter:
     """The endpoints that generate text."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], default_response_class=Response)
+    about = "Names a generation, to ask for it again."
+    key = reads_header("Idempotency-Key", about, minLength=1, maxLength=MAX_KEY_CHARS)
 
-    @router.post("/v1/completions", openapi_extra=takes(CompletionBody))
+    @router.post(
+        "/v1/completions",
+        openapi_extra=takes(CompletionBody) | key,
+        responses=generates(CompletionAnswer),
+    )
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         with _counting(service):
             return await _complete(service, request)
 
-    @router.post("/v1/chat/completions", openapi_extra=takes(ChatBody))
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=takes(ChatBody) | key,
+        responses=generates(ChatAnswer),
+    )
     async def chat_completions(request: Request) -> Response:
         """Answer in a conversation."""
         with _counting(service):
@@ -98,11 +110,11 @@ async def _answer(
     output: Output,
 ) -> Response:
     call = call_of(request)
-    key = idempotency_key(request)
-    if key is not None:
-        call.id = idempotent_call_id(client_of(request), key)
-        if body.seed is None:
-            planned = [with_seed(item, seed_of(call.id)) for item in planned]
+    key, client = idempotency_key(request), client_of(request)
+    secret = call.id if key is None else secret_of_key(key)
+    call.id = call_id_of(secret, client)
+    if key is not None and body.seed is None:
+        planned = [with_seed(item, seed_of(call.id)) for item in planned]
     display = _display(service, request, body, len(planned), output, is_repeatable=key is not None)
     generation = Generation(
         service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
@@ -118,7 +130,8 @@ async def _answer(
         return await whole_answer(generation, wire, call, request.receive)
     resumption = None
     if display.resumable:
-        resumption = Resumption(call.id, service.resume_window_s, StreamPosition())
+        stream_id = stream_id_of(secret, client)
+        resumption = Resumption(stream_id, service.resume_window_s, StreamPosition())
     answer = StreamAnswer(generation, wire, display.include_usage, call, resumption)
     return await answer.accepted(request.receive)
 
@@ -150,9 +163,8 @@ def _display(
     output: Output,
     is_repeatable: bool,
 ) -> Display:
-    call_id = call_of(request).id
     return Display(
-        call_id=call_id,
+        call_id=call_of(request).id,
         is_chat=isinstance(body, ChatBody),
         model=service.model_name,
         created=int(time.time()),
@@ -161,7 +173,6 @@ def _display(
         output=output,
         include_usage=_include_usage(body),
         resumable=bool(body.stream_resume),
-        owner=owner_of(call_id, client_of(request)),
         fingerprint=fingerprint(body) if is_repeatable else "",
     )
 

@@ -6,11 +6,23 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.answer_schema import (
+    Alive,
+    ErrorAnswer,
+    ModelCard,
+    ModelList,
+    NotReady,
+    PrefixList,
+    Ready,
+    TextAnswer,
+    TokensAnswer,
+    VersionAnswer,
+)
 from gateway.call import read_body
 from gateway.engine import Engine
 from gateway.errors import invalid_value, unknown_model
 from gateway.health import readiness
-from gateway.openapi import takes
+from gateway.openapi import answers, plain_text, takes
 from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
 from gateway.service import Service
 from shared.messages import PrefixState
@@ -19,34 +31,42 @@ from shared.metrics import CONTENT_TYPE
 
 def inspection_router(service: Service, version: str) -> APIRouter:
     """The endpoints that look at the model and at the gateway."""
-    router = APIRouter()
+    router = APIRouter(default_response_class=Response)
 
-    @router.get("/v1/models", tags=["model"])
+    @router.get("/v1/models", tags=["model"], responses=answers(ModelList))
     async def list_models() -> Response:
         """The one model that is served here."""
         return JSONResponse({"object": "list", "data": [_model_card(service)]})
 
-    @router.get("/v1/models/{model_id:path}", tags=["model"])
+    @router.get("/v1/models/{model_id:path}", tags=["model"], responses=answers(ModelCard, 404))
     async def retrieve_model(model_id: str) -> Response:
         """One model."""
         if model_id != service.model_name:
             raise unknown_model(model_id)
         return JSONResponse(_model_card(service))
 
-    @router.get("/prefixes", tags=["model"])
+    @router.get("/prefixes", tags=["model"], responses=answers(PrefixList))
     async def list_prefixes() -> Response:
         """The prefixes that this gateway wants to stay in the KV cache, and what became of each."""
         return JSONResponse({"object": "list", "data": _prefix_cards(service)})
 
     @router.post(
-        "/tokenize", tags=["tokens"], openapi_extra=takes(TokenizeTextBody, TokenizeChatBody)
+        "/tokenize",
+        tags=["tokens"],
+        openapi_extra=takes(TokenizeTextBody, TokenizeChatBody),
+        responses=answers(TokensAnswer, 404, has_body=True),
     )
     async def tokenize(request: Request) -> Response:
         """Tokens of a text or of a conversation."""
         data = await read_body(request, service.max_body_bytes)
         return JSONResponse(await _tokenize(service, data))
 
-    @router.post("/detokenize", tags=["tokens"], openapi_extra=takes(DetokenizeBody))
+    @router.post(
+        "/detokenize",
+        tags=["tokens"],
+        openapi_extra=takes(DetokenizeBody),
+        responses=answers(TextAnswer, 404, has_body=True),
+    )
     async def detokenize(request: Request) -> Response:
         """Text of tokens, special tokens included."""
         body = parse_body(DetokenizeBody, await read_body(request, service.max_body_bytes))
@@ -58,22 +78,26 @@ def inspection_router(service: Service, version: str) -> APIRouter:
                 raise invalid_value(f"tokens[{index}]", token, reason)
         return JSONResponse({"prompt": await service.prompts.text(body.tokens, skip_special=False)})
 
-    @router.get("/version", tags=["gateway"])
+    @router.get("/version", tags=["gateway"], responses=answers(VersionAnswer))
     async def show_version() -> Response:
         """Version of PageStream."""
         return JSONResponse({"version": version})
 
-    @router.get("/health/live", tags=["gateway"])
+    @router.get("/health/live", tags=["gateway"], responses=answers(Alive))
     async def live() -> Response:
         """200 as long as the process works at all."""
         return JSONResponse({"status": "alive"})
 
-    @router.get("/health/ready", tags=["gateway"])
+    @router.get(
+        "/health/ready",
+        tags=["gateway"],
+        responses=answers(Ready, unready=NotReady | ErrorAnswer),
+    )
     async def ready() -> Response:
         """200 if a request sent now would be served, else the check that failed."""
         return readiness(service)
 
-    @router.get("/metrics", tags=["gateway"])
+    @router.get("/metrics", tags=["gateway"], responses=plain_text(CONTENT_TYPE))
     async def metrics() -> Response:
         """Prometheus's text format."""
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)

@@ -30,8 +30,9 @@ class Place:
     def read(self, entry_id: EntryId) -> None:
         """The next entry; those of an epoch are dense, so that one that was trimmed is noticed."""
         before, self.cursor = self.cursor, entry_id
-        follows = before.seq + 1 if entry_id.epoch == before.epoch else 0
-        if entry_id.seq > follows:
+        if entry_id.epoch != before.epoch:
+            self._is_torn = entry_id.seq > 0
+        elif entry_id.seq > before.seq + 1:
             self._is_torn = True
 
     def start_epoch(self, epoch: int) -> bool:

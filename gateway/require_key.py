@@ -9,7 +9,7 @@ from gateway.call import call_in
 from gateway.errors import unauthorized
 from shared.metrics import GatewayMetrics
 
-_OPEN_PATHS = ("/health/live",)
+OPEN_PATHS = ("/health/live",)
 
 
 class RequireKey:
@@ -27,7 +27,7 @@ class RequireKey:
             if tenant is not None:
                 call_in(scope).tenant = tenant
                 call_in(scope).fields["key"] = tenant
-            elif scope["path"] not in _OPEN_PATHS:
+            elif scope["path"] not in OPEN_PATHS:
                 self._metrics.admission_rejections["unauthorized"].inc()
                 error = unauthorized(bool(given))
                 response = JSONResponse(error.body(), error.status, error.headers)

@@ -62,9 +62,22 @@ EarlyStop = Annotated[
 ]
 
 
+def _describe_neutral(schema: dict[str, Any]) -> None:
+    """The description of a body that generates: what changes nothing is allowed, and no more."""
+    schema["additionalProperties"] = False
+    for name, values in _NEUTRAL.items():
+        schema["properties"].setdefault(name, {"enum": [None, *values]})
+
+
 class _Body(BaseModel):
-    # Extra fields are kept for `refuse_extra`, which knows those that change nothing.
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, hide_input_in_errors=True)
+    # Extra fields are kept for `_refuse_extra`, which knows those that change nothing.
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        frozen=True,
+        hide_input_in_errors=True,
+        json_schema_extra={"additionalProperties": False},
+    )
 
 
 class _Part(BaseModel):
@@ -79,6 +92,8 @@ class StreamOptions(_Part):
 
 class GenerationBody(_Body):
     """What both ways to generate have in common."""
+
+    model_config = ConfigDict(json_schema_extra=_describe_neutral)
 
     model: str
     n: _NumChoices | None = None

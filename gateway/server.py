@@ -6,6 +6,7 @@ import secrets
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -78,8 +79,12 @@ class Server:
         self._leave = asyncio.Event()
         self._listening = asyncio.Event()
 
-    async def run(self) -> int:
-        """Serve until told to leave; the exit status of the process."""
+    async def run(self, ready: Callable[[], None] = lambda: None) -> int:
+        """Serve until told to leave; the exit status of the process.
+
+        Args:
+            ready: called when connections are accepted.
+        """
         settings = self._settings
         app = create_app(self.service)
         http = HttpServer(app, settings.host, settings.port, self._limits)
@@ -88,7 +93,7 @@ class Server:
         servers = [http, *self._management()]
         serving = [asyncio.create_task(server.serve()) for server in servers]
         leaving = asyncio.create_task(self._leave.wait())
-        announcing = asyncio.create_task(self._announce(http))
+        announcing = asyncio.create_task(self._announce(http, ready))
         failed = False
         try:
             working = (engine, leaving, *serving)
@@ -146,7 +151,7 @@ class Server:
         if not engine.done():
             await self.service.engine.flushed()
 
-    async def _announce(self, http: HttpServer) -> None:
+    async def _announce(self, http: HttpServer, ready: Callable[[], None]) -> None:
         await http.bound.wait()
         self.port = http.port
         self._listening.set()
@@ -158,6 +163,7 @@ class Server:
             model=self.service.model_name,
             engine=self._settings.engine_id,
         )
+        ready()
 
 
 def _is_loopback(host: str) -> bool:

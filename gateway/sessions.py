@@ -279,7 +279,9 @@ class Sessions:
         found = request.continuations(state)
         if isinstance(found, str):
             if request.awaits:
-                # The engine knew what was delivered, and has something else all the same.
+                # The engine knew what was delivered, and has something else all the same: what it
+                # has may be another call's, which whoever asked can tell from its Submit.
+                yield Joined(request_id, state.submit)
                 yield self._given_up(request_id, found)
             else:
                 yield from self._lost(request_id, found)

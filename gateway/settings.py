@@ -2,21 +2,14 @@
 
 from dataclasses import dataclass
 
+from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
-
-DEMO_MODEL = "models/demo"
 
 
 @dataclass(frozen=True, slots=True)
-class GatewaySettings:
+class GatewaySettings(ServiceSettings):
     """HTTP in, tokens out."""
 
-    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
-    served_model_name: str | None = setting(
-        None, "Name that clients give; by default the last part of the model's path."
-    )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
-    engine_id: str = setting("engine-0", "Engine to send requests to.")
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on.", minimum=0, maximum=65535)
     api_keys: str | None = setting(
@@ -64,8 +57,8 @@ class GatewaySettings:
         30.0, "Seconds that open streams may take to end after SIGTERM.", minimum=0
     )
     bus_patience: float = setting(
-        30.0,
-        "Seconds that Redis may be away before open requests are given up.",
+        60.0,  # whoever is paused for half a minute harms nobody
+        "Seconds that Redis or the engine may be silent before open requests are given up.",
         minimum=0,
     )
     resume_window: float = setting(
@@ -84,9 +77,6 @@ class GatewaySettings:
         minimum=2.0,
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
-    log_level: str = setting(
-        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
-    )
 
     @property
     def asks_for_keys(self) -> bool:

@@ -1,33 +1,33 @@
 """GET /v1/streams/<id>: the rest of a stream, from any gateway."""
 
-import re
 from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.admission import Prompt
-from gateway.answers import Resumption, StreamAnswer
+from gateway.answers import Resumption, StreamAnswer, client_left, watching
 from gateway.call import call_of, client_of
-from gateway.display import Display, owner_of, read_display, request_id
-from gateway.engine import EngineClient
+from gateway.display import Display, read_display, request_id
 from gateway.errors import gone, invalid, shutting_down, taken_over, unavailable, unknown_stream
 from gateway.event_ids import StreamPosition
 from gateway.events import EngineUnreachable, Joined, NotRemembered, Superseded
-from gateway.generation import Generation
-from gateway.mailbox import Mailbox, ServerLeaves
+from gateway.generation import ClientLeft, Generation
+from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
+from gateway.openapi import continues, reads_header
 from gateway.pending import Planned
 from gateway.service import Service
+from gateway.stream_ids import call_id_in
 
-_STREAM_ID = re.compile(r"[0-9a-f]{32}")
 _NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
 
 
 def streams_router(service: Service) -> APIRouter:
     """The endpoint that continues streams."""
-    router = APIRouter(tags=["generate"])
+    router = APIRouter(tags=["generate"], default_response_class=Response)
+    last = reads_header("Last-Event-ID", "The last event that was seen.")
 
-    @router.get("/v1/streams/{stream_id}")
+    @router.get("/v1/streams/{stream_id}", openapi_extra=last, responses=continues())
     async def resume_stream(stream_id: str, request: Request) -> Response:
         """Continue a stream after the event that ``Last-Event-ID`` names, or from its beginning."""
         return await _resume(service, stream_id, request)
@@ -36,7 +36,8 @@ def streams_router(service: Service) -> APIRouter:
 
 
 async def _resume(service: Service, stream_id: str, request: Request) -> Response:
-    if _STREAM_ID.fullmatch(stream_id) is None:
+    call_id = call_id_in(stream_id, client_of(request))
+    if call_id is None:
         raise unknown_stream()
     position = StreamPosition.parse(request.headers.get("last-event-id"))
     if position.is_done:
@@ -45,11 +46,18 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
         raise shutting_down(accepted=False)
     if not service.engine.is_positioned:
         raise unavailable("the log of outputs was not found yet")
-    [first] = await _look_up(service.engine, [stream_id])
+    try:
+        return await _taken_up(service, stream_id, call_id, request, position)
+    except ClientLeft:
+        return client_left(call_of(request))
+
+
+async def _taken_up(
+    service: Service, stream_id: str, call_id: str, request: Request, position: StreamPosition
+) -> Response:
+    [first] = await _look_up(service, [call_id], request)
     display = read_display(first.submit.display)
     if display is None or not display.resumable:
-        raise unknown_stream()
-    if display.owner != owner_of(stream_id, client_of(request)):
         raise unknown_stream()
     num_choices = display.num_prompts * display.output.num_candidates
     if position.choices and len(position.choices) != num_choices:
@@ -58,9 +66,10 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
             f"Last-Event-ID: it is of a stream with {len(position.choices)} choices, "
             f"this one has {num_choices}",
         )
-    others = [request_id(stream_id, number) for number in range(1, display.num_prompts)]
-    found = [first, *(await _look_up(service.engine, others))]
-    return _continued(service, request, display, found, position)
+    others = [request_id(call_id, number) for number in range(1, display.num_prompts)]
+    found = [first, *(await _look_up(service, others, request))]
+    resumption = Resumption(stream_id, service.resume_window_s, position)
+    return _continued(service, request, display, found, resumption)
 
 
 def _continued(
@@ -68,8 +77,9 @@ def _continued(
     request: Request,
     display: Display,
     found: Sequence[Joined],
-    position: StreamPosition,
+    resumption: Resumption,
 ) -> Response:
+    position = resumption.start
     call = call_of(request)
     call.fields |= {"stream": True, "resumes": display.call_id}
     planned = [_planned(known, display) for known in found]
@@ -79,7 +89,6 @@ def _continued(
     wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
     wire.go_on(index for index, choice in enumerate(position.choices) if choice.begun)
     generation.resume(found, position)
-    resumption = Resumption(display.call_id, service.resume_window_s, position)
     return StreamAnswer(generation, wire, display.include_usage, call, resumption)
 
 
@@ -100,30 +109,42 @@ def _planned(known: Joined, display: Display) -> Planned:
     )
 
 
-async def _look_up(engine: EngineClient, request_ids: Sequence[str]) -> list[Joined]:
+async def _look_up(service: Service, request_ids: Sequence[str], request: Request) -> list[Joined]:
     """What the engine knows of requests; from here on nobody else delivers them.
 
     Raises:
         ApiError: 410, one of them is not remembered; 503, the engine does not answer.
+        ClientLeft: nobody waits any more.
     """
-    mailbox = Mailbox()
+    engine, mailbox = service.engine, Mailbox()
     found: dict[str, Joined] = {}
     for identity in request_ids:
         engine.look_up(identity, mailbox)
     try:
-        while len(found) < len(request_ids):
-            for letter in await mailbox.take():
-                if isinstance(letter, Joined):
-                    found[letter.request_id] = letter
-                elif isinstance(letter, NotRemembered):
-                    raise gone("the stream is not remembered any more, if there ever was one")
-                elif isinstance(letter, EngineUnreachable):
-                    raise unavailable(letter.why)
-                elif isinstance(letter, Superseded):
-                    raise taken_over()
-                elif isinstance(letter, ServerLeaves):
-                    raise shutting_down(accepted=False)
-    finally:
+        async with watching(request.receive, lambda: mailbox.put(ClientGone())):
+            while len(found) < len(request_ids):
+                for letter in await mailbox.take():
+                    _take(letter, found)
+    except BaseException:
+        # An earlier delivery may have ended for this one: without either it would run to its end.
         for identity in request_ids:
-            engine.close(identity, mailbox)
+            engine.abandon(identity, mailbox, service.resume_window_s)
+        raise
+    for identity in request_ids:
+        engine.close(identity, mailbox)
     return [found[identity] for identity in request_ids]
+
+
+def _take(letter: Letter, found: dict[str, Joined]) -> None:
+    if isinstance(letter, Joined):
+        found[letter.request_id] = letter
+    elif isinstance(letter, ClientGone):
+        raise ClientLeft
+    elif isinstance(letter, NotRemembered):
+        raise gone("the stream is not remembered any more, if there ever was one")
+    elif isinstance(letter, EngineUnreachable):
+        raise unavailable(letter.why)
+    elif isinstance(letter, Superseded):
+        raise taken_over()
+    elif isinstance(letter, ServerLeaves):
+        raise shutting_down(accepted=False)

@@ -37,6 +37,13 @@ class Tokenizer:
         )
 
     @staticmethod
+    def preload() -> None:
+        """Import what ``load`` will need, and nothing else."""
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        assert AutoTokenizer, PreTrainedTokenizerFast
+
+    @staticmethod
     def load(model: str, trust_remote_code: bool) -> "Tokenizer":
         """Tokenizer of a model folder or hub id.
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from gpu_worker.settings import WorkerSettings
 from shared.errors import SettingsError
@@ -15,23 +16,45 @@ from shared.settings import exit_with, load_or_exit
 _OPENMP = ("OMP_WAIT_POLICY", "passive")
 
 
-def main() -> None:
+def prepare() -> None:
+    """Read the settings, set up logs and import what the model will need; start nothing.
+
+    Exits with 2 on bad settings.
+    """
+    settings = _settings()
+    os.environ.setdefault(*_OPENMP)  # torch's threads read the environment when it is imported
+    import gpu_worker.process  # noqa: F401
+    from gpu_worker.preload import preload
+
+    preload(settings)
+
+
+def main(ready: Callable[[], None] = lambda: None) -> int:
     """Run until SIGTERM or SIGINT.
 
-    Exits with 0 when told to stop, 2 on bad settings, 78 where a restart cannot help, else 1.
+    Args:
+        ready: called when plans can be carried out.
+
+    Returns:
+        0 when told to stop, 78 where a restart cannot help, else 1; exits with 2 on bad settings.
     """
-    settings = load_or_exit(WorkerSettings, "PageStream's worker: runs the model.")
-    setup_logging("worker", settings.log_level)
+    settings = _settings()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: sys.exit(0))  # until the loop runs and takes them over
     os.environ.setdefault(*_OPENMP)
-    from gpu_worker.process import run  # torch's threads read the environment when it is imported
+    from gpu_worker.process import run
 
     try:
-        sys.exit(run(settings))
+        return run(settings, ready)
     except SettingsError as error:
         exit_with(error)
 
 
+def _settings() -> WorkerSettings:
+    settings = load_or_exit(WorkerSettings, "PageStream's worker: runs the model.")
+    setup_logging("worker", settings.log_level)
+    return settings
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

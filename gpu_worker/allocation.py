@@ -29,10 +29,12 @@ class PagedAllocator:
     Attributes:
         block_size: tokens in a block.
         device: where they lie.
+        layout: of the device pool, see ``PagedMemory``.
     """
 
     block_size: int
     device: torch.device
+    layout: str = "layer_major"
 
     @property
     def most_blocks(self) -> int | None:
@@ -47,7 +49,9 @@ class PagedAllocator:
         self, shapes: Sequence[LayerShape], num_blocks: int, num_host_blocks: int = 0
     ) -> KVMemory:
         """A memory with pools of these sizes."""
-        return PagedMemory(shapes, num_blocks, self.block_size, self.device, num_host_blocks)
+        return PagedMemory(
+            shapes, num_blocks, self.block_size, self.device, num_host_blocks, self.layout
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class VirtualAllocator:
             mapper = self._mapper(num_blocks, num_ranges * max_blocks, layout)
         except MapError as error:
             raise SettingsError("--kv-memory", "virtual", str(error)) from error
-        return VirtualMemory(layout, mapper, num_blocks, max_blocks, self.device, num_host_blocks)
+        return VirtualMemory(layout, mapper, num_blocks, max_blocks, num_host_blocks)
 
     def _mapper(self, num_blocks: int, num_places: int, layout: TokenLayout) -> Mapper:
         size = layout.block_bytes
@@ -125,8 +129,11 @@ class VirtualAllocator:
             assert self.max_mappings is not None
             return mapping_cpu.CpuMapper(num_blocks, num_places, size, self.max_mappings)
         driver = mapping_cuda.load_driver()
-        event: mapping_cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        return mapping_cuda.CudaMapper(driver, event, self.device, num_blocks, num_places, size)
+        events: tuple[mapping_cuda.Event, mapping_cuda.Event] = (
+            torch.cuda.Event(),  # type: ignore[no-untyped-call]
+            torch.cuda.Event(),  # type: ignore[no-untyped-call]
+        )
+        return mapping_cuda.CudaMapper(driver, events, self.device, num_blocks, num_places, size)
 
 
 Allocator = PagedAllocator | VirtualAllocator
@@ -141,7 +148,7 @@ def choose_allocator(
         SettingsError: this machine cannot do that.
     """
     if settings.kv_memory == "paged":
-        return PagedAllocator(settings.block_size, device)
+        return PagedAllocator(settings.block_size, device, settings.kv_layout)
     max_mappings = None
     try:
         if device.type == "cpu":

@@ -49,6 +49,10 @@ class BatchState(SlotArrays):
     def __len__(self) -> int:
         return len(self._slot_of)
 
+    def slot_of(self, handle: int) -> int | None:
+        """Where a sequence is; None: it is not here."""
+        return self._slot_of.get(handle)
+
     # -------------------------------------------------------------------- plans
 
     def apply(self, plan: StepPlan) -> None:

@@ -22,6 +22,9 @@ _MIN_TOKENS = 40
 _TOLERANCE = {torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 
 
+_LAYER_TOKENS = 24
+
+
 @dataclass(frozen=True, slots=True)
 class CheckResult:
     """What the check found.
@@ -62,6 +65,41 @@ def check_model(
             f"those with the model's own attention; {result.tolerance:.2g} is tolerated"
         )
     return result
+
+
+class LayerCheck:
+    """Compares a model before and after its layers were replaced.
+
+    Args:
+        model: as it was loaded.
+    """
+
+    def __init__(self, model: RaggedModel) -> None:
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(model.vocab_size, (_LAYER_TOKENS,), generator=generator)
+        self._model = model
+        self._tokens = tokens.to(model.device)
+        self._expected = model.eager_logits(self._tokens)
+
+    def result(self) -> CheckResult:
+        """How far the logits are from what they were.
+
+        Raises:
+            ModelUnsupported: farther than rounding explains, or the pass fails.
+        """
+        off = "--cpu-kernels off serves it with torch's"
+        try:
+            found = self._model.eager_logits(self._tokens)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelUnsupported(f"with compiled layers: {error}; {off}") from error
+        tolerance = _TOLERANCE[self._model.dtype]
+        deviation = _deviation(found, self._expected)
+        if not deviation <= tolerance:  # so that NaN fails, too
+            raise ModelUnsupported(
+                f"with compiled layers the logits deviate by {deviation:.2g} of their spread; "
+                f"{tolerance:.2g} is tolerated; {off}"
+            )
+        return CheckResult(deviation, tolerance, len(self._tokens))
 
 
 def _length(shapes: Sequence[LayerShape], max_model_len: int) -> int:

@@ -1,7 +1,8 @@
 """Executes step plans on one model: plan in, result out, no bus."""
 
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from gpu_worker.admissible import Limits
 from gpu_worker.attention import PagedStep
 from gpu_worker.batch import BatchState
 from gpu_worker.candidates import beam_candidates
+from gpu_worker.foresight import expect
 from gpu_worker.logprobs import prompt_logprobs, token_logprobs
 from gpu_worker.memory import KVMemory
 from gpu_worker.model import RaggedModel
@@ -39,6 +41,9 @@ class Executor:
         memory: the pool.
         backend: kernels that fit the model's device and type.
         limits: of the model and the pool.
+
+    Attributes:
+        when_placed: is told each step as soon as its sequences are in their places.
     """
 
     def __init__(
@@ -56,12 +61,35 @@ class Executor:
         self._backend = backend
         self._row_sampling: RowSampling | None = None
         self._row_version = -1
+        # Who is where changes only under this lock, so that another thread can look ahead.
+        self._placing = threading.Lock()
+        self._step = 0  # whose sequences are in their places; 0: none's
+        self.when_placed: Callable[[int], None] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the pool are."""
+        return self._model.device
 
     def reset(self) -> None:
         """Forget all sequences; the blocks' contents mean nothing from here on."""
-        self.batch.reset()
-        self.memory.keep(self.batch.taken)
+        with self._placing:
+            self._step = 0
+            self.batch.reset()
+            self.memory.keep(self.batch.taken)
         self._row_version = -1
+
+    def foresee(self, plan: StepPlan) -> None:
+        """Let memory prepare for the next plan while this one is carried out, on another thread.
+
+        A plan that is not the next one, or does not fit, changes nothing.
+        """
+        with self._placing:
+            if plan.step != self._step + 1:
+                return
+            expected = expect(plan, self.batch)
+        if expected is not None:
+            self.memory.prepare(expected)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -71,14 +99,11 @@ class Executor:
             PlanRefused: the plan does not fit the sequences here; only ``reset`` helps.
         """
         began = time.perf_counter()
-        self.batch.apply(plan)
-        self.memory.keep(self.batch.taken)
-        rows = self.batch.rows(plan)
-        self._move_blocks(plan)
-        if rows.num_tokens == 0:
+        rows, batch = self._place(plan)
+        if batch is None:
             return self._empty_result(plan, began)
         model_began = time.perf_counter()
-        logits = self._compute(rows)
+        logits = self._compute(rows, batch)
         sample_began = time.perf_counter()
         tokens, logprobs = self._sample(plan.step, rows, logits.sampled)
         candidates = self._rank(plan.step, rows, logits.beams) if rows.beams else ()
@@ -101,6 +126,20 @@ class Executor:
             step_us=int((ended - began) * 1e6),
         )
 
+    def _place(self, plan: StepPlan) -> tuple[Rows, RaggedBatch | None]:
+        """What the plan computes, and where that lies; None if there is nothing to compute."""
+        with self._placing:
+            self._step = 0
+            self.batch.apply(plan)
+            self.memory.keep(self.batch.taken)
+            rows = self.batch.rows(plan)
+            self._move_blocks(plan)
+            batch = self._ragged(rows) if rows.num_tokens else None
+            self._step = plan.step
+        if self.when_placed is not None:
+            self.when_placed(plan.step)
+        return rows, batch
+
     def _move_blocks(self, plan: StepPlan) -> None:
         """All that blocks get from elsewhere: swaps, then copy-on-write.
 
@@ -110,18 +149,13 @@ class Executor:
             self.memory.swap_out(plan.swap_out_device, plan.swap_out_host)
         if len(plan.swap_in_device):
             self.memory.swap_in(plan.swap_in_host, plan.swap_in_device)
-        if not len(plan.copy_sources):
-            return
-        device = self._model.device
-        sources = torch.from_numpy(plan.copy_sources.astype(np.int64)).to(device)
-        targets = torch.from_numpy(plan.copy_targets.astype(np.int64)).to(device)
-        for cache in self.memory.layers.values():
-            self._backend.copy_blocks(cache, sources, targets)
+        if len(plan.copy_sources):
+            self.memory.copy(plan.copy_sources, plan.copy_targets)
 
-    def _compute(self, rows: Rows) -> "_Logits":
+    def _compute(self, rows: Rows, batch: RaggedBatch) -> "_Logits":
         """The forward pass."""
         device = self._model.device
-        step = PagedStep(self._backend, self.memory.caches, self._ragged(rows))
+        step = PagedStep(self._backend, self.memory.caches, batch)
         token_ids = torch.from_numpy(rows.token_ids).to(device)
         positions = torch.from_numpy(rows.positions).to(device)
         wanted, num_scored = _wanted_rows(rows)

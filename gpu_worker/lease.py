@@ -75,9 +75,10 @@ class Lease:
         kv: KVGeometry,
         speeds: Speeds,
         longest_step_s: float = 0.0,
+        life: str = "",
     ) -> None:
         """Take the lease, from whoever had it; from here on it wants to be renewed."""
-        info = WorkerInfo(instance, self._rank, WorkerState.READY, "", model, kv, speeds)
+        info = WorkerInfo(instance, self._rank, WorkerState.READY, "", model, kv, speeds, life)
         self._ready = encode(info)
         self._instance = instance
         await self._put(_ttl_ms(longest_step_s))

@@ -35,7 +35,7 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
     _check_path(settings.model)
     config = _load_config(settings)
     refuse_by_config(config)
-    dtype = choose_dtype(settings.dtype, _own_dtype(config), device)
+    dtype = choose_dtype(settings.dtype, own_dtype(config), device)
     log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
@@ -168,6 +168,10 @@ def choose_device(wanted: str | None) -> torch.device:
 def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> torch.dtype:
     """Type of weights and KV cache; by default the model's own where the device is fast with it.
 
+    A CPU without instructions for bfloat16 takes float32: compiled layers keep weights that came
+    from bfloat16 as they are (see fusion), so that nothing is read that is not needed, and texts
+    stay equal under recomputation.
+
     Raises:
         SettingsError: the device cannot compute with it.
     """
@@ -181,7 +185,8 @@ def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> 
     return torch.bfloat16 if own == torch.bfloat16 and _cpu_is_fast_with_bf16() else torch.float32
 
 
-def _own_dtype(config: Any) -> torch.dtype:
+def own_dtype(config: Any) -> torch.dtype:
+    """Type of the weights that a model was published with."""
     found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     return found if isinstance(found, torch.dtype) else torch.float32
 

@@ -72,6 +72,7 @@ class MappedRanges:
         Raises:
             MappingFailed: not all of it can be; what is mapped is known, others are as they were.
         """
+        self._mapper.begin()
         self._step += 1
         self._make_room(int(slots.max(initial=-1)) + 1)
         self._last_used[slots] = self._step
@@ -81,6 +82,34 @@ class MappedRanges:
         touched = changed.any(1) | (num_blocks != self._lengths[slots])
         for row in np.flatnonzero(touched).tolist():
             self._update(int(slots[row]), tables[row, : num_blocks[row]])
+
+    def prepare(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
+        """Map already what ``follow`` will be asked for, as far as nobody can notice.
+
+        That leaves out what the last step followed may still use, ranges that there are not yet,
+        and whatever would need another range's mappings. What cannot be mapped is left as well.
+        """
+        width = min(tables.shape[1], self._max_blocks)
+        there = (slots < len(self._areas)) & (num_blocks <= width)
+        slots, tables, num_blocks = slots[there], tables[there, :width], num_blocks[there]
+        column = np.arange(width)
+        changed = (tables != self._blocks[slots, :width]) & (column < num_blocks[:, None])
+        in_use = np.where(self._last_used[slots] == self._step, self._lengths[slots], 0)
+        changed &= column >= in_use[:, None]
+        for row in np.flatnonzero(changed.any(1)).tolist():
+            slot, columns = int(slots[row]), np.flatnonzero(changed[row])
+            if not self._has_areas(2 * len(columns) + 2):
+                return
+            if columns[0] < self._lengths[slot]:
+                self._disown(slot)  # a sequence that goes, or is mapped anew when it computes
+            try:
+                self._remap(slot, columns, tables[row, columns])
+            except MappingFailed:
+                return  # it is said when the plan needs it
+
+    def _has_areas(self, num_more: int) -> bool:
+        limit = self._mapper.max_mappings
+        return limit is None or self.num_areas + num_more <= limit
 
     def _update(self, slot: int, table: Table) -> None:
         columns = np.flatnonzero(table != self._blocks[slot, : len(table)])

@@ -40,8 +40,11 @@ class Mapper(Protocol):
     def unmap(self, place: int, count: int) -> None:
         """No blocks are at places [place, place + count), where there may have been some."""
 
+    def begin(self) -> None:
+        """A step begins: only what is queued now may read what is unmapped until the next one."""
+
     def used(self) -> None:
-        """Work on what is mapped now is queued: nothing is unmapped before it is done."""
+        """Work on what is mapped now is queued."""
 
     def close(self) -> None:
         """Nobody uses pool or space any more."""

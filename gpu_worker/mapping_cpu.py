@@ -91,6 +91,9 @@ class CpuMapper:
         # The addresses stay reserved. A system that cannot even do that leaves them as they are.
         _mmap(self._address(place), size, _PROT_NONE, _RESERVED | _MAP_FIXED, -1, 0)
 
+    def begin(self) -> None:
+        pass
+
     def used(self) -> None:
         pass  # whoever calls kernels waits for them
 

@@ -44,7 +44,7 @@ class CudaMapper:
 
     Args:
         driver: ``cuda.bindings.driver``.
-        event: stands for queued work, again and again.
+        events: stand for queued work, in turns.
         device: the GPU.
         num_blocks: of physical memory.
         num_places: of addresses.
@@ -59,14 +59,17 @@ class CudaMapper:
     def __init__(
         self,
         driver: Any,
-        event: Event,
+        events: tuple[Event, Event],
         device: torch.device,
         num_blocks: int,
         num_places: int,
         block_bytes: int,
     ) -> None:
         self._driver = driver
-        self._event = event
+        # While a step computes, another thread may map for the next one. What it unmaps this step
+        # does not read; so it waits for the work before, whose event stays as it is until then.
+        self._past, self._latest = events
+        self._is_recorded = False
         self._block_bytes = block_bytes
         self._handles: list[Any] = []
         self._reserved: list[tuple[int, int]] = []  # address, size
@@ -95,17 +98,24 @@ class CudaMapper:
         addresses = [self._address(place + index) for index in range(count)]
         present = [address for address in addresses if address in self._mapped]
         if present:
-            self._event.synchronize()  # unmapping is not ordered with the stream
+            self._past.synchronize()  # unmapping is not ordered with the stream
         for address in present:
             self._mapped.discard(address)
             self._call("cuMemUnmap", address, self._block_bytes)
 
+    def begin(self) -> None:
+        if self._is_recorded:
+            self._past, self._latest = self._latest, self._past
+            self._is_recorded = False
+
     def used(self) -> None:
-        self._event.record()
+        self._latest.record()
+        self._is_recorded = True
 
     def close(self) -> None:
+        self.begin()
         if self._mapped:
-            self._event.synchronize()
+            self._past.synchronize()
         for address in sorted(self._mapped):
             self._call("cuMemUnmap", address, self._block_bytes)
         self._mapped.clear()

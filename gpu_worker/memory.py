@@ -1,4 +1,4 @@
-"""What every KV memory does, and the paged one: an allocation per layer, cut into blocks."""
+"""What every KV memory does, and the paged one: pools that are cut into blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from gpu_worker.host_pool import HostPool
+from gpu_worker.block_pools import BlockPools
+from gpu_worker.foresight import Expected
 from gpu_worker.model import LayerShape
 from gpu_worker.placement import Placement
+from gpu_worker.zeroed import zeroed
 from kernels.interface import LayerCache
+from kernels.packing import unpacked_views
 from shared.codec import IntArray
 from shared.errors import SettingsError
 from shared.messages import KVGeometry
@@ -23,12 +26,14 @@ class MappingStats:
     """Blocks that are mapped into sequences' ranges of addresses.
 
     Attributes:
-        map_s: seconds that the last step spent on mapping and unmapping.
+        map_s: seconds of mapping and unmapping for the last step.
+        wait_s: seconds that the step waited for that; the rest was done while another computed.
         in_use_bytes: physical memory that resident sequences have; what they share counts once.
         num_mappings: areas of memory that the system keeps, at most.
     """
 
     map_s: float
+    wait_s: float
     in_use_bytes: int
     num_mappings: int
 
@@ -62,11 +67,17 @@ class KVMemory(Protocol):
             MappingFailed: they cannot be reached; other sequences are as they were.
         """
 
+    def prepare(self, expected: Expected) -> None:
+        """Do ahead of time what ``translate`` will need; from any thread, disturbing nobody."""
+
     def attended(self) -> None:
         """Work that reads and writes ``caches`` as last translated is queued."""
 
     def close(self) -> None:
         """Nobody uses this memory any more."""
+
+    def copy(self, sources: IntArray, targets: IntArray) -> None:
+        """Copy blocks [n] of the device pool, which may repeat, to others [n], all different."""
 
     def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
         """Copy blocks [n] of the device pool, which may repeat, to blocks [n] of the host pool."""
@@ -75,7 +86,7 @@ class KVMemory(Protocol):
         """Copy blocks [n] of the host pool, which may repeat, to blocks [n] of the device pool."""
 
 
-class PagedMemory:
+class PagedMemory(BlockPools):
     """Blocks are numbered pages of one pool (PagedAttention, section 4.3).
 
     Args:
@@ -84,6 +95,8 @@ class PagedMemory:
         block_size: tokens in a block.
         device: where the device pool lies.
         num_host_blocks: size of the host pool.
+        layout: ``layer_major``, an allocation per layer, or ``block_major``, in which a block of
+            all layers lies in one piece and is swapped by one copy.
     """
 
     def __init__(
@@ -93,21 +106,15 @@ class PagedMemory:
         block_size: int,
         device: torch.device,
         num_host_blocks: int = 0,
+        layout: str = "layer_major",
     ) -> None:
         self._geometry = KVGeometry(
             num_blocks, block_size, bytes_per_block(shapes, block_size), num_host_blocks
         )
-        self._layers: dict[nn.Module, LayerCache] = {}
-        for shape in shapes:
-            # zeros, not empty: on CPUs the pages come from the system zeroed anyway, when touched.
-            pool = torch.zeros(
-                (2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim),
-                dtype=shape.dtype,
-                device=device,
-            )
-            self._layers[shape.module] = LayerCache(key=pool[0], value=pool[1])
-        device_layers = [self._layers[shape.module] for shape in shapes]
-        self._host = HostPool(shapes, device_layers, num_host_blocks, block_size, device)
+        allocate = _block_major if layout == "block_major" else _layer_major
+        caches = allocate(shapes, num_blocks, block_size, device)
+        self._layers = {shape.module: cache for shape, cache in zip(shapes, caches, strict=True)}
+        super().__init__(caches, num_host_blocks)
 
     @property
     def geometry(self) -> KVGeometry:
@@ -131,22 +138,32 @@ class PagedMemory:
     def translate(self, placement: Placement) -> Placement:
         return placement
 
+    def prepare(self, expected: Expected) -> None:
+        pass
+
     def attended(self) -> None:
         pass
 
     def close(self) -> None:
         pass
 
-    def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
-        self._host.swap_out(block_index(device_blocks), block_index(host_blocks))
 
-    def swap_in(self, host_blocks: IntArray, device_blocks: IntArray) -> None:
-        self._host.swap_in(block_index(host_blocks), block_index(device_blocks))
+def _layer_major(
+    shapes: Sequence[LayerShape], num_blocks: int, block_size: int, device: torch.device
+) -> list[LayerCache]:
+    pools = [
+        zeroed((2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim), shape.dtype, device)
+        for shape in shapes
+    ]
+    return [LayerCache(key=pool[0], value=pool[1]) for pool in pools]
 
 
-def block_index(blocks: IntArray) -> torch.Tensor:
-    """Block ids [n] int64, on the CPU."""
-    return torch.from_numpy(blocks.astype(np.int64))
+def _block_major(
+    shapes: Sequence[LayerShape], num_blocks: int, block_size: int, device: torch.device
+) -> list[LayerCache]:
+    size = bytes_per_block(shapes, block_size)
+    pool = zeroed((num_blocks, size), torch.uint8, device)
+    return unpacked_views(_layer_major(shapes, 1, block_size, torch.device("cpu")), pool)
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], block_size: int) -> int:

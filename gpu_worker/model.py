@@ -40,20 +40,19 @@ class RaggedModel:
     def __init__(self, model: Any) -> None:
         self.model = model
         self.config = model.config.get_text_config()
+        self.packed_bytes = 0  # of weights that are not parameters any more, see fusion
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.vocab_size: int = self.config.vocab_size
+        # Weights, shared ones counted once; layers may be replaced later.
+        self.num_parameters: int = sum(weight.numel() for weight in model.parameters())
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights, shared ones counted once."""
-        return sum(weight.numel() for weight in self.model.parameters())
 
     @property
     def weight_bytes(self) -> int:
         """Memory of the weights."""
-        return sum(weight.nbytes for weight in self.model.parameters())
+        own: int = sum(weight.nbytes for weight in self.model.parameters())
+        return self.packed_bytes + own
 
     @torch.inference_mode()
     def forward(

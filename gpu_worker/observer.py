@@ -18,10 +18,10 @@ class Observer:
     def __init__(self, metrics: WorkerMetrics, executor: Executor) -> None:
         self._metrics = metrics
         self._executor = executor
-        self._ended_s: float | None = None  # when the last step's result was out
+        self._ended_s: float | None = None  # when the last step was computed
 
-    def step(self, result: StepResult) -> None:
-        """A result is in the log."""
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
+        """A step was computed; the next is not begun."""
         now = time.perf_counter()
         metrics = self._metrics
         metrics.steps.inc()
@@ -30,9 +30,12 @@ class Observer:
         metrics.sample_seconds.observe(self._executor.sample_s)
         if (mapping := self._executor.memory.mapping) is not None:
             metrics.kv_map_seconds.observe(mapping.map_s)
+            metrics.kv_map_wait_seconds.observe(mapping.wait_s)
             metrics.kv_mapped_bytes.set(mapping.in_use_bytes)
             metrics.kv_mappings.set(mapping.num_mappings)
         metrics.resident_sequences.set(len(self._executor.batch))
         if self._ended_s is not None:
             metrics.wait_seconds.observe(max(0.0, now - self._ended_s - result.step_us / 1e6))
+        if overhead_s is not None:
+            metrics.loop_overhead_seconds.observe(max(0.0, overhead_s))
         self._ended_s = now

@@ -1,6 +1,7 @@
 """The worker as a process: signals, states on the bus, exit codes."""
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
@@ -8,7 +9,10 @@ from uuid import uuid4
 import uvloop
 
 from gpu_worker.assembly import Worker, build_worker
+from gpu_worker.compute_thread import compute_thread
 from gpu_worker.lease import Lease
+from gpu_worker.loader import choose_device
+from gpu_worker.look_ahead import LookAhead
 from gpu_worker.observer import Observer
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
@@ -25,8 +29,12 @@ _RANK = 0
 log = EventLog(__name__)
 
 
-def run(settings: WorkerSettings) -> int:
-    """Load the model, serve until SIGTERM or SIGINT; the process's exit code."""
+def run(settings: WorkerSettings, ready: Callable[[], None]) -> int:
+    """Load the model, serve until SIGTERM or SIGINT; the process's exit code.
+
+    Args:
+        ready: called when plans can be carried out.
+    """
     instance = uuid4().hex
     _publish(settings, lambda lease: lease.loading(instance))
     try:
@@ -41,7 +49,7 @@ def run(settings: WorkerSettings) -> int:
         why = f"{type(error).__name__}: {error}"
         _publish(settings, lambda lease: lease.failed(instance, why))
         return 1
-    return uvloop.run(_serve(settings, worker))
+    return uvloop.run(_serve(settings, worker, ready))
 
 
 def _publish(settings: WorkerSettings, say: Callable[[Lease], Awaitable[None]]) -> None:
@@ -59,7 +67,7 @@ def _publish(settings: WorkerSettings, say: Callable[[Lease], Awaitable[None]]) 
     asyncio.run(publish())
 
 
-async def _serve(settings: WorkerSettings, worker: Worker) -> int:
+async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], None]) -> int:
     metrics = WorkerMetrics(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
@@ -76,12 +84,24 @@ async def _serve(settings: WorkerSettings, worker: Worker) -> int:
         worker.speeds,
         Observer(metrics, worker.executor),
         _RANK,
+        ready=ready,
+        thread=compute_thread(choose_device(settings.device)),
     )
+    ahead = contextlib.ExitStack()
+    if worker.executor.memory.mapping is not None:
+        look_ahead = LookAhead(
+            lambda: RedisBus(settings.redis_url),
+            settings.engine_id,
+            worker.executor,
+            worker.executor.device,
+        )
+        ahead.enter_context(look_ahead.running())
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, service.stop)
     try:
-        await service.run()
+        with ahead:
+            await service.run()
     except Exception:
         log.exception("a step failed")
         return 1

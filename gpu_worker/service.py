@@ -1,23 +1,31 @@
-"""The worker's loop: plans in, results out, for as long as an epoch names this worker."""
+"""The worker's loop: plans in, results out, for as long as an epoch names this worker.
+
+While a step computes, the loop appends the result of the step before, renews the lease and reads
+the next plan. The order of everything that is told is that of the plans: a result is appended when
+the one before it is in the log, and not at all if that failed. A step that was computed by then is
+forgotten with the rest; a result that nobody was told of never was.
+"""
 
 import asyncio
 import time
 from collections.abc import Callable
+from concurrent import futures
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.lease import Lease, LeaseTaken
-from shared.bus.api import Append, Bus, Entry, EntryId
+from gpu_worker.plan_reader import PlanEntry, PlanReader
+from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
-from shared.codec import decode, encode
-from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
+from shared.codec import encode
+from shared.errors import BusUnavailable, PageStreamError, StaleWriter
 from shared.logs import EventLog
 from shared.messages import EpochStarted, KVGeometry, ModelInfo, Speeds, StepPlan, StepResult
 
 _BLOCK_MS = 500  # an idle loop wakes this often to renew its lease
 _RETRY_S = 0.5
-_MAX_ENTRIES = 64
 _CHUNK_TOKENS = 512  # about as many as schedulers put into a step
 
 log = EventLog(__name__)
@@ -38,10 +46,24 @@ class PlanExecutor(Protocol):
 
 
 class StepObserver(Protocol):
-    """Hears of every step whose result is in the log."""
+    """Hears of every step that was computed."""
 
-    def step(self, result: StepResult) -> None:
-        """Take note of one."""
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
+        """Take note of one.
+
+        Args:
+            overhead_s: between the step before and this one, whose plan was there already; None
+                if the worker waited for it.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A step whose result is not in the log yet."""
+
+    result: StepResult
+    epoch: int
+    trim_below: EntryId  # of the outputs
 
 
 class InstanceOver(PageStreamError):
@@ -61,6 +83,8 @@ class WorkerService:
         observer: gets every step.
         rank: its place among the engine's workers.
         clock_s: monotonic time.
+        ready: called whenever plans can be carried out.
+        thread: computes steps; None: the loop does, and can do nothing else meanwhile.
     """
 
     def __init__(
@@ -74,8 +98,11 @@ class WorkerService:
         observer: StepObserver,
         rank: int = 0,
         clock_s: Callable[[], float] = time.monotonic,
+        ready: Callable[[], None] = lambda: None,
+        thread: futures.Executor | None = None,
     ) -> None:
         self._bus = bus
+        self._ready = ready
         self._keys = EngineKeys(engine_id)
         self._executor = executor
         self._model = model
@@ -84,14 +111,18 @@ class WorkerService:
         self._observer = observer
         self._rank = rank
         self._clock_s = clock_s
+        self._thread = thread
         self._lease = Lease(bus, self._keys, rank, clock_s)
         self._stopping = asyncio.Event()
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
         self._longest_step_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
         self._instance = ""
+        self._life = uuid4().hex
         self._run_id = ""
         self._epoch: int | None = None  # None: not named, so nothing is executed
         self._step = 0  # last one executed
+        self._untold: _Computed | None = None
+        self._ended_s: float | None = None  # when it was computed, if the next plan was there
 
     def stop(self) -> None:
         """End after the current step."""
@@ -129,17 +160,27 @@ class WorkerService:
         self._run_id = await self._bus.run_id()
         cursor = await self._bus.last_id(self._keys.plans)
         await self._lease.ready(
-            self._instance, self._model, self._kv, self._speeds, self._longest_step_s
+            self._instance, self._model, self._kv, self._speeds, self._longest_step_s, self._life
         )
         log.info("worker ready", instance=self._instance, plans_from=cursor)
-        while not self._stopping.is_set():
-            await self._keep_lease()
-            found = await self._bus.read({self._keys.plans: cursor}, _BLOCK_MS, _MAX_ENTRIES)
-            for entry in found.get(self._keys.plans, ()):
-                if self._stopping.is_set():
-                    return
-                await self._take(entry)
-                cursor = entry.id
+        self._ready()
+        plans = PlanReader(self._bus, self._keys.plans, cursor, _BLOCK_MS)
+        try:
+            while not self._stopping.is_set():
+                if not plans.has_next():
+                    self._ended_s = None
+                    if not await self._tell():
+                        self._idle()
+                    await self._keep_lease()
+                entry = await plans.next()
+                if entry is not None:
+                    await self._take(entry)
+            await self._tell()
+        except InstanceOver:
+            await self._tell()  # what was computed before that is right all the same
+            raise
+        finally:
+            await plans.close()
 
     async def _keep_lease(self) -> None:
         if not await self._lease.renew_if_due(self._longest_step_s):
@@ -148,17 +189,17 @@ class WorkerService:
         if await self._bus.run_id() != self._run_id:
             raise InstanceOver("Redis was restarted")
 
-    async def _take(self, entry: Entry) -> None:
-        for data in entry.messages:
-            try:
-                message = decode(data)
-            except DecodeError as error:
-                raise InstanceOver(f"unreadable entry {entry.id} in plans: {error}") from None
+    async def _take(self, entry: PlanEntry) -> None:
+        for message in entry.messages:
+            if self._stopping.is_set():
+                return
             if isinstance(message, EpochStarted):
+                await self._tell()
                 self._start(message)
             elif isinstance(message, StepPlan) and entry.id.epoch == self._epoch:
                 await self._carry_out(message)
-                await self._keep_lease()
+        if entry.fault is not None:
+            raise InstanceOver(f"unreadable entry {entry.id} in plans: {entry.fault}")
 
     def _start(self, started: EpochStarted) -> None:
         self._idle()
@@ -172,6 +213,8 @@ class WorkerService:
         """Forget the epoch and its sequences."""
         self._epoch = None
         self._step = 0
+        self._untold = None
+        self._ended_s = None
         self._executor.reset()
 
     async def _carry_out(self, plan: StepPlan) -> None:
@@ -179,22 +222,72 @@ class WorkerService:
             return
         if plan.step != self._step + 1:
             raise InstanceOver(f"step {plan.step} follows {self._step} in plans")
-        trim_below = _parse_id(plan)
-        began = self._clock_s()
+        assert self._epoch is not None, plan.step
+        epoch, trim_below = self._epoch, _parse_id(plan)
+        computing = asyncio.create_task(self._compute(plan))
+        try:
+            is_ours = await self._tell()
+            await self._keep_lease()
+        finally:
+            # Whatever went wrong: a step cannot be stopped, and nothing may begin beside it.
+            await asyncio.wait([computing])
+            failure = computing.exception()
+        if failure is not None:
+            raise failure
+        if not is_ours:
+            self._idle()  # what was computed is nobody's
+            return
+        self._step, result = plan.step, computing.result()
+        self._untold = _Computed(result, epoch, trim_below)
+
+    async def _compute(self, plan: StepPlan) -> StepResult:
+        """Execute a plan, wherever that is done.
+
+        Raises:
+            InstanceOver: the plan was refused.
+        """
+        if self._thread is None:
+            result, began_s, ended_s = self._execute(plan)
+        else:
+            loop = asyncio.get_running_loop()
+            result, began_s, ended_s = await loop.run_in_executor(self._thread, self._execute, plan)
+        self._longest_step_s = max(self._longest_step_s, ended_s - began_s)
+        overhead_s = None if self._ended_s is None else began_s - self._ended_s
+        self._ended_s = ended_s
+        self._observer.step(result, overhead_s)
+        return result
+
+    def _execute(self, plan: StepPlan) -> tuple[StepResult, float, float]:
+        """A plan's result, when it was begun and when it was there."""
+        began_s = self._clock_s()
         try:
             result = self._executor.execute(plan)
         except PlanRefused as error:
+            self._life = uuid4().hex  # something in the plan may be to blame, as for a death
             raise InstanceOver(f"plan of step {plan.step}: {error}") from error
-        self._step = plan.step
-        self._longest_step_s = max(self._longest_step_s, self._clock_s() - began)
-        append = Append(self._keys.outputs, [encode(result)], self._epoch, trim_below=trim_below)
+        return result, began_s, self._clock_s()
+
+    async def _tell(self) -> bool:
+        """Append the result that is not in the log yet, if there is one.
+
+        Returns:
+            Whether the epoch is still this worker's.
+        """
+        computed, self._untold = self._untold, None
+        if computed is None:
+            return True
+        append = Append(
+            self._keys.outputs,
+            [encode(computed.result)],
+            computed.epoch,
+            trim_below=computed.trim_below,
+        )
         try:
             await self._bus.append(append)
         except StaleWriter as error:
-            log.warning("fenced off", epoch=self._epoch, error=error)
-            self._idle()
-            return
-        self._observer.step(result)
+            log.warning("fenced off", epoch=computed.epoch, error=error)
+            return False
+        return True
 
     async def _pause(self) -> None:
         try:

@@ -2,21 +2,14 @@
 
 from dataclasses import dataclass
 
+from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, power_of_two, setting
-
-DEMO_MODEL = "models/demo"
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings:
+class WorkerSettings(ServiceSettings):
     """One model on one device, with one KV pool."""
 
-    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
-    served_model_name: str | None = setting(
-        None, "Name that clients give; by default the last part of the model's path."
-    )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
-    engine_id: str = setting("engine-0", "Engine that this worker belongs to.")
     device: str | None = setting(None, "cpu, cuda, cuda:1; auto takes cuda if it is there.")
     dtype: str | None = setting(
         None,
@@ -28,11 +21,28 @@ class WorkerSettings:
         "Kernels; auto takes triton on GPUs (sdpa with virtual memory) and cpu elsewhere.",
         choices=("reference", "cpu", "triton", "sdpa"),
     )
+    cpu_kernels: str = setting(
+        "auto",
+        "Linear layers and norms on CPUs: auto takes compiled ones where the CPU has the "
+        "instructions, off takes torch's.",
+        choices=("auto", "off"),
+    )
     kv_memory: str = setting(
         "paged",
         "How blocks are found: paged follows block tables, virtual maps the blocks of a sequence "
         "into addresses that follow each other.",
         choices=("paged", "virtual"),
+    )
+    kv_layout: str = setting(
+        "layer_major",
+        "Order of a paged pool: layer_major, or block_major, in which a block of all layers is one "
+        "piece, so that it is swapped by one copy.",
+        choices=("layer_major", "block_major"),
+    )
+    deterministic: bool = setting(
+        False,
+        "Attention over a sequence does not depend, bit for bit, on who else is in the batch: on "
+        "GPUs contexts are cut into pieces by their own length alone (CPUs do so anyway).",
     )
     block_size: int = setting(
         16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256
@@ -70,7 +80,4 @@ class WorkerSettings:
     worker_metrics_host: str = setting("127.0.0.1", "Address of the worker's /metrics.")
     worker_metrics_port: int = setting(
         9102, "Port of the worker's /metrics; 0 for none.", minimum=0, maximum=65535
-    )
-    log_level: str = setting(
-        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
     )

@@ -1,5 +1,6 @@
 """What a worker knows of each sequence, in arrays indexed by *slot*."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,10 @@ class SlotArrays:
         self.taken[slot] = False
         self.decodes[slot] = False
         self._free.append(slot)
+
+    def next_slots(self, freed: Iterable[int] = ()) -> list[int]:
+        """Slots in the order in which they would be taken, last first, once ``freed`` are free."""
+        return [*self._free, *freed]
 
     def fill(self, slot: int, new: Admission) -> None:
         """Write down all that an admission says."""

@@ -1,26 +1,27 @@
 """KV memory in which every sequence is contiguous: blocks are mapped, tables are not followed."""
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import nn
 
-from gpu_worker.host_pool import HostPool
+from gpu_worker.block_pools import BlockPools
+from gpu_worker.foresight import Expected
 from gpu_worker.mapped_ranges import MappedRanges
 from gpu_worker.mapping import Mapper
-from gpu_worker.memory import MappingStats, block_index
+from gpu_worker.memory import MappingStats
 from gpu_worker.placement import Placement
 from gpu_worker.token_layout import TokenLayout
 from kernels.interface import LayerCache
-from shared.codec import IntArray
 from shared.messages import KVGeometry
 
 
-class VirtualMemory:
+class VirtualMemory(BlockPools):
     """Each slot of the batch owns a range of addresses, as long as a sequence can be (vAttention).
 
     The blocks of a plan are mapped into the range of their sequence, in order; a block that several
@@ -32,7 +33,6 @@ class VirtualMemory:
         mapper: of physical blocks; its space is a whole number of ranges.
         num_blocks: size of the device pool.
         max_blocks: blocks in a range.
-        device: where both lie.
         num_host_blocks: size of the host pool.
     """
 
@@ -42,7 +42,6 @@ class VirtualMemory:
         mapper: Mapper,
         num_blocks: int,
         max_blocks: int,
-        device: torch.device,
         num_host_blocks: int = 0,
     ) -> None:
         block_bytes = layout.block_bytes
@@ -51,13 +50,13 @@ class VirtualMemory:
         self._range_tokens = max_blocks * layout.block_size
         num_ranges = mapper.space.numel() // (max_blocks * block_bytes)
         self._ranges = MappedRanges(mapper, num_ranges, max_blocks, num_blocks)
-        self._map_s = 0.0
+        # Held while mappings change: for the step that begins, or ahead of time for the next one.
+        self._mapping = threading.Lock()
+        self._map_s = self._wait_s = self._ahead_s = 0.0
+        self._stats = MappingStats(0.0, 0.0, 0, 0)
         self._layers = layout.views(mapper.pool, layout.block_size)
         self._caches = layout.views(mapper.space, self._range_tokens)
-        device_layers = [self._layers[shape.module] for shape in layout.shapes]
-        self._host = HostPool(
-            layout.shapes, device_layers, num_host_blocks, layout.block_size, device
-        )
+        super().__init__([self._layers[shape.module] for shape in layout.shapes], num_host_blocks)
 
     @property
     def geometry(self) -> KVGeometry:
@@ -73,33 +72,48 @@ class VirtualMemory:
 
     @property
     def mapping(self) -> MappingStats:
-        in_use_bytes = self._ranges.num_in_use * self._geometry.bytes_per_block
-        return MappingStats(self._map_s, in_use_bytes, self._ranges.num_areas)
+        return self._stats
 
     def keep(self, taken: npt.NDArray[np.bool_]) -> None:
-        self._map_s = 0.0  # a step begins
-        self._ranges.keep(taken)
+        self._map_s = self._wait_s = 0.0  # a step begins
+        with self._changing_now():
+            self._map_s += self._ahead_s
+            self._ahead_s = 0.0
+            self._ranges.keep(taken)
 
     def translate(self, placement: Placement) -> Placement:
-        began = time.perf_counter()
-        try:
+        with self._changing_now():
             self._ranges.follow(placement.slots, placement.block_tables, placement.num_blocks)
-        finally:
-            self._map_s += time.perf_counter() - began
         return replace(
             placement,
             block_tables=placement.slots.astype(np.int32).reshape(-1, 1),
             slot_mapping=placement.owners * self._range_tokens + placement.positions,
         )
 
+    def prepare(self, expected: Expected) -> None:
+        with self._mapping:
+            began = time.perf_counter()
+            self._ranges.prepare(expected.slots, expected.tables, expected.num_blocks)
+            self._ahead_s += time.perf_counter() - began
+
+    @contextmanager
+    def _changing_now(self) -> Iterator[None]:
+        """The step waits for these changes, and before for those of another thread."""
+        waiting = time.perf_counter()
+        with self._mapping:
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                ended = time.perf_counter()
+                self._map_s += ended - began
+                self._wait_s += ended - waiting
+                in_use_bytes = self._ranges.num_in_use * self._geometry.bytes_per_block
+                num_areas = self._ranges.num_areas
+                self._stats = MappingStats(self._map_s, self._wait_s, in_use_bytes, num_areas)
+
     def attended(self) -> None:
         self._mapper.used()
 
     def close(self) -> None:
         self._mapper.close()
-
-    def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
-        self._host.swap_out(block_index(device_blocks), block_index(host_blocks))
-
-    def swap_in(self, host_blocks: IntArray, device_blocks: IntArray) -> None:
-        self._host.swap_in(block_index(host_blocks), block_index(device_blocks))

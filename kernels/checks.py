@@ -54,25 +54,11 @@ def check_write(
     _check_vector("slot_mapping", slot_mapping, torch.int64)
 
 
-def check_copy(
-    cache: LayerCache,
-    sources: torch.Tensor,  # [P] int64
-    targets: torch.Tensor,  # [P] int64
-) -> None:
-    """There is a target for each source; block ids are the caller's to check.
-
-    Raises:
-        ValueError: if they do not fit each other.
-    """
-    check_cache(cache)
-    check_pairs(sources, targets)
-
-
 def check_pairs(
     sources: torch.Tensor,  # [P] int64
     targets: torch.Tensor,  # [P] int64
 ) -> None:
-    """There is a target for each source.
+    """There is a target for each source; block ids are the caller's to check.
 
     Raises:
         ValueError: if there is not.

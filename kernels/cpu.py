@@ -82,19 +82,6 @@ class CpuBackend:
         threads = 1 if num_bytes < _SERIAL_WRITE_BYTES else self._team.num_threads()
         self._team.run(write_kernel().address, ctypes.addressof(job), threads)
 
-    def copy_blocks(
-        self,
-        cache: LayerCache,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy whole blocks, keys and values (copy-on-write: PagedAttention, §4.4).
-
-        Raises:
-            ValueError: if the lists do not fit each other.
-        """
-        self._reference.copy_blocks(cache, sources, targets)
-
     def attend(
         self,
         query: torch.Tensor,  # [T, H, D]

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -11,6 +11,7 @@ import torch
 from numba import cfunc, types
 
 from kernels.cpu_attention import attend_tasks
+from kernels.cpu_move import move_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 from kernels.cpu_write import write_tasks
 
@@ -21,6 +22,7 @@ _SOURCES = (
     "cpu_attention.py",
     "cpu_jobs.py",
     "cpu_memory.py",
+    "cpu_move.py",
     "cpu_simd.py",
     "cpu_tiles.py",
     "cpu_write.py",
@@ -39,13 +41,25 @@ class Kernel:
 @cache
 def write_kernel() -> Kernel:
     """The cache write, for elements of any type."""
-    version = _source_version()
+    version = source_version(_SOURCES)
 
     def write(job):
         if version:
             write_tasks(job)
 
-    return _compile(write)
+    return compile_entry(write)
+
+
+@cache
+def move_kernel() -> Kernel:
+    """Moves of whole blocks, of elements of any type."""
+    version = source_version(_SOURCES)
+
+    def move(job):
+        if version:
+            move_tasks(job)
+
+    return compile_entry(move)
 
 
 @cache
@@ -55,7 +69,7 @@ def attend_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version = _source_version()
+    version = source_version(_SOURCES)
 
     def attend_float32(job):
         if version:
@@ -66,25 +80,26 @@ def attend_kernel(dtype: torch.dtype) -> Kernel:
             attend_tasks(job, bfloat16_tag)
 
     if dtype == torch.float32:
-        return _compile(attend_float32)
+        return compile_entry(attend_float32)
     if dtype == torch.bfloat16:
-        return _compile(attend_bfloat16)
+        return compile_entry(attend_bfloat16)
     raise ValueError(f"no CPU attention kernel for {dtype}")
 
 
-def _source_version() -> int:
+def source_version(names: Sequence[str]) -> int:
     """A number that changes with the kernels' sources, never zero.
 
     numba keys its cache by the entry function and what it closes over, not by the functions that
     it calls: closing over this number keeps a stale kernel from being loaded.
     """
     digest = hashlib.sha256()
-    for name in _SOURCES:
+    for name in names:
         digest.update(Path(__file__).with_name(name).read_bytes())
     return int.from_bytes(digest.digest()[:6], "little") | 1
 
 
-def _compile(entry: Callable[[int], None]) -> Kernel:
+def compile_entry(entry: Callable[[int], None]) -> Kernel:
+    """A C function, from numba's cache when it has it."""
     try:
         compiled = cfunc(_SIGNATURE, cache=True)(entry)
     except RuntimeError as error:  # no folder to write the cache to

@@ -29,6 +29,16 @@ SLOTS, NUM_TOKENS = 16, 17
 ROW_BYTES = 18
 WRITE_FIELDS = 25
 
+# Moves of whole blocks.
+TENSORS, NUM_TENSORS = 2, 3
+SOURCES, TARGETS, NUM_PAIRS = 4, 5, 6
+MOVE_FIELDS = 7
+# Of each tensor: a block is NUM_OUTER x NUM_INNER pieces.
+FROM, FROM_BLOCK, FROM_OUTER, FROM_INNER = 0, 1, 2, 3
+TO, TO_BLOCK, TO_OUTER, TO_INNER = 4, 5, 6, 7
+NUM_OUTER, NUM_INNER, PIECE_BYTES = 8, 9, 10
+TENSOR_FIELDS = 11
+
 # Keys whose scores are held at a time. Tiles end at multiples of this position, so that a row's
 # sums do not depend on where its prompt was cut into chunks.
 KV_TILE = 64

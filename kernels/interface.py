@@ -49,7 +49,7 @@ class AttentionParams:
 
 
 class AttentionBackend(Protocol):
-    """Write new keys and values, copy blocks, and attend over pages; all run in place."""
+    """Write new keys and values, and attend over pages; both run in place."""
 
     name: str
 
@@ -61,14 +61,6 @@ class AttentionBackend(Protocol):
         slot_mapping: torch.Tensor,  # [T] int64
     ) -> None:
         """Store each token's key and value in its slot."""
-
-    def copy_blocks(
-        self,
-        cache: LayerCache,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy whole blocks, keys and values."""
 
     def attend(
         self,

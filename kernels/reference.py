@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.checks import check_attend, check_copy, check_write
+from kernels.checks import check_attend, check_write
 from kernels.interface import QUANTIZED_DTYPE, AttentionParams, LayerCache, RaggedBatch
 
 
@@ -30,21 +30,6 @@ class ReferenceBackend:
         offset = slot_mapping[written] % block_size
         _store(cache.key, block, offset, key[written], cache.key_scale)
         _store(cache.value, block, offset, value[written], cache.value_scale)
-
-    def copy_blocks(
-        self,
-        cache: LayerCache,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy whole blocks, keys and values (copy-on-write: PagedAttention, §4.4).
-
-        Raises:
-            ValueError: if the lists do not fit each other.
-        """
-        check_copy(cache, sources, targets)
-        for pool in (movable(cache.key), movable(cache.value)):
-            pool.index_copy_(0, targets, pool.index_select(0, sources))
 
     def attend(
         self,

@@ -12,7 +12,7 @@ class SdpaBackend(ReferenceBackend):
     """Any device and float type; each sequence must be one block of the cache.
 
     Keys and values are read in place, through views. Soft-capped layers and pools of 8-bit floats,
-    which the operator does not know, are left to the reference, and so are writes and copies.
+    which the operator does not know, are left to the reference, and so are writes.
     """
 
     name = "sdpa"

@@ -11,8 +11,11 @@ def select_backend(
     name: str | None,
     device_type: str,
     dtype: torch.dtype,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     """The backend of this name; for None or "auto", the fastest that fits the device.
+
+    A deterministic one gives a row the same result, bit for bit, in every batch.
 
     Backends are imported only when chosen: a CPU installation has no Triton, and a reader of
     the reference needs no numba.
@@ -45,16 +48,21 @@ def select_backend(
 
         _require(device_type == "cuda" or interpreting(), name, device_type)
         _require(dtype in TritonBackend.dtypes, name, dtype)
-        return TritonBackend()
+        return TritonBackend(fixed_cut=deterministic)
     raise ValueError(f"unknown attention backend {name!r}: auto, reference, cpu, triton or sdpa")
 
 
 def select_mover(layers: Sequence[LayerCache]) -> BlockMover:
     """The fastest mover of blocks for the device that the layers of a pool lie on."""
-    if layers[0].key.device.type == "cuda":
+    device_type = layers[0].key.device.type
+    if device_type == "cuda":
         from kernels.triton_mover import TritonMover
 
         return TritonMover(layers)
+    if device_type == "cpu":
+        from kernels.cpu_mover import CpuMover
+
+        return CpuMover(layers)
     from kernels.reference_mover import ReferenceMover
 
     return ReferenceMover(layers)

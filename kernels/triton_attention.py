@@ -170,6 +170,8 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     PAGED: tl.constexpr,  # else a table's first entry names the one block that holds it all
     SPLIT: tl.constexpr,  # a tile's keys may be cut into pieces, merged by merge_kernel
     MIN_PIECE_TILES: tl.constexpr,
+    FIXED_PIECE_TILES: tl.constexpr,
+    MOST_FIXED_PIECES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     UPCAST: tl.constexpr,  # multiply in float32, for the interpreter, whose bf16 dot is wrong
@@ -187,6 +189,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     tiles, pieces = cut_work(
         context_lens, query_starts, num_seqs, window, capacity,
         SEQS, TILE_TOKENS, TILE_KEYS, SHORT_TOKENS, SHORT, HAS_WINDOW, SPLIT, MIN_PIECE_TILES,
+        FIXED_PIECE_TILES, MOST_FIXED_PIECES,
     )  # fmt: skip
     items = tiles * pieces
     # Tiles of the end of a sequence have the most keys: start them first.

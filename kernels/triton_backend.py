@@ -3,14 +3,12 @@
 import torch
 import triton
 
-from kernels.checks import check_attend, check_copy, check_write
+from kernels.checks import check_attend, check_write
 from kernels.interface import AttentionParams, LayerCache, RaggedBatch
-from kernels.triton_copy import copy_blocks_kernel
 from kernels.triton_launch import AttendLaunch
 from kernels.triton_write import write_kv_kernel
 
 _WRITE_TILE_TOKENS = 16
-_COPY_TILE_SLOTS = 16
 # A larger block is no page: it has to hold a sequence whole, and no table is followed.
 _LARGEST_PAGE_TOKENS = 1024
 
@@ -27,13 +25,16 @@ class TritonBackend:
 
     Args:
         num_processors: streaming multiprocessors to fill; by default those of the query's device.
+        fixed_cut: cut each context by its own length alone, so that a row's result does not
+            depend, bit for bit, on the batch. Small batches fill the device less well.
     """
 
     name = "triton"
     dtypes = (torch.float16, torch.bfloat16, torch.float32)
 
-    def __init__(self, num_processors: int | None = None) -> None:
+    def __init__(self, num_processors: int | None = None, fixed_cut: bool = False) -> None:
         self._wanted_processors = num_processors
+        self._fixed_cut = fixed_cut
 
     def write_kv(
         self,
@@ -73,37 +74,6 @@ class TritonBackend:
             num_warps=4,
         )
 
-    def copy_blocks(
-        self,
-        cache: LayerCache,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy whole blocks, keys and values (copy-on-write: PagedAttention, §4.4).
-
-        Raises:
-            ValueError: if the lists do not fit each other.
-        """
-        check_copy(cache, sources, targets)
-        if len(sources) == 0:
-            return
-        _, num_kv_heads, block_size, head_dim = cache.key.shape
-        tile_slots = min(_COPY_TILE_SLOTS, triton.next_power_of_2(block_size))
-        grid = (len(sources), num_kv_heads, triton.cdiv(block_size, tile_slots))
-        copy_blocks_kernel[grid](
-            cache.key,
-            cache.value,
-            sources,
-            targets,
-            *cache.key.stride()[:3],
-            *cache.value.stride()[:3],
-            HEAD_DIM=head_dim,
-            PADDED_DIM=triton.next_power_of_2(head_dim),
-            BLOCK_SIZE=block_size,
-            TILE_SLOTS=tile_slots,
-            num_warps=4,
-        )
-
     def attend(
         self,
         query: torch.Tensor,  # [T, H, D]
@@ -135,8 +105,9 @@ class TritonBackend:
             raise ValueError(f"scale {params.scale} must be positive")
         if batch.context_lens.shape[0] == 0 or batch.max_query_len == 0 or query.shape[0] == 0:
             return
+        num_processors = self._num_processors(query.device)
         launch = AttendLaunch(
-            query, cache, batch, params, out, paged, self._num_processors(query.device)
+            query, cache, batch, params, out, paged, num_processors, self._fixed_cut
         )
         launch.run(short=True)
         if batch.max_query_len > launch.short_tokens:

@@ -13,6 +13,10 @@ from kernels.triton_tiles import TileConfig, choose_tile, interpreting
 # Rows and pieces that one program merges at a time, for short sequences (True) and for long ones.
 MERGE_TILES = {True: (4, 16), False: (16, 4)}
 _NO_WINDOW = 0
+# Of a cut that does not depend on the batch: keys of a piece, and pieces of a context, which bound
+# the scratch; from their product on, pieces grow with the context.
+_FIXED_PIECE_KEYS = 512
+_MOST_FIXED_PIECES = 32
 _LARGEST_WINDOW = 1 << 30  # positions minus a window stay within int32
 
 
@@ -28,6 +32,7 @@ class AttendLaunch:
         out: torch.Tensor,  # [T, H, D]
         paged: bool,
         num_processors: int,
+        fixed_cut: bool,
     ) -> None:
         self._query = query
         self._cache = cache
@@ -36,6 +41,7 @@ class AttendLaunch:
         self._out = out
         self._paged = paged
         self._num_processors = num_processors
+        self._fixed_cut = fixed_cut
         self._num_tokens, num_heads, self._head_dim = query.shape
         self._num_kv_heads = cache.key.shape[1]
         self._group = num_heads // self._num_kv_heads
@@ -51,12 +57,12 @@ class AttendLaunch:
         num_tiles = self._bound_tiles(tile, short)
         capacity = tile.capacity(self._num_processors, self._num_kv_heads)
         split = self._may_split(tile, short, num_tiles, capacity)
-        num_partials = 2 * capacity if split else 1
+        num_items, num_partials = self._bound_pieces(tile, split, num_tiles, capacity)
         rows = (num_partials, self._num_kv_heads, tile.rows)
         # From the caching allocator, so in a captured graph at the same address in every replay.
         partials = self._query.new_empty((*rows, self._head_dim), dtype=torch.float32)
         logs = self._query.new_empty(rows, dtype=torch.float32)
-        self._attend(tile, short, split, num_tiles, capacity, partials, logs)
+        self._attend(tile, short, split, num_items, capacity, partials, logs)
         if split:
             self._merge(tile, short, num_tiles, capacity, partials, logs)
 
@@ -73,14 +79,34 @@ class AttendLaunch:
         most_seqs = min(num_seqs, self._num_tokens // (self.short_tokens + 1))
         return self._num_tokens // tile_tokens + most_seqs
 
-    def _may_split(self, tile: TileConfig, short: bool, num_tiles: int, capacity: int) -> bool:
-        """Whether some batch within the bounds is worth cutting.
+    def _bound_pieces(
+        self, tile: TileConfig, split: bool, num_tiles: int, capacity: int
+    ) -> tuple[int, int]:
+        """The most pieces of all tiles, and of those tiles that have several."""
+        if not split:
+            return num_tiles, 1
+        if not self._fixed_cut:
+            return num_tiles + capacity, 2 * capacity
+        pieces = triton.cdiv(self._most_keys(tile), _FIXED_PIECE_KEYS)
+        most = num_tiles * max(1, min(pieces, _MOST_FIXED_PIECES))
+        return most, most
 
-        Long sequences are only where their tiles leave processors idle: merging is not free.
-        """
+    def _most_keys(self, tile: TileConfig) -> int:
+        """That a tile may attend to."""
         keys = self._batch.max_context_len
         if self._params.sliding_window is not None:
             keys = min(keys, self._params.sliding_window + tile.rows)
+        return keys
+
+    def _may_split(self, tile: TileConfig, short: bool, num_tiles: int, capacity: int) -> bool:
+        """Whether some batch within the bounds is worth cutting.
+
+        Long sequences are only where their tiles leave processors idle: merging is not free. A
+        fixed cut leaves nothing to the batch: short ones always go through the same kernels.
+        """
+        if self._fixed_cut:
+            return short
+        keys = self._most_keys(tile)
         return keys > tile.min_piece_tiles * tile.keys and (short or num_tiles < capacity)
 
     def _shared(self, tile: TileConfig, short: bool) -> dict[str, object]:
@@ -96,6 +122,8 @@ class AttendLaunch:
             "SHORT_TOKENS": self.short_tokens,
             "SHORT": short,
             "MIN_PIECE_TILES": tile.min_piece_tiles,
+            "FIXED_PIECE_TILES": _FIXED_PIECE_KEYS // tile.keys if self._fixed_cut else 0,
+            "MOST_FIXED_PIECES": _MOST_FIXED_PIECES,
             "HAS_WINDOW": self._params.sliding_window is not None,
         }
 
@@ -109,14 +137,13 @@ class AttendLaunch:
         tile: TileConfig,
         short: bool,
         split: bool,
-        num_tiles: int,
+        num_items: int,
         capacity: int,
         partials: torch.Tensor,
         logs: torch.Tensor,
     ) -> None:
         cache, batch, params = self._cache, self._batch, self._params
-        items = num_tiles + capacity if split else num_tiles
-        grid = (self._num_kv_heads, items) if short else (items, self._num_kv_heads)
+        grid = (self._num_kv_heads, num_items) if short else (num_items, self._num_kv_heads)
         paged_attention_kernel[grid](
             self._query,
             self._out,

@@ -27,6 +27,8 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     SHORT_TOKENS: tl.constexpr,
     SHORT: tl.constexpr,
     MIN_PIECE_TILES: tl.constexpr,
+    FIXED_PIECE_TILES: tl.constexpr,
+    MOST_FIXED_PIECES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     MERGE_ROWS: tl.constexpr,  # R', rows of a tile that one program merges
     MERGE_PIECES: tl.constexpr,  # P', pieces that it loads at once
@@ -40,6 +42,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
     tiles, pieces = cut_work(
         context_lens, query_starts, num_seqs, window, capacity,
         SEQS, TILE_TOKENS, TILE_KEYS, SHORT_TOKENS, SHORT, HAS_WINDOW, True, MIN_PIECE_TILES,
+        FIXED_PIECE_TILES, MOST_FIXED_PIECES,
     )  # fmt: skip
     sequence, tile = find_item(tiles, tl.program_id(1), SEQS)
     num_pieces = value_of(pieces, sequence, SEQS)

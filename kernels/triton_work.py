@@ -24,12 +24,15 @@ def cut_work(  # type: ignore[no-untyped-def]
     HAS_WINDOW: tl.constexpr,
     SPLIT: tl.constexpr,
     MIN_PIECE_TILES: tl.constexpr,
+    FIXED_PIECE_TILES: tl.constexpr,  # 0: as many pieces as the batch has room for
+    MOST_FIXED_PIECES: tl.constexpr,
 ):
     """Tiles [SEQS] of each sequence, and pieces [SEQS] of each of its tiles.
 
     Sequences of up to SHORT_TOKENS rows are served by the launch for short ones, longer ones by
     the other; here the others have no tiles. A piece holds at least the average of all keys over
-    ``capacity``, so that there are at most ``capacity`` more pieces than tiles.
+    ``capacity``, so that there are at most ``capacity`` more pieces than tiles. With a fixed size
+    of pieces the cut of a sequence follows from its own length, whoever else is in the batch.
     """
     sequence = tl.arange(0, SEQS)  # [S']
     exists = sequence < num_seqs  # [S']
@@ -44,9 +47,14 @@ def cut_work(  # type: ignore[no-untyped-def]
         if HAS_WINDOW:
             keys = tl.minimum(keys, tl.minimum(num_rows, TILE_TOKENS) + window)
         key_tiles = (keys + TILE_KEYS - 1) // TILE_KEYS  # [S']
-        total = tl.sum(tiles * key_tiles, 0)
-        share = tl.maximum((total + capacity - 1) // capacity, MIN_PIECE_TILES)
-        pieces = tl.maximum((key_tiles + share - 1) // share, 1)  # [S']
+        if FIXED_PIECE_TILES > 0:
+            pieces = (key_tiles + FIXED_PIECE_TILES - 1) // FIXED_PIECE_TILES  # [S']
+            pieces = tl.minimum(pieces, MOST_FIXED_PIECES)
+        else:
+            total = tl.sum(tiles * key_tiles, 0)
+            share = tl.maximum((total + capacity - 1) // capacity, MIN_PIECE_TILES)
+            pieces = (key_tiles + share - 1) // share
+        pieces = tl.maximum(pieces, 1)
     else:
         pieces = tl.full([SEQS], 1, tl.int32)
     return tiles, pieces

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -21,12 +22,12 @@ from shared.settings import exit_with, load_or_exit
 log = EventLog(__name__)
 
 
-async def _serve(settings: SchedulerSettings) -> int:
+async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
+    bus = RedisBus(settings.redis_url)  # what is wrong with its URL is said before a port is taken
     metrics = SchedulerMetrics(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
     metrics.serve(settings.scheduler_metrics_host, settings.scheduler_metrics_port)
-    bus = RedisBus(settings.redis_url)
     recorder = None if settings.record is None else FileRecorder(Path(settings.record))
     service = SchedulerService(bus, settings, Observer(metrics), recorder)
     loop = asyncio.get_running_loop()
@@ -34,6 +35,7 @@ async def _serve(settings: SchedulerSettings) -> int:
         loop.add_signal_handler(signum, service.stop)
     try:
         log.info("connected to Redis", version=await bus.check_server())
+        ready()
         await service.run()
     except (Superseded, BusUnavailable) as error:
         log.error("scheduler gives up", error=error)
@@ -45,15 +47,32 @@ async def _serve(settings: SchedulerSettings) -> int:
     return 0
 
 
-def main() -> None:
-    """Run until SIGTERM or SIGINT; exit non-zero on failure, 2 on bad settings."""
-    settings = load_or_exit(SchedulerSettings, "PageStream's scheduler.")
-    setup_logging("scheduler", settings.log_level)
+def prepare() -> None:
+    """Read the settings and set up logs; all imports are done. Exits with 2 on bad settings."""
+    _settings()
+
+
+def main(ready: Callable[[], None] = lambda: None) -> int:
+    """Run until SIGTERM or SIGINT.
+
+    Args:
+        ready: called when there is a connection to Redis.
+
+    Returns:
+        0 when told to stop, else 1; exits with 2 on bad settings.
+    """
+    settings = _settings()
     try:
-        sys.exit(uvloop.run(_serve(settings)))
+        return uvloop.run(_serve(settings, ready))
     except SettingsError as error:
         exit_with(error)
 
 
+def _settings() -> SchedulerSettings:
+    settings = load_or_exit(SchedulerSettings, "PageStream's scheduler.")
+    setup_logging("scheduler", settings.log_level)
+    return settings
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

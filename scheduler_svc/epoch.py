@@ -1,12 +1,14 @@
 """Starting an epoch: fence off all earlier writers, then read what they left (fence, then fold)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold, resume
+from scheduler_svc.history import History
 from scheduler_svc.recording import Recorder
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
@@ -21,6 +23,20 @@ _STATES_PER_ENTRY = 64  # an entry should stay small enough to be read at once
 log = EventLog(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What has begun.
+
+    Attributes:
+        core: knows what is unfinished.
+        history: what earlier epochs left in ``outputs``.
+    """
+
+    number: int
+    core: Scheduler
+    history: History
+
+
 async def start_epoch(
     bus: Bus,
     keys: EngineKeys,
@@ -29,8 +45,8 @@ async def start_epoch(
     workers: tuple[str, ...],
     recorder: Recorder,
     suspects: Sequence[int] = (),
-) -> tuple[int, Scheduler]:
-    """Begin a new epoch of the named parties; its number and a core that knows what is unfinished.
+) -> Epoch:
+    """Begin a new epoch of the named parties.
 
     Args:
         suspects: handles of the epoch before that a worker was computing when it died.
@@ -49,7 +65,7 @@ async def start_epoch(
             Append(keys.outputs, [started], epoch, 0),
         ]
     )
-    fold = await _fold_until(bus, keys.outputs, fence, config.max_model_len)
+    fold, history = await _fold_until(bus, keys.outputs, fence, config.max_model_len)
     core = Scheduler(config, fold.requests_cursor)
     known = [encode(message) for message in fold.endings()]
     states = resume(core, fold, fence)
@@ -59,23 +75,27 @@ async def start_epoch(
         batch = data[first : first + _STATES_PER_ENTRY]
         await bus.append(Append(keys.outputs, batch, epoch))
     log.info("epoch started", epoch=epoch, workers=",".join(workers), recovered=len(states))
-    return epoch, core
+    return Epoch(epoch, core, history)
 
 
-async def _fold_until(bus: Bus, outputs: str, fence: EntryId, max_model_len: int) -> Fold:
-    fold = Fold(max_model_len)
+async def _fold_until(
+    bus: Bus, outputs: str, fence: EntryId, max_model_len: int
+) -> tuple[Fold, History]:
+    fold, last_ids = Fold(max_model_len), dict[int, EntryId]()
     cursor = START
     while cursor < fence:
         entries = (await bus.read({outputs: cursor}, 0, _PAGE)).get(outputs, [])
         if not entries:
             break
         for entry in entries:
-            if entry.id > fence:
-                return fold
+            cursor = entry.id
+            if cursor > fence:
+                break
+            if cursor < fence:
+                last_ids[cursor.epoch] = cursor
             try:
                 fold.add(decode(message) for message in entry.messages)
             except DecodeError as error:
                 log.warning("unreadable entry in outputs", entry=entry.id, error=error)
                 fold.lose_sight()
-            cursor = entry.id
-    return fold
+    return fold, History(list(last_ids.values()))

@@ -12,6 +12,7 @@ from scheduler_svc.core.notes import Stats
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.epoch import start_epoch
 from scheduler_svc.gateways import GatewayWatch
+from scheduler_svc.history import History
 from scheduler_svc.observer import Observer
 from scheduler_svc.progress import Progress
 from scheduler_svc.recording import NoRecorder, Recorder
@@ -88,6 +89,7 @@ class SchedulerService:
         self._suspects: list[int] = []
         self._run_id = ""
         self._served = ""  # instance of the last worker that an epoch was started for
+        self._served_life = ""
         self._renamed = ""  # one that will not be named again
         self._gateways = GatewayWatch(settings.gateway_grace, clock_s)
         self._progress = Progress(clock_s)
@@ -181,11 +183,14 @@ class SchedulerService:
     async def _serve(self, worker: WorkerInfo) -> None:
         """Plan for one worker until it is gone."""
         config = self._config(worker)
-        suspects, self._suspects = self._suspects, []
+        # A worker that comes back under any name has only been silent: paused, or without Redis.
+        survived = worker.life != "" and worker.life == self._served_life
+        suspects, self._suspects = [] if survived else self._suspects, []
+        self._served_life = worker.life
         # Asked for after the lease was read: the name in it is as old as this run, or older.
         self._run_id = await self._bus.run_id()
         self._served = worker.instance
-        epoch, core = await start_epoch(
+        started = await start_epoch(
             self._bus,
             self._keys,
             config,
@@ -194,6 +199,7 @@ class SchedulerService:
             self._recorder,
             suspects,
         )
+        epoch, core = started.number, started.core
         assert worker.kv is not None
         self._progress.start()
         self._observer.new_epoch(epoch, worker.kv)
@@ -201,7 +207,7 @@ class SchedulerService:
         due_s = 0.0
         until_s = math.inf
         while not self._stopping.is_set() and self._clock_s() < until_s:
-            await self._turn(core, epoch)
+            await self._turn(core, epoch, started.history)
             if self._draining.is_set() and not self._stopping.is_set() and until_s == math.inf:
                 await self._start_draining(epoch)
                 until_s = self._clock_s() + self._settings.drain_timeout
@@ -240,7 +246,7 @@ class SchedulerService:
         )
         return _with_costs(config, worker)
 
-    async def _turn(self, core: Scheduler, epoch: int) -> None:
+    async def _turn(self, core: Scheduler, epoch: int, history: History) -> None:
         """Read, apply, plan, append: one round trip each way."""
         keys = self._keys
         cursors = {keys.outputs: core.outputs_cursor}
@@ -265,7 +271,15 @@ class SchedulerService:
         # Answers first: a request's RequestState stands in the log before its first plan.
         appends = []
         if answers:
-            appends.append(Append(keys.outputs, [encode(answer) for answer in answers], epoch))
+            retention = self._settings.outputs_retention
+            appends.append(
+                Append(
+                    keys.outputs,
+                    [encode(answer) for answer in answers],
+                    epoch,
+                    trim_below=history.trim_below(core.outputs_cursor, retention),
+                )
+            )
         for plan in plans:
             self._observer.planned(plan)
             data = encode(plan)

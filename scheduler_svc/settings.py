@@ -3,21 +3,14 @@
 from dataclasses import dataclass
 
 from shared.errors import SettingsError
+from shared.service_settings import ServiceSettings
 from shared.settings import setting
-
-DEMO_MODEL = "models/demo"
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerSettings:
+class SchedulerSettings(ServiceSettings):
     """Who runs when, and on which blocks."""
 
-    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
-    served_model_name: str | None = setting(
-        None, "Name that clients give; by default the last part of the model's path."
-    )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
-    engine_id: str = setting("engine-0", "Engine that this scheduler is.")
     max_num_sequences: int = setting(
         256, "Sequences that may run at once.", minimum=1, maximum=65_536
     )
@@ -79,9 +72,6 @@ class SchedulerSettings:
     scheduler_metrics_host: str = setting("127.0.0.1", "Address of the scheduler's /metrics.")
     scheduler_metrics_port: int = setting(
         9101, "Port of the scheduler's /metrics; 0 for none.", minimum=0, maximum=65535
-    )
-    log_level: str = setting(
-        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
     )
 
     def __post_init__(self) -> None:

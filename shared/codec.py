@@ -81,7 +81,8 @@ class _Schema:
                 raise DecodeError(f"{self.cls.__name__}.{field.name}: {error}") from None
         unknown = data.keys() - self.names - {"t", "v"}
         if unknown:
-            raise DecodeError(f"{self.cls.__name__}: unknown fields {sorted(map(str, unknown))}")
+            shown = f"{sorted(map(str, unknown))!r:.200}"
+            raise DecodeError(f"{self.cls.__name__}: unknown fields {shown}")
         return self.cls(**values)
 
 
@@ -117,7 +118,7 @@ def decode(data: bytes) -> Message:
     try:
         value = msgpack.unpackb(data)
     except Exception as error:  # msgpack raises many unrelated types on hostile bytes
-        raise DecodeError(f"not msgpack: {type(error).__name__}: {error}") from None
+        raise DecodeError(f"not msgpack: {type(error).__name__}: {error!s:.200}") from None
     if not isinstance(value, dict):
         raise DecodeError(f"expected a map, got {type(value).__name__}")
     try:
@@ -138,9 +139,9 @@ def _decode_map(data: dict[Any, Any]) -> Message:
     tag = data.get("t")
     cls = _registry.get(tag) if isinstance(tag, str) else None
     if cls is None:
-        raise DecodeError(f"unknown message type {tag!r}")
+        raise DecodeError(f"unknown message type {tag!r:.80}")
     if data.get("v") != cls.version:
-        raise DecodeError(f"{tag}: version {data.get('v')!r}, expected {cls.version}")
+        raise DecodeError(f"{tag}: version {data.get('v')!r:.80}, expected {cls.version}")
     decoded: Message = _schemas[cls].from_map(data)
     return decoded
 

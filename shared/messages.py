@@ -426,6 +426,7 @@ class WorkerInfo(Message):
     model: ModelInfo | None
     kv: KVGeometry | None
     speeds: Speeds | None
+    life: str = ""  # shared by instances that followed each other though no plan had failed
 
 
 class EngineState(StrEnum):

@@ -245,13 +245,23 @@ class WorkerMetrics(_Metrics):
         self.wait_seconds = self._histogram(
             "worker_wait_seconds", "From a result to the next plan.", _STEP_S
         )
+        self.loop_overhead_seconds = self._histogram(
+            "worker_loop_overhead_seconds",
+            "From the end of a step to the beginning of the next, whose plan was there already.",
+            _STEP_S,
+        )
         self.steps = self._counter("worker_steps", "Plans executed.")
         self.resident_sequences = self._gauge(
             "worker_resident_sequences", "Sequences that the worker knows."
         )
         self.kv_map_seconds = self._histogram(
             "worker_kv_map_seconds",
-            "Mapping and unmapping of blocks in one step, with virtual KV memory.",
+            "Mapping and unmapping of blocks for one step, with virtual KV memory.",
+            _STEP_S,
+        )
+        self.kv_map_wait_seconds = self._histogram(
+            "worker_kv_map_wait_seconds",
+            "Time that a step waited for its mappings; the rest was hidden behind the step before.",
             _STEP_S,
         )
         self.kv_mapped_bytes = self._gauge(

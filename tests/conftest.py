@@ -1,9 +1,13 @@
 """Fixtures that all tests share: a real Redis of their own."""
 
+import os
+import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -13,19 +17,39 @@ from shared.bus.redis_bus import RedisBus
 from tests.support.background_walks import BackgroundWalks
 
 _WALKS: pytest.StashKey[BackgroundWalks] = pytest.StashKey()
+_WALKS_FOLDER = "PAGESTREAM_TEST_WALKS"  # the environment goes on to the workers of pytest-xdist
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say where the background walks leave what they find."""
+    if not hasattr(config, "workerinput"):
+        os.environ[_WALKS_FOLDER] = tempfile.mkdtemp(prefix="pagestream-walks-")
+    config.stash[_WALKS] = BackgroundWalks(Path(os.environ[_WALKS_FOLDER]))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Begin what takes longest, if it was asked for: nothing else keeps two cores busy."""
     wanted = any("background_walks" in getattr(i, "fixturenames", ()) for i in session.items)
-    if wanted and not session.config.option.collectonly:
-        session.config.stash[_WALKS] = BackgroundWalks(num_processes=2, steps_each=500_000)
+    if (
+        wanted
+        and not session.config.option.collectonly
+        and not hasattr(session.config, "workerinput")
+    ):
+        session.config.stash[_WALKS].start()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """The same with pytest-xdist, whose first process collects nothing itself."""
+    if node.gateway.id == "gw0" and any("a_million_random_steps" in test for test in ids):
+        node.config.stash[_WALKS].start()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave nothing behind."""
-    if (walks := config.stash.get(_WALKS, None)) is not None:
-        walks.stop()
+    if not hasattr(config, "workerinput"):
+        config.stash[_WALKS].stop()
+        shutil.rmtree(os.environ[_WALKS_FOLDER], ignore_errors=True)
 
 
 @pytest.fixture

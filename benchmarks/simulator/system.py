@@ -41,6 +41,7 @@ class Work:
         decode_context: sum over those sequences of the tokens each attends to.
         sampled_rows: rows whose logits are computed.
         swapped_bytes: between device and host, both ways.
+        swap_copies: transfers that those bytes take: each has a cost of its own.
         copied_bytes: within the device, for copy-on-write.
         mapped_pages: mapped or unmapped by the driver before the iteration can run.
     """
@@ -53,6 +54,7 @@ class Work:
     swapped_bytes: int = 0
     copied_bytes: int = 0
     mapped_pages: int = 0
+    swap_copies: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class MemoryUse:
 
     The words of PagedAttention, Figure 2: what is *reserved* will hold a token of this request
     later, what is *internal* fragmentation never will, *external* is free but in pieces that the
-    allocator cannot hand out.
+    allocator cannot hand out. *Shared* is no part of it: what would be needed on top if sequences
+    shared nothing.
     """
 
     total: int
@@ -70,6 +73,7 @@ class MemoryUse:
     internal: int
     external: int
     free: int
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

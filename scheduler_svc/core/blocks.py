@@ -57,6 +57,11 @@ class BlockPool:
         """Of those, the ones that no table refers to; looks at each."""
         return sum(self._references[block] == 1 for block in self._pinned)
 
+    @property
+    def forgets(self) -> bool:
+        """Whether no block outlives the tables that refer to it."""
+        return not (self._keeps_cached or self._num_pins)
+
     def references(self, block: int) -> int:
         """Tables that refer to a block, and one more if its content is pinned."""
         return self._references[block]

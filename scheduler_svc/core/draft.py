@@ -16,6 +16,7 @@ class PlanDraft:
 
     step: int
     budget: int = 0  # tokens that may still be added
+    retired: list[int] = field(default_factory=list)
     beams: list[BeamStep] = field(default_factory=list)
     swap_out_device: list[int] = field(default_factory=list)
     swap_out_host: list[int] = field(default_factory=list)
@@ -124,7 +125,6 @@ class PlanDraft:
         requests_cursor: EntryId,
         outputs_cursor: EntryId,
         outputs_min_id: EntryId,
-        retired: list[int],
         idle_turns: list[Turn],
     ) -> StepPlan:
         """The plan, with what is known only at the end."""
@@ -134,7 +134,7 @@ class PlanDraft:
             requests_cursor=str(requests_cursor),
             outputs_cursor=str(outputs_cursor),
             outputs_min_id=str(outputs_min_id),
-            retired=_packed(retired),
+            retired=_packed(self.retired),
             beams=tuple(self.beams),
             swap_out_device=_packed(self.swap_out_device),
             swap_out_host=_packed(self.swap_out_host),

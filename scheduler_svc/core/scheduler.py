@@ -4,12 +4,13 @@ Pure: no clock, no log, no Redis. The service feeds it what it read, and publish
 the same calls with the same arguments give the same plans.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 from scheduler_svc.core import notes
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
+from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest
 from scheduler_svc.core.requests import Requests
@@ -162,9 +163,12 @@ class Scheduler:
         return []
 
     def _apply_result(self, result: StepResult) -> list[Message]:
+        ended_handles: list[int] = []
+        flags: list[EndFlag] = []
         try:
-            ended_handles = result.handles[result.ended_rows].tolist()
-            flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
+            if len(result.ended_rows):
+                ended_handles = result.handles[result.ended_rows].tolist()
+                flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
         except (IndexError, ValueError) as error:
             raise ProtocolError(f"result of step {result.step}: {error}") from None
         done = self._stepping.apply(result)
@@ -182,6 +186,20 @@ class Scheduler:
 
         What the time alone has ended is told by ``take_answers``.
         """
+        draft = self.draft(now_ms)
+        if draft is None:
+            return None
+        idle_turns, self._idle_turns = self._idle_turns, []
+        return draft.finish(
+            now_ms,
+            self.requests_cursor,
+            self.outputs_cursor,
+            self._retention.min_id(self.outputs_cursor),
+            idle_turns,
+        )
+
+    def draft(self, now_ms: int) -> PlanDraft | None:
+        """``schedule`` for somebody who needs no message: the same step, not packed."""
         if self._stepping.is_full:
             if self.requests_cursor != self._turn_cursor:
                 self._note_idle_turn(now_ms)  # they were applied before the results to come
@@ -193,16 +211,8 @@ class Scheduler:
             return None
         self._was_empty = False
         self._turn_cursor = self.requests_cursor
-        retired, self._tables.retired = self._tables.retired, []
-        idle_turns, self._idle_turns = self._idle_turns, []
-        return draft.finish(
-            now_ms,
-            self.requests_cursor,
-            self.outputs_cursor,
-            self._retention.min_id(self.outputs_cursor),
-            retired,
-            idle_turns,
-        )
+        draft.retired, self._tables.retired = self._tables.retired, []
+        return draft
 
     def take_answers(self) -> list[Message]:
         """What to append to outputs before the plans made since the last call."""
@@ -275,6 +285,11 @@ class Scheduler:
         """Something was admitted that has not ended."""
         queues = self._stepping.queues
         return bool(queues.running or queues.preempted)
+
+    @property
+    def running(self) -> Sequence[SequenceGroup]:
+        """All that hold blocks, earliest first."""
+        return self._stepping.queues.running
 
     def take_notes(self) -> list[notes.Note]:
         """What happened since the last call, for logs and metrics."""

@@ -168,8 +168,8 @@ class BlockTables:
         Args:
             num_computed: tokens, all of them in ``output`` or the prompt, with keys and values.
         """
-        if not sequence.block_table:
-            return
+        if not sequence.block_table or self.pool.forgets:
+            return  # what others share of it, a prompt, was registered when it was planned
         first = len(sequence.hashes)
         if num_computed // self._block_size > first:
             tokens = group.tokens_of(sequence)[first * self._block_size : num_computed]

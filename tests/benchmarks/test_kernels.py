@@ -99,6 +99,28 @@ def test_table_and_json_tell_the_same():
     assert [entry["ratio"] for entry in plain["rows"][0]["baselines"]] == [1.5, None]
 
 
+def test_a_part_that_fails_is_named_and_takes_no_other_with_it(tmp_path):
+    pytest.importorskip("triton")
+    file = tmp_path / "figures.json"
+    program = (
+        "import sys, benchmarks.kernels as k, benchmarks.kernel_cases as c\n"
+        "from dataclasses import replace\n"
+        "tiny = c.smoke_suite()\n"
+        "mapped = replace(tiny.mapped, num_heads=3)\n"  # does not share two KV heads
+        "k.smoke_suite = lambda: replace(tiny, attention=(), written_tokens=(5,), mapped=mapped)\n"
+        f"sys.argv = ['', '--smoke', '--json', {str(file)!r}]\n"
+        "sys.exit(k.main())"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    figures = json.loads(file.read_text())
+    assert len(figures["rows"]) == 2 + 1 + 3 + 6 + 1
+    [absent] = figures["absent"]
+    assert absent["part"] == "mapped blocks"
+    assert "3 query heads do not share 2 KV heads" in absent["reason"]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so():
     done = run()
@@ -112,8 +134,9 @@ def test_all_of_it_runs_on_tiny_cases(tmp_path):
     done = run("--smoke", "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())["rows"]
-    assert len(rows) == 2 + len(smoke_suite().attention) + 1 + 3 + 6
+    assert len(rows) == 2 + len(smoke_suite().attention) + 1 + 3 + 6 + 2
+    assert json.loads(file.read_text())["absent"] == []
     attention = [row for row in rows if row["error"] is not None]
-    assert len(attention) == len(smoke_suite().attention)
+    assert len(attention) == len(smoke_suite().attention) + 1
     baselines = [baseline for row in rows for baseline in row["baselines"]]
     assert [baseline["reason"] for baseline in baselines if baseline["timing"] is None] == []

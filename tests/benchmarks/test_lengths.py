@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lengths import DATASETS, Dataset, Lengths, LogNormal, read_lengths
+from benchmarks.lengths import DATASETS, Dataset, Lengths, Mixture, Part, read_lengths
 from shared.errors import SettingsError
 
 LIMIT = 2_048
+PARTS = (Part(1.0, 5.0, 1.0),)
 
 
 def write(path: Path, text: str) -> Path:
@@ -23,7 +24,7 @@ def dataset(tmp_path: Path) -> Dataset:
     """Ten requests of up to 10 + 40 tokens."""
     rows = [f",{number},{4 * number}" for number in range(1, 11)]
     write(tmp_path / "trace.csv.gz", "\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]))
-    return Dataset("some", "trace.csv.gz", LogNormal(5.0, 1.0), LogNormal(20.0, 1.0))
+    return Dataset("some", "trace.csv.gz", Mixture(5.0, PARTS), Mixture(20.0, PARTS))
 
 
 @pytest.mark.parametrize("published", DATASETS, ids=lambda dataset: dataset.name)

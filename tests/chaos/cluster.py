@@ -1,6 +1,10 @@
-"""Real processes of one engine with two gateways; whatever dies is started again at once."""
+"""Real processes of one engine with two gateways; whatever dies is started again at once.
+
+All but Redis run under a spawner, as ``scripts/serve`` and the containers run them.
+"""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -20,7 +24,6 @@ _TICK_S = 0.02
 _AGAIN_S = 0.3  # after a death that was not ours
 _READY_DEADLINE_S = 180.0  # the first start compiles the kernels
 _LOOK_S = 2.0  # for one question
-_LOG_LINES = 400
 GATEWAYS = ("gateway-1", "gateway-2")
 SERVICES = ("redis", "scheduler", "worker", *GATEWAYS)
 
@@ -37,6 +40,18 @@ class _Service:
     child: Child | None = None
     start_at_s: float = 0.0
     was_killed: bool = False
+    log_start: int = 0  # where the log stood at the last blow
+
+    @property
+    def is_spawned(self) -> bool:
+        """The child is a spawner, and what does the work is a child of its own."""
+        return bool(self.says_ready)
+
+    def pid(self) -> int | None:
+        """Of the process that does the work."""
+        if self.child is None:
+            return None
+        return _only_child(self.child.pid) if self.is_spawned else self.child.pid
 
 
 class Cluster:
@@ -50,13 +65,14 @@ class Cluster:
     Attributes:
         ports: of the gateways.
         deaths: of processes that nobody here killed, with the last lines they wrote.
-        starts_s: by service, how long it took to be ready after each kill.
+        starts_s: by service, how long it took to be ready after each kill; those of spawners
+            stand under the name with ``+ spawner``.
     """
 
     def __init__(self, folder: Path, model: Path, settings: Mapping[str, str]) -> None:
         self.folder = folder
         self.deaths: list[str] = []
-        self.starts_s: dict[str, list[float]] = {name: [] for name in SERVICES}
+        self.starts_s: dict[str, list[float]] = {}
         self.ports = [free_port() for _ in GATEWAYS]
         self._redis_port = free_port()
         self.metrics_port = free_port()
@@ -78,7 +94,7 @@ class Cluster:
             **settings,
         }
         redis = server_command(find_redis_server(), self._redis_port, folder / "redis")
-        python = [sys.executable, "-m"]
+        python = [sys.executable, "-m", "deploy.spawner"]
         self._services = {
             "redis": _Service(redis, environ, ""),
             "scheduler": _Service([*python, "scheduler_svc"], environ, "epoch started"),
@@ -86,7 +102,7 @@ class Cluster:
         }
         for name, port in zip(GATEWAYS, self.ports, strict=True):
             mine = environ | {"PAGESTREAM_PORT": str(port)}
-            self._services[name] = _Service([*python, "gateway"], mine, "")
+            self._services[name] = _Service([*python, "gateway"], mine, "listening url=")
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Cluster":
@@ -126,27 +142,51 @@ class Cluster:
         """What a service has written, all its processes in one file."""
         return self.folder / f"{name}.log"
 
-    def kill(self, name: str) -> None:
-        """End a process as if by a power cut."""
+    def pid(self, name: str) -> int | None:
+        """The process that does a service's work, not its spawner."""
+        return self._services[name].pid()
+
+    def has_spawner(self, name: str) -> bool:
+        """Whether a service can be killed with or without its spawner."""
+        return self._services[name].is_spawned
+
+    def kill(self, name: str, with_spawner: bool = False) -> None:
+        """End a process as if by a power cut.
+
+        Args:
+            with_spawner: kill that one, which takes the service along.
+        """
         service = self._services[name]
-        if service.child is not None:
+        if service.child is None:
+            return
+        service.log_start = self.log(name).stat().st_size
+        pid = service.pid()
+        if with_spawner or not service.is_spawned:
             service.was_killed = True
             service.child.kill()
+        elif pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
-    def pause(self, name: str) -> None:
-        """Stop a process where it is."""
-        self._signal(name, signal.SIGSTOP)
+    def pause(self, name: str) -> int | None:
+        """Stop the process that does the work where it is; its id."""
+        pid = self._services[name].pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGSTOP)
+        return pid
 
-    def go_on(self, name: str) -> None:
-        """Let it go on."""
-        self._signal(name, signal.SIGCONT)
+    def go_on(self, pid: int) -> None:
+        """Let a paused process go on, if it has not been killed meanwhile."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
-    async def back(self, name: str) -> None:
+    async def back(self, name: str, with_spawner: bool = False) -> None:
         """Return when a service that was killed does its work again."""
         began = time.monotonic()
         while not await self._is_back(name):
             await asyncio.sleep(0.05)
-        self.starts_s[name].append(time.monotonic() - began)
+        key = f"{name} + spawner" if with_spawner else name
+        self.starts_s.setdefault(key, []).append(time.monotonic() - began)
 
     async def _is_back(self, name: str) -> bool:
         service = self._services[name]
@@ -154,10 +194,9 @@ class Cluster:
             return False
         if name == "redis":
             return await asyncio.to_thread(redis_answers, self._redis_port)
-        if name in GATEWAYS:
-            return await self._gateway_says(self.ports[GATEWAYS.index(name)], "/health/live")
-        lines = service.child.log_tail(_LOG_LINES)
-        return any(service.says_ready in line for line in lines)
+        with self.log(name).open() as log:
+            log.seek(service.log_start)
+            return service.says_ready in log.read()
 
     async def _gateway_says(self, port: int, path: str) -> bool:
         try:
@@ -165,11 +204,6 @@ class Cluster:
                 return response.status == 200
         except (Broken, TimeoutError):
             return False
-
-    def _signal(self, name: str, number: signal.Signals) -> None:
-        child = self._services[name].child
-        if child is not None and child.poll() is None:
-            os.kill(child.pid, number)
 
     async def _keep_running(self) -> None:
         while True:
@@ -189,3 +223,11 @@ class Cluster:
             if service.child is None and now_s >= service.start_at_s:
                 pid_file = self.folder / f"{name}.pid"
                 service.child = Child(service.command, service.environ, self.log(name), pid_file)
+
+
+def _only_child(pid: int) -> int | None:
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it has ended
+        return None
+    return int(found[0]) if found else None

@@ -13,6 +13,9 @@ _MOST_DOWN = 2
 _LONG_PAUSE_EVERY = 4
 _SHORT_PAUSE_S = (0.2, 2.0)
 _LONG_PAUSE_S = (5.5, 8.0)  # leases run out after 5 s
+_LONGEST_PAUSE_S = 30.0  # once for each target
+_LONGEST_AFTER = 2  # blows to it
+_SPAWNER_EVERY = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Blow:
     service: str
     at_s: float
     paused_s: float = 0.0  # 0: killed
+    with_spawner: bool = False  # killed with what would have started it again
 
 
 class Mayhem:
@@ -64,9 +68,8 @@ class Mayhem:
                 await asyncio.sleep(self._draw.uniform(*self._between_s))
                 self.strike(victim)
         finally:
-            for name, task in self._down.items():
+            for task in self._down.values():
                 task.cancel()
-                self._cluster.go_on(name)
 
     async def each_once(self, progress: Callable[[], int]) -> None:
         """A blow for each target, when ``progress`` has grown since the one before."""
@@ -96,17 +99,35 @@ class Mayhem:
 
     def strike(self, name: str) -> None:
         """Kill or pause a service now."""
-        pause_s = 0.0
         if self._pauses:
-            is_long = len(self.blows) % _LONG_PAUSE_EVERY == _LONG_PAUSE_EVERY - 1
-            pause_s = self._draw.uniform(*(_LONG_PAUSE_S if is_long else _SHORT_PAUSE_S))
-            self._cluster.pause(name)
-            self._down[name] = asyncio.create_task(self._wake(name, pause_s))
-        else:
-            self._cluster.kill(name)
-            self._down[name] = asyncio.create_task(self._cluster.back(name))
-        self.blows.append(Blow(name, time.monotonic(), pause_s))
+            self._pause(name)
+            return
+        # Those with their spawner take seconds, and most of what dies in earnest is the service.
+        with_spawner = self._cluster.has_spawner(name) and not self._draw.randrange(_SPAWNER_EVERY)
+        self._cluster.kill(name, with_spawner)
+        self._down[name] = asyncio.create_task(self._cluster.back(name, with_spawner))
+        self.blows.append(Blow(name, time.monotonic(), with_spawner=with_spawner))
 
-    async def _wake(self, name: str, after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        self._cluster.go_on(name)
+    def _pause(self, name: str) -> None:
+        pause_s = self._draw.uniform(*self._pause_lengths(name))
+        pid = self._cluster.pause(name)
+        if pid is not None:
+            self._down[name] = asyncio.create_task(self._wake(pid, pause_s))
+            self.blows.append(Blow(name, time.monotonic(), pause_s))
+
+    def _pause_lengths(self, name: str) -> tuple[float, float]:
+        of_kind = [blow for blow in self.blows if _kind(blow.service) == _kind(name)]
+        if len(of_kind) == _LONGEST_AFTER:
+            return _LONGEST_PAUSE_S, _LONGEST_PAUSE_S
+        is_long = len(self.blows) % _LONG_PAUSE_EVERY == _LONG_PAUSE_EVERY - 1
+        return _LONG_PAUSE_S if is_long else _SHORT_PAUSE_S
+
+    async def _wake(self, pid: int, after_s: float) -> None:
+        try:
+            await asyncio.sleep(after_s)
+        finally:
+            self._cluster.go_on(pid)
+
+
+def _kind(name: str) -> str:
+    return "gateway" if name in GATEWAYS else name

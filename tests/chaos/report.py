@@ -9,7 +9,7 @@ from tests.chaos.scenario import Run
 _SHOWN_BLOWS = 40
 HEAD = (
     "| scenario | complete | equal texts | duplicates | gaps | blows | resumed | pause p50 | p99 "
-    "| time |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| with spawner p50 | p99 | time |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -19,6 +19,8 @@ class Row:
 
     Attributes:
         equal: texts like those of the undisturbed run, of those that are complete.
+        pauses_s: ascending, around blows to services.
+        spawner_pauses_s: around blows to services with their spawners.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Row:
     blows: int
     resumed: int
     pauses_s: Sequence[float]
+    spawner_pauses_s: Sequence[float]
     time_s: float
 
     def is_good(self, exact: bool) -> bool:
@@ -38,10 +41,14 @@ class Row:
         return self.complete == self.total and same and not self.duplicates and not self.gaps
 
     def __str__(self) -> str:
-        p50, p99 = (_at(self.pauses_s, share) for share in (0.5, 0.99))
+        pauses = " | ".join(
+            _at(found, share)
+            for found in (self.pauses_s, self.spawner_pauses_s)
+            for share in (0.5, 0.99)
+        )
         return (
             f"| {self.name} | {self.complete}/{self.total} | {self.equal} | {self.duplicates} "
-            f"| {self.gaps} | {self.blows} | {self.resumed} | {p50} | {p99} | {self.time_s:.0f} s |"
+            f"| {self.gaps} | {self.blows} | {self.resumed} | {pauses} | {self.time_s:.0f} s |"
         )
 
 
@@ -57,7 +64,8 @@ def row_of(name: str, run: Run, expected: Mapping[str, Outcome]) -> Row:
         gaps=sum(outcome.num_gaps for outcome in outcomes.values()),
         blows=len(run.blows),
         resumed=sum(outcome.num_resumed for outcome in outcomes.values()),
-        pauses_s=run.pauses_s(),
+        pauses_s=run.pauses_s(with_spawner=False),
+        spawner_pauses_s=run.pauses_s(with_spawner=True),
         time_s=run.time_s,
     )
 

@@ -63,13 +63,18 @@ class Run:
         """Requests of which everything has arrived."""
         return sum(outcome.is_complete for outcome in self.outcomes.values())
 
-    def pauses_s(self) -> list[float]:
+    def pauses_s(self, with_spawner: bool) -> list[float]:
         """For each blow and each stream that was open then, its longest silence around it.
 
         Beam searches show nothing before their end, and do not count.
+
+        Args:
+            with_spawner: of blows to services with their spawners, or of all others.
         """
         found = []
         for blow in self.blows:
+            if blow.with_spawner is not with_spawner:
+                continue
             until_s = blow.at_s + _AROUND_S
             for outcome in self.outcomes.values():
                 times = outcome.arrivals_s

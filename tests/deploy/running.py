@@ -150,6 +150,15 @@ def alive(pid: int) -> bool:
     return process_state(pid) not in "ZX"
 
 
+def forked_by(pid: int) -> int | None:
+    """The process that a spawner has forked, if there is one."""
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except FileNotFoundError:
+        return None
+    return int(found[0]) if found else None
+
+
 def ready_lines(text: str) -> Sequence[str]:
     """The lines that say that the launcher is ready."""
     return re.findall(r"^\[ *[\d.]+s\] ready: .*$", text, re.MULTILINE)

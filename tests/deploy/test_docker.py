@@ -66,6 +66,19 @@ def test_images_run_as_a_user_without_rights_and_check_their_health() -> None:
         assert re.search(r"^HEALTHCHECK ", stage, re.MULTILINE)
 
 
+def test_services_run_under_a_spawner_and_all_that_it_imports_is_copied() -> None:
+    packages = re.findall(r'^CMD \["python", "-m", "deploy.spawner", "(\w+)"\]$', DOCKERFILE, re.M)
+    assert packages == ["scheduler_svc", "gateway", "gpu_worker"]
+    base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0]
+    copied = set(re.findall(r"deploy/(\w+)\.py", base))
+    todo = {"spawner", "health"}
+    while todo:
+        name = todo.pop()
+        assert name in copied
+        source = (ROOT / "deploy" / f"{name}.py").read_text()
+        todo |= set(re.findall(r"^from deploy\.(\w+) import", source, re.M)) - {name}
+
+
 def test_only_the_worker_image_holds_torch() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     with_torch = re.findall(r'^(\w+) = \[.*"torch', project, re.MULTILINE)

@@ -20,6 +20,7 @@ from tests.deploy.running import (
     STOP_DEADLINE_S,
     Running,
     alive,
+    forked_by,
     process_state,
     ready_lines,
 )
@@ -27,6 +28,7 @@ from tests.deploy.running import (
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="the tests read /proc")
 
 RECOVERY_DEADLINE_S = 60.0
+SPAWNED = tuple(name for name in SERVICES if name != "redis")
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,26 @@ def test_a_killed_service_comes_back_and_the_same_request_gets_the_same_answer(
     others = {name: pid for name, pid in running.pids().items() if name != service}
     assert others == {name: pid for name, pid in pids.items() if name != service}
     assert re.search(rf"{service} +died \(signal SIGKILL\)", running.said())
+
+
+@pytest.mark.parametrize("service", SPAWNED)
+def test_a_service_killed_without_its_spawner_is_back_and_the_terminal_says_so(
+    running: Running, service: str
+) -> None:
+    before = running.complete()
+    spawner = running.pid(service)
+    pid = forked_by(spawner)
+    num_back = running.said().count(f"{service:<9} is back after")
+    os.kill(pid or 0, signal.SIGKILL)
+    running.until(
+        lambda: running.said().count(f"{service:<9} is back after") > num_back,
+        RECOVERY_DEADLINE_S,
+        f"news of {service}",
+    )
+    assert f"{service:<9} died (signal SIGKILL); it is started again" in running.said()
+    assert running.complete() == before
+    assert running.pid(service) == spawner
+    assert forked_by(spawner) not in (None, pid)
 
 
 def test_a_killed_launcher_takes_its_services_along_and_the_next_start_works(

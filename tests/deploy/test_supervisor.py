@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 from deploy.settings import REPOSITORY
-from deploy.supervisor import Died, Event, GaveUp, Service, Started, State, Stopped, Supervisor
+from deploy.supervisor import (
+    Back,
+    Died,
+    Event,
+    GaveUp,
+    Respawned,
+    Service,
+    Started,
+    State,
+    Stopped,
+    Supervisor,
+)
 from tests.deploy.running import alive
 
 DEADLINE_S = 10.0
@@ -126,6 +137,37 @@ def test_the_back_off_starts_anew_after_the_service_was_up_for_a_while(
     died = made.until(Died)
     assert isinstance(died, Died)
     assert died.restart_in_s == 0.1
+
+
+NEWS = "/proc/self/fd/$SPAWNER_NEWS_FD"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
+def test_the_back_off_starts_anew_as_soon_as_the_service_says_that_it_is_ready(
+    harness: Callable[..., Harness], tmp_path: Path
+) -> None:
+    stay = tmp_path / "stay"
+    made = harness(f"[ -e {stay} ] && echo ready > {NEWS} && echo told && exec sleep 60; exit 1")
+    for _ in range(4):
+        made.until(Died)
+        made.now = made.supervisor.next_deadline or 0.0
+    made.until(Died)
+    stay.touch()
+    made.now = made.supervisor.next_deadline or 0.0
+    assert isinstance(made.until(Back), Back)
+    os.kill(made.supervisor.pid or 0, signal.SIGKILL)
+    died = made.until(Died)
+    assert isinstance(died, Died)
+    assert died.restart_in_s == 0.1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
+def test_a_spawners_news_of_its_service_are_passed_on(harness: Callable[..., Harness]) -> None:
+    script = f"{{ echo ready; echo died signal SIGKILL; echo ready; }} > {NEWS}; exec sleep 60"
+    made = harness(script)
+    assert made.until(Back) == Back("service", 0.0)
+    assert made.events[1:] == [Respawned("service", "signal SIGKILL"), Back("service", 0.0)]
+    assert made.supervisor.num_deaths == 1
 
 
 @pytest.mark.parametrize("code", [2, 78])

@@ -28,7 +28,6 @@ def display(**changes: Any) -> Display:
         ),
         "include_usage": False,
         "resumable": False,
-        "owner": "",
         "fingerprint": "",
     }
     shown = {name: changes.pop(name) for name in list(changes) if name not in values}

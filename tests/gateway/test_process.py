@@ -193,21 +193,23 @@ async def test_sigterm_refuses_what_is_new_finishes_what_is_open_and_exits_0(
         assert await asyncio.to_thread(process.wait) == 0, process.said
 
 
+@pytest.mark.parametrize("resumable", [True, False])
 async def test_streams_that_outlast_the_drain_are_told_how_to_go_on(
-    start: Start, redis_url: str
+    start: Start, redis_url: str, resumable: bool
 ) -> None:
     async with playing(redis_url) as engine:
         process = start("--redis-url", redis_url, "--drain-timeout", "0.1")
         async with httpx.AsyncClient(base_url=process.url(), timeout=20) as http:
             await until_ready(http)
-            body = {"model": "demo", "prompt": "Hi", "stream": True}
+            body = {"model": "demo", "prompt": "Hi", "stream": True, "stream_resume": resumable}
             waiting = asyncio.ensure_future(http.post("/v1/completions", json=body))
             await engine.accept_next()
             process.popen.send_signal(signal.SIGTERM)
             [event] = events((await waiting).text)
             error = json.loads(event)["error"]
             assert error["code"] == "shutting_down"
-            assert "resume the stream" in error["message"]
+            assert ("resume the stream" in error["message"]) == resumable
+            assert error["message"].endswith("send the request again")
         assert await asyncio.to_thread(process.wait) == 0, process.said
 
 

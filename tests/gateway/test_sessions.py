@@ -472,7 +472,7 @@ def test_an_answer_that_contradicts_what_was_delivered_ends_the_request(
     log: Log, output: list[int]
 ) -> None:
     attached(log)
-    [event] = log.state("a", 9, output, attachment="again")
+    _, event = log.state("a", 9, output, attachment="again")
     assert isinstance(event, RequestFailed)
     assert not event.engine_knows
     assert "cannot be continued" in event.error

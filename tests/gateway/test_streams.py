@@ -1,6 +1,7 @@
 """Streams that are continued after any of their events, by the same gateway or by another one."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import httpx
 import pytest
 
 from gateway.event_ids import Position
+from gateway.stream_ids import call_id_of, secret_of_key, stream_id_of
 from shared.bus.memory import MemoryBus
 from shared.messages import Abort, Attach, BeamsEnded, EndFlag, RequestEnded, Submit
 from tests.gateway.conftest import MakeStage, Stage
@@ -176,28 +178,72 @@ async def resumable(stage: Stage, **body: Any) -> httpx.Response:
 
 async def test_a_stream_that_is_not_remembered_is_gone(stage: Stage) -> None:
     stage.spawn(Played(stage.engine).serve())
-    assert (await stage.http.get(f"/v1/streams/{'0' * 32}")).status_code == 410
-    assert (await stage.http.get("/v1/streams/nonsense")).status_code == 404
+    forgotten = stream_id_of("0" * 32, client="")
+    assert (await stage.http.get(f"/v1/streams/{forgotten}")).status_code == 410
 
 
 async def test_only_streams_that_were_to_be_resumable_can_be_resumed(stage: Stage) -> None:
     tokens = stage.tokenizer.encode("ab", add_special_tokens=False)
     played = Played(stage.engine, tokens)
     stage.spawn(played.serve())
-    response = await stage.complete(stream=True)
+    response = await post(stage, stream=True)
     assert "x-stream-url" not in response.headers
     assert "id: " not in response.text
-    [identity] = played.known
-    assert (await stage.http.get(f"/v1/streams/{identity}")).status_code == 404
+    guessed = stream_id_of(secret_of_key("k"), client="")
+    assert (await stage.http.get(f"/v1/streams/{guessed}")).status_code == 404
+    assert len(played.known) == 1
 
 
-async def test_a_stream_belongs_to_the_client_that_began_it(stage: Stage) -> None:
+async def test_a_foreign_stream_is_like_one_that_never_was_and_the_engine_is_not_asked(
+    stage: Stage,
+) -> None:
     tokens = stage.tokenizer.encode("ab", add_special_tokens=False)
-    stage.spawn(Played(stage.engine, tokens).serve())
+    played = Played(stage.engine, tokens)
+    stage.spawn(played.serve())
     url = (await resumable(stage)).headers["x-stream-url"]
-    foreign = await stage.http.get(url, headers={"Authorization": "Bearer other"})
-    assert foreign.status_code == 404
+    stranger = {"Authorization": "Bearer other"}
+    foreign = await stage.http.get(url, headers=stranger)
+    nonsense = await stage.http.get("/v1/streams/nonsense", headers=stranger)
+    never = await stage.http.get(f"/v1/streams/{'0' * 48}", headers=stranger)
+    assert foreign.status_code == nonsense.status_code == never.status_code == 404
+    assert foreign.content == nonsense.content == never.content
     assert (await stage.http.get(url)).status_code == 200
+    asked = {message.request_id for message in stage.engine.heard if isinstance(message, Attach)}
+    assert asked == set(played.known), "nobody else's question reached the engine"
+
+
+async def test_a_stranger_who_forges_the_name_of_a_stream_asks_for_another_one(
+    stage: Stage,
+) -> None:
+    tokens = stage.tokenizer.encode("ab", add_special_tokens=False)
+    played = Played(stage.engine, tokens)
+    stage.spawn(played.serve())
+    url = (await resumable(stage)).headers["x-stream-url"]
+    secret = url.removeprefix("/v1/streams/")[:32]
+    [request_id] = played.known
+    assert request_id == call_id_of(secret, client="")
+    forged = stream_id_of(secret, client="Bearer other")
+    headers = {"Authorization": "Bearer other"}
+    response = await stage.http.get(f"/v1/streams/{forged}", headers=headers)
+    assert response.status_code == 410
+    attach = stage.engine.heard[-1]
+    assert isinstance(attach, Attach)
+    assert attach.request_id != request_id
+
+
+async def test_who_leaves_while_a_stream_is_looked_for_may_come_back_for_a_while(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage(resume_window=0.2)
+    stream_id = stream_id_of("0" * 32, client="")
+    leaving = stage.spawn(stage.http.get(f"/v1/streams/{stream_id}"))
+    attach = await stage.engine.hear_attach()
+    began_s = time.monotonic()
+    leaving.cancel()
+    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    abort = await stage.engine.hear_abort()
+    assert (abort.request_id, abort.attachment) == (attach.request_id, attach.attachment)
+    assert time.monotonic() - began_s >= 0.2
 
 
 @pytest.mark.parametrize("last", ["nonsense", "1b00000000.1b00000000~0"])
@@ -258,10 +304,11 @@ async def test_a_resumable_stream_outlives_its_client_for_a_while(make_stage: Ma
 async def test_who_resumes_a_stream_ends_its_older_delivery_quietly(stage: Stage) -> None:
     engine = stage.engine
     tokens = stage.tokenizer.encode("abcd", add_special_tokens=False)
-    older = stage.spawn(resumable(stage))
-    submit = await engine.accept_next()
+    older = stage.spawn(post(stage, stream=True, stream_resume=True))
+    submit = await engine.accept_attach(await engine.hear_attach(), [], ended={})
     await engine.generate(submit, tokens[:1], flag=None)
-    newer = stage.spawn(stage.http.get(f"/v1/streams/{submit.request_id}"))
+    stream_id = stream_id_of(secret_of_key("k"), client="")
+    newer = stage.spawn(stage.http.get(f"/v1/streams/{stream_id}"))
     for _ in range(2):
         await engine.accept_attach(await engine.hear_attach(), tokens[:1], submit=submit)
     await engine.generate(submit, tokens[1:])
@@ -338,6 +385,8 @@ async def test_a_key_stands_for_one_body_of_one_client(stage: Stage) -> None:
     other = await post(stage, max_tokens=3)
     assert other.status_code == 422
     assert "Idempotency-Key" in other.json()["error"]["message"]
+    assert (await post(stage, n=2)).status_code == 422
+    assert (await post(stage, n=2, stream=True)).status_code == 422
     assert not any(isinstance(message, Abort) for message in stage.engine.heard)
     headers = {"Authorization": "Bearer another"}
     assert (await post(stage, max_tokens=3, headers=headers)).status_code == 200

@@ -30,7 +30,8 @@ class FakeDriver:
     reserved: dict[int, int] = field(default_factory=dict)  # address: size
     mapped: dict[int, tuple[int, int]] = field(default_factory=dict)  # address: size, handle
     accessible: set[int] = field(default_factory=set)
-    pending: bool = False  # work that may still read what is mapped
+    unfinished: list["FakeEvent"] = field(default_factory=list)  # queued work, in order
+    reads: set[int] | None = None  # addresses that it may read; None: any
 
     CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
     CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
@@ -87,7 +88,8 @@ class FakeDriver:
         return (self._note("access", address),)
 
     def cuMemUnmap(self, address: int, size: int) -> tuple[Status]:  # noqa: N802
-        assert not self.pending, "queued work may still read it"
+        reads = self.reads is None or address in self.reads
+        assert not (self.unfinished and reads), "queued work may still read it"
         assert self.mapped.pop(address)[0] == size
         self.accessible.discard(address)
         return (self._note("unmap", address),)
@@ -101,14 +103,26 @@ class FakeDriver:
         assert self.reserved.pop(address) == size
         return (self._note("free", address),)
 
-    def record(self) -> None:
-        """As an event: work is queued."""
-        self.pending = True
-
-    def synchronize(self) -> None:
-        """As an event: the work is done."""
-        self.pending = False
-
     def _note(self, *call: Any) -> Status:
         self.calls.append(call)
         return Status.CUDA_SUCCESS
+
+
+class FakeEvent:
+    """Stands for all work that was queued when it was recorded last."""
+
+    def __init__(self, driver: FakeDriver) -> None:
+        self._driver = driver
+
+    def record(self) -> None:
+        """Work is queued."""
+        assert self not in self._driver.unfinished, (
+            "somebody may have to wait for what it stood for"
+        )
+        self._driver.unfinished.append(self)
+
+    def synchronize(self) -> None:
+        """This work is done, and all before it."""
+        unfinished = self._driver.unfinished
+        if self in unfinished:
+            del unfinished[: unfinished.index(self) + 1]

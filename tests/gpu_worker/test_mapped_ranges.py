@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gpu_worker.mapped_ranges import MappedRanges
 from gpu_worker.mapping import MapError, MappingFailed
@@ -35,6 +37,9 @@ class NotedMapper:
         for index in range(count):
             self.found.pop(place + index, None)
 
+    def begin(self) -> None:
+        pass
+
     def used(self) -> None:
         pass
 
@@ -57,11 +62,8 @@ class Ranges(MappedRanges):
     def see(self, **tables: list[int]) -> list[tuple[int, int, int]]:
         """Follow tables as ``s<slot>=[blocks]``; what was mapped: place, block, count."""
         self.mapper.calls.clear()
-        padded = np.full((len(tables), max(map(len, tables.values()))), -7, np.int32)
-        for row, blocks in zip(padded, tables.values(), strict=True):
-            row[: len(blocks)] = blocks
-        slots = np.array([int(name[1:]) for name in tables])
-        self.follow(slots, padded, np.array([len(blocks) for blocks in tables.values()]))
+        slots, padded, lengths = expected(**tables)
+        self.follow(slots, padded, lengths)
         for slot, blocks in zip(slots.tolist(), tables.values(), strict=True):
             assert self.at(slot)[: len(blocks)] == blocks
         assert self.mapper.areas() <= self.num_areas
@@ -175,6 +177,115 @@ def test_more_mappings_than_the_system_allows_are_an_error_with_the_numbers() ->
     ranges.keep_only()
     ranges.see(s0=[1, 3, 5, 7])
     ranges.see(s0=[1, 2, 3, 4, 5, 6, 7, 8])  # neighbours take one area
+
+
+def expected(**tables: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Slots, padded tables and lengths of ``s<slot>=[blocks]``."""
+    padded = np.full((len(tables), max(map(len, tables.values()))), -7, np.int32)
+    for row, blocks in zip(padded, tables.values(), strict=True):
+        row[: len(blocks)] = blocks
+    slots = np.array([int(name[1:]) for name in tables])
+    return slots, padded, np.array([len(blocks) for blocks in tables.values()])
+
+
+def test_what_is_prepared_needs_no_mapping_later() -> None:
+    ranges = Ranges(NotedMapper())
+    ranges.see(s0=[1, 2], s1=[3])
+    ranges.prepare(*expected(s0=[1, 2, 8], s1=[3], s2=[5, 6]))
+    assert ranges.num_in_use == 3
+    assert ranges.see(s0=[1, 2, 8], s1=[3], s2=[5, 6]) == []
+    assert ranges.num_in_use == 6
+
+
+def test_what_runs_is_not_remapped_ahead_of_time() -> None:
+    ranges = Ranges(NotedMapper())
+    ranges.see(s0=[1, 2], s1=[3, 4])
+    ranges.see(s0=[1, 2])
+    ranges.prepare(*expected(s0=[1, 7, 8], s1=[3, 9]))
+    assert ranges.at(0)[:3] == [1, 2, 8]  # a copy on write has to wait for the step
+    assert ranges.at(1)[:2] == [3, 9]
+    assert ranges.see(s0=[1, 7, 8], s1=[3, 9]) == [(1, 7, 1)]
+
+
+def test_what_was_prepared_for_nothing_leaves_nothing_wrong() -> None:
+    ranges = Ranges(NotedMapper())
+    ranges.see(s0=[1, 2], s1=[3])
+    ranges.prepare(*expected(s0=[1, 2, 8, 9], s1=[3, 7], s2=[5, 6]))
+    ranges.keep_only()  # as when an epoch ends
+    assert ranges.num_in_use == 0
+    ranges.see(s0=[1, 2, 9], s1=[4], s2=[5])
+    assert ranges.num_in_use == 5
+    ranges.keep_only()
+    assert ranges.num_in_use == 0
+
+
+def test_a_mapping_that_fails_ahead_of_time_fails_nobody() -> None:
+    mapper = NotedMapper()
+    ranges = Ranges(mapper)
+    ranges.see(s0=[1, 2])
+    mapper.refused = {10}
+    ranges.prepare(*expected(s0=[1, 2, 10], s1=[5]))
+    ranges.see(s0=[1, 2], s1=[5])
+    with pytest.raises(MappingFailed, match=r"blocks \[2, 3\) of the sequence in slot 0.*luck"):
+        ranges.see(s0=[1, 2, 10])
+    mapper.refused.clear()
+    ranges.see(s0=[1, 2, 10], s1=[5])
+
+
+def test_nothing_is_given_back_for_what_is_only_prepared() -> None:
+    mapper = NotedMapper(max_mappings=12)
+    ranges = Ranges(mapper)
+    ranges.see(s0=[1, 3, 5])
+    ranges.see(s1=[2, 4, 6])
+    ranges.prepare(*expected(s2=[7, 9, 11]))
+    assert ranges.at(2) == [-1] * MAX_BLOCKS
+    assert ranges.at(0)[:3] == [1, 3, 5]
+    ranges.see(s2=[7, 9, 11])
+
+
+def test_ranges_and_columns_that_are_not_there_are_left_out() -> None:
+    ranges = Ranges(NotedMapper())
+    ranges.see(s0=[1])
+    ranges.prepare(*expected(s70=[2], s0=[1, 2]))
+    ranges.prepare(*expected(s1=list(range(9))))
+    assert ranges.see(s0=[1, 2]) == []
+    assert ranges.at(1) == [-1] * MAX_BLOCKS
+
+
+TABLES = st.dictionaries(
+    st.integers(0, 5),
+    st.lists(st.integers(0, NUM_BLOCKS - 1), min_size=1, max_size=MAX_BLOCKS),
+    min_size=1,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(st.tuples(TABLES, TABLES, st.sets(st.integers(0, NUM_BLOCKS - 1))), max_size=12),
+    limit=st.sampled_from([None, 90]),
+)
+def test_whatever_is_prepared_steps_find_their_blocks_and_keep_them(
+    steps: list[tuple[dict[int, list[int]], dict[int, list[int]], set[int]]], limit: int | None
+) -> None:
+    mapper = NotedMapper(limit)
+    ranges = Ranges(mapper)
+    for tables, prepared, refused in steps:
+        named = {f"s{slot}": blocks for slot, blocks in tables.items()}
+        ranges.keep_only(*tables)
+        ranges.see(**named)
+        assert ranges.num_in_use == len({block for blocks in tables.values() for block in blocks})
+        mapper.refused = refused
+        ranges.prepare(*expected(**{f"s{slot}": blocks for slot, blocks in prepared.items()}))
+        mapper.refused = set()
+        for slot, blocks in tables.items():
+            assert ranges.at(slot)[: len(blocks)] == blocks, "the step still computes"
+        assert mapper.areas() <= ranges.num_areas
+        for slot in range(6):
+            known = ranges.mapped(slot)
+            assert known == ranges.at(slot)[: len(known)]
+            assert set(ranges.at(slot)[len(known) :]) <= {-1}
+    ranges.keep_only()
+    assert ranges.num_in_use == 0
 
 
 def test_random_histories_map_what_tables_say_within_the_limit() -> None:

@@ -9,7 +9,7 @@ import torch
 from gpu_worker.mapped_ranges import MappedRanges
 from gpu_worker.mapping import MapError, MappingFailed
 from gpu_worker.mapping_cuda import CudaMapper, bytes_at, load_driver, page_bytes
-from tests.gpu_worker.fake_cuda import PAGE_BYTES, FakeDriver
+from tests.gpu_worker.fake_cuda import PAGE_BYTES, FakeDriver, FakeEvent
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 6
@@ -17,7 +17,8 @@ NUM_PLACES = 12
 
 
 def make(driver: FakeDriver, block_bytes: int = PAGE_BYTES) -> CudaMapper:
-    return CudaMapper(driver, driver, CPU, NUM_BLOCKS, NUM_PLACES, block_bytes)
+    events = FakeEvent(driver), FakeEvent(driver)
+    return CudaMapper(driver, events, CPU, NUM_BLOCKS, NUM_PLACES, block_bytes)
 
 
 def seen(driver: FakeDriver, mapper: CudaMapper) -> dict[int, int]:
@@ -57,16 +58,36 @@ def test_blocks_appear_at_their_places_and_at_several() -> None:
 def test_nothing_is_unmapped_while_work_may_read_it() -> None:
     driver = FakeDriver()
     mapper = make(driver)
+    mapper.begin()
     mapper.map(0, 1, 2)
     mapper.used()
+    mapper.begin()
     mapper.map(2, 3, 1)  # nothing was there: no reason to wait
-    assert driver.pending
+    assert driver.unfinished
     mapper.map(1, 4, 1)
-    assert not driver.pending
+    assert not driver.unfinished
     mapper.used()
+    mapper.begin()
     mapper.unmap(0, 3)
     mapper.unmap(0, 3)
     assert seen(driver, mapper) == {}
+
+
+def test_what_the_running_step_does_not_read_is_unmapped_while_it_runs() -> None:
+    driver = FakeDriver()
+    mapper = make(driver)
+    ranges = MappedRanges(mapper, num_ranges=3, max_blocks=4, num_blocks=NUM_BLOCKS)
+    table, two = np.array([[1, 2, 3]], np.int32), np.array([2])
+    ranges.follow(np.array([0]), table, np.array([3]))
+    mapper.used()
+    ranges.follow(np.array([1]), table, two)
+    mapper.used()
+    assert len(driver.unfinished) == 2
+    first = mapper.space.data_ptr()
+    driver.reads = {first + place * PAGE_BYTES for place in (4, 5)}  # the second step
+    ranges.prepare(np.array([0, 1]), np.array([[4, 5, 0], [1, 2, 0]], np.int32), np.array([2, 3]))
+    assert len(driver.unfinished) == 1, "it waited for the first step, and not for the second"
+    assert seen(driver, mapper) == {0: 4, 1: 5, 2: 3, 4: 1, 5: 2, 6: 0}
 
 
 @pytest.mark.parametrize("refused", ["map", "access"])
@@ -119,6 +140,7 @@ def test_sequences_come_and_go_for_long_without_a_wrong_call() -> None:
             assert driver.refused
             continue
         mapper.used()
+        driver.reads = None
         found = seen(driver, mapper)
         for slot, table, length in zip(slots.tolist(), tables, lengths, strict=True):
             assert [found[4 * slot + column] for column in range(length)] == table[:length].tolist()

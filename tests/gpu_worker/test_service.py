@@ -1,7 +1,9 @@
 """The worker's loop on a bus: whom it obeys, and what makes it start afresh."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -86,20 +88,47 @@ class FakeExecutor:
         self.steps.clear()
 
 
-class NoObserver:
-    def step(self, result: StepResult) -> None:
-        pass
+class HeldExecutor(FakeExecutor):
+    """Computes on a thread, and one of its steps lasts until it is released."""
+
+    def __init__(self, held_step: int) -> None:
+        super().__init__()
+        self.began = threading.Event()
+        self.release = threading.Event()
+        self.resets_while_held = 0
+        self._held_step = held_step
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.step == self._held_step:
+            resets = self.resets
+            self.began.set()
+            assert self.release.wait(10)
+            self.resets_while_held = self.resets - resets
+        return super().execute(plan)
+
+
+class Overheads:
+    """What the loop says of the time between steps."""
+
+    def __init__(self) -> None:
+        self.seen: list[float | None] = []
+
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
+        self.seen.append(overhead_s)
 
 
 class Stage:
     """A worker at work, and the scheduler's side of the logs."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, executor: FakeExecutor | None = None, thread: ThreadPoolExecutor | None = None
+    ) -> None:
         self.clock = Clock()
         self.bus = FlakyBus(self.clock)
-        self.executor = FakeExecutor()
+        self.executor = executor or FakeExecutor()
+        self.observer = Overheads()
         self.service = WorkerService(
-            self.bus, "engine-0", self.executor, MODEL, KV, SPEEDS, NoObserver()
+            self.bus, "engine-0", self.executor, MODEL, KV, SPEEDS, self.observer, thread=thread
         )
         self.task = asyncio.create_task(self.service.run())
 
@@ -152,6 +181,12 @@ class Stage:
             for message in map(decode, entry.messages)
             if isinstance(message, StepResult)
         ]
+
+    async def life(self) -> str:
+        """Of the worker that holds the lease."""
+        lease = await self.lease()
+        assert lease is not None
+        return lease.life
 
     async def quiet(self) -> None:
         """Let the worker do whatever it may still do."""
@@ -244,6 +279,7 @@ async def test_a_fenced_worker_forgets_the_epoch_and_waits_to_be_named(stage: St
 @pytest.mark.parametrize("fail", ["before", "after"])
 async def test_an_append_of_unknown_fate_makes_a_new_instance(stage: Stage, fail: str) -> None:
     mine = await stage.instance()
+    life = await stage.life()
     await stage.start_epoch(10, mine)
     plan = encode(step_plan(1))
     await stage.quiet()
@@ -251,6 +287,7 @@ async def test_an_append_of_unknown_fate_makes_a_new_instance(stage: Stage, fail
     # Past the flaky append, which is to hit the worker's.
     await MemoryBus.append(stage.bus, Append(KEYS.plans, [plan], 10, 1))
     other = await stage.instance(other_than=mine)
+    assert await stage.life() == life, "nothing that it computed is to blame"
     await stage.plan(10, 2)
     await stage.quiet()
     assert await stage.results_now() == ([] if fail == "before" else [(10, 1)])
@@ -286,9 +323,11 @@ async def test_a_plan_with_an_unreadable_id_makes_a_new_instance(stage: Stage) -
 async def test_a_plan_that_does_not_fit_makes_a_new_instance(stage: Stage) -> None:
     mine = await stage.instance()
     await stage.start_epoch(10, mine)
+    life = await stage.life()
     stage.executor.refuse = True
     await stage.plan(10, 1)
     await stage.instance(other_than=mine)
+    assert await stage.life() != life, "what it was to compute may be to blame"
 
 
 async def test_a_restarted_redis_makes_a_new_instance(
@@ -355,3 +394,81 @@ async def test_states_before_ready_leave_a_living_workers_lease_alone() -> None:
     clock.now_ms += 30 * 60 * 1_000
     found = decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"")
     assert (found.state, found.detail) == (WorkerState.FAILED, "no such model")
+
+
+@dataclass
+class HeldStage:
+    """A worker whose second step lasts, with plans up to the third."""
+
+    stage: Stage
+    executor: HeldExecutor
+    instance: str
+
+    async def hold(self) -> None:
+        """Let it come to the second step."""
+        for step in (1, 2, 3):
+            await self.stage.plan(10, step)
+        await self.stage.until(self.executor.began.is_set)
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[HeldStage]:
+    executor = HeldExecutor(held_step=2)
+    with ThreadPoolExecutor(1) as thread:
+        stage = Stage(executor, thread)
+        instance = await stage.instance()
+        await stage.start_epoch(10, instance)
+        yield HeldStage(stage, executor, instance)
+        executor.release.set()
+        stage.service.stop()
+        await asyncio.wait_for(stage.task, 5)
+
+
+async def test_a_result_is_told_while_the_next_step_computes(held: HeldStage) -> None:
+    await held.hold()
+    assert await held.stage.results(1) == [(10, 1)]
+    held.executor.release.set()
+    assert await held.stage.results(3) == [(10, 1), (10, 2), (10, 3)]
+
+
+async def test_a_worker_that_is_fenced_off_in_a_step_forgets_it_when_it_is_over(
+    held: HeldStage,
+) -> None:
+    started = encode(EpochStarted(20, "scheduler", (held.instance,)))
+    await held.stage.bus.append(Append(KEYS.outputs, [started], 20, 0))
+    await held.hold()
+    held.executor.release.set()
+    await held.stage.quiet()
+    assert await held.stage.results_now() == []
+    assert held.executor.steps == []
+    assert held.executor.resets_while_held == 0
+    await held.stage.bus.append(Append(KEYS.plans, [started], 20, 0))
+    await held.stage.plan(20, 1)
+    assert await held.stage.results(1) == [(20, 1)]
+
+
+async def test_an_append_that_fails_in_a_step_makes_a_new_instance_when_it_is_over(
+    held: HeldStage,
+) -> None:
+    held.stage.bus.fail = "before"  # the result of the first step
+    for step in (1, 2, 3):
+        data = encode(step_plan(step))
+        await MemoryBus.append(held.stage.bus, Append(KEYS.plans, [data], 10, step))
+    await held.stage.until(held.executor.began.is_set)
+    await held.stage.quiet()
+    lease = await held.stage.lease()
+    assert lease is not None
+    assert lease.instance == held.instance  # the step is not over
+    held.executor.release.set()
+    await held.stage.instance(other_than=held.instance)
+    assert await held.stage.results_now() == []
+    assert held.executor.resets_while_held == 0
+
+
+async def test_the_loop_says_how_long_a_plan_that_was_there_waited(held: HeldStage) -> None:
+    await held.hold()
+    held.executor.release.set()
+    await held.stage.results(3)
+    first, *others = held.stage.observer.seen
+    assert first is None  # nothing was computed before
+    assert all(overhead is not None and 0 <= overhead < 1 for overhead in others)

@@ -10,11 +10,11 @@ from gpu_worker import sizing
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.assembly import Worker
 from gpu_worker.executor import Executor
-from gpu_worker.host_pool import HostPool
 from gpu_worker.memory import PagedMemory, bytes_per_block
 from gpu_worker.model import LayerShape
 from gpu_worker.settings import WorkerSettings
 from kernels.interface import AttentionParams, LayerCache
+from kernels.packing import whole_blocks
 from shared.errors import SettingsError
 from shared.messages import Admission
 from tests.gpu_worker.conftest import MakeWorker, poison, prompt
@@ -53,10 +53,14 @@ def assert_holds(memory: PagedMemory, before: list[torch.Tensor], origin: dict[i
         assert torch.equal(now, then[sources])
 
 
+LAYOUTS = ("layer_major", "block_major")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block_size", [1, 16])
-def test_content_comes_back_in_all_layers(block_size: int) -> None:
+def test_content_comes_back_in_all_layers(block_size: int, layout: str) -> None:
     shapes = layer_shapes(torch.float32, torch.bfloat16)
-    memory = PagedMemory(shapes, 6, block_size, CPU, num_host_blocks=4)
+    memory = PagedMemory(shapes, 6, block_size, CPU, num_host_blocks=4, layout=layout)
     assert memory.geometry.num_host_blocks == 4
     before = filled(memory)
     memory.swap_out(ints(5, 2, 5), ints(0, 3, 1))
@@ -65,44 +69,45 @@ def test_content_comes_back_in_all_layers(block_size: int) -> None:
     assert_holds(memory, before, {0: 2, 1: 5, 5: 2, 2: 5})
 
 
-def test_as_on_a_gpu_content_takes_the_way_through_staging_memory() -> None:
-    memory = PagedMemory(layer_shapes(torch.float32, torch.bfloat16), 6, 4, CPU, num_host_blocks=4)
-    memory._host._in_place = False
-    memory._host._staged_at_once = 2
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_copies_reach_all_layers(layout: str) -> None:
+    shapes = layer_shapes(torch.float32, torch.bfloat16)
+    memory = PagedMemory(shapes, 6, 8, CPU, layout=layout)
     before = filled(memory)
-    memory.swap_out(ints(5, 2, 5), ints(0, 3, 1))
-    assert_holds(memory, before, {})
-    memory.swap_in(ints(3, 1, 3, 0, 0), ints(0, 1, 5, 2, 3))
-    assert_holds(memory, before, {0: 2, 1: 5, 5: 2, 2: 5, 3: 5})
+    memory.copy(ints(5, 2, 5), ints(0, 3, 1))
+    assert_holds(memory, before, {0: 5, 3: 2, 1: 5})
+
+
+def test_a_block_major_pool_is_one_allocation_and_its_blocks_are_pieces_of_it() -> None:
+    memory = PagedMemory(layer_shapes(torch.float32, torch.bfloat16), 6, 4, CPU, 0, "block_major")
+    whole = whole_blocks(list(memory.layers.values()))
+    assert whole is not None
+    assert whole.shape == (6, memory.geometry.bytes_per_block)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_content_comes_back_to_a_gpu() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_content_comes_back_to_a_gpu(layout: str) -> None:
     shapes = layer_shapes(torch.float32, torch.bfloat16)
-    memory = PagedMemory(shapes, 6, 4, torch.device("cuda"), num_host_blocks=4)
-    memory._host._staged_at_once = 2
+    device = torch.device("cuda")
+    memory = PagedMemory(shapes, 6, 4, device, num_host_blocks=4, layout=layout)
     before = filled(memory)
     memory.swap_out(ints(5, 2, 5), ints(0, 3, 1))
     memory.swap_in(ints(3, 1, 3, 0, 0), ints(0, 1, 5, 2, 3))
     assert_holds(memory, before, {0: 2, 1: 5, 5: 2, 2: 5, 3: 5})
 
 
-def test_layers_of_the_host_pool_are_views_of_whole_blocks() -> None:
-    shapes = layer_shapes(torch.float32, torch.bfloat16)
-    pool = HostPool(shapes, list(PagedMemory(shapes, 2, 4, CPU).layers.values()), 3, 4, CPU)
-    for shape, cache in zip(shapes, pool.layers, strict=True):
-        assert cache.key.shape == cache.value.shape == (3, shape.num_kv_heads, 4, shape.head_dim)
-        assert cache.key.dtype == shape.dtype
-        cache.key[1] = 1
-        cache.value[1] = 1
-    assert (pool._blocks[1].view(torch.int16) != 0).any()
-    assert not pool._blocks[[0, 2]].any()
+MEMORIES = (
+    {"kv_memory": "paged"},
+    {"kv_memory": "paged", "kv_layout": "block_major"},
+    {"kv_memory": "virtual"},
+)
 
 
-@pytest.fixture(scope="module", params=["paged", "virtual"])
+@pytest.fixture(scope="module", params=MEMORIES, ids=str)
 def llama(request: pytest.FixtureRequest, make_worker: MakeWorker) -> Worker:
-    """A worker with a tiny Llama and blocks of eight tokens, in memory of either kind."""
-    return make_worker("llama", block_size=8, kv_memory=request.param)
+    """A worker with a tiny Llama and blocks of eight tokens, in memory of each kind."""
+    return make_worker("llama", block_size=8, **request.param)
 
 
 def alone(executor: Executor, tokens: list[int], choice: int = 0) -> list[int]:

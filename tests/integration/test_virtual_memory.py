@@ -18,12 +18,15 @@ REQUESTS = [
 
 
 class FailingMapper(CpuMapper):
-    """The fortieth call fails: after the start, and before the requests have ended."""
+    """Two calls fail, after the start, and before the requests have ended.
+
+    The first of them may be made ahead of time, which disturbs nobody; the next is the step's own.
+    """
 
     calls = count(1)
 
     def map(self, place: int, block: int, count: int) -> None:
-        if next(self.calls) == 40:
+        if next(self.calls) in (40, 41):
             raise MapError("the system is out of memory")
         super().map(place, block, count)
 

@@ -170,23 +170,6 @@ def assert_writes(backend, shape: Shape) -> None:
         torch.testing.assert_close(pool.float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
 
 
-def assert_copies(backend, shape: Shape) -> None:
-    """Targets equal their sources bit by bit, and no other block has changed."""
-    torch.manual_seed(0)
-    cache = empty_cache(shape, num_blocks=12)
-    for pool in (cache.key, cache.value):
-        pool[:9] = torch.randn(pool[:9].shape).to(shape.dtype)  # the others stay NaN
-    sources, targets = torch.tensor([3, 0, 3, 10, 7]), torch.tensor([8, 11, 1, 4, 9])
-    expected = [pool.clone() for pool in (cache.key, cache.value)]
-    for pool in expected:
-        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
-            pool[target] = pool[source]
-    backend.copy_blocks(cache, sources, targets)
-    backend.copy_blocks(cache, sources[:0], targets[:0])
-    for pool, wanted in zip((cache.key, cache.value), expected, strict=True):
-        torch.testing.assert_close(pool, wanted, rtol=0, atol=0, equal_nan=True)
-
-
 MIXED = ((1, 33), (5, 77), (41, 111), (0, 5), (2, 0), (1, 1), (17, 17), (3, 130))
 
 # One name per thing that can go wrong; every backend runs them all in every type it serves.

@@ -16,7 +16,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.triton_attention import paged_attention_kernel
-from kernels.triton_copy import copy_blocks_kernel
 from kernels.triton_launch import MERGE_TILES
 from kernels.triton_merge import merge_kernel
 from kernels.triton_move import move_blocks_kernel
@@ -94,9 +93,18 @@ def resources(compiled):
     }
 
 
-def attention(dtype, head_dim, short, block_size=16, cache_dtype=None, split=True, paged=True):
+def attention(
+    dtype,
+    head_dim,
+    short,
+    block_size=16,
+    cache_dtype=None,
+    split=True,
+    paged=True,
+    fixed_cut=False,
+):
     tile = choose_tile(head_dim, group=4, dtype=dtype, short=short)
-    constants = work_constants(tile, head_dim, short) | {
+    constants = work_constants(tile, head_dim, short, fixed_cut) | {
         "BLOCK_SIZE": block_size,
         "PAGED": paged,
         "SPLIT": split,
@@ -115,7 +123,7 @@ def merge(dtype, head_dim, short):
     return build(merge_kernel, dtype, constants, {"num_warps": 4})
 
 
-def work_constants(tile, head_dim, short):
+def work_constants(tile, head_dim, short, fixed_cut=False):
     return {
         "SEQS": 64,
         "GROUP": 4,
@@ -126,6 +134,8 @@ def work_constants(tile, head_dim, short):
         "SHORT_TOKENS": choose_tile(head_dim, group=4, dtype=torch.bfloat16, short=True).rows // 4,
         "SHORT": short,
         "MIN_PIECE_TILES": tile.min_piece_tiles,
+        "FIXED_PIECE_TILES": 512 // tile.keys if fixed_cut else 0,
+        "MOST_FIXED_PIECES": 32,
         "HAS_WINDOW": False,
     }
 
@@ -162,17 +172,13 @@ def move(dtype, head_dim, block_size=16, num_kv_heads=8):
     return build(move_blocks_kernel, dtype, constants, {"num_warps": 4})
 
 
-def copy(dtype, head_dim):
-    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": head_dim, "BLOCK_SIZE": 16, "TILE_SLOTS": 16}
-    return build(copy_blocks_kernel, dtype, constants, {"num_warps": 4})
-
-
 def main() -> None:
     bf16, eight = torch.bfloat16, torch.float8_e4m3fn
     for dtype, head_dim, short, options in (
         (bf16, 64, True, {}),
         (bf16, 128, True, {}),
         (bf16, 128, True, {"paged": False}),
+        (bf16, 128, True, {"fixed_cut": True}),
         (bf16, 128, True, {"cache_dtype": eight}),
         (bf16, 256, True, {"block_size": 64}),
         (bf16, 64, False, {"split": False}),
@@ -188,7 +194,6 @@ def main() -> None:
         print(json.dumps(report))
     print(json.dumps(resources(merge(bf16, 128, True)) | {"kernel": "merge"}))
     print(json.dumps(resources(write(bf16, 128)) | {"kernel": "write"}))
-    print(json.dumps(resources(copy(bf16, 128)) | {"kernel": "copy"}))
     print(json.dumps(resources(move(bf16, 128)) | {"kernel": "move"}))
 
 

@@ -20,7 +20,6 @@ from tests.kernels.cases import (
     SHAPES,
     Shape,
     assert_attends,
-    assert_copies,
     assert_writes,
     make_case,
 )
@@ -68,6 +67,56 @@ def test_contexts_cut_into_pieces_equal_dense_attention(name):
     assert_attends(case)
 
 
+@pytest.mark.parametrize("name", SPLIT)
+def test_contexts_cut_at_fixed_lengths_equal_dense_attention(name):
+    case = make_case(SPLIT[name])
+    backend = TritonBackend(num_processors=24, fixed_cut=True)
+    backend.attend(case.query, case.cache, case.batch, case.params, case.out)
+    assert_attends(case)
+
+
+def alone(case, sequence):
+    """One sequence of a case as a batch of its own."""
+    first, end = case.batch.query_starts[sequence : sequence + 2].tolist()
+    context = int(case.batch.context_lens[sequence])
+    batch = dataclasses.replace(
+        case.batch,
+        block_tables=case.batch.block_tables[sequence : sequence + 1],
+        context_lens=torch.tensor([context], dtype=torch.int32),
+        query_starts=torch.tensor([0, end - first], dtype=torch.int32),
+        max_query_len=end - first,
+        max_context_len=context,
+    )
+    return batch, slice(first, end)
+
+
+CROWD = ((1, 1100), (1, 641), (3, 600), (1, 20))
+
+
+@pytest.mark.parametrize(("dtype", "window"), [(torch.float32, None), (torch.float16, 700)])
+def test_with_a_fixed_cut_a_row_is_bit_by_bit_the_same_alone_and_in_a_batch(dtype, window):
+    case = make_case(Shape(CROWD, 4, 2, 32, dtype=dtype, window=window, padding_rows=0))
+    fixed = TritonBackend(num_processors=3, fixed_cut=True)
+    fixed.attend(case.query, case.cache, case.batch, case.params, case.out)
+    assert_attends(case)
+    for sequence in range(len(CROWD)):
+        batch, rows = alone(case, sequence)
+        out = torch.empty_like(case.out[rows])
+        fixed.attend(case.query[rows], case.cache, batch, case.params, out)
+        assert torch.equal(out, case.out[rows])
+
+
+def test_without_a_fixed_cut_a_row_depends_on_the_batch():
+    """Or the test above could not fail."""
+    case = make_case(Shape(CROWD, 4, 2, 32, padding_rows=0))
+    free = TritonBackend(num_processors=3)
+    free.attend(case.query, case.cache, case.batch, case.params, case.out)
+    batch, rows = alone(case, 0)
+    out = torch.empty_like(case.out[rows])
+    free.attend(case.query[rows], case.cache, batch, case.params, out)
+    assert not torch.equal(out, case.out[rows])
+
+
 def test_a_launch_serves_any_lengths_within_its_bounds():
     """As a captured graph does: bounds of the largest batch, lengths of any."""
     case = make_case(Shape(((1, 40), (1, 333), (5, 20))))
@@ -90,9 +139,7 @@ def test_pools_of_more_elements_than_int32_counts():
     case.batch.block_tables[0, 0] = far
     backend.attend(case.query, cache, case.batch, case.params, case.out)
     assert_attends(case)
-    backend.copy_blocks(cache, torch.tensor([far]), torch.tensor([far - 1]))
     TritonMover([cache]).copy(torch.tensor([far]), torch.tensor([far - 2]))
-    assert torch.equal(pool[far - 1, 0, :5], tokens[:, 0])
     assert torch.equal(pool[far - 2, 0, :5], tokens[:, 0])
 
 
@@ -112,7 +159,7 @@ def cut_work_kernel(
     tile_tokens: tl.constexpr = 4 if SHORT else 32
     tiles, pieces = cut_work(
         context_lens, query_starts, num_seqs, window, capacity,
-        SEQS, tile_tokens, 32, 4, SHORT, HAS_WINDOW, True, 8,
+        SEQS, tile_tokens, 32, 4, SHORT, HAS_WINDOW, True, 8, 0, 1,
     )  # fmt: skip
     tl.store(tiles_out + tl.arange(0, SEQS), tiles)
     tl.store(pieces_out + tl.arange(0, SEQS), pieces)
@@ -148,14 +195,6 @@ def test_no_batch_has_more_pieces_than_a_launch_has_room_for(short, window, seed
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_writes_exactly_the_mapped_slots(layout, dtype):
     assert_writes(TritonBackend(), Shape((), layout=layout, dtype=dtype, head_dim=80))
-
-
-@pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("block_size", [1, 16, 40])
-def test_copies_exactly_the_listed_blocks(layout, dtype, block_size):
-    shape = Shape((), layout=layout, dtype=dtype, block_size=block_size, head_dim=80)
-    assert_copies(TritonBackend(), shape)
 
 
 def test_an_empty_batch_is_served():

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from kernels.interface import LayerCache
+from kernels.cpu_mover import CpuMover
+from kernels.interface import BlockMover, LayerCache
 from kernels.packing import bytes_per_block, whole_blocks
 from kernels.reference_mover import ReferenceMover
 from kernels.select import select_mover
@@ -17,16 +18,39 @@ from tests.kernels.block_cases import (
     make_pool,
 )
 
+MOVERS = [ReferenceMover, CpuMover]
 
+
+@pytest.mark.parametrize("make_mover", MOVERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("block_size", [1, 8, 24])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_moves_exactly_the_listed_blocks(layout, dtype):
-    assert_moves(ReferenceMover, make_pool(layout, dtype))
+def test_moves_exactly_the_listed_blocks(
+    make_mover: type[BlockMover], layout: str, block_size: int, dtype: torch.dtype
+) -> None:
+    assert_moves(make_mover, make_pool(layout, dtype, block_size=block_size))
 
 
+@pytest.mark.parametrize("make_mover", MOVERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_swapped_out_comes_back(layout):
-    assert_swaps(select_mover, make_pool(layout))
+def test_what_is_swapped_out_comes_back(make_mover: type[BlockMover], layout: str) -> None:
+    assert_swaps(make_mover, make_pool(layout))
+
+
+def test_cpus_get_compiled_moves() -> None:
+    assert isinstance(select_mover(make_pool("layer_major")), CpuMover)
+
+
+def test_threads_share_a_large_move() -> None:
+    layers = make_pool("token_major", torch.float32, head_dim=128, block_size=256)
+    mover = CpuMover(layers)
+    assert 4 * mover.bytes_per_block > 2**20, "a small one stays on one thread"
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert_moves(CpuMover, layers)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_block_of_a_block_major_pool_lies_in_one_piece():
@@ -72,3 +96,5 @@ def test_refuses_packed_blocks_of_another_size():
         BlockSwapper(layers, ReferenceMover(layers), packed)
     with pytest.raises(ValueError, match="1 sources and 0 targets"):
         ReferenceMover(layers).copy(torch.zeros(1, dtype=torch.int64), none)
+    with pytest.raises(ValueError, match="targets"):
+        CpuMover(layers).copy(none, none.int())

@@ -12,7 +12,6 @@ from tests.kernels.cases import (
     SHAPES,
     Shape,
     assert_attends,
-    assert_copies,
     assert_writes,
     eager,
     make_case,
@@ -52,14 +51,6 @@ def test_writes_exactly_the_mapped_slots(layout, dtype):
     assert_writes(ReferenceBackend(), Shape((), layout=layout, dtype=dtype, head_dim=24))
 
 
-@pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("block_size", [1, 16, 40])
-def test_copies_exactly_the_listed_blocks(layout, dtype, block_size):
-    shape = Shape((), layout=layout, dtype=dtype, block_size=block_size, head_dim=24)
-    assert_copies(ReferenceBackend(), shape)
-
-
 def test_refuses_arguments_that_do_not_fit():
     case = make_case(Shape(((2, 5),), padding_rows=0))
     attend = ReferenceBackend().attend
@@ -77,8 +68,3 @@ def test_refuses_arguments_that_do_not_fit():
         ReferenceBackend().write_kv(
             case.query[:, :2], case.query[:, :2], crossed, torch.zeros(2, dtype=torch.int64)
         )
-    two, three = torch.tensor([0, 1]), torch.tensor([2, 3, 4])
-    with pytest.raises(ValueError, match="2 sources and 3 targets"):
-        ReferenceBackend().copy_blocks(case.cache, two, three)
-    with pytest.raises(ValueError, match="targets"):
-        ReferenceBackend().copy_blocks(case.cache, two, two.int())

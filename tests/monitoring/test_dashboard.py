@@ -120,6 +120,16 @@ def test_kv_memory_comes_first(dashboard: dict[str, Any]) -> None:
     assert top["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
 
 
+def test_mapping_is_shown_with_the_part_that_steps_waited_for(dashboard: dict[str, Any]) -> None:
+    asked = {
+        target["expr"].partition("{")[0].rpartition("pagestream:")[2]
+        for panel in charts(dashboard)
+        for target in panel["targets"]
+    }
+    assert {"worker_kv_map_seconds_sum", "worker_kv_map_wait_seconds_sum"} <= asked
+    assert {"worker_kv_map_wait_seconds_bucket", "worker_kv_mapped_bytes"} <= asked
+
+
 def test_grafana_is_told_where_dashboards_and_data_are() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     mounts = dict(volume.split(":")[:2] for volume in compose["grafana"]["volumes"])

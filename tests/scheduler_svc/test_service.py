@@ -44,9 +44,10 @@ def bus() -> MemoryBus:
 class Peer:
     """A worker process and a reader of the outputs log in one."""
 
-    def __init__(self, bus: Bus, instance: str) -> None:
+    def __init__(self, bus: Bus, instance: str, life: str = "") -> None:
         self.bus = bus
         self.instance = instance
+        self.life = life
         self.cursor = START
         self.epoch = 0
         self.num_results = 0
@@ -60,6 +61,7 @@ class Peer:
             model=ModelInfo("demo", 1_000, 256, "float32", (0,)),
             kv=KVGeometry(num_blocks=32, block_size=4, bytes_per_block=64, num_host_blocks=8),
             speeds=Speeds(prefill_tokens_per_s=1e4, swap_bytes_per_s=1e9),
+            life=self.life,
         )
         await self.bus.put(KEYS.worker(0), encode(info), 60_000)
 
@@ -205,6 +207,22 @@ async def test_a_new_scheduler_continues_what_the_old_one_accepted(bus: MemoryBu
         assert reader.tokens(name) == [position * 3 + 1 for position in range(5, 105)]
 
 
+async def test_the_log_stays_short_though_no_epoch_lives_as_long_as_it_should_remember(
+    bus: MemoryBus,
+) -> None:
+    retention, num_tokens, lengths = 100, 40, []
+    for number in range(8):
+        peer, reader, name = Peer(bus, f"w{number}"), Reader(bus), f"r{number}"
+        await peer.announce()
+        async with running(service(bus, outputs_retention=retention)), working(peer):
+            request = submit(name, range(5), max_tokens=num_tokens)
+            await bus.append(Append(KEYS.requests, [encode(request)]))
+            await reader.until(ended(name, num_tokens, reader))
+        lengths.append(await bus.length(KEYS.outputs))
+    assert lengths[1] > num_tokens, "an epoch leaves what is recent"
+    assert max(lengths) <= retention + 2 * num_tokens, lengths
+
+
 class RestartedBus(MemoryBus):
     """A server that can be restarted without losing anything."""
 
@@ -246,6 +264,26 @@ async def test_a_restart_of_redis_is_not_taken_for_the_death_of_a_worker() -> No
         seen = await reader.until(lambda seen: "w2" in named(seen))
     assert named(seen) == ["w1", "w2"]
     assert [m.suspects.tolist() for m in seen if isinstance(m, EpochStarted)] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("lives", "are_suspect"), [(("one", "one"), False), (("one", "two"), True), (("", ""), True)]
+)
+async def test_only_a_worker_that_does_not_come_back_makes_requests_suspect(
+    bus: MemoryBus, lives: tuple[str, str], are_suspect: bool
+) -> None:
+    async with running(service(bus)):
+        await Peer(bus, "w1", lives[0]).announce()  # and does nothing: the plans are in flight
+        await bus.append(Append(KEYS.requests, [encode(submit("r1", [1, 2, 3]))]))
+        reader = Reader(bus)
+        await reader.until(lambda seen: any(isinstance(m, RequestState) for m in seen))
+        while await bus.length(KEYS.plans) < 2:
+            await asyncio.sleep(0)
+
+        await Peer(bus, "w2", lives[1]).announce()
+        seen = await reader.until(lambda seen: "w2" in named(seen))
+    epochs = [message for message in seen if isinstance(message, EpochStarted)]
+    assert [len(epoch.suspects) > 0 for epoch in epochs] == [False, are_suspect]
 
 
 class RestartedBeforeTheLease(RestartedBus):

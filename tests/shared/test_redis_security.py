@@ -1,6 +1,7 @@
 """A Redis that asks who one is, and one that speaks TLS."""
 
 import asyncio
+import socket
 import ssl
 import subprocess
 import sys
@@ -89,6 +90,16 @@ def test_every_service_names_a_bad_url_and_keeps_the_password_to_itself(service:
     assert done.returncode == 2, done.stderr
     assert "REDIS_URL=" in done.stderr
     assert "secret" not in done.stderr
+
+
+def test_a_bad_url_is_named_before_the_schedulers_port_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-m", "scheduler_svc", "--redis-url", "redis://host:port/0"]
+        command += ["--scheduler-metrics-port", port]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "REDIS_URL=" in done.stderr
 
 
 # ------------------------------------------------------------------------ TLS

@@ -54,7 +54,7 @@ def _folded_before_the_fence(stack: ExitStack) -> None:
 
     async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=()):  # type: ignore[no-untyped-def]
         top = await bus.last_id(keys.outputs)
-        fold = await epochs._fold_until(bus, keys.outputs, top, config.max_model_len)
+        fold, history = await epochs._fold_until(bus, keys.outputs, top, config.max_model_len)
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
         number = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
@@ -68,7 +68,7 @@ def _folded_before_the_fence(stack: ExitStack) -> None:
         core = Scheduler(config, fold.requests_cursor)
         for state in resume(core, fold, fence):
             await bus.append(Append(keys.outputs, [encode(state)], number))
-        return number, core
+        return epochs.Epoch(number, core, history)
 
     stack.enter_context(patch("scheduler_svc.service.start_epoch", start_epoch))
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import gateway.attach
 import gateway.pending
 import gateway.sessions
+import gpu_worker.plan_reader
 import gpu_worker.service
 import scheduler_svc.epoch
 import scheduler_svc.service
@@ -20,7 +21,7 @@ import tests.simulation.clients
 _DECODERS = (
     shared.codec,
     gateway.sessions,
-    gpu_worker.service,
+    gpu_worker.plan_reader,
     scheduler_svc.epoch,
     scheduler_svc.service,
 )

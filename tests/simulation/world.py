@@ -79,7 +79,7 @@ class Unwatched:
 
 
 class _Silent:
-    def step(self, result: StepResult) -> None:
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
         pass
 
 
@@ -485,9 +485,9 @@ class World:
         if outcome is Outcome.REFUSED:
             return self.profile.has_bounds
         if outcome is Outcome.FAILED:
-            # A worker that was paused, replaced or lost its server counts as one that has died.
-            num_epochs = sum(found.watching.num_epochs for found in self.schedulers)
-            deadly = "workers in a row" in why and num_epochs > 3
+            # One that was replaced counts as one that has died, one that was only silent does not.
+            num_workers = sum(found.role == "worker" for found in self.parties)
+            deadly = "workers in a row" in why and num_workers > 4
             return deadly or ("different lengths" in why and losses > 0)
         is_scored = client.wish.submit.sampling.num_logprobs is not None
         if is_scored and client.has_moved and self._is_asked_twice(client.request_id):

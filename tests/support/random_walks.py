@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 from tests.support.random_walk import Walk
 
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100_000, help="plans of all walks together")
     parser.add_argument("--seed", type=int, help="of a single walk")
     parser.add_argument("--keep", type=numbers, help="indices of the events that happen in it")
+    parser.add_argument("--out", type=Path, help="file for the totals, instead of the terminal")
     args = parser.parse_args()
     if args.seed is not None:
         found = failure(args.seed, args.keep)
@@ -109,7 +111,13 @@ def main() -> None:
     totals = walk_on(args.first_seed, args.steps)
     if isinstance(totals, int):
         sys.exit(report(totals))
-    print(json.dumps({**totals, "seconds": round(time.perf_counter() - began)}))
+    said = json.dumps({**totals, "seconds": round(time.perf_counter() - began)})
+    if args.out is None:
+        print(said)
+        return
+    part = args.out.with_suffix(".part")  # whoever sees the file sees all of it
+    part.write_text(said)
+    part.rename(args.out)
 
 
 if __name__ == "__main__":

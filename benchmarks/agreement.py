@@ -1,0 +1,211 @@
+"""Does the simulator tell the truth? The same requests, served for real and on the virtual clock.
+
+    python -m benchmarks.agreement [--requests 200] [--rate 8] [--runs 3] [--json]
+
+The demo model is served on this machine's CPU with a pool so small that requests are preempted.
+First a short load of other requests: the costs of an iteration are fitted to it, and to requests
+of one token, sent one after the other, what a request costs outside of the engine. Then the load
+that is compared: how often requests were preempted, and the mean latency that clients see.
+
+Both ends of the comparison are the same scheduler with the same settings; what is tested is what
+the simulator makes up, time and the worker. A busy machine disturbs: several runs are made.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.simulator.fitted import FittedWorker, fit, timed_steps
+from benchmarks.simulator.models import Model
+from benchmarks.simulator.options import positive, whole
+from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
+from benchmarks.simulator.run import run
+from benchmarks.simulator.served import Engine, Served
+from benchmarks.simulator.system import SimRequest
+from scheduler_svc.core.config import Preemption
+from scheduler_svc.core.notes import Preempted
+from scheduler_svc.replay import replay
+from shared.errors import PageStreamError
+
+_DEMO = Model("demo", 6, 256, 4, 2, 64, 704, 3, 4_096, 2_048, True)
+_CONFIG = PageStreamConfig(
+    max_num_sequences=64, max_num_batched_tokens=512, preemption=Preemption.RECOMPUTE
+)
+_NUM_ALONE = 12  # requests of one token
+_PROMPTS, _OUTPUTS = (16, 96), (32, 192)  # tokens, from and to
+_WARM_UP = 10  # requests before anything is measured
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A run.
+
+    Attributes:
+        preemptions: for real, and simulated.
+        latencies_s: means, likewise.
+        costs_us: fitted, of an iteration, of a prompt token, of a decoding sequence, and of 1,000
+            tokens that are attended to.
+        outside_ms: what a request costs outside of the engine.
+    """
+
+    preemptions: tuple[int, int]
+    latencies_s: tuple[float, float]
+    costs_us: tuple[float, ...]
+    outside_ms: float
+
+    @property
+    def preemption_ratio(self) -> float:
+        """Simulated to real."""
+        real, simulated = self.preemptions
+        return simulated / real if real else float("nan")
+
+    @property
+    def latency_ratio(self) -> float:
+        """Simulated to real."""
+        real, simulated = self.latencies_s
+        return simulated / real
+
+
+def compare(num_requests: int, rate: float, num_blocks: int, seed: int) -> Comparison:
+    """Serve, fit, simulate.
+
+    Raises:
+        PageStreamError: the engine could not be started, or failed.
+    """
+    random = np.random.default_rng(seed)
+    config = replace(_CONFIG, kv_slots=num_blocks * _CONFIG.block_size)
+    measured = _requests(num_requests // 3, rate, random, first_id=10_000)
+    compared = _requests(num_requests, rate, random, first_id=20_000)
+    alone = [SimRequest(number, 0.0, 32, 1) for number in range(_NUM_ALONE)]
+    with tempfile.TemporaryDirectory(prefix="pagestream-") as folder:
+        flags = _flags(config, num_blocks)
+        with Engine(Path(folder), flags) as engine:
+            engine.serve(_requests(_WARM_UP, rate, random, first_id=1_000))
+            outside = [engine.serve([request])[0].latency_s for request in alone]
+            engine.serve(measured)
+            num_before = len(timed_steps(engine.recording))
+            served = engine.serve(compared)
+            recording = engine.recording
+        steps = timed_steps(recording)
+        slots = num_blocks * _CONFIG.block_size
+        worker = fit(steps[_NUM_ALONE:num_before], _DEMO, slots)
+        num_preempted = sum(
+            isinstance(note, Preempted)
+            for moment in replay(recording)
+            if moment.step > num_before + 2
+            for note in moment.notes
+        )
+    outside_s = max(0.0, float(np.median(outside)) - _alone_s(worker))
+    simulated = run(PageStream(worker, config), compared, worker)
+    return Comparison(
+        (num_preempted, simulated.num_preemptions),
+        (_mean_latency(served, compared), float(simulated.latencies_s.mean()) + outside_s),
+        _costs_us(worker),
+        1_000 * outside_s,
+    )
+
+
+def _requests(
+    count: int, rate: float, random: np.random.Generator, first_id: int
+) -> list[SimRequest]:
+    arrivals = np.cumsum(random.exponential(1 / rate, count)).tolist()
+    prompts = random.integers(*_PROMPTS, count).tolist()
+    outputs = random.integers(*_OUTPUTS, count).tolist()
+    return [
+        SimRequest(first_id + number, *lengths)
+        for number, lengths in enumerate(zip(arrivals, prompts, outputs, strict=True))
+    ]
+
+
+def _flags(config: PageStreamConfig, num_blocks: int) -> list[str]:
+    return [
+        *("--num-blocks", str(num_blocks), "--block-size", str(config.block_size)),
+        *("--num-host-blocks", "0", "--preemption", config.preemption),
+        *("--max-num-sequences", str(config.max_num_sequences)),
+        *("--max-num-batched-tokens", str(config.max_num_batched_tokens)),
+        *("--max-plans-in-flight", str(config.max_plans_in_flight)),
+        *("--watermark", str(config.watermark)),
+    ]
+
+
+def _alone_s(worker: FittedWorker) -> float:
+    """In the engine, of a request of one token."""
+    found = run(PageStream(worker, _CONFIG), [SimRequest(0, 0.0, 32, 1)], worker)
+    return float(found.latencies_s[0])
+
+
+def _mean_latency(served: Sequence[Served], requests: Sequence[SimRequest]) -> float:
+    for found, request in zip(served, requests, strict=True):
+        if found.num_tokens != request.output_tokens:
+            raise PageStreamError(
+                f"request {request.id} got {found.num_tokens} tokens of {request.output_tokens}"
+            )
+    return float(np.mean([found.latency_s for found in served]))
+
+
+def _costs_us(worker: FittedWorker) -> tuple[float, ...]:
+    *costs_s, context_s = worker.costs_s
+    return (*(1e6 * cost for cost in costs_s), 1e9 * context_s)
+
+
+def as_text(found: Comparison) -> str:
+    """One run."""
+    iteration, prefill, decode, context = found.costs_us
+    return (
+        f"preemptions {found.preemptions[0]} real, {found.preemptions[1]} simulated "
+        f"({found.preemption_ratio:.3f}); mean latency {found.latencies_s[0]:.3f} s real, "
+        f"{found.latencies_s[1]:.3f} s simulated ({found.latency_ratio:.3f})\n"
+        f"    fitted: {iteration:.0f} us per iteration, {prefill:.1f} per prompt token, "
+        f"{decode:.1f} per decoding sequence, {context:.1f} per 1,000 tokens attended to; "
+        f"{found.outside_ms:.1f} ms per request outside of the engine"
+    )
+
+
+def main() -> None:
+    """Compare and print; exits with 1 if the engine cannot be run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--requests", type=whole, default=200, help="of each run")
+    add("--rate", type=positive, default=8.0, help="requests per second")
+    add("--num-blocks", type=whole, default=96, help="of the pool")
+    add("--runs", type=whole, default=3, help="each with other requests")
+    add("--json", action="store_true", help="print one JSON object")
+    args = parser.parse_args()
+    found = []
+    try:
+        with Console(stderr=True).status("serving") as status:
+            for seed in range(args.runs):
+                status.update(f"run {seed + 1} of {args.runs}")
+                found.append(compare(args.requests, args.rate, args.num_blocks, seed))
+                if not args.json:
+                    print(as_text(found[-1]), flush=True)
+    except PageStreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    ratios = {
+        "preemptions": float(np.mean([each.preemption_ratio for each in found])),
+        "latency": float(np.mean([each.latency_ratio for each in found])),
+    }
+    if args.json:
+        runs = [
+            {"preemptions": each.preemptions, "mean_latency_s": each.latencies_s} for each in found
+        ]
+        print(json.dumps({"simulated_to_real": ratios, "runs": runs}))
+        return
+    print(
+        f"simulated to real: {ratios['preemptions']:.3f} of the preemptions, "
+        f"{ratios['latency']:.3f} of the mean latency"
+    )
+
+
+if __name__ == "__main__":
+    main()

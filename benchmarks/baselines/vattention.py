@@ -1,0 +1,194 @@
+"""vAttention's memory: contiguous virtual tensors, backed by page groups as they grow.
+
+Every worker has a K and a V tensor for each of its layers; a request occupies a part of each,
+mapped in page groups of 64 KiB to 2 MiB (sections 5 and 7.6.3 of the paper).
+"""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, replace
+
+from benchmarks.baselines.continuous import ContinuousBatch, Job
+from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
+
+
+@dataclass(frozen=True, slots=True)
+class PageGroups:
+    """What decides how many tokens a page group holds; of one worker.
+
+    Attributes:
+        group_bytes: of a page group.
+        num_layers: that the worker has.
+        num_kv_heads: that the worker has of each layer.
+        head_dim: of each.
+        value_bytes: of a number.
+    """
+
+    group_bytes: int
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    value_bytes: int = 2
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a page group: Table 8."""
+        return self.group_bytes // (self.num_kv_heads * self.head_dim * self.value_bytes)
+
+    @property
+    def num_tensors(self) -> int:
+        """That each need a page group of their own."""
+        return 2 * self.num_layers
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Page groups in each tensor, for so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def num_blocks_in(self, num_bytes: int) -> int:
+        """Page groups for each tensor in so much memory of a worker."""
+        return num_bytes // (self.group_bytes * self.num_tensors)
+
+
+class VAttention:
+    """First come, first served, on demand; the latest goes if there are no page groups left.
+
+    A block is a page group in every tensor of every worker. What a complete request had mapped
+    stays mapped and is handed to the next one (deferred reclamation, section 6.1.2).
+
+    Args:
+        groups: the page groups.
+        memory_bytes: of a worker, for keys and values.
+        max_num_sequences: that run at once.
+        watermark: share of the blocks that is kept free when a request is admitted.
+    """
+
+    def __init__(
+        self,
+        groups: PageGroups,
+        memory_bytes: int,
+        max_num_sequences: int = 512,
+        watermark: float = 0.01,
+    ) -> None:
+        self.num_blocks = groups.num_blocks_in(memory_bytes)
+        if not self.num_blocks:
+            raise ValueError(f"{memory_bytes} bytes hold no page group for each tensor")
+        self.num_preemptions = 0
+        self._groups = groups
+        self._max_num_sequences = max_num_sequences
+        self._num_watermark = int(watermark * self.num_blocks)
+        self._batch = ContinuousBatch()
+        self._blocks: dict[int, int] = {}  # mapped for each running request
+        self._idle: list[int] = []  # blocks still mapped where complete requests were, ascending
+        self._num_free = self.num_blocks  # mapped nowhere
+        self._opens: defaultdict[int, list[Job]] = defaultdict(list)  # by iteration, who grows then
+        self._waiting: deque[Job] = deque()
+
+    def submit(self, request: SimRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it is longer than the memory, or has several sequences.
+        """
+        job = Job(request)
+        if job.num_sequences > 1:
+            raise ValueError("a request has one sequence here")
+        needed = self._groups.num_blocks(request.prompt_tokens + request.output_tokens)
+        if needed > self.num_blocks:
+            raise ValueError(f"{needed} blocks are needed, there are {self.num_blocks}")
+        self._waiting.append(job)
+
+    def start(self, now_s: float) -> Work | None:  # noqa: ARG002
+        """Let those grow that have to, then admit who fits."""
+        mapped = self._grow()
+        while self._waiting and len(self._batch.jobs) < self._max_num_sequences:
+            job = self._waiting[0]
+            needed = self._groups.num_blocks(job.num_tokens + 1)
+            reserve = self._num_watermark if self._batch.jobs else 0
+            if needed + reserve > self._num_free + sum(self._idle):
+                break
+            self._waiting.popleft()
+            mapped += self._map_new(job, needed)
+            self._batch.join(job)
+            self._note_growth(job)
+        if not self._batch.jobs:
+            return None
+        return replace(self._batch.work(), mapped_pages=mapped * self._groups.num_tensors)
+
+    def finish(self, now_s: float) -> Progress:  # noqa: ARG002
+        """Everybody has a token more; who is complete leaves its blocks mapped."""
+        progress = self._batch.advance()
+        for request_id in progress.finished:
+            self._leave(request_id)
+        return progress
+
+    def memory(self) -> MemoryUse:
+        """What is mapped and not filled will be, but for the last blocks' ends."""
+        size, states = self._groups.block_size, self._batch.num_states
+        used = sum(self._blocks.values())
+        total, free = self.num_blocks * size, (self.num_blocks - used) * size
+        return MemoryUse(total, states, 0, used * size - states, 0, free)
+
+    @property
+    def num_running(self) -> int:
+        """Requests."""
+        return len(self._batch.jobs)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests, preempted ones included."""
+        return len(self._waiting)
+
+    def _grow(self) -> int:
+        """A block for each request whose last one is full; how many were mapped."""
+        mapped = 0
+        for job in self._opens.pop(self._batch.num_iterations, []):
+            if self._batch.jobs.get(job.request.id) is not job:
+                continue  # preempted, perhaps by one before it
+            while not self._take(1):
+                victim = next(reversed(self._batch.jobs.values()))
+                self._preempt(victim)
+                if victim is job:
+                    break
+            else:
+                mapped += 1
+                self._blocks[job.request.id] += 1
+                self._note_growth(job)
+        return mapped
+
+    def _note_growth(self, job: Job) -> None:
+        """In which iteration the job's blocks are full, if it runs until then."""
+        room = self._blocks[job.request.id] * self._groups.block_size
+        length = job.request.prompt_tokens + self._batch.num_generated(job)
+        if room < job.request.prompt_tokens + job.request.output_tokens:
+            self._opens[self._batch.num_iterations + room - length].append(job)
+
+    def _map_new(self, job: Job, needed: int) -> int:
+        """Give a job a place; what was mapped there already need not be."""
+        found = self._idle.pop() if self._idle else 0
+        self._blocks[job.request.id] = max(found, needed)
+        mapped = max(needed - found, 0)
+        taken = self._take(mapped)
+        assert taken, f"{mapped} blocks, {self._num_free} free, {self._idle} idle"
+        return mapped
+
+    def _take(self, num_blocks: int) -> bool:
+        """Take free blocks, unmapping idle ones if there are too few."""
+        while self._num_free < num_blocks and self._idle:
+            self._num_free += self._idle.pop(0)
+        if self._num_free < num_blocks:
+            return False
+        self._num_free -= num_blocks
+        return True
+
+    def _preempt(self, victim: Job) -> None:
+        """Its tokens are computed again when it is back: before all others that wait."""
+        self.num_preemptions += 1
+        self._batch.leave(victim)
+        self._leave(victim.request.id)
+        for jobs in self._opens.values():
+            if victim in jobs:
+                jobs.remove(victim)
+        self._waiting.appendleft(victim)
+
+    def _leave(self, request_id: int) -> None:
+        self._idle.append(self._blocks.pop(request_id))
+        self._idle.sort()

@@ -1,0 +1,136 @@
+"""The papers' requests: lengths from traces if they are at hand, otherwise look-alikes.
+
+What no trace at hand has is always made up, in both cases in the same way: rounds of conversations,
+translated sentences, and the long conversations of the vAttention paper.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.lengths import DATASETS, Mixture, Part, read_lengths
+from benchmarks.simulator.system import SimRequest
+
+_MODEL_LEN = 2_048
+_POOL = 20_000  # look-alikes to draw from
+_START_TOKEN = 1  # OPT's tokenizer puts one before each prompt; Alpaca's trace is without
+_NEW_CONVERSATION = 0.1  # of requests: the others continue one
+_CHAT_CUT = 1_024  # tokens of prompt and of output, section 6.5
+# A sentence and its translation.
+_SOURCE = Mixture(28.0, (Part(1.0, 25, 0.6),))
+_TARGET = Mixture(40.0, (Part(1.0, 36, 0.6),))
+# OpenChat conversations as Sarathi-Serve's Table 2 has them: median and 90th percentile of prompts
+# are 1,730 and 5,696 tokens, of outputs 415 and 834; at most 8,192 together.
+_OPENCHAT = ((1_730, 0.930), (415, 0.545))
+_OPENCHAT_LIMIT = 8_192
+
+Pairs = NDArray[np.int64]  # [num_requests, 2], prompt and output tokens
+
+
+class Kind(StrEnum):
+    """What users ask for."""
+
+    SHAREGPT = "sharegpt"
+    ALPACA = "alpaca"
+    CHAT = "chat"  # the last 1,024 tokens of a ShareGPT-like conversation
+    TRANSLATION = "translation"
+    OPENCHAT = "openchat"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests of one kind.
+
+    Attributes:
+        kind: of their lengths.
+        trace_dir: where traces are; None for look-alikes.
+        num_samples: of each request.
+        beam_width: of each request, 0 for none.
+        shared_prefix: tokens that all prompts begin with, in addition to their own.
+    """
+
+    kind: Kind
+    trace_dir: Path | None = None
+    num_samples: int = 1
+    beam_width: int = 0
+    shared_prefix: int = 0
+
+    def requests(self, rate: float, duration_s: float, seed: int) -> Iterator[SimRequest]:
+        """Poisson arrivals for so long; lengths are drawn with replacement."""
+        random = np.random.default_rng([seed, len(self.kind)])
+        pairs = lengths(self.kind, self.trace_dir)
+        prefix = (0,) if self.shared_prefix else ()
+        now_s, number = random.exponential(1 / rate), 0
+        while now_s < duration_s:
+            prompt, output = pairs[random.integers(len(pairs))].tolist()
+            yield SimRequest(
+                id=number,
+                arrival_s=now_s,
+                prompt_tokens=prompt + self.shared_prefix,
+                output_tokens=output,
+                num_samples=self.num_samples,
+                beam_width=self.beam_width,
+                prefix=prefix,
+                prefix_block_tokens=self.shared_prefix,
+            )
+            now_s += random.exponential(1 / rate)
+            number += 1
+
+    def wide(self, num_samples: int = 1, beam_width: int = 0) -> "Workload":
+        """The same requests with several sequences each."""
+        return replace(self, num_samples=num_samples, beam_width=beam_width)
+
+
+@lru_cache(maxsize=8)
+def lengths(kind: Kind, trace_dir: Path | None) -> Pairs:
+    """What to draw from: prompt and output tokens, [num_requests, 2]."""
+    random = np.random.default_rng(len(kind))
+    if kind is Kind.TRANSLATION:
+        return _stacked(_SOURCE.draw(_POOL, 256, random), _TARGET.draw(_POOL, 256, random))
+    if kind is Kind.OPENCHAT:
+        return _openchat(random)
+    if kind is Kind.CHAT:
+        return _conversations(lengths(Kind.SHAREGPT, trace_dir), random)
+    dataset = next(each for each in DATASETS if each.name == kind.value)
+    if trace_dir is None:
+        found = dataset.draw(_POOL, _MODEL_LEN, random)
+    else:
+        found = read_lengths(trace_dir / dataset.trace)
+    pairs = np.array([(each.prompt, each.output) for each in found], np.int64)
+    if kind is Kind.ALPACA and trace_dir is not None:
+        pairs[:, 0] += _START_TOKEN
+    return _at_most(pairs, _MODEL_LEN)
+
+
+def _conversations(rounds: Pairs, random: np.random.Generator) -> Pairs:
+    """A prompt is all earlier rounds and a question, of which the end is kept."""
+    num_earlier = random.geometric(_NEW_CONVERSATION, _POOL) - 1
+    last = rounds[random.integers(len(rounds), size=_POOL)]
+    earlier = [
+        rounds[random.integers(len(rounds), size=number)].sum() for number in num_earlier.tolist()
+    ]
+    prompts = np.minimum(last[:, 0] + np.array(earlier, np.int64), _CHAT_CUT)
+    return _stacked(prompts, np.minimum(last[:, 1], _CHAT_CUT))
+
+
+def _openchat(random: np.random.Generator) -> Pairs:
+    columns = [
+        np.maximum(np.rint(median * np.exp(sigma * random.standard_normal(_POOL))), 1)
+        for median, sigma in _OPENCHAT
+    ]
+    return _at_most(_stacked(*columns), _OPENCHAT_LIMIT)
+
+
+def _at_most(pairs: Pairs, limit: int) -> Pairs:
+    """Those whose prompt and output are together at most so long."""
+    found: Pairs = pairs[pairs.sum(axis=1) <= limit]
+    return found
+
+
+def _stacked(*columns: NDArray[np.generic]) -> Pairs:
+    return np.stack(columns, axis=1).astype(np.int64)

@@ -1,0 +1,212 @@
+"""Starts one server after the other, puts the same load on each, and compares the figures.
+
+    benchmarks/peers/compare --model FOLDER [--servers pagestream,vllm] [-- options of ours]
+
+Every server is started by the script of its name in this folder, with the model and a port; it is
+measured by ``benchmarks.serve`` and ended with all its processes before the next begins. With
+``--rounds`` the servers take turns, so that a machine that changes its speed does so for all.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.http_stream import StreamFailed, Target, ask
+from benchmarks.latencies import medians
+from deploy.ports import free_port
+from shared.errors import PageStreamError
+
+_HERE = Path(__file__).parent
+_POLL_S = 0.5
+_END_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """How a server wants to be asked.
+
+    Attributes:
+        model: what it calls the model; ``{path}`` and ``{name}`` stand for the folder's.
+        flags: of ``benchmarks.serve``, for what it cannot do.
+    """
+
+    model: str
+    flags: tuple[str, ...] = ()
+
+
+SERVERS = {
+    "pagestream": Server("{name}"),
+    "vllm": Server("model"),
+    "transformers": Server("{path}", ("--prompt-as", "text", "--no-ignore-eos")),
+}
+_FIGURES = (
+    ("output_tokens_per_s", "output tok/s"),
+    ("ttft_ms_p50", "TTFT p50 ms"),
+    ("tpot_ms_p50", "time/token p50 ms"),
+    ("itl_ms_p99", "inter-token p99 ms"),
+)
+
+
+class ServerFailed(PageStreamError):
+    """A server did not start, or did not answer as it should."""
+
+
+@contextmanager
+def running(name: str, model: Path, options: Sequence[str], start_s: float) -> Iterator[str]:
+    """The URL of a server that answers; all its processes have ended afterwards.
+
+    Raises:
+        ServerFailed: with the end of its log.
+    """
+    port = free_port()
+    command = [str(_HERE / f"{name}.sh"), str(model.absolute()), str(port), *options]
+    with tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            deadline_s = time.monotonic() + start_s
+            while not uvloop.run(_answers(url, _model_name(name, model))):
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    tail = Path(output.name).read_text(errors="replace")[-2_000:]
+                    raise ServerFailed(f"{name} does not answer:\n{tail}")
+                time.sleep(_POLL_S)
+            yield url
+        finally:
+            _end(process)
+
+
+def _model_name(server: str, model: Path) -> str:
+    return SERVERS[server].model.format(path=model.absolute(), name=model.name)
+
+
+async def _answers(url: str, model: str) -> bool:
+    """Whether a token comes: some servers listen long before they have loaded anything."""
+    body = {"model": model, "prompt": "a", "max_tokens": 2, "stream": True}
+    try:
+        answer = await ask(Target.of(url, "/v1/completions", None), body)
+    except StreamFailed:
+        return False
+    return len(answer.events) > 1
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask, then force; whatever it started belongs to its session."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def measure(url: str, name: str, model: Path, load: Sequence[str]) -> dict[str, Any]:
+    """What ``benchmarks.serve`` finds, by concurrency.
+
+    Raises:
+        ServerFailed: a request failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        command = [sys.executable, "-m", "benchmarks.serve", "--base-url", url]
+        command += ["--model", _model_name(name, model), "--json", str(found), *load]
+        done = subprocess.run(
+            [*command, *SERVERS[name].flags], stdout=subprocess.DEVNULL, check=False
+        )
+        if done.returncode:
+            raise ServerFailed(f"the load on {name} failed")
+        concurrency: dict[str, Any] = json.loads(found.read_text())["concurrency"]
+        return concurrency
+
+
+def merge(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the runs of all rounds, by concurrency."""
+    merged: dict[str, Any] = {}
+    for concurrency in rounds[0]:
+        runs = [run for each in rounds for run in each[concurrency]["runs"]]
+        merged[concurrency] = {"median": medians(runs), "runs": runs}
+    return merged
+
+
+def table(found: dict[str, dict[str, Any]]) -> Table:
+    """Figures of all servers, and those of the first as multiples of each other one's."""
+    first, *others = found
+    shown = Table("streams", "figure", *found, *(f"{first} / {other}" for other in others))
+    for concurrency in found[first]:
+        for figure, title in _FIGURES:
+            values = [found[name][concurrency]["median"][figure] for name in found]
+            ratios = (f"{values[0] / value:.2f}" for value in values[1:])
+            shown.add_row(concurrency, title, *(f"{value:.4g}" for value in values), *ratios)
+    return shown
+
+
+def main() -> None:
+    """Measure all and print one table; a server that fails is left out, and the exit code is 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, required=True, help="folder of a model")
+    parser.add_argument("--servers", default="pagestream,vllm", help=f"of {', '.join(SERVERS)}")
+    parser.add_argument("--rounds", type=int, default=1, help="how often the servers take turns")
+    parser.add_argument("--start-s", type=float, default=600, help="longest time until ready")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--concurrency", default="1,16,64")
+    parser.add_argument("--prompt-tokens", default="128")
+    parser.add_argument("--output-tokens", default="128")
+    parser.add_argument("--runs", default="3", help="of each concurrency in a round")
+    parser.add_argument("options", nargs="*", help="after --: options of scripts/serve")
+    args = parser.parse_args()
+    names = args.servers.split(",")
+    for name in names:
+        if name not in SERVERS:
+            parser.error(f"--servers={args.servers}: {name!r} is none of {', '.join(SERVERS)}")
+    load = []
+    for flag in ("concurrency", "prompt_tokens", "output_tokens", "runs"):
+        load += [f"--{flag.replace('_', '-')}", getattr(args, flag)]
+    console = Console(stderr=True)
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    failed: set[str] = set()
+    for number in range(args.rounds):
+        for name in names:
+            if name in failed:
+                continue
+            console.print(f"round {number + 1}: {name}")
+            options = args.options if name == "pagestream" else []
+            try:
+                began_s = time.monotonic()
+                with running(name, args.model, options, args.start_s) as url:
+                    console.print(f"ready after {time.monotonic() - began_s:.0f} s")
+                    rounds[name].append(measure(url, name, args.model, load))
+            except ServerFailed as error:
+                console.print(str(error), style="red", markup=False)
+                failed.add(name)
+    found = {name: merge(each) for name, each in rounds.items() if each}
+    if found:
+        Console(width=140).print(table(found))
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A worker model fitted to a recording of a real engine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.simulator.beam_draws import BeamDraws
+from benchmarks.simulator.models import Model
+from benchmarks.simulator.rows import Rows
+from benchmarks.simulator.system import Work
+from benchmarks.simulator.worker_model import Parts
+from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.recording import EpochFrame, PlanFrame, read_frames
+from shared.codec import decode_as
+from shared.errors import PageStreamError
+from shared.messages import StepPlan
+
+_FEWEST = 100  # steps to fit to
+
+
+class TooShort(PageStreamError):
+    """A recording has too few steps to fit to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """A step of a recording.
+
+    Attributes:
+        work: what it computed.
+        duration_s: between the results of the step before and of this one; None if the engine had
+            not always something to do.
+        begin_ms: wall clock, when it was planned.
+    """
+
+    work: Work
+    duration_s: float | None
+    begin_ms: int
+
+
+class FittedWorker:
+    """Seconds as a sum of costs: of an iteration, of tokens, and of what they attend to.
+
+    Args:
+        model: of the engine.
+        costs_s: of any iteration, of each prompt token, of each sequence that decodes, and of each
+            token that any of them attends to.
+        kv_slots: of the engine.
+    """
+
+    def __init__(self, model: Model, costs_s: Sequence[float], kv_slots: int) -> None:
+        self.model = model
+        self._kv_slots = kv_slots
+        self.costs_s = tuple(costs_s)
+
+    @property
+    def kv_slots(self) -> int:
+        """As given."""
+        return self._kv_slots
+
+    def seconds(self, work: Work) -> float:
+        """How long an iteration takes."""
+        return float(sum(np.multiply(self.costs_s, _features(work))))
+
+    def parts(self, work: Work) -> Parts:
+        """All of it is computing; there is no telling what for."""
+        return Parts(compute_s=self.seconds(work))
+
+    def swap_copies(self, num_blocks: int) -> int:
+        """Blocks are moved one by one."""
+        return num_blocks
+
+    def recompute_us_per_token(self) -> float:
+        """What computing a token again costs."""
+        return 1e6 * self.costs_s[1]
+
+    def swap_us_per_block(self, block_size: int) -> float:  # noqa: ARG002
+        """Swapping was not measured."""
+        return float("inf")
+
+
+def fit(steps: list[TimedStep], model: Model, kv_slots: int) -> FittedWorker:
+    """Costs with which the durations come out best; none is negative.
+
+    Raises:
+        TooShort: there are too few steps.
+    """
+    timed = [step for step in steps if step.duration_s is not None]
+    if len(timed) < _FEWEST:
+        raise TooShort(f"{len(timed)} steps were timed, {_FEWEST} are needed to fit to")
+    features = np.array([_features(step.work) for step in timed])
+    durations = np.array([step.duration_s for step in timed], float)
+    used = list(range(features.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(features[:, used], durations, rcond=None)
+        if found.min() >= 0 or len(used) == 1:
+            break
+        used.pop(int(found.argmin()))  # a cost cannot be negative: leave the worst out
+    costs = [0.0] * features.shape[1]
+    for column, cost in zip(used, found.tolist(), strict=True):
+        costs[column] = max(cost, 0.0)
+    return FittedWorker(model, costs, kv_slots)
+
+
+def timed_steps(path: Path) -> list[TimedStep]:
+    """All steps of a recording with one epoch, but for the last two.
+
+    With two plans in flight, plan k + 2 is made when the result of step k is there. Times are those
+    of plans, whole milliseconds: the errors even out over many steps.
+    """
+    plans = list(_plans(path))
+    found = []
+    rows = Rows(65_536, 0, 0, BeamDraws(np.random.default_rng(0)))
+    for number, plan in enumerate(plans[:-2]):
+        work = rows.begin(_draft(plan))
+        rows.end(plan.step)
+        after, last = plans[number + 1 : number + 3]
+        was_idle = bool(after.idle_turns or last.idle_turns)
+        duration_s = None if was_idle else (last.now_ms - after.now_ms) / 1_000
+        found.append(TimedStep(work, duration_s, plan.now_ms))
+    return found
+
+
+def _plans(path: Path) -> Iterator[StepPlan]:
+    num_epochs = 0
+    for frame in read_frames(path):
+        if isinstance(frame, EpochFrame):
+            num_epochs += 1
+            if num_epochs > 1:
+                raise TooShort(f"{path}: the engine started anew while it was measured")
+        elif isinstance(frame, PlanFrame):
+            yield decode_as(StepPlan, frame.plan)
+
+
+def _draft(plan: StepPlan) -> PlanDraft:
+    """What a plan was packed from, as far as it decides what is computed."""
+    return PlanDraft(
+        plan.step,
+        retired=plan.retired.tolist(),
+        admissions=list(plan.admissions),
+        fork_parents=plan.fork_parents.tolist(),
+        fork_children=plan.fork_children.tolist(),
+        fork_choices=plan.fork_choices.tolist(),
+        chunk_handles=plan.chunk_handles.tolist(),
+        chunk_tokens=plan.chunk_tokens.tolist(),
+    )
+
+
+def _features(work: Work) -> tuple[float, float, float, float]:
+    context = work.prefill_context + work.decode_context
+    return 1.0, work.prefill_tokens, work.decode_tokens, context

@@ -1,0 +1,234 @@
+"""Our scheduler on the virtual clock: the real core, with a worker that computes nothing."""
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.simulator.beam_draws import BeamDraws
+from benchmarks.simulator.rows import Rows
+from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
+from benchmarks.simulator.worker_model import Worker
+from scheduler_svc.core.config import Preemption, SchedulerConfig
+from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.notes import Ended, FirstToken, Preempted
+from scheduler_svc.core.scheduler import Scheduler
+from shared.bus.api import EntryId
+from shared.codec import IntArray
+from shared.messages import RequestEnded, RequestState, Submit
+from shared.sampling import BeamParams, EarlyStopping, SamplingParams
+
+_AT = EntryId(1, 0)  # where every message is read: nothing here depends on it
+
+
+@dataclass(frozen=True, slots=True)
+class PageStreamConfig:
+    """Settings of the scheduler, in the words of its service.
+
+    Attributes:
+        block_size: tokens.
+        max_num_sequences: that run at once.
+        max_num_batched_tokens: in one step.
+        max_plans_in_flight: 1 waits for each result before it plans.
+        watermark: share of the blocks kept free on admission.
+        prefix_caching: whether blocks stay findable when nobody refers to them any more.
+        preemption: see ``Preemption``.
+        host_slots: token slots of the host pool; None: as many as the device has.
+        kv_slots: token slots of the device; None: those of the worker.
+        max_model_len: tokens; None: the model's.
+    """
+
+    block_size: int = 16
+    max_num_sequences: int = 256
+    max_num_batched_tokens: int = 2_048
+    max_plans_in_flight: int = 2
+    watermark: float = 0.01
+    prefix_caching: bool = True
+    preemption: str = Preemption.AUTO
+    host_slots: int | None = None
+    kv_slots: int | None = None
+    max_model_len: int | None = None
+
+    def for_core(self, worker: Worker) -> SchedulerConfig:
+        """The core's settings for a worker."""
+        slots = worker.kv_slots if self.kv_slots is None else self.kv_slots
+        num_blocks = slots // self.block_size
+        host_slots = slots if self.host_slots is None else self.host_slots
+        swaps = self.preemption != Preemption.RECOMPUTE
+        return SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len or worker.model.max_model_len,
+            max_num_sequences=self.max_num_sequences,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_plans_in_flight=self.max_plans_in_flight,
+            num_watermark_blocks=int(self.watermark * num_blocks),
+            outputs_retention=10_000,
+            prefix_caching=self.prefix_caching,
+            num_host_blocks=host_slots // self.block_size if swaps else 0,
+            preemption=self.preemption,
+            recompute_us_per_token=worker.recompute_us_per_token(),
+            swap_us_per_block=worker.swap_us_per_block(self.block_size),
+            resume_window_ms=0,
+        )
+
+
+class PageStream:
+    """A System, as the simulator wants it.
+
+    Clients ask for exactly the tokens that they get, as load generators do. The scheduler knows
+    this limit, but uses it only to ask for no block beyond it.
+
+    Args:
+        worker: decides how large the pool is, and what preemption costs.
+        config: of the scheduler.
+        seed: of what is drawn for beams.
+    """
+
+    def __init__(
+        self, worker: Worker, config: PageStreamConfig | None = None, seed: int = 0
+    ) -> None:
+        config = config or PageStreamConfig()
+        self._core_config = config.for_core(worker)
+        self._slots = worker.kv_slots if config.kv_slots is None else config.kv_slots
+        self._core = Scheduler(self._core_config)
+        self._rows = Rows(
+            config.max_num_sequences,
+            config.block_size * worker.model.kv_bytes_per_token,
+            worker.swap_copies(1),
+            BeamDraws(np.random.default_rng(seed)),
+        )
+        self._plans: deque[PlanDraft] = deque()
+        self._started: PlanDraft | None = None
+        self._sampling: dict[tuple[int, int], SamplingParams] = {}
+        self._not_begun: dict[int, int] = {}  # beam searches' requests, by the group's handle
+        self._num_preemptions = 0
+
+    def submit(self, request: SimRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: the scheduler refuses it, and says why.
+        """
+        submit = Submit(
+            request_id=str(request.id),
+            gateway="",
+            attachment="",
+            prompt=_prompt(request),
+            sampling=self._sampling_of(request),
+            received_ms=0,
+            num_choices=request.beam_width or request.num_samples,
+            priority=0,
+            cache_salt="",
+        )
+        for answer in self._core.apply(submit, _AT):
+            if isinstance(answer, RequestEnded):
+                raise ValueError(f"request {request.id}: {answer.error}")
+            if request.beam_width and isinstance(answer, RequestState):
+                self._not_begun[answer.choices[0].handle] = request.id
+
+    def start(self, now_s: float) -> Work | None:
+        """Plan as far ahead as the scheduler does; what the earliest plan computes."""
+        now_ms = int(1_000 * now_s)
+        plans = self._plans
+        while (plan := self._core.draft(now_ms)) is not None:
+            plans.append(plan)
+        if not plans:
+            return None
+        self._started = plans.popleft()
+        return self._rows.begin(self._started)
+
+    def finish(self, now_s: float) -> Progress:  # noqa: ARG002
+        """Give the scheduler the result."""
+        assert self._started is not None, "an iteration was started"
+        plan, self._started = self._started, None
+        num_tokens = self._rows.num_sampled
+        self._core.apply(self._rows.end(plan.step), _AT)
+        first, finished = [], []
+        for note in self._core.take_notes():
+            if isinstance(note, FirstToken):
+                first.append(int(note.request_id))
+            elif isinstance(note, Ended):
+                finished.append(int(note.request_id))
+            elif isinstance(note, Preempted):
+                self._num_preemptions += 1
+        for step in plan.beams:
+            if step.group in self._not_begun:
+                first.append(self._not_begun.pop(step.group))
+        return Progress(tuple(first), tuple(finished), num_tokens)
+
+    def memory(self) -> MemoryUse:
+        """Looks at every running sequence."""
+        pool, block_size = self._core.pool, self._core_config.block_size
+        reserved: dict[int, int] = {}  # by the last block of each table, which several may share
+        unfilled: dict[int, int] = {}
+        num_references = 0
+        step = self._core.planned_step
+        for group in self._core.running:
+            final = group.num_prompt_tokens + group.max_output - 1
+            for sequence in group.sequences:
+                table = sequence.block_table
+                if table:
+                    num_tokens = group.kv_tokens_at(step, sequence)
+                    left = len(table) * block_size - num_tokens
+                    unfilled[table[-1]] = left
+                    num_references += len(table)
+                    reserved[table[-1]] = min(left, final - num_tokens)
+        num_used = pool.num_used * block_size
+        num_unfilled, num_reserved = sum(unfilled.values()), sum(reserved.values())
+        free = pool.num_free * block_size
+        return MemoryUse(
+            total=self._slots,
+            token_states=num_used - num_unfilled,
+            reserved=num_reserved,
+            internal=num_unfilled - num_reserved,
+            external=self._slots - num_used - free,
+            free=free,
+            shared=(num_references - pool.num_used) * block_size,
+        )
+
+    @property
+    def core(self) -> Scheduler:
+        """For those who want to know more."""
+        return self._core
+
+    @property
+    def num_running(self) -> int:
+        """Requests with blocks on the device."""
+        return len(self._core.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without."""
+        return self._core.num_requests - len(self._core.running)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Of requests, since the start."""
+        return self._num_preemptions
+
+    def _sampling_of(self, request: SimRequest) -> SamplingParams:
+        """Many requests have the same parameters."""
+        key = (request.output_tokens, request.beam_width)
+        found = self._sampling.get(key)
+        if found is None:
+            found = self._sampling[key] = _sampling(*key)
+        return found
+
+
+def _sampling(max_tokens: int, beam_width: int) -> SamplingParams:
+    greedy = SamplingParams.greedy(max_tokens)
+    if not beam_width:
+        return greedy
+    return replace(greedy, beams=BeamParams(beam_width, 1.0, EarlyStopping.ESTIMATED))
+
+
+def _prompt(request: SimRequest) -> IntArray:
+    """Tokens that are equal where prefixes are; the rest is like no other request's."""
+    own = -1 - request.id
+    if not request.prefix:
+        return np.full(request.prompt_tokens, own, np.int32)
+    ids = np.array(request.prefix, np.int64).astype(np.int32) & 0x7FFFFFFF
+    shared = np.repeat(ids, request.prefix_block_tokens)[: request.prompt_tokens]
+    rest = np.full(request.prompt_tokens - len(shared), own, np.int32)
+    return np.concatenate([shared, rest])

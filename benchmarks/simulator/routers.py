@@ -1,0 +1,19 @@
+"""Which engine gets a request."""
+
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+Router = Callable[[Sequence[int]], int]
+"""From the number of requests that each engine has to the index of one."""
+
+
+def round_robin(num_engines: int) -> Router:
+    """One engine after the other."""
+    turns = cycle(range(num_engines))
+    return lambda _: next(turns)
+
+
+def least_loaded(num_engines: int) -> Router:
+    """The first of those with the fewest requests."""
+    engines = range(num_engines)
+    return lambda num_open: min(engines, key=num_open.__getitem__)

@@ -1,0 +1,231 @@
+"""The worker's side of plans, without a model: who computes what, and when it ends.
+
+Work per step is proportional to what a plan changes, as in the scheduler core: rows that only
+decode are arrays that nobody looks at, their contexts one sum that grows by their number, and a
+calendar knows in which step a row reaches its length.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.simulator.beam_draws import BeamDraws
+from benchmarks.simulator.system import Work
+from scheduler_svc.core.draft import PlanDraft
+from shared.codec import IntArray
+from shared.messages import Admission, BeamCandidates, BeamStep, EndFlag, StepResult
+
+_NOTHING: IntArray = np.empty(0, np.int32)
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """A sequence some of whose tokens are still to be computed."""
+
+    admission: Admission
+    num_computed: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """A beam search."""
+
+    num_prompt_tokens: int
+    num_generated: int
+    max_tokens: int
+    width: int
+
+
+class Rows:
+    """Executes plans in order, each in two halves: what it computes, and what came out.
+
+    Args:
+        max_num_sequences: that may be known at once.
+        block_bytes: keys and values of a block.
+        copies_per_block: transfers that it takes to swap one.
+        draws: for beams.
+    """
+
+    def __init__(
+        self, max_num_sequences: int, block_bytes: int, copies_per_block: int, draws: BeamDraws
+    ) -> None:
+        self._block_bytes = block_bytes
+        self._copies_per_block = copies_per_block
+        self._draws = draws
+        self._prefills: dict[int, _Prefill] = {}
+        self._searches: dict[int, _Search] = {}
+        self._candidates: tuple[BeamCandidates, ...] = ()
+        self._num_beams = 0  # that compute in this step
+        # Rows that sample: [:_num_rows] of the arrays, in any order.
+        self._num_rows = 0
+        self._handles = np.zeros(max_num_sequences, np.int32)
+        self._tokens = np.zeros(max_num_sequences, np.int32)
+        self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
+        self._ends = [0] * max_num_sequences  # step that gives its last token
+        self._row_of: dict[int, int] = {}  # by handle
+        self._sum_of_bases = 0
+        self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by step
+
+    def begin(self, plan: PlanDraft) -> Work:
+        """Take in a plan; what it computes and moves."""
+        step = plan.step
+        for handle in plan.retired:
+            if handle in self._row_of:
+                self._remove(handle)
+            else:
+                self._prefills.pop(handle, None)
+        for admission in plan.admissions:
+            self._prefills[admission.handle] = _Prefill(
+                admission, admission.num_computed, len(admission.tokens)
+            )
+        num_decoding = self._num_rows
+        decode_context = self._sum_of_bases + num_decoding * step
+        num_prefilled = prefill_context = 0
+        if plan.chunk_handles:
+            for handle, count in zip(plan.chunk_handles, plan.chunk_tokens, strict=True):
+                prefill = self._prefills.get(handle)
+                if prefill is None:
+                    continue  # a beam that goes on
+                begin = prefill.num_computed
+                prefill.num_computed = begin + count
+                if count == 1:
+                    num_decoding += 1
+                    decode_context += begin + 1
+                else:
+                    num_prefilled += count
+                    prefill_context += count * begin + count * (count + 1) // 2
+                if prefill.num_computed == prefill.num_tokens:
+                    self._computed(prefill, step, plan)
+        self._num_beams = 0
+        self._candidates = ()
+        if plan.beams:
+            num_going_on, context = self._search(plan.beams)
+            num_decoding += num_going_on
+            decode_context += context
+        num_swapped = len(plan.swap_out_device) + len(plan.swap_in_device)
+        return Work(
+            prefill_tokens=num_prefilled,
+            prefill_context=prefill_context,
+            decode_tokens=num_decoding,
+            decode_context=decode_context,
+            sampled_rows=self._num_rows + self._num_beams,
+            swapped_bytes=num_swapped * self._block_bytes,
+            copied_bytes=len(plan.copy_sources) * self._block_bytes,
+            swap_copies=num_swapped * self._copies_per_block,
+        )
+
+    def end(self, step: int) -> StepResult:
+        """What the plan taken in last has given."""
+        num_rows = self._num_rows
+        ended = [handle for handle in self._ending.pop(step, ()) if self._ends_in(handle, step)]
+        ended_rows, flags = _NOTHING, _NOTHING
+        handles, tokens = self._handles[:num_rows], self._tokens[:num_rows]
+        if ended:
+            ended_rows = np.array([self._row_of[handle] for handle in ended], np.int32)
+            flags = np.full(len(ended), EndFlag.LENGTH, np.int32)
+            handles, tokens = handles.copy(), tokens.copy()
+            for handle in ended:
+                self._remove(handle)
+        return StepResult(
+            step=step,
+            handles=handles,
+            tokens=tokens,
+            ended_rows=ended_rows,
+            ended_flags=flags,
+            beams=self._candidates,
+            logprobs=(),
+            prompt_logprobs=(),
+            admitted_handles=_NOTHING,
+            admitted_computed=_NOTHING,
+            num_batched_tokens=num_rows,
+            model_us=0,
+            step_us=0,
+        )
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the step whose plan was taken in last gives."""
+        return self._num_rows + self._num_beams
+
+    # -------------------------------------------------------------------- rows
+
+    def _computed(self, prefill: _Prefill, step: int, plan: PlanDraft) -> None:
+        """All known tokens of a sequence are computed; those that fork from it start, too."""
+        admission = prefill.admission
+        if admission.sampling.beams is not None:
+            return  # its search takes it from here
+        del self._prefills[admission.handle]
+        num_generated = prefill.num_tokens - admission.num_prompt_tokens
+        last_step = step + admission.sampling.max_tokens - num_generated - 1
+        base = prefill.num_tokens - step
+        self._add(admission.handle, admission.choice, base, last_step)
+        forks = zip(plan.fork_parents, plan.fork_children, plan.fork_choices, strict=True)
+        for parent, child, choice in forks:
+            if parent == admission.handle:
+                self._add(child, choice, base, last_step)
+
+    def _add(self, handle: int, choice: int, base: int, last_step: int) -> None:
+        row = self._num_rows
+        self._num_rows += 1
+        self._handles[row] = handle
+        self._tokens[row] = choice  # so that choices of a request differ, as drawn ones do
+        self._bases[row] = base
+        self._ends[row] = last_step
+        self._row_of[handle] = row
+        self._sum_of_bases += base
+        self._ending[last_step].append(handle)
+
+    def _remove(self, handle: int) -> None:
+        """The last row takes the place of the one that goes."""
+        row = self._row_of.pop(handle)
+        self._sum_of_bases -= self._bases[row]
+        self._num_rows -= 1
+        last = self._num_rows
+        if row != last:
+            moved = int(self._handles[last])
+            self._handles[row] = moved
+            self._tokens[row] = self._tokens[last]
+            self._bases[row] = self._bases[last]
+            self._ends[row] = self._ends[last]
+            self._row_of[moved] = row
+
+    def _ends_in(self, handle: int, step: int) -> bool:
+        """The calendar may name those that were preempted since."""
+        row = self._row_of.get(handle)
+        return row is not None and self._ends[row] == step
+
+    # ------------------------------------------------------------------- beams
+
+    def _search(self, steps: list[BeamStep]) -> tuple[int, int]:
+        """Draw continuations of all beams; how many computed one token, and their contexts."""
+        num_going_on = context = 0
+        searches = []
+        for step in steps:
+            search = self._searches.get(step.group)
+            if search is None:
+                search = self._searches[step.group] = self._new_search(int(step.handles[0]))
+            num_beams = len(step.handles)
+            self._num_beams += num_beams
+            if len(step.parents):
+                num_going_on += num_beams
+                context += num_beams * (search.num_prompt_tokens + search.num_generated)
+            else:
+                for handle in step.handles.tolist():
+                    self._prefills.pop(handle, None)
+            search.num_generated += 1
+            searches.append(search)
+        are_last = [search.num_generated == search.max_tokens for search in searches]
+        widths = [search.width for search in searches]
+        self._candidates = self._draws.candidates(steps, widths, are_last)
+        for step, is_last in zip(steps, are_last, strict=True):
+            if is_last:
+                del self._searches[step.group]
+        return num_going_on, context
+
+    def _new_search(self, handle: int) -> _Search:
+        admission = self._prefills[handle].admission
+        beams = admission.sampling.beams
+        assert beams is not None, f"{handle} is not a beam"
+        return _Search(admission.num_prompt_tokens, 0, admission.sampling.max_tokens, beams.width)

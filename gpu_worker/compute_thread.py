@@ -1,0 +1,24 @@
+"""The thread that computes steps, so that the loop can talk to the bus meanwhile."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+# Kernels run without Python's lock, but what calls them holds it. The loop has little to do in a
+# step and must not wait for it as long as Python lets threads wait by default, which is 5 ms.
+_SWITCH_S = 0.0005
+
+
+def compute_thread(device: torch.device) -> ThreadPoolExecutor:
+    """One thread, set up like the one that loaded the model."""
+    num_threads = torch.get_num_threads()
+    sys.setswitchinterval(_SWITCH_S)
+
+    def enter() -> None:
+        # Both belong to a thread, not to the process.
+        torch.set_num_threads(num_threads)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+
+    return ThreadPoolExecutor(1, "compute", enter)

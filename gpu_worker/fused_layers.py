@@ -1,0 +1,121 @@
+"""Layers that take the place of transformers' own and run the compiled kernels for CPUs."""
+
+import torch
+from torch import nn
+
+from kernels.cpu_layers import CompiledLinear, CpuLayers
+from kernels.cpu_pack import PackedLayers, unpack_rows
+
+
+class PackedLinear(nn.Module):
+    """One linear layer."""
+
+    def __init__(self, linear: CompiledLinear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., K]
+    ) -> torch.Tensor:
+        """Outputs [..., N]."""
+        return self._linear(x)[0]
+
+
+class SharedInput:
+    """Layers that their caller runs one after the other on the same input, computed at once.
+
+    The first one called computes all; the others, called with the same tensor, find their
+    output. Whatever order or inputs a model uses, the result is right.
+    """
+
+    def __init__(self, linear: CompiledLinear) -> None:
+        self._linear = linear
+        self._input: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor | None] = []
+
+    def output(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """Output [..., N] of one of the layers."""
+        found = self._outputs[index] if x is self._input else None
+        if found is None:
+            self._outputs = list(self._linear(x))
+            self._input = x
+            found = self._outputs[index]
+            assert found is not None
+        # Nothing is kept for longer than its caller needs it, and nothing is handed out twice: a
+        # tensor may have been written to in the meantime.
+        self._outputs[index] = None
+        if all(output is None for output in self._outputs):
+            self._input = None
+        return found
+
+
+class SharedInputLinear(nn.Module):
+    """One of the linear layers that share their input."""
+
+    def __init__(self, shared: SharedInput, index: int) -> None:
+        super().__init__()
+        self._shared = shared
+        self._index = index
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., K]
+    ) -> torch.Tensor:
+        """Outputs [..., N]."""
+        return self._shared.output(self._index, x)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) in two calls."""
+
+    def __init__(self, gate_up: CompiledLinear, down: CompiledLinear) -> None:
+        super().__init__()
+        self._gate_up = gate_up
+        self._down = down
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., hidden]
+    ) -> torch.Tensor:
+        """Outputs [..., hidden]."""
+        return self._down(self._gate_up(x)[0])[0]
+
+
+class FusedRMSNorm(nn.Module):
+    """Root-mean-square normalization in one pass.
+
+    Args:
+        weight: [D] float32, by which normalized rows are multiplied.
+    """
+
+    def __init__(
+        self, kernels: CpuLayers, weight: torch.Tensor, epsilon: float, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._norm = kernels.rms_norm(weight, epsilon, dtype)
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., D]
+    ) -> torch.Tensor:
+        """Normalized rows [..., D]."""
+        return self._norm(x)
+
+
+class PackedEmbedding(nn.Module):
+    """An embedding whose weight is that of a packed layer, kept once."""
+
+    def __init__(self, layers: PackedLayers, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._layers = layers
+        self._dtype = dtype
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [...] int64
+    ) -> torch.Tensor:
+        """Embeddings [..., K]."""
+        found = unpack_rows(self._layers, token_ids.flatten(), self._dtype)
+        return found.view(*token_ids.shape, -1)

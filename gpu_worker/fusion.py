@@ -1,0 +1,230 @@
+"""Puts compiled layers for CPUs in the place of a loaded model's own.
+
+Linear layers are packed; those that share an input run at once, a gated MLP in two calls, RMS
+normalization in one pass. Layers are found by the names and types that transformers uses, and what
+is more than a plain linear layer is tried on random rows before it is replaced: where the result
+differs, the model keeps its own code.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from gpu_worker.fused_layers import (
+    FusedRMSNorm,
+    GatedMLP,
+    PackedEmbedding,
+    PackedLinear,
+    SharedInput,
+    SharedInputLinear,
+)
+from kernels.cpu_layers import CompiledLinear, CpuLayers
+from kernels.cpu_pack import PackedLayers, can_gate, can_pack, pack, pack_gated
+
+_PROBE_ROWS = 3
+# Of the spread of the outputs: what rounding alone explains.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+_QKV = ("q_proj", "k_proj", "v_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(slots=True)
+class Fusion:
+    """What was replaced; counts of layers.
+
+    Attributes:
+        packed: linear layers that run one by one.
+        shared_inputs: attention layers whose queries, keys and values are one call.
+        gated_mlps: MLPs whose gate and up are one call.
+        norms: RMS normalizations.
+        narrow: linear weights that bfloat16 holds without loss, kept as such.
+        embeddings_shared: embeddings that read the packed weights of the output layer.
+        embeddings_copied: embeddings whose weight the output layer has packed once more.
+        kept: linear layers that stay torch's.
+    """
+
+    packed: int = 0
+    shared_inputs: int = 0
+    gated_mlps: int = 0
+    norms: int = 0
+    narrow: int = 0
+    embeddings_shared: int = 0
+    embeddings_copied: int = 0
+    kept: int = 0
+    layers: list[PackedLayers] = field(default_factory=list)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of what was packed."""
+        return sum(packed.weight.nbytes for packed in self.layers)
+
+    def counts(self) -> dict[str, int]:
+        """What there is of each kind, for the log."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: count for name, count in found.items() if isinstance(count, int)}
+
+
+@torch.inference_mode()
+def fuse(model: nn.Module, kernels: CpuLayers, dtype: torch.dtype) -> Fusion:
+    """Replace what can be, in place; weights that were packed are freed as it goes.
+
+    Args:
+        model: of transformers, on the CPU, in evaluation mode.
+        kernels: what the new layers call.
+        dtype: of the model.
+    """
+    surgeon = _Surgeon(kernels, dtype)
+    for module in list(model.modules()):
+        surgeon.join_qkv(module)
+    for parent, name, module in list(_places(model)):
+        surgeon.replace_mlp(parent, name, module)
+    embeddings = _tied_embeddings(model)
+    for parent, name, module in list(_places(model)):
+        surgeon.replace_linear(parent, name, module, embeddings)
+        surgeon.replace_norm(parent, name, module)
+    return surgeon.done
+
+
+class _Surgeon:
+    """Replaces layers, and counts them."""
+
+    def __init__(self, kernels: CpuLayers, dtype: torch.dtype) -> None:
+        self.done = Fusion()
+        self._kernels = kernels
+        self._dtype = dtype
+        self._refused: set[type[nn.Module]] = set()
+        self._proven: set[type[nn.Module]] = set()
+
+    def join_qkv(self, module: nn.Module) -> None:
+        """Let the projections of an attention layer run at once."""
+        linears = _plain_linears(module, _QKV)
+        if linears is None or len({linear.in_features for linear in linears}) > 1:
+            return
+        layers = pack([linear.weight for linear in linears], [linear.bias for linear in linears])
+        shared = SharedInput(self._compile(self._note(layers)))
+        for index, name in enumerate(_QKV):
+            setattr(module, name, SharedInputLinear(shared, index))
+        self.done.shared_inputs += 1
+
+    def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Join the gate, SiLU and up of an MLP that consists of nothing else."""
+        linears = _plain_linears(module, _MLP)
+        others = {child for child, _ in module.named_children()} - {*_MLP, "act_fn"}
+        if linears is None or others or type(module) in self._refused:
+            return
+        gate, up, down = linears
+        biased = gate.bias is not None
+        if not can_gate(gate.weight) or gate.weight.shape != up.weight.shape:
+            return
+        if biased != (up.bias is not None):
+            return
+        joined = pack_gated(gate.weight, up.weight, (gate.bias, up.bias) if biased else None)
+        last = pack([down.weight], [down.bias])
+        fused = GatedMLP(self._compile(joined), self._compile(last))
+        if type(module) not in self._proven and not self._agrees(module, fused, gate.in_features):
+            self._refused.add(type(module))
+            return
+        self._proven.add(type(module))
+        self._note(joined)
+        self._note(last)
+        setattr(parent, name, fused)
+        self.done.gated_mlps += 1
+
+    def replace_linear(
+        self,
+        parent: nn.Module,
+        name: str,
+        module: nn.Module,
+        embeddings: "dict[torch.Tensor, tuple[nn.Module, str, nn.Module]]",
+    ) -> None:
+        """Pack one layer, and let an embedding that has the same weight read it from there."""
+        if type(module) not in (nn.Linear, Conv1D):
+            return
+        parameter: Any = module.weight
+        weight = parameter.T if isinstance(module, Conv1D) else parameter
+        if not can_pack(weight) or weight.dtype != self._dtype:
+            self.done.kept += 1
+            return
+        layers = self._note(pack([weight], [module.bias]))  # type: ignore[list-item]
+        setattr(parent, name, PackedLinear(self._compile(layers)))
+        self.done.packed += 1
+        tied = embeddings.get(parameter)
+        if tied is None:
+            return
+        owner, place, embedding = tied
+        if type(embedding) is nn.Embedding and embedding.max_norm is None:
+            setattr(owner, place, PackedEmbedding(layers, self._dtype))
+            self.done.embeddings_shared += 1
+        else:  # it does more than look up, and so keeps what it has
+            self.done.embeddings_copied += 1
+
+    def replace_norm(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Compile an RMS normalization that multiplies by its weight, or by 1 + its weight."""
+        weight = getattr(module, "weight", None)
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+            return
+        if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or len(weight) % 16:
+            return
+        for factor in (weight.float(), 1 + weight.float()):
+            fused = FusedRMSNorm(self._kernels, factor.clone(), epsilon, self._dtype)
+            if self._agrees(module, fused, len(weight)):
+                setattr(parent, name, fused)
+                self.done.norms += 1
+                return
+
+    def _agrees(self, own: Callable[..., Any], fused: nn.Module, num_features: int) -> bool:
+        """Whether both do the same to random rows, but for rounding."""
+        generator = torch.Generator().manual_seed(0)
+        rows = torch.randn(1, _PROBE_ROWS, num_features, generator=generator).to(self._dtype)
+        expected = own(rows)
+        if not isinstance(expected, torch.Tensor):
+            return False
+        found = fused(rows)
+        if found.shape != expected.shape or found.dtype != expected.dtype:
+            return False
+        difference = (found.float() - expected.float()).abs().max()
+        spread = expected.float().std().clamp_min(1e-12)
+        return bool(difference / spread < _TOLERANCE[self._dtype])
+
+    def _compile(self, layers: PackedLayers) -> CompiledLinear:
+        return self._kernels.linear(layers, self._dtype)
+
+    def _note(self, layers: PackedLayers) -> PackedLayers:
+        self.done.layers.append(layers)
+        if self._dtype != torch.bfloat16:
+            self.done.narrow += layers.weight.dtype == torch.bfloat16
+        return layers
+
+
+def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
+    """The children of these names, if all are there and are linear layers that can be packed."""
+    found: list[nn.Linear] = []
+    for name in names:
+        child = getattr(module, name, None)
+        if type(child) is not nn.Linear or not can_pack(child.weight):
+            return None
+        found.append(child)
+    return found if len({linear.weight.dtype for linear in found}) == 1 else None
+
+
+def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Every module with its parent and its name there."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            yield parent, name, child
+
+
+def _tied_embeddings(
+    model: nn.Module,
+) -> dict[torch.Tensor, tuple[nn.Module, str, nn.Module]]:
+    """Embeddings by their weight."""
+    return {
+        child.weight: (parent, name, child)
+        for parent, name, child in _places(model)
+        if isinstance(child, nn.Embedding)
+    }

@@ -1,0 +1,57 @@
+"""What a worker will import, and the compiled kernels it will load, ahead of time."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+from gpu_worker import cpu_draw
+from gpu_worker.loader import choose_dtype, own_dtype, refuse_by_config
+from gpu_worker.settings import WorkerSettings
+from shared.logs import EventLog
+
+_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+log = EventLog(__name__)
+
+
+def preload(settings: WorkerSettings) -> None:
+    """Import the model's code and load the CPU's kernels, without a thread, a GPU or a connection.
+
+    What cannot be found here is found, or complained of, when the worker starts.
+    """
+    try:
+        config = AutoConfig.from_pretrained(
+            settings.model, local_files_only=True, trust_remote_code=False
+        )
+        refuse_by_config(config)
+        assert MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # looking it up imports it
+        if _computes_on_cpu(settings):
+            cpu_draw.warm_up()
+            _load_kernels(settings, config)
+    except Exception as error:  # the same happens again where it can be explained
+        log.debug("not everything is loaded ahead", error=error)
+
+
+def _load_kernels(settings: WorkerSettings, config: Any) -> None:
+    from kernels.cpu_compile import attend_kernel, write_kernel
+    from kernels.cpu_isa import detect
+    from kernels.cpu_linear_compile import linear_kernel, norm_kernel
+
+    own = own_dtype(config)
+    dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
+    write_kernel()
+    attend_kernel(dtype)
+    instructions = detect()
+    if settings.cpu_kernels == "auto" and instructions is not None:
+        norm_kernel(dtype)
+        packed = torch.bfloat16 if torch.bfloat16 in (own, dtype) else torch.float32
+        linear_kernel(packed, dtype, instructions)
+
+
+def _computes_on_cpu(settings: WorkerSettings) -> bool:
+    """Known without asking CUDA, which must not be used before a fork."""
+    if settings.device is not None:
+        return settings.device == "cpu"
+    return torch.version.cuda is None or not any(path.exists() for path in _GPU_DRIVERS)

@@ -1,0 +1,47 @@
+"""Which instructions of this CPU the kernels of linear layers use."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+import llvmlite.binding as llvm  # type: ignore[import-untyped]
+
+
+class Dot(Enum):
+    """How pairs of bfloat16 are multiplied and summed in float32."""
+
+    WIDENED = "each bfloat16 becomes a float32 first"
+    NATIVE = "by one instruction"
+    EMULATED = "as by that instruction, without it"
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """What the kernels are compiled for.
+
+    Attributes:
+        name: for the log.
+        wide: 32 registers of sixteen lanes, instead of 16 of eight.
+        dot: what happens to bfloat16; inputs in float32 are never rounded to it.
+    """
+
+    name: str
+    wide: bool
+    dot: Dot
+
+
+def detect() -> Instructions | None:
+    """The best that this CPU has; None if it lacks fused multiply-add in vectors."""
+    return choose({name for name, has in llvm.get_host_cpu_features().items() if has})
+
+
+def choose(features: set[str]) -> Instructions | None:
+    """The best for a CPU with these features, by LLVM's names."""
+    if {"avx512f", "avx512bf16", "avx512vl"} <= features:
+        return Instructions("avx512_bf16", wide=True, dot=Dot.NATIVE)
+    if "avx512f" in features:
+        return Instructions("avx512", wide=True, dot=Dot.WIDENED)
+    if {"avx2", "fma"} <= features:
+        return Instructions("avx2", wide=False, dot=Dot.WIDENED)
+    if "neon" in features:
+        return Instructions("neon", wide=False, dot=Dot.WIDENED)
+    return None

@@ -1,0 +1,195 @@
+"""Linear layers and normalization on CPUs, compiled, over packed weights."""
+
+import ctypes
+import struct
+
+import torch
+
+from kernels import cpu_linear_jobs as jobs
+from kernels.cpu_compile import Kernel
+from kernels.cpu_isa import Instructions
+from kernels.cpu_linear_compile import linear_kernel, norm_kernel
+from kernels.cpu_pack import PackedLayers
+from kernels.cpu_threads import TeamRunner
+
+# Work below this runs on the calling thread: waking the others would take longer. What counts is
+# the larger of reading the weights and multiplying.
+_SERIAL_WEIGHT_BYTES = 256 * 1024
+_SERIAL_MULTIPLICATIONS = 1_000_000
+_SERIAL_ELEMENTS = 64 * 1024
+
+
+class CpuLayers:
+    """What the compiled layers of a model share: threads and scratch memory.
+
+    Not thread-safe: one call at a time.
+
+    Args:
+        instructions: what the kernels may use.
+    """
+
+    dtypes = (torch.float32, torch.bfloat16)
+
+    def __init__(self, instructions: Instructions) -> None:
+        self.instructions = instructions
+        self._team = TeamRunner()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def linear(self, layers: PackedLayers, dtype: torch.dtype) -> "CompiledLinear":
+        """These layers for inputs of a type; compiled now, or loaded from numba's cache."""
+        return CompiledLinear(self, layers, dtype)
+
+    def rms_norm(self, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> "CompiledNorm":
+        """A normalization for inputs of a type; compiled now, or loaded from numba's cache."""
+        return CompiledNorm(self, weight, epsilon, dtype)
+
+    def num_threads(self) -> int:
+        """Threads that a large job gets."""
+        return self._team.num_threads()
+
+    def run(self, kernel: Kernel, job: int, num_threads: int) -> None:
+        """Enter a kernel with so many threads; returns when all are done."""
+        self._team.run(kernel.address, job, num_threads)
+
+    def scratch(self, num_bytes: int) -> int:
+        """Address of that much memory, aligned to a cache line, reused from call to call."""
+        if self._scratch.numel() < num_bytes + 64:
+            self._scratch = torch.empty(num_bytes + 64, dtype=torch.uint8)
+        return -(-self._scratch.data_ptr() // 64) * 64
+
+
+class CompiledLinear:
+    """A linear layer, or layers that share their input, as one call.
+
+    A row's result is the same whatever the other rows are, and how many.
+    """
+
+    def __init__(self, kernels: CpuLayers, layers: PackedLayers, dtype: torch.dtype) -> None:
+        self._kernels = kernels
+        self._kernel = linear_kernel(layers.weight.dtype, dtype, kernels.instructions)
+        self._layers = layers
+        self._dtype = dtype
+        self._job = (ctypes.c_int64 * jobs.LINEAR_FIELDS)()
+        self._address = ctypes.addressof(self._job)
+        self._in_features = layers.in_features
+        self._out_features = layers.out_features
+        self._out_fields = tuple(
+            jobs.SEGMENTS + index * jobs.SEGMENT_FIELDS + jobs.OUT
+            for index in range(len(layers.out_features))
+        )
+        self._multiplications = layers.weight.numel()  # per row
+        self._is_small = layers.weight.nbytes < _SERIAL_WEIGHT_BYTES
+        self._describe()
+
+    def __call__(
+        self,
+        x: torch.Tensor,  # [..., K]
+        addend: torch.Tensor | None = None,  # [..., N]
+    ) -> list[torch.Tensor]:
+        """Outputs [..., N] of each of the layers; ``addend`` is added to the one there is.
+
+        Raises:
+            ValueError: the input does not fit the layers.
+        """
+        shape = x.shape
+        if shape[-1] != self._in_features or x.dtype != self._dtype:
+            expected = f"[..., {self._in_features}] of {self._dtype}"
+            raise ValueError(f"input {tuple(shape)} of {x.dtype}; expected {expected}")
+        if not x.is_contiguous():
+            x = x.contiguous()
+        num_rows = x.numel() // self._in_features
+        outputs = [x.new_empty((*shape[:-1], n)) for n in self._out_features]
+        if num_rows == 0:
+            return outputs
+        chunk = min(num_rows, jobs.MOST_CHUNK_ROWS)
+        multiplications = num_rows * self._multiplications
+        serial = self._is_small and multiplications < _SERIAL_MULTIPLICATIONS
+        threads = 1 if serial else self._kernels.num_threads()
+        scratch_bytes = jobs.scratch_bytes(chunk, self._in_features)
+        scratch = self._kernels.scratch(threads * scratch_bytes)
+        job = self._job
+        row_bytes = self._in_features * self._dtype.itemsize
+        job[0:8] = [0, 0, x.data_ptr(), row_bytes, num_rows, chunk, scratch, scratch_bytes]
+        for place, out in zip(self._out_fields, outputs, strict=True):
+            job[place] = out.data_ptr()
+        job[jobs.ADDEND] = 0
+        if addend is not None:
+            if addend.shape != outputs[0].shape or addend.dtype != self._dtype:
+                raise ValueError(f"{tuple(addend.shape)} cannot be added to {outputs[0].shape}")
+            addend = addend.contiguous()
+            job[jobs.ADDEND] = addend.data_ptr()
+            job[jobs.ADDEND_ROW] = addend.shape[-1] * self._dtype.itemsize
+        self._kernels.run(self._kernel, self._address, threads)
+        return outputs
+
+    def _describe(self) -> None:
+        """All that is the same in every call."""
+        layers, job = self._layers, self._job
+        job[jobs.WEIGHT] = layers.weight.data_ptr()
+        job[jobs.IN_FEATURES] = layers.in_features
+        job[jobs.EPILOGUE] = jobs.SILU_GATED if layers.gated else jobs.PLAIN
+        first, at = 0, jobs.SEGMENTS
+        for groups, out_features, bias in zip(
+            layers.groups, layers.out_features, layers.biases, strict=True
+        ):
+            job[at : at + jobs.SEGMENT_FIELDS] = [
+                first,
+                0,
+                out_features * self._dtype.itemsize,
+                2 * out_features if layers.gated else out_features,
+                0 if bias is None else bias.data_ptr(),
+            ]
+            first += groups
+            at += jobs.SEGMENT_FIELDS
+        job[at] = job[jobs.NUM_GROUPS] = first
+
+
+class CompiledNorm:
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, computed in float32.
+
+    Args:
+        kernels: of the model.
+        weight: [D] float32.
+        epsilon: keeps rows of zeros finite.
+        dtype: of inputs and outputs.
+    """
+
+    def __init__(
+        self, kernels: CpuLayers, weight: torch.Tensor, epsilon: float, dtype: torch.dtype
+    ) -> None:
+        if weight.dtype != torch.float32 or len(weight) % jobs.PANEL:
+            raise ValueError(f"weight [{len(weight)}] of {weight.dtype} is not served")
+        self._kernels = kernels
+        self._kernel = norm_kernel(dtype)
+        self._weight = weight
+        self._dim = len(weight)
+        self._dtype = dtype
+        self._job = (ctypes.c_int64 * jobs.NORM_FIELDS)()
+        self._address = ctypes.addressof(self._job)
+        self._job[jobs.NORM_DIM] = self._dim
+        self._job[jobs.NORM_WEIGHT] = weight.data_ptr()
+        bits = struct.unpack("<I", struct.pack("<f", epsilon))[0]
+        self._job[jobs.NORM_EPSILON] = bits
+
+    def __call__(
+        self,
+        x: torch.Tensor,  # [..., D]
+    ) -> torch.Tensor:
+        """Normalized rows [..., D].
+
+        Raises:
+            ValueError: the input does not fit the weight.
+        """
+        if x.shape[-1] != self._dim or x.dtype != self._dtype:
+            expected = f"[..., {self._dim}] of {self._dtype}"
+            raise ValueError(f"input {tuple(x.shape)} of {x.dtype}; expected {expected}")
+        if not x.is_contiguous():
+            x = x.contiguous()
+        out = torch.empty_like(x)
+        size = x.numel()
+        row_bytes = self._dim * self._dtype.itemsize
+        num_rows = size // self._dim
+        self._job[0:7] = [0, 0, x.data_ptr(), row_bytes, out.data_ptr(), row_bytes, num_rows]
+        threads = 1 if size < _SERIAL_ELEMENTS else self._kernels.num_threads()
+        self._kernels.run(self._kernel, self._address, threads)
+        return out

@@ -1,0 +1,89 @@
+"""Entry points of the kernels of linear layers, for the instructions that this CPU has."""
+
+from functools import cache
+
+import torch
+
+from kernels.cpu_compile import Kernel, compile_entry, source_version
+from kernels.cpu_isa import Dot, Instructions
+from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
+from kernels.cpu_linear_tiles import emulated_pair_tag, pair_tag
+from kernels.cpu_norm import norm_tasks
+from kernels.cpu_simd import bfloat16_tag, float32_tag
+
+_SOURCES = (
+    "cpu_linear.py",
+    "cpu_linear_jobs.py",
+    "cpu_linear_tiles.py",
+    "cpu_memory.py",
+    "cpu_norm.py",
+    "cpu_simd.py",
+)
+
+
+@cache
+def linear_kernel(weight: torch.dtype, dtype: torch.dtype, instructions: Instructions) -> Kernel:
+    """Linear layers with packed weights of one type, inputs and outputs of another.
+
+    Raises:
+        ValueError: if there is no kernel for the types.
+    """
+    version = source_version(_SOURCES)
+    registers = wide_registers if instructions.wide else narrow_registers
+
+    def linear_float32(job):
+        if version:
+            linear_tasks(job, float32_tag, float32_tag, float32_tag, registers)
+
+    def linear_narrow_weights(job):
+        if version:
+            linear_tasks(job, bfloat16_tag, float32_tag, float32_tag, registers)
+
+    def linear_bfloat16(job):
+        if version:
+            linear_tasks(job, bfloat16_tag, float32_tag, bfloat16_tag, registers)
+
+    def linear_bfloat16_pairs(job):
+        if version:
+            linear_tasks(job, bfloat16_tag, pair_tag, bfloat16_tag, registers)
+
+    def linear_bfloat16_emulated(job):
+        if version:
+            linear_tasks(job, bfloat16_tag, emulated_pair_tag, bfloat16_tag, registers)
+
+    if (weight, dtype) == (torch.float32, torch.float32):
+        return compile_entry(linear_float32)
+    if (weight, dtype) == (torch.bfloat16, torch.float32):
+        return compile_entry(linear_narrow_weights)
+    if (weight, dtype) == (torch.bfloat16, torch.bfloat16):
+        entries = {
+            Dot.WIDENED: linear_bfloat16,
+            Dot.NATIVE: linear_bfloat16_pairs,
+            Dot.EMULATED: linear_bfloat16_emulated,
+        }
+        return compile_entry(entries[instructions.dot])
+    raise ValueError(f"no CPU kernel for weights of {weight} and inputs of {dtype}")
+
+
+@cache
+def norm_kernel(dtype: torch.dtype) -> Kernel:
+    """Root-mean-square normalization of elements of this type.
+
+    Raises:
+        ValueError: if there is no kernel for the type.
+    """
+    version = source_version(_SOURCES)
+
+    def norm_float32(job):
+        if version:
+            norm_tasks(job, float32_tag)
+
+    def norm_bfloat16(job):
+        if version:
+            norm_tasks(job, bfloat16_tag)
+
+    if dtype == torch.float32:
+        return compile_entry(norm_float32)
+    if dtype == torch.bfloat16:
+        return compile_entry(norm_bfloat16)
+    raise ValueError(f"no CPU kernel normalizes {dtype}")

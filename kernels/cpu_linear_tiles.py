@@ -1,0 +1,243 @@
+"""The inner loops of linear layers, spelled out in LLVM IR (see cpu_simd for why and how).
+
+Each lane of a vector is an output, elements of the rows are broadcast. Whatever the number of rows,
+an output is one chain of fused multiplications and additions over the inputs in their order: that
+is what makes a row's result the same bits in every batch.
+
+Weights in bfloat16 lie in pairs of inputs (see cpu_pack). An *operand tag* says how rows are
+multiplied: ``float32_tag`` by elements, weights widened; ``pair_tag`` by pairs, with the
+instruction for it; ``emulated_pair_tag`` does the same without, so that it can be tested anywhere.
+"""
+
+# ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
+
+import math
+
+import numpy as np
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.extending import intrinsic
+
+from kernels import cpu_simd as simd
+from kernels.cpu_simd import LANES
+
+pair_tag = np.uint32(0)
+emulated_pair_tag = np.int32(0)
+
+_PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
+
+
+def fma(builder, a, b, c):
+    """a * b + c in one rounding, on every machine."""
+    function = builder.module.declare_intrinsic(
+        "llvm.fma.v16f32", (), ir.FunctionType(simd.VF32, (simd.VF32,) * 3)
+    )
+    return builder.call(function, (a, b, c))
+
+
+def low_halves(builder, pairs):
+    """The first of each pair of bfloat16, as float32."""
+    return builder.bitcast(builder.shl(pairs, _sixteen()), simd.VF32)
+
+
+def high_halves(builder, pairs):
+    """The second of each pair of bfloat16, as float32."""
+    mask = ir.Constant(simd.VI32, [ir.Constant(simd.I32, 0xFFFF0000)] * LANES)
+    return builder.bitcast(builder.and_(pairs, mask), simd.VF32)
+
+
+def dot_pairs(builder, tag, sums, rows, weights):
+    """sums + rows[0] * weights[0] + rows[1] * weights[1] for vectors of pairs [16] int32."""
+    if tag == types.int32:
+        for half in (high_halves, low_halves):
+            sums = fma(builder, half(builder, rows), half(builder, weights), sums)
+        return sums
+    # In this form LLVM knows it since version 9; later ones translate it to theirs.
+    dot = builder.module.declare_intrinsic(
+        "llvm.x86.avx512bf16.dpbf16ps.512",
+        (),
+        ir.FunctionType(simd.VF32, (simd.VF32, simd.VI32, simd.VI32)),
+    )
+    return builder.call(dot, (sums, rows, weights))
+
+
+def _sixteen():
+    return ir.Constant(simd.VI32, [ir.Constant(simd.I32, 16)] * LANES)
+
+
+def _splat_bits(builder, scalar):
+    undefined = ir.Constant(simd.VI32, ir.Undefined)
+    lane0 = builder.insert_element(undefined, scalar, ir.Constant(simd.I32, 0))
+    mask = ir.Constant(simd.VI32, [ir.Constant(simd.I32, 0)] * LANES)
+    return builder.shuffle_vector(lane0, undefined, mask)
+
+
+@intrinsic(prefer_literal=True)
+def accumulate(
+    typingctx,
+    weight_tag,
+    operand_tag,
+    rows,
+    vectors,
+    last,
+    x,
+    x_stride,
+    w,
+    w_stride,
+    steps,
+    out,
+    o_stride,
+):
+    """out[r, n] += x[r] . w[n] over 2 * ``steps`` inputs.
+
+    A register block is ``rows`` x ``vectors`` * 16; out [rows, .] is float32. Rows beyond ``last``
+    repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one.
+    """
+    num_rows, num_vectors = rows.literal_value, vectors.literal_value
+
+    def codegen(context, builder, signature, args):
+        _, _, _, _, last, x, x_stride, w, w_stride, steps, out, o_stride = args
+        weight_tag, operand_tag = signature.args[:2]
+        narrow = weight_tag == types.uint16
+        w_step = simd.i64(_PAIR_BYTES if narrow else 2 * _PAIR_BYTES)
+        x_step = simd.i64(8 if operand_tag == types.float32 else 4)
+        row_at = []
+        for row in range(num_rows):
+            index = simd.i64(row)
+            if row:
+                index = builder.select(builder.icmp_signed("<", index, last), index, last)
+            row_at.append(simd.offset(builder, x, index, x_stride))
+        panel_at = [simd.offset(builder, w, simd.i64(v), w_stride) for v in range(num_vectors)]
+        cells = [
+            builder.add(
+                simd.offset(builder, out, simd.i64(row), o_stride), simd.i64(4 * LANES * vector)
+            )
+            for row in range(num_rows)
+            for vector in range(num_vectors)
+        ]
+
+        def body(step, sums):
+            sums = list(sums)
+            at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
+            x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
+            if operand_tag != types.float32:
+                pairs = [simd.load(builder, address, simd.VI32, 64) for address in at]
+                for row, address in enumerate(x_at):
+                    x_pair = _splat_bits(builder, simd.load(builder, address, simd.I32, 2))
+                    for v in range(num_vectors):
+                        cell = row * num_vectors + v
+                        sums[cell] = dot_pairs(builder, operand_tag, sums[cell], x_pair, pairs[v])
+                return sums
+            if narrow:
+                pairs = [simd.load(builder, address, simd.VI32, 64) for address in at]
+            for half in (0, 1):
+                if narrow:
+                    widen = high_halves if half else low_halves
+                    weights = [widen(builder, pair) for pair in pairs]
+                else:
+                    weights = [
+                        simd.load(
+                            builder, builder.add(a, simd.i64(half * _PAIR_BYTES)), simd.VF32, 64
+                        )
+                        for a in at
+                    ]
+                for row, address in enumerate(x_at):
+                    element = builder.add(address, simd.i64(4 * half))
+                    element = simd.splat(builder, simd.load(builder, element, simd.F32, 4))
+                    for v in range(num_vectors):
+                        cell = row * num_vectors + v
+                        sums[cell] = fma(builder, element, weights[v], sums[cell])
+            return sums
+
+        initial = [simd.load(builder, cell, simd.VF32, 4) for cell in cells]
+        sums = simd.loop(builder, steps, initial, body)
+        for cell, total in zip(cells, sums, strict=True):
+            simd.store(builder, total, cell, 4)
+
+    i64 = types.int64
+    numbers = (i64,) * 8
+    return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
+
+
+def store_vector(builder, value, address, tag):
+    """Sixteen float32 as elements, rounded to the nearest, ties to even."""
+    if tag == types.float32:
+        simd.store(builder, value, address, 4)
+        return
+    bits = builder.bitcast(value, simd.VI32)
+
+    def constant(number):
+        return ir.Constant(simd.VI32, [ir.Constant(simd.I32, number)] * LANES)
+
+    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    rounded = builder.add(bits, builder.add(odd, constant(0x7FFF)))
+    # Rounding could carry a NaN into infinity or zero.
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    rounded = builder.select(is_nan, constant(0x7FC00000), rounded)
+    high = builder.trunc(builder.lshr(rounded, constant(16)), simd.VI16)
+    simd.store(builder, high, address, 2)
+
+
+@intrinsic
+def clear_chunk(typingctx, address):
+    """Sixteen float32 become zero."""
+
+    def codegen(context, builder, signature, args):
+        simd.store(builder, simd.vector(0.0), args[0], 4)
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def widen_chunk(typingctx, tag, source, target):
+    """Sixteen elements become float32."""
+
+    def codegen(context, builder, signature, args):
+        _, source, target = args
+        simd.store(builder, simd.load_vector(builder, source, signature.args[0]), target, 4)
+
+    return types.void(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def add_chunk(typingctx, tag, sums, source):
+    """sums += source: sixteen float32 and as many elements."""
+
+    def codegen(context, builder, signature, args):
+        _, sums, source = args
+        added = simd.load_vector(builder, source, signature.args[0])
+        total = builder.fadd(simd.load(builder, sums, simd.VF32, 4), added)
+        simd.store(builder, total, sums, 4)
+
+    return types.void(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def round_chunk(typingctx, tag, sums, out):
+    """out = sums, sixteen of them, rounded to the element type."""
+
+    def codegen(context, builder, signature, args):
+        _, sums, out = args
+        store_vector(builder, simd.load(builder, sums, simd.VF32, 4), out, signature.args[0])
+
+    return types.void(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def silu_gate_chunk(typingctx, gate, up):
+    """gate = silu(gate) * up, sixteen float32 each."""
+
+    def codegen(context, builder, signature, args):
+        gate_at, up_at = args
+        gate = simd.load(builder, gate_at, simd.VF32, 4)
+        up = simd.load(builder, up_at, simd.VF32, 4)
+        zero, one = simd.vector(0.0), simd.vector(1.0)
+        negative = builder.fcmp_ordered("olt", gate, zero)
+        # exp(-|gate|) never overflows.
+        below = builder.select(negative, gate, builder.fneg(gate))
+        t = simd.exp2(builder, builder.fmul(below, simd.vector(math.log2(math.e))))
+        numerator = builder.select(negative, builder.fmul(gate, t), gate)
+        silu = builder.fdiv(numerator, builder.fadd(one, t))
+        simd.store(builder, builder.fmul(silu, up), gate_at, 4)
+
+    return types.void(types.int64, types.int64), codegen

@@ -1,0 +1,131 @@
+"""Moves of whole blocks on CPUs: one call of compiled code for all layers."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels import cpu_jobs
+from kernels.checks import check_cache, check_pairs
+from kernels.cpu_compile import move_kernel
+from kernels.cpu_threads import TeamRunner
+from kernels.interface import LayerCache
+from kernels.packing import bytes_per_block, check_packed, unpacked_views
+
+# Less than this is moved by the calling thread: waking the others would take longer.
+_SERIAL_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Between the pool and packed blocks; which follows from where those begin."""
+
+    address: int
+    out: torch.Tensor  # [A, TENSOR_FIELDS] int64
+    back: torch.Tensor  # [A, TENSOR_FIELDS] int64
+
+
+class CpuMover:
+    """Elements are just bytes here; what lies in one piece on both sides is copied as one.
+
+    Args:
+        layers: the pool, in the order in which packed blocks hold the layers.
+
+    Raises:
+        ValueError: if a layer is not a cache.
+    """
+
+    def __init__(self, layers: Sequence[LayerCache]) -> None:
+        for cache in layers:
+            check_cache(cache)
+        self._layers = tuple(layers)  # which also keeps what the addresses name
+        self._team = TeamRunner()
+        self.bytes_per_block = bytes_per_block(layers)
+        self._within = _describe(layers, layers)
+        self._known = _Packed(0, self._within, self._within)
+
+    def copy(
+        self,
+        sources: torch.Tensor,  # [P] int64, may repeat
+        targets: torch.Tensor,  # [P] int64, all different, none of them a source
+    ) -> None:
+        """Copy blocks inside the pool (copy-on-write: PagedAttention, §4.4)."""
+        check_pairs(sources, targets)
+        self._move(self._within, sources, targets)
+
+    def pack(
+        self,
+        sources: torch.Tensor,  # [P] int64, blocks of the pool, may repeat
+        packed: torch.Tensor,  # [n, bytes_per_block] uint8
+        rows: torch.Tensor,  # [P] int64, rows of ``packed``, all different
+    ) -> None:
+        """Copy blocks of the pool into rows of ``packed``."""
+        check_pairs(sources, rows)
+        self._move(self._described(packed).out, sources, rows)
+
+    def unpack(
+        self,
+        packed: torch.Tensor,  # [n, bytes_per_block] uint8
+        rows: torch.Tensor,  # [P] int64, rows of ``packed``, may repeat
+        targets: torch.Tensor,  # [P] int64, blocks of the pool, all different
+    ) -> None:
+        """Copy rows of ``packed`` into blocks of the pool."""
+        check_pairs(rows, targets)
+        self._move(self._described(packed).back, rows, targets)
+
+    def _described(self, packed: torch.Tensor) -> "_Packed":
+        """Ways to and from packed blocks; those of the call before are remembered."""
+        check_packed(packed, self._layers)
+        if self._known.address != packed.data_ptr():
+            views = unpacked_views(self._layers, packed)
+            ways = _describe(self._layers, views), _describe(views, self._layers)
+            self._known = _Packed(packed.data_ptr(), *ways)
+        return self._known
+
+    def _move(self, tensors: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        job = (ctypes.c_int64 * cpu_jobs.MOVE_FIELDS)()
+        job[cpu_jobs.TENSORS] = tensors.data_ptr()
+        job[cpu_jobs.NUM_TENSORS] = len(tensors)
+        job[cpu_jobs.SOURCES] = sources.data_ptr()
+        job[cpu_jobs.TARGETS] = targets.data_ptr()
+        job[cpu_jobs.NUM_PAIRS] = len(sources)
+        num_bytes = len(sources) * self.bytes_per_block
+        threads = 1 if num_bytes < _SERIAL_BYTES else self._team.num_threads()
+        self._team.run(move_kernel().address, ctypes.addressof(job), threads)
+
+
+def _describe(sources: Sequence[LayerCache], targets: Sequence[LayerCache]) -> torch.Tensor:
+    """What the kernel is told of each tensor, [A, TENSOR_FIELDS] int64."""
+    return torch.tensor(
+        [
+            _tensor(source, target)
+            for old, new in zip(sources, targets, strict=True)
+            for source, target in ((old.key, new.key), (old.value, new.value))
+        ],
+        dtype=torch.int64,
+    )
+
+
+def _tensor(
+    source: torch.Tensor,  # [n, Hkv, block_size, D]
+    target: torch.Tensor,  # [n', Hkv, block_size, D]
+) -> list[int]:
+    size = source.element_size()
+    (from_block, *old), (to_block, *new) = (
+        [stride * size for stride in tensor.stride()[:3]] for tensor in (source, target)
+    )
+    _, outer, inner, head_dim = source.shape
+    piece = head_dim * size
+    if old[1] == new[1] == piece:  # tokens of a head follow each other
+        piece, inner = piece * inner, 1
+    elif old[0] == new[0] == piece:  # heads of a token do: let those be the inner ones
+        outer, inner = inner, 1
+        piece *= source.shape[1]
+        old.reverse()
+        new.reverse()
+    if inner == 1 and old[0] == new[0] == piece:
+        piece, outer = piece * outer, 1
+    here = (source.data_ptr(), from_block, *old)
+    there = (target.data_ptr(), to_block, *new)
+    return [*here, *there, outer, inner, piece]

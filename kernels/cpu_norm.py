@@ -1,0 +1,75 @@
+"""The CPU kernel of root-mean-square normalization (Zhang and Sennrich, 2019)."""
+
+# ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
+
+import math
+
+from numba import njit, types
+from numba.extending import intrinsic
+
+from kernels import cpu_linear_jobs as fields
+from kernels import cpu_simd as simd
+from kernels.cpu_linear_tiles import store_vector
+from kernels.cpu_memory import claim, field, item_bytes, load_element
+from kernels.cpu_simd import LANES, float32_tag, size_of
+
+
+@njit
+def norm_tasks(job, tag):
+    """Claim rows until none is left: out = x / sqrt(mean(x^2) + epsilon) * weight."""
+    rows = field(job, fields.NORM_ROWS)
+    dim = field(job, fields.NORM_DIM)
+    chunks = dim // fields.PANEL
+    weight = field(job, fields.NORM_WEIGHT)
+    epsilon = load_element(float32_tag, job + 8 * fields.NORM_EPSILON)
+    while True:
+        begin = claim(job + 8 * fields.NEXT_TASK) * fields.NORM_TASK_ROWS
+        if begin >= rows:
+            return
+        for row in range(begin, min(begin + fields.NORM_TASK_ROWS, rows)):
+            x = field(job, fields.NORM_INPUT) + row * field(job, fields.NORM_INPUT_ROW)
+            out = field(job, fields.NORM_OUT) + row * field(job, fields.NORM_OUT_ROW)
+            scale = 1 / math.sqrt(_sum_squares(tag, x, chunks) / dim + epsilon)
+            for chunk in range(chunks):
+                at = chunk * fields.PANEL
+                _scale_chunk(
+                    tag,
+                    x + at * item_bytes(tag),
+                    weight + 4 * at,
+                    scale,
+                    out + at * item_bytes(tag),
+                )
+
+
+@intrinsic
+def _sum_squares(typingctx, tag, x, chunks):
+    """Of chunks * 16 elements, lane by lane."""
+
+    def codegen(context, builder, signature, args):
+        _, x, chunks = args
+        tag = signature.args[0]
+
+        def body(chunk, state):
+            at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
+            loaded = simd.load_vector(builder, at, tag)
+            return [simd.multiply_add(builder, loaded, loaded, state[0])]
+
+        (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
+        return simd.reduce_add(builder, sums)
+
+    return types.float32(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _scale_chunk(typingctx, tag, x, weight, scale, out):
+    """out = x * scale * weight for sixteen elements; weight is float32."""
+
+    def codegen(context, builder, signature, args):
+        _, x, weight, scale, out = args
+        tag = signature.args[0]
+        scaled = builder.fmul(simd.load_vector(builder, x, tag), simd.splat(builder, scale))
+        scaled = builder.fmul(scaled, simd.load(builder, weight, simd.VF32, 4))
+        store_vector(builder, scaled, out, tag)
+
+    i64 = types.int64
+    return types.void(tag, i64, i64, types.float32, i64), codegen

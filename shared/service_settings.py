@@ -1,0 +1,22 @@
+"""Settings that every service has."""
+
+from dataclasses import dataclass
+
+from shared.settings import setting
+
+DEMO_MODEL = "models/demo"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """What gateway, scheduler and worker of one engine must be told alike."""
+
+    model: str = setting(DEMO_MODEL, "Model to serve: a folder or a hub id.")
+    served_model_name: str | None = setting(
+        None, "Name that clients give; by default the last part of the model's path."
+    )
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
+    engine_id: str = setting("engine-0", "Engine that is served or used.")
+    log_level: str = setting(
+        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
+    )

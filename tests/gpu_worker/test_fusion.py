@@ -1,0 +1,196 @@
+"""Compiled layers in the place of transformers' own: which, and that they compute the same."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpu_worker.assembly import build_worker
+from gpu_worker.fused_layers import SharedInput
+from gpu_worker.fusion import Fusion, fuse
+from gpu_worker.loader import load_model
+from gpu_worker.model import RaggedModel
+from gpu_worker.settings import WorkerSettings
+from kernels.cpu_isa import detect
+from kernels.cpu_layers import CpuLayers
+from kernels.cpu_pack import pack
+from shared.errors import ModelUnsupported
+from tests.gpu_worker.conftest import ModelPath
+from tests.support.models import SERVED, tiny_model
+
+pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
+
+CPU = torch.device("cpu")
+TOKENS = torch.randint(4096, (40,), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuLayers:
+    instructions = detect()
+    assert instructions is not None
+    return CpuLayers(instructions)
+
+
+def load(path: Path, dtype: str = "float32") -> RaggedModel:
+    return load_model(WorkerSettings(model=str(path), dtype=dtype), CPU)
+
+
+def fused(path: Path, kernels: CpuLayers, dtype: str = "float32") -> tuple[RaggedModel, Fusion]:
+    model = load(path, dtype)
+    return model, fuse(model.model, kernels, model.dtype)
+
+
+def deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square of the difference of log-probabilities."""
+    ours, theirs = (torch.log_softmax(logits.float(), -1) for logits in (found, expected))
+    return float((ours - theirs).pow(2).mean().sqrt())
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_logits_are_those_of_the_models_own_layers(
+    kind: str, model_path: ModelPath, kernels: CpuLayers
+) -> None:
+    expected = load(model_path(kind)).eager_logits(TOKENS)
+    model, found = fused(model_path(kind), kernels)
+    assert found.kept == 0
+    assert deviation(model.eager_logits(TOKENS), expected) < 1e-4
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
+    kind: str, model_path: ModelPath, kernels: CpuLayers
+) -> None:
+    exact = load(model_path(kind)).eager_logits(TOKENS)
+    own = deviation(load(model_path(kind), "bfloat16").eager_logits(TOKENS), exact)
+    model, _ = fused(model_path(kind), kernels, "bfloat16")
+    assert 0 < deviation(model.eager_logits(TOKENS), exact) < 1.25 * own
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("llama", {"shared_inputs": 2, "gated_mlps": 2, "norms": 5, "packed": 3}),
+        ("qwen3", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
+        ("gemma2", {"shared_inputs": 2, "gated_mlps": 0, "norms": 9, "packed": 9}),
+        ("gpt2", {"shared_inputs": 0, "packed": 9, "embeddings_shared": 1}),
+    ],
+)
+def test_layers_are_found_by_their_names(
+    kind: str, expected: dict[str, int], model_path: ModelPath, kernels: CpuLayers
+) -> None:
+    _, found = fused(model_path(kind), kernels)
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_weights_that_came_from_bfloat16_stay_as_small_in_float32(
+    tmp_path: Path, kernels: CpuLayers
+) -> None:
+    path = tiny_model("llama", tmp_path)
+    model = load(path, "bfloat16")
+    model.model.save_pretrained(path)
+    wide, narrow = load(path), load(path)
+    before = wide.weight_bytes
+    found = fuse(narrow.model, kernels, torch.float32)
+    assert found.narrow == len(found.layers)
+    narrow.packed_bytes = found.weight_bytes
+    assert narrow.weight_bytes < 0.85 * before  # the embedding stays as it is
+    expected = wide.eager_logits(TOKENS)
+    assert deviation(narrow.eager_logits(TOKENS), expected) < 1e-4
+
+
+def test_an_embedding_tied_to_the_output_layer_is_kept_once(
+    tmp_path: Path, kernels: CpuLayers
+) -> None:
+    path = tiny_model("llama", tmp_path, tie_word_embeddings=True)
+    expected = load(path).eager_logits(TOKENS)
+    model, found = fused(path, kernels)
+    assert (found.embeddings_shared, found.embeddings_copied) == (1, 0)
+    assert deviation(model.eager_logits(TOKENS), expected) < 1e-4
+    vocabulary = 4096 * 64
+    assert sum(weight.numel() for weight in model.model.parameters()) < vocabulary
+    assert sum(layers.weight.numel() for layers in found.layers) < 2 * vocabulary
+
+
+class Doubled(nn.Module):
+    """Named like a gated MLP, but not one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(32, 48)
+        self.up_proj = nn.Linear(32, 48)
+        self.down_proj = nn.Linear(48, 32)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class CentredRMSNorm(nn.Module):
+    """Named like an RMS normalization, but not one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(32))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.layer_norm(x, (32,), self.weight)
+
+
+def test_a_name_alone_does_not_make_a_layer(kernels: CpuLayers) -> None:
+    model = nn.Sequential(Doubled(), CentredRMSNorm(), nn.Linear(32, 20), nn.Linear(20, 8))
+    model.requires_grad_(False)
+    x = torch.randn(1, 5, 32)
+    expected = model(x)
+    found = fuse(model, kernels, torch.float32)
+    assert (found.gated_mlps, found.norms) == (0, 0)
+    assert (found.packed, found.kept) == (4, 1)  # 20 inputs do not fill vectors
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_layers_that_share_an_input_are_right_for_any_calls(kernels: CpuLayers) -> None:
+    weights = [torch.randn(n, 32) for n in (48, 16, 16)]
+    shared = SharedInput(kernels.linear(pack(weights), torch.float32))
+    first, second = torch.randn(2, 32), torch.randn(3, 32)
+    for index, x in ((2, first), (0, first), (0, first), (1, second), (1, first), (2, second)):
+        torch.testing.assert_close(shared.output(index, x), x @ weights[index].T)
+    first.zero_()
+    assert not shared.output(0, first).any()
+
+
+def test_compiled_layers_can_be_switched_off(model_path: ModelPath) -> None:
+    def layers(**settings: Any) -> set[str]:
+        worker = build_worker(
+            WorkerSettings(model=str(model_path("llama")), device="cpu", num_blocks=8, **settings)
+        )
+        return {type(module).__name__ for module in worker.executor._model.model.modules()}
+
+    assert "GatedMLP" in layers()
+    assert {"LlamaMLP", "Linear"} <= layers(cpu_kernels="off")
+
+
+def test_a_model_that_computes_something_else_with_them_is_refused(
+    model_path: ModelPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = CpuLayers.linear
+
+    def wrong(self: CpuLayers, layers: Any, dtype: torch.dtype) -> Any:
+        compiled = forward(self, layers, dtype)
+        return lambda x: [out * 1.5 for out in compiled(x)]
+
+    monkeypatch.setattr(CpuLayers, "linear", wrong)
+    settings = WorkerSettings(model=str(model_path("gpt2")), device="cpu", num_blocks=8)
+    with pytest.raises(ModelUnsupported, match=r"gpt2.*compiled layers.*--cpu-kernels off"):
+        build_worker(settings)
+
+
+def test_a_rows_logits_do_not_depend_on_the_other_rows(
+    model_path: ModelPath, kernels: CpuLayers
+) -> None:
+    model, _ = fused(model_path("llama"), kernels)
+    hidden = model.model.model.norm(model.model.model.embed_tokens(TOKENS))
+    whole = model.model.lm_head(hidden)
+    for row in (0, 17, 39):
+        assert torch.equal(model.model.lm_head(hidden[row : row + 1])[0], whole[row])

@@ -1,0 +1,239 @@
+"""Mapping for the next plan while one computes: what it saves, and that it never shows."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_worker.assembly import Worker
+from gpu_worker.executor import Executor
+from gpu_worker.look_ahead import LookAhead
+from gpu_worker.virtual_memory import VirtualMemory
+from shared.bus.api import Append
+from shared.bus.keys import EngineKeys
+from shared.bus.redis_bus import RedisBus
+from shared.codec import encode
+from shared.messages import EpochStarted, StepPlan
+from tests.gpu_worker.conftest import MakeWorker, poison, prompt
+from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
+
+KEYS = EngineKeys("engine-0")
+DRAWN = sampling(temperature=1.0, top_k=200, seed=5)
+
+
+@pytest.fixture(scope="module")
+def worker(make_worker: MakeWorker) -> Worker:
+    return make_worker("llama", kv_memory="virtual", block_size=8)
+
+
+@pytest.fixture
+def executor(worker: Worker) -> Iterator[Executor]:
+    worker.executor.reset()
+    poison(worker.executor)
+    yield worker.executor
+    worker.executor.when_placed = None
+    worker.executor.reset()
+
+
+class Recording(Planner):
+    """Keeps the plans that it makes."""
+
+    plans: list[StepPlan]
+
+    def step(self, **chunks: int):  # type: ignore[no-untyped-def]
+        execute = self.executor.execute
+
+        def keep(plan: StepPlan):  # type: ignore[no-untyped-def]
+            self.plans.append(plan)
+            return execute(plan)
+
+        self.executor.execute = keep  # type: ignore[method-assign]
+        try:
+            return super().step(**chunks)
+        finally:
+            self.executor.execute = execute  # type: ignore[method-assign]
+
+
+def history(executor: Executor, seed: int = 0) -> tuple[list[StepPlan], list[list[int]]]:
+    """Plans with chunks, forks, a prefix and slots that change hands; tokens of each step."""
+    planner = Recording(executor, seed)
+    planner.plans = []
+    planner.admit(1, prompt(21), DRAWN)
+    planner.fork(1, 2, 1)
+    planner.step(s1=21)
+    planner.admit(3, prompt(16) + prompt(9, 3), like=1, num_computed=16)
+    planner.admit(4, prompt(40, 4))
+    planner.step(s3=9, s4=17)
+    planner.step(s4=23)
+    planner.run(2, 12)
+    planner.retire(1)
+    planner.step()  # its addresses are read until here
+    planner.admit(5, prompt(20, 5), DRAWN)
+    planner.step(s5=20)
+    planner.run(4, 20)
+    executor.reset()
+    poison(executor)
+    return planner.plans, [result.tokens.tolist() for result in planner.results]
+
+
+def replay(
+    executor: Executor, plans: list[StepPlan], foreseen: Callable[[int], StepPlan | None]
+) -> tuple[list[list[int]], list[int]]:
+    """Tokens of each step, and how many mappings each step made itself."""
+    memory = executor.memory
+    assert isinstance(memory, VirtualMemory)
+    mapper, calls = memory._mapper, [0]
+    real = mapper.map
+
+    def count(place: int, block: int, num: int) -> None:
+        calls[0] += 1
+        real(place, block, num)
+
+    def ahead(step: int) -> None:
+        made = calls[0]
+        if (plan := foreseen(step)) is not None:
+            executor.foresee(plan)
+        calls[0] = made
+
+    executor.when_placed = ahead
+    mapper.map = count  # type: ignore[method-assign]
+    tokens, by_step = [], []
+    try:
+        for plan in plans:
+            calls[0] = 0
+            tokens.append(executor.execute(plan).tokens.tolist())
+            by_step.append(calls[0])
+    finally:
+        mapper.map = real  # type: ignore[method-assign]
+        executor.when_placed = None
+    return tokens, by_step
+
+
+def test_a_plan_that_was_foreseen_has_hardly_anything_left_to_map(executor: Executor) -> None:
+    plans, tokens = history(executor)
+    history(executor, seed=9)  # so that other blocks are mapped than those of these plans
+    same, without = replay(executor, plans, lambda _: None)
+    executor.reset()
+    history(executor, seed=9)
+    found, with_it = replay(
+        executor, plans, lambda step: plans[step] if step < len(plans) else None
+    )
+    assert same == found == tokens
+    # A copy on write takes the place of a block that the step before still uses.
+    left = [
+        count
+        for count, plan in zip(with_it[1:], plans[1:], strict=True)
+        if not len(plan.copy_sources)
+    ]
+    assert sum(left) == 0
+    assert sum(without[1:]) > 8
+
+
+def test_whatever_is_foreseen_tokens_are_the_same(executor: Executor) -> None:
+    others, _ = history(executor, seed=7)
+    plans, tokens = history(executor)
+    rng = np.random.default_rng(1)
+    nonsense = [
+        {"retired": ints(99)},
+        {"grown_handles": ints(1, 2, 3), "grown_blocks": ints(0, 0, 63)},
+        {
+            "grown_handles": ints(*[1] * 99),
+            "grown_blocks": ints(*range(33), *range(33), *range(33)),
+        },
+        {"grown_handles": ints(1), "grown_blocks": ints(10**6)},
+        {"replaced_handles": ints(1), "replaced_columns": ints(0), "copy_targets": ints(5)},
+    ]
+
+    def foreseen(step: int) -> StepPlan:
+        if rng.random() < 0.5:
+            return step_plan(step + 1, **nonsense[int(rng.integers(len(nonsense)))])
+        return others[int(rng.integers(len(others)))]
+
+    found, _ = replay(executor, plans, foreseen)
+    assert found == tokens
+
+
+def test_only_the_next_plan_is_prepared_for(executor: Executor) -> None:
+    plans, _ = history(executor)
+    prepared = []
+    executor.memory.prepare = prepared.append  # type: ignore[method-assign]
+    try:
+        executor.execute(plans[0])
+        executor.foresee(plans[0])
+        executor.foresee(plans[2])
+        assert prepared == []
+        executor.foresee(plans[1])
+        assert len(prepared) == 1
+        executor.reset()
+        executor.foresee(plans[1])
+        assert len(prepared) == 1
+    finally:
+        del executor.memory.prepare
+
+
+def test_time_that_was_hidden_is_told_from_time_that_was_waited_for(executor: Executor) -> None:
+    plans, _ = history(executor)
+    executor.execute(plans[0])
+    mapping = executor.memory.mapping
+    assert mapping is not None
+    assert 0 < mapping.map_s <= mapping.wait_s
+    executor.foresee(plans[1])
+    executor.execute(plans[1])
+    mapping = executor.memory.mapping
+    assert mapping is not None
+    assert mapping.wait_s > 0
+    executor.execute(plans[2])
+    assert executor.memory.mapping.map_s <= executor.memory.mapping.wait_s  # type: ignore[union-attr]
+
+
+@dataclass
+class NotedExecutor:
+    """Remembers which steps were foreseen."""
+
+    foreseen: list[tuple[int, int]] = field(default_factory=list)  # step, its first retired
+    when_placed: Callable[[int], None] | None = None
+
+    def foresee(self, plan: StepPlan) -> None:
+        self.foreseen.append((plan.step, int(plan.retired[0])))
+
+
+async def until(found: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not found():
+            await asyncio.sleep(0.005)
+
+
+async def test_plans_are_handed_over_one_step_ahead_in_every_epoch(
+    redis_url: str, redis_bus: RedisBus
+) -> None:
+    async def say(epoch: int, step: int) -> None:
+        plan = step_plan(step, retired=ints(epoch)) if step else EpochStarted(epoch, "s", ())
+        await redis_bus.append(Append(KEYS.plans, [encode(plan)], epoch, step))
+
+    await say(1, 0)
+    executor = NotedExecutor()
+    ahead = LookAhead(lambda: RedisBus(redis_url), "engine-0", executor, torch.device("cpu"))
+    with ahead.running():
+        placed = executor.when_placed
+        assert placed is not None
+        await until(lambda: ahead.is_reading)
+        for step in (1, 2, 3):
+            await say(2, step)
+        await until(lambda: executor.foreseen == [(1, 2)])
+        placed(1)
+        await until(lambda: executor.foreseen[1:] == [(2, 2)])
+        placed(3)  # it was faster than the look ahead
+        await say(2, 4)
+        await until(lambda: executor.foreseen[2:] == [(4, 2)])
+        await say(2, 6)  # never comes
+        await say(3, 0)
+        await say(3, 1)
+        await until(lambda: executor.foreseen[3:] == [(1, 3)])
+        await redis_bus.append(Append(KEYS.plans, [b"nonsense"], 3, 2))
+        placed(2)
+        await say(3, 3)
+        await until(lambda: executor.foreseen[4:] == [(3, 3)])
+    assert executor.when_placed is None

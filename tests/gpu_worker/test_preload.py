@@ -1,0 +1,60 @@
+"""What is loaded before a worker is forked, and that no GPU is asked about then."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+# CUDA that was asked for anything cannot be used in a fork.
+CODE = """
+import json, sys, torch
+
+asked = []
+for name in ("is_available", "device_count", "get_device_properties", "_lazy_init"):
+    setattr(torch.cuda, name, lambda *_, name=name: asked.append(name))
+from gpu_worker.__main__ import prepare
+
+prepare()
+from kernels.cpu_compile import attend_kernel, write_kernel
+
+loaded = [attend_kernel.cache_info().currsize, write_kernel.cache_info().currsize]
+modules = [name for name in sys.modules if "modeling_" in name]
+print(json.dumps({"asked": asked, "kernels": loaded, "modules": modules}))
+"""
+
+
+def prepared(*flags: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, *flags],
+        cwd=ROOT,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(ROOT / ".pagestream" / "numba")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_models_code_and_the_kernels_are_there_and_no_gpu_was_asked_about() -> None:
+    found = prepared("--model", "models/demo", "--device", "cpu", "--dtype", "float32")
+    assert found["asked"] == []
+    assert found["kernels"] == [1, 1]
+    assert "transformers.models.llama.modeling_llama" in found["modules"]
+
+
+def test_for_a_gpu_no_kernel_of_the_cpu_is_loaded() -> None:
+    found = prepared("--model", "models/demo", "--device", "cuda")
+    assert (found["asked"], found["kernels"]) == ([], [0, 0])
+
+
+def test_a_model_that_cannot_be_served_is_left_to_the_worker_to_complain_of(
+    tmp_path: Path,
+) -> None:
+    found = prepared("--model", str(tmp_path / "nowhere"), "--device", "cpu")
+    assert (found["asked"], found["kernels"]) == ([], [0, 0])
