@@ -79,7 +79,8 @@ class Place:
             # say is not what was delivered, until a scheduler has started anew.
             self.cursor = START
             self._awaits_above = last.epoch
-            if self._epoch is not None and last.epoch < self._epoch:
-                # Its epoch is lost as a whole. If the clock went back, too, the next has a lower
-                # number, and may be the one that is there already, without its start.
-                self._epoch = self._step = self._awaits_above = None
+        if self._epoch is not None and last.epoch < self._epoch:
+            # Its epoch is lost as a whole, perhaps by a restart after the one that was noticed. If
+            # the clock went back, too, the next has a lower number, and may be the one that is
+            # there already, without its start.
+            self._epoch = self._step = self._awaits_above = None

@@ -398,6 +398,16 @@ def test_an_epoch_that_is_awaited_may_have_lost_its_start_by_trimming() -> None:
     assert place.enter(7) is Fit.FOLLOWS
 
 
+def test_what_is_left_of_an_epoch_may_be_lost_by_a_second_restart() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 3))
+    place.server_restarted(EntryId(6, 1))
+    place.server_restarted(EntryId(0, 0))
+    assert place.start_epoch(5)
+    assert place.enter(5) is Fit.FOLLOWS
+
+
 def test_an_epoch_with_a_lower_number_may_be_there_already_without_its_start() -> None:
     place = Place()
     place.start_epoch(6)
