@@ -324,7 +324,7 @@ class EngineClient:
             return EngineAway(str(error))
         status = _usable(info, self._keys.engine_id, self._model_name)
         if info is not None and isinstance(status, Engine):
-            for pin in self.pinning.due(info, time.monotonic()):
+            for pin in self.pinning.due(info, _loop_s()):
                 self._outbox.send(pin)
         return status
 

@@ -206,7 +206,8 @@ class Sessions:
         rows = sampled_rows(result)
         admitted = admissions(result)
         if self._unstated:
-            forgotten, self._unstated = self._unstated & self._requests.keys(), set()
+            forgotten = [found for found in self._requests if found in self._unstated]
+            self._unstated = set()
             for request_id in forgotten:
                 yield from self._lost(request_id, "the log has forgotten this request")
         if not self._by_handle and not self._by_group:

@@ -174,7 +174,8 @@ class Requests:
         else:
             group.handle = sequences[0].handle
         self._stepping.queues.wait(group)
-        self._deadlines.add(group)
+        has_begun = bool(ended) or any(len(found.output) for found in sequences)
+        self._deadlines.add(group, has_begun)
         self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
         return [self.state_of(group)]
 
@@ -304,6 +305,7 @@ class Requests:
         self._stepping.replace(group, sequences)
         self._by_handle.update((found.handle, (group, found)) for found in sequences)
         group.ended = over
+        group.was_admitted |= len(sequences[0].output) > 0
         self._note(notes.Rewound(group.request_id, len(sequences[0].output)))
         return [self.state_of(group)]
 
@@ -362,6 +364,8 @@ class Requests:
             return []  # no choice has a token yet: nothing can have been found in it
         for sequence in group.sequences:
             if sequence.choice == stop.choice:
+                if stop.num_tokens > len(self._stepping.output(sequence)):
+                    return []  # found in tokens that are drawn again, for somebody else
                 self._end(group, sequence, FinishReason.STOP)
                 break
         else:

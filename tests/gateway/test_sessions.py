@@ -19,6 +19,7 @@ from gateway.events import (
     Superseded,
     TokensArrived,
 )
+from gateway.place import Fit, Place
 from gateway.sessions import Sessions
 from shared.bus.api import START, Entry, EntryId
 from shared.codec import Message, encode
@@ -48,6 +49,7 @@ class Log:
 
     def __init__(self, *requests: str, scored: bool = False) -> None:
         self.sessions = Sessions()
+        self.sessions.begin_after(EntryId(1, 0))
         self.epoch, self.seq, self.number = 1, 0, 0
         self.accepted: list[str] = []
         for request_id in requests:
@@ -182,6 +184,21 @@ def test_a_missing_step_loses_every_open_request(log: Log) -> None:
     assert log.step({1: 15}, number=6) == []
 
 
+def test_who_began_in_the_middle_of_an_epoch_misses_entries_that_were_trimmed() -> None:
+    log = Log()
+    log.epoch, log.seq, log.number = 5, 17, 9
+    log.sessions.begin_after(EntryId(5, 17))
+    log.sessions.open("a", ATTACHMENT)
+    assert log.state("a", 1) == []
+    log.seq, log.number = (
+        log.seq + 1,
+        log.number + 1,
+    )  # the first result was trimmed before it was read
+    assert log.step({1: 11}) == [FollowingLost("a", "entries are missing in the log")]
+    log.sessions.attach("a", "again")
+    assert log.step({1: 12}) == []
+
+
 def test_a_request_that_did_not_start_yet_sees_no_gap_before_its_first_result() -> None:
     log = Log("a")
     log.state("a", 1)
@@ -263,7 +280,7 @@ def test_results_of_an_older_epoch_are_ignored(log: Log) -> None:
     log.epoch = 5
     assert log.step({1: 10}) == []
     assert log.start(5) == []
-    log.epoch = 6
+    assert log.start(6) == []
     assert log.state("a", 1) == []
     assert log.step({1: 10}, number=1) == [tokens("a", 10)]
 
@@ -371,6 +388,35 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert log.step({2: 13}) == [tokens("a", 13)]
 
 
+def test_an_epoch_that_is_awaited_may_have_lost_its_start_by_trimming() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 1))
+    place.server_restarted(EntryId(6, 0))
+    assert place.enter(6) is Fit.PASSED
+    assert place.enter(7) is Fit.GAP
+    assert place.enter(7) is Fit.FOLLOWS
+
+
+def test_what_is_left_of_an_epoch_may_be_lost_by_a_second_restart() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 3))
+    place.server_restarted(EntryId(6, 1))
+    place.server_restarted(EntryId(0, 0))
+    assert place.start_epoch(5)
+    assert place.enter(5) is Fit.FOLLOWS
+
+
+def test_an_epoch_with_a_lower_number_may_be_there_already_without_its_start() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 1))
+    place.server_restarted(EntryId(4, 9))
+    place.read(EntryId(4, 7))
+    assert place.enter(4) is not Fit.PASSED
+
+
 def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:
     log.start(7)
     log.state("a", 1)
@@ -436,7 +482,7 @@ def test_an_answer_that_contradicts_what_was_delivered_ends_the_request(
     log: Log, output: list[int]
 ) -> None:
     attached(log)
-    [event] = log.state("a", 9, output, attachment="again")
+    _, event = log.state("a", 9, output, attachment="again")
     assert isinstance(event, RequestFailed)
     assert not event.engine_knows
     assert "cannot be continued" in event.error

@@ -53,7 +53,7 @@ class Directed:
 
 def scheduler_of(world: World) -> Party:
     """The one that was started last."""
-    return world.schedulers[-1][0]
+    return world.schedulers[-1].party
 
 
 def crash(restart_s: float = 0.01) -> Action:

@@ -10,7 +10,7 @@ from tests.simulation.simulate import Run, simulate
 MOST_SEEDS = 400
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in (FENCE, VIEWS)])
+@pytest.mark.parametrize("rule", RULES)
 def test_without_the_rule_some_run_fails(rule: str) -> None:
     for seed in range(MOST_SEEDS):
         if failing(rule, [seed]):
