@@ -23,7 +23,7 @@ class Place:
     def __init__(self) -> None:
         self.cursor: EntryId = START
         self._epoch: int | None = None
-        self._step: int | None = None  # None: the next result may be any
+        self._step: int | None = None  # None: not known, so that whatever comes next is a gap
         self._awaits_above: int | None = None  # believe nothing but what is of a later epoch
         self._is_torn = False
 
@@ -70,7 +70,7 @@ class Place:
         if before is not None and step <= before:
             return Fit.PASSED
         self._step = step
-        return Fit.FOLLOWS if before is None or step == before + 1 else Fit.GAP
+        return Fit.FOLLOWS if before is not None and step == before + 1 else Fit.GAP
 
     def server_restarted(self, last: EntryId) -> None:
         """The server is not the one that was read so far; ``last`` is the log's last entry now."""

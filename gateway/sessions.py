@@ -143,10 +143,6 @@ class Sessions:
         self._place.server_restarted(last)
         return self._lose_all("Redis was restarted")
 
-    def begin_after(self, last: EntryId) -> None:
-        """Nothing up to here is of interest."""
-        self._place.cursor = last
-
     def apply(self, entry: Entry) -> list[Event]:
         """What one entry of the outputs log means for the open requests."""
         self._place.read(entry.id)

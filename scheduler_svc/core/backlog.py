@@ -74,18 +74,14 @@ class Deadlines:
         self._due: list[tuple[int, int, bool, SequenceGroup]] = []  # a heap
         self._clean_at = _CLEAN_AT
 
-    def add(self, group: SequenceGroup, has_begun: bool = False) -> None:
-        """Watch a group that has just been accepted.
-
-        Args:
-            has_begun: it was computed in an earlier epoch, so that it has had its turn.
-        """
+    def add(self, group: SequenceGroup) -> None:
+        """Watch a group that has just been accepted; it may have had its turn in another epoch."""
         if len(self._due) >= self._clean_at:
             self._forget_ended()
         submit = group.submit
         if submit.deadline_ms:
             heappush(self._due, (submit.deadline_ms, group.arrival, False, group))
-        if self._queue_ttl_ms and not has_begun:
+        if self._queue_ttl_ms and not group.was_admitted:
             until_ms = submit.received_ms + self._queue_ttl_ms
             heappush(self._due, (until_ms, group.arrival, True, group))
 

@@ -49,9 +49,8 @@ class Log:
 
     def __init__(self, *requests: str, scored: bool = False) -> None:
         self.sessions = Sessions()
-        self.sessions.begin_after(EntryId(1, 0))
-        self.epoch, self.seq, self.number = 1, 0, 0
         self.accepted: list[str] = []
+        self.start(1)
         for request_id in requests:
             self.sessions.open(request_id, ATTACHMENT, scored=scored)
 
@@ -184,26 +183,47 @@ def test_a_missing_step_loses_every_open_request(log: Log) -> None:
     assert log.step({1: 15}, number=6) == []
 
 
-def test_who_began_in_the_middle_of_an_epoch_misses_entries_that_were_trimmed() -> None:
+def begun_in_the_middle(seq: int, number: int) -> Log:
+    """A log whose start was trimmed, as a new gateway finds it, and a request that comes then."""
     log = Log()
-    log.epoch, log.seq, log.number = 5, 17, 9
-    log.sessions.begin_after(EntryId(5, 17))
+    log.sessions = Sessions()
+    log.epoch, log.seq, log.number = 5, seq, number
+    return log
+
+
+def test_who_began_in_the_middle_of_an_epoch_misses_entries_that_were_trimmed() -> None:
+    log = begun_in_the_middle(17, 9)
+    log.step({9: 10})
     log.sessions.open("a", ATTACHMENT)
     assert log.state("a", 1) == []
-    log.seq, log.number = (
-        log.seq + 1,
-        log.number + 1,
-    )  # the first result was trimmed before it was read
+    log.seq += 1  # the first result was trimmed before it was read
+    log.number += 1
     assert log.step({1: 11}) == [FollowingLost("a", "entries are missing in the log")]
     log.sessions.attach("a", "again")
     assert log.step({1: 12}) == []
 
 
-def test_a_request_that_did_not_start_yet_sees_no_gap_before_its_first_result() -> None:
-    log = Log("a")
+def test_who_knows_no_step_cannot_know_that_none_is_missing() -> None:
+    log = begun_in_the_middle(17, 9)
+    log.say(RequestEnded("x", "abort", "", "8-9"))
+    log.sessions.open("a", ATTACHMENT)
     log.state("a", 1)
-    assert log.step({1: 10}, number=77) == [tokens("a", 10)]
-    assert_lost(log.step({1: 11}, number=79), "a")
+    # The end of the log may have been lost, and its ids have been given out again.
+    assert log.step({1: 11}, number=11) == [FollowingLost("a", "results are missing in the log")]
+    log.sessions.attach("a", "again")
+    [joined, event] = log.state("a", 1, [10, 11], attachment="again")
+    assert isinstance(joined, Joined)
+    assert event == tokens("a", 10, 11)
+    assert log.step({1: 12}) == [tokens("a", 12)]
+
+
+def test_what_was_in_the_log_before_a_request_tells_which_step_comes_next() -> None:
+    log = begun_in_the_middle(17, 9)
+    log.step({9: 90})
+    log.sessions.open("a", ATTACHMENT)
+    log.state("a", 1)
+    assert log.step({1: 10}) == [tokens("a", 10)]
+    assert_lost(log.step({1: 12}, number=13), "a")
 
 
 def test_a_new_epoch_counts_steps_anew_and_forgets_handles(log: Log) -> None:
