@@ -179,9 +179,7 @@ class Fold:
         submit = state.submit
         self._forget(submit.request_id)
         self.finished.pop(submit.request_id, None)
-        request = Unfinished(
-            submit, num_deaths=state.num_deaths, was_admitted=state.was_admitted
-        )
+        request = Unfinished(submit, num_deaths=state.num_deaths, was_admitted=state.was_admitted)
         self.unfinished[submit.request_id] = request
         if submit.sampling.beams is not None:
             self._restate_search(request, state)

@@ -75,6 +75,16 @@ def lose_tail(num_lost: int, seconds: float = 0.2) -> Action:
     return lambda world, _: world.restart_server(min(num_lost, world.server.num_writes), seconds)
 
 
+def forget_last_of(log: str) -> Action:
+    """The server restarts without the last append to a log; it is back before anybody sees it."""
+
+    def act(world: World, _: Party) -> None:
+        world.restart_server(world.server.num_writes_from_last(log), 0.0)
+        world.server.come_back()
+
+    return act
+
+
 def move_clients(world: World, _: Party) -> None:
     """The connections of all clients break."""
     for client in world.clients:

@@ -25,6 +25,7 @@ from tests.simulation.scripts import (
     also,
     crash,
     crash_scheduler,
+    forget_last_of,
     lose_reply,
     lose_tail,
     move_clients,
@@ -119,6 +120,17 @@ def test_row_5_appends_arrive_twice() -> None:
 @pytest.mark.parametrize("num_lost", [1, 3, 8, 30])
 def test_row_6_the_log_lacks_what_was_delivered(num_lost: int) -> None:
     play(Cue("worker", "after", RESULT, 6, lose_tail(num_lost)))
+
+
+def test_row_6_what_is_lost_is_written_over_before_a_gateway_notices() -> None:
+    """The gateways have started in mid-epoch; ids of entries alone show no gap."""
+    for when in ("before", "after"):
+        play(
+            Cue("scheduler", when, "append outputs", 1, lambda *_: None),
+            *[Cue("gateway", "before", "read", 1, pause(0.1)) for _ in range(2)],
+            Cue("worker", "before", RESULT, 2, forget_last_of(KEYS.outputs)),
+            apart_s=0.1,
+        )
 
 
 @pytest.mark.parametrize("num_lost", [5, 1_000])
