@@ -26,6 +26,7 @@ from tests.simulation.loop import Party, VirtualLoop
 from tests.simulation.model import BLOCK_SIZE, Model, ModelExecutor
 from tests.simulation.profile import WALL_S, Fault, Profile
 from tests.simulation.server import Server
+from tests.simulation.waiting import Waiting
 
 ENGINE = "engine-0"
 MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
@@ -42,14 +43,23 @@ class Watching(Observer):
 
     core: Scheduler | None = None
 
-    def __init__(self, metrics: SchedulerMetrics, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        metrics: SchedulerMetrics,
+        clock_s: Callable[[], float],
+        waiting: Waiting,
+        too_much_waits: Callable[[str], None],
+    ) -> None:
         super().__init__(metrics, clock_s)
+        self._waiting = waiting
+        self._too_much_waits = too_much_waits
         self.num_epochs = 0
         self.ended: set[str] = set()
         self.given_up: set[str] = set()  # pinned prefixes
 
     def new_epoch(self, epoch: int, kv: KVGeometry) -> None:
         self.num_epochs += 1
+        self._waiting.clear()
         super().new_epoch(epoch, kv)
 
     def noted(self, taken: list[notes.Note]) -> None:
@@ -58,6 +68,8 @@ class Watching(Observer):
                 self.ended.add(note.request_id)
             elif isinstance(note, notes.PrefixGivenUp):
                 self.given_up.add(note.prefix_id)
+        if (fault := self._waiting.too_much(taken)) is not None:
+            self._too_much_waits(fault)
         super().noted(taken)
 
     def gauges(self, core: Scheduler, kv: KVGeometry):  # type: ignore[no-untyped-def]
@@ -203,6 +215,7 @@ class World:
         self._script = script
         self._stops: dict[Party, Callable[[], None]] = {}
         self._num_started = 0
+        self._accepted: set[str] = set()  # by any scheduler
         self._home = Party("nobody", 0, loop)
 
     def note(self, number: int) -> None:
@@ -255,7 +268,8 @@ class World:
             max_tenant_tokens=profile.max_tenant_tokens,
             queue_ttl=profile.queue_ttl_s,
         )
-        observer = Watching(self._metrics, self.loop.time)
+        waiting = Waiting(profile, self._accepted)
+        observer = Watching(self._metrics, self.loop.time, waiting, self._too_much_waits)
         service = SchedulerService(
             self.bus_of(party),
             settings,
@@ -327,6 +341,11 @@ class World:
         if error is not None and not isinstance(error, (Superseded, BusUnavailable)):
             self._fail(f"{party.name}: {error!r}")
         self._bury(party)
+
+    def _too_much_waits(self, fault: str) -> None:
+        # What a lost tail has accepted is accepted again, whoever waits by then.
+        if self.server.num_losses == 0:
+            self._fail(fault)
 
     def _fail(self, failure: str) -> None:
         self.trace(f"FAILURE {failure}")
