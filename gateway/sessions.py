@@ -282,6 +282,11 @@ class Sessions:
             else:
                 yield from self._lost(request_id, found)
             return
+        if request.lacks_scores(found):
+            # The answer was missed, and tokens behind it: they must be drawn again.
+            request.awaits = False
+            yield from self._lost(request_id, "the log has no log-probabilities of what is new")
+            return
         for index in found:
             if reasons[index] in (FinishReason.ABORT, FinishReason.ERROR):
                 yield self._failed(

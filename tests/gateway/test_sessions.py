@@ -557,6 +557,20 @@ def test_tokens_whose_scores_were_missed_come_again() -> None:
     assert [item.logprob for item in event.logprobs] == [-0.25]
 
 
+def test_tokens_that_came_without_scores_while_an_answer_was_awaited_are_asked_for_again() -> None:
+    log = Log("a", scored=True)
+    log.start(5)
+    log.state("a", 1)
+    assert_lost(log.sessions.server_restarted(log.sessions.cursor), "a")
+    log.sessions.attach("a", "again")
+    assert_lost(log.state("a", 2, [10], attachment="again"), "a")
+    assert log.step({2: 11}) == []
+    [view] = log.sessions.attach("a", "once more")
+    assert view.tokens.tolist() == []
+    [joined] = log.state("a", 3, attachment="once more")
+    assert isinstance(joined, Joined)
+
+
 def test_another_delivery_of_a_request_ends_this_one(log: Log) -> None:
     log.state("a", 1)
     log.step({1: 10})

@@ -58,7 +58,9 @@ def _folded_before_the_fence(stack: ExitStack) -> None:
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
         number = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
-        started = encode(EpochStarted(number, scheduler, workers, np.array(suspects, np.int32)))
+        start = EpochStarted(number, scheduler, workers, np.array(suspects, np.int32))
+        started = encode(start)
+        fold.add([start])
         await bus.append_all(
             [
                 Append(keys.plans, [started], number, 0, trim_below=fence),

@@ -51,6 +51,14 @@ class Model:
         """Tokens that were drawn for sequences that begin like this."""
         return sum(before[: len(prompt)] == prompt for before in self._before)
 
+    def has_finished(self, prompt: tuple[int, ...], max_tokens: int) -> bool:
+        """Some sequence that begins like this has come to its end."""
+        return any(
+            before[: len(prompt)] == prompt
+            and (len(before) == len(prompt) + max_tokens - 1 or _FIRST_DRAWN + number in self._ends)
+            for number, before in enumerate(self._before)
+        )
+
     @staticmethod
     def logprob(token: int) -> float:
         """What every result must say of it; exact in float32."""

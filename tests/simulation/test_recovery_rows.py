@@ -7,6 +7,7 @@ of the worker's sampler: here everything that is computed again differs, by inte
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,14 @@ from tests.simulation.scripts import (
     Directed,
     also,
     crash,
+    crash_gateways,
     crash_scheduler,
     forget_last_of,
     lose_reply,
     lose_tail,
     move_clients,
     pause,
+    wake_worker,
 )
 from tests.simulation.simulate import simulate
 from tests.simulation.world import World
@@ -82,6 +85,16 @@ def test_row_1_an_old_worker_appends_while_a_new_scheduler_reads() -> None:
     play(Cue("worker", "before", RESULT, 4, also(crash_scheduler(), pause(0.005))))
 
 
+def test_row_1_the_last_token_is_appended_while_a_new_scheduler_reads() -> None:
+    """Who has it is content and tells nobody; who asks for the same later must get it, too."""
+    first = one(max_tokens=4)
+    play(
+        Cue("worker", "before", RESULT, 4, also(crash_scheduler(), pause(30.0))),
+        Cue("scheduler", "before", START, 1, also(pause(0.1), wake_worker)),
+        wishes=(first, replace(first, at_s=2.2, joins=True)),
+    )
+
+
 def test_row_2_a_worker_is_back_before_its_lease_has_run_out() -> None:
     play(Cue("worker", "before", RESULT, 4, crash(restart_s=0.01)))
     play(Cue("worker", "after", RESULT, 4, crash(restart_s=0.01)))
@@ -104,6 +117,16 @@ def test_row_4_a_scheduler_wakes_and_another_has_taken_over() -> None:
     for retention in (3, 10_000):
         play(Cue("scheduler", "before", PLAN, 4, wake), outputs_retention=retention)
         play(Cue("scheduler", "after", PLAN, 4, wake), outputs_retention=retention)
+
+
+def test_row_4_what_unfinished_requests_are_is_told_again_before_it_is_trimmed() -> None:
+    """Nobody but the log knows of them."""
+    everybody = also(crash_scheduler(0.1), crash_gateways(0.1))
+    play(
+        Cue("worker", "after", RESULT, 20, everybody),
+        wishes=(one(max_tokens=30),),
+        outputs_retention=3,
+    )
 
 
 @pytest.mark.parametrize("role", ["scheduler", "worker", "gateway"])

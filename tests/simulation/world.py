@@ -528,5 +528,15 @@ class World:
         return (
             self.profile.outputs_retention < _LONG
             and sum(found.num_epochs for found in watching) > 1
-            and any(request_id in found.ended for found in watching)
+            and (
+                any(request_id in found.ended for found in watching)
+                or self._has_finished(request_id)
+            )
         )
+
+    def _has_finished(self, request_id: str) -> bool:
+        """Whether or not the scheduler that read it lived to say so."""
+        submits = {wish.submit.request_id: wish.submit for wish in self.profile.wishes}
+        submit = submits[request_id]
+        prompt = tuple(submit.prompt.tolist())
+        return self.model.has_finished(prompt, submit.sampling.max_tokens)
