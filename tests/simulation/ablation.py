@@ -212,22 +212,27 @@ def _joined(rng: Random) -> Profile:
     return replace(profile, wishes=[*wishes, *twins])
 
 
-def _forgotten(rng: Random) -> Profile:
-    """While something long is generated, the log forgets some of what its client has."""
-    at_s = 1.2
-    wishes = [
-        Wish(request(f"r{number}", [100 + number] * 3, 30), Manner.RESUME, at_s)
-        for number in range(rng.choice((1, 2)))
-    ]
-    return Profile(
-        wishes=wishes,
-        faults=[Fault.TAIL_LOSS],
-        fault_rate=0.005,
-        max_faults=2,
-        faults_from_s=at_s + rng.choice((0.03, 0.1, 0.2)),
-        max_lost_writes=rng.choice((6, 12, 24)),
-        restarts_s=(0.0, 0.01, 0.3),
-    )
+def _in_long(*faults: Fault, **changes: Any) -> Circumstances:
+    """Scenes with faults of these kinds while something long is generated."""
+
+    def drawn(rng: Random) -> Profile:
+        at_s = 1.2
+        wishes = [
+            Wish(request(f"r{number}", [100 + number] * 3, 30), Manner.RESUME, at_s)
+            for number in range(rng.choice((1, 2)))
+        ]
+        profile = Profile(
+            wishes=wishes,
+            faults=faults,
+            fault_rate=0.005,
+            max_faults=2,
+            faults_from_s=at_s + rng.choice((0.03, 0.1, 0.2)),
+            max_lost_writes=rng.choice((6, 12, 24)),
+            restarts_s=(0.0, 0.01, 0.3),
+        )
+        return replace(profile, **changes)
+
+    return drawn
 
 
 # Other rules mend most of what the lack of one does: the runs are about what only this one does.
@@ -236,8 +241,10 @@ FOCUS: Mapping[str, Circumstances] = {
     "F2 fence, then fold": _joined,
     "F3 only who is named acts": _in(Fault.RIVAL, Fault.CRASH),
     "F4 RequestState is a compare-and-append": _in_large(*Fault),
-    "F4 RequestState before trimming": _in_large(Fault.CRASH, Fault.MOVE, outputs_retention=3),
-    "F5 the client's view wins": _forgotten,
+    "F4 RequestState before trimming": _in_long(
+        Fault.CRASH, Fault.MOVE, outputs_retention=3, fault_rate=0.02, max_faults=5
+    ),
+    "F5 the client's view wins": _in_long(Fault.TAIL_LOSS),
     "F5 Attach where the log is lost": _in(Fault.TAIL_LOSS, Fault.RESTART),
     "F6 steps are dense": _in_large(Fault.PAUSE, outputs_retention=3),
 }
