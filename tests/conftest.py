@@ -17,7 +17,7 @@ from shared.bus.redis_bus import RedisBus
 from tests.support.background_walks import BackgroundWalks
 
 _WALKS: pytest.StashKey[BackgroundWalks] = pytest.StashKey()
-_WALKS_FOLDER = "WALKS_OF_PAGESTREAMS_TESTS"  # the environment goes on to the workers of pytest-xdist
+_WALKS_FOLDER = "WALKS_OF_PAGESTREAMS_TESTS"  # environments go on to xdist's workers
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,6 @@
 """Any interleaving that a seed comes to: nothing is lost, repeated, changed or left behind."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
