@@ -53,6 +53,7 @@ def simulate(args: argparse.Namespace) -> dict[str, object]:
         "model": worker.model.name,
         "gpu": f"{worker.num_gpus} x {worker.gpu.name}",
         "kv_slots": worker.kv_slots,
+        "calibration": args.calibration,
         "system": bench.system,
         "engines": args.engines,
         "seed": bench.seed,
