@@ -54,12 +54,12 @@ def basic(bench: Bench, folder: Path) -> Report:
     """Fig. 12."""
     sharegpt, alpaca = bench.workload(Kind.SHAREGPT), bench.workload(Kind.ALPACA)
     cases = [
-        _Case("OPT-13B, ShareGPT", OPT_13B, sharegpt, _ALL, 4.0, 600.0),
-        _Case("OPT-66B, ShareGPT", OPT_66B, sharegpt, _ALL, 2.5, 600.0),
-        _Case("OPT-175B, ShareGPT", OPT_175B, sharegpt, _ALL, 6.0, 400.0),
-        _Case("OPT-13B, Alpaca", OPT_13B, alpaca, _ALL, 50.0, 100.0),
-        _Case("OPT-66B, Alpaca", OPT_66B, alpaca, _ALL, 50.0, 100.0),
-        _Case("OPT-175B, Alpaca", OPT_175B, alpaca, _ALL, 50.0, 100.0),
+        _Case("OPT-13B, ShareGPT", OPT_13B, sharegpt, _ALL, 4.0, 400.0),
+        _Case("OPT-66B, ShareGPT", OPT_66B, sharegpt, _ALL, 2.5, 400.0),
+        _Case("OPT-175B, ShareGPT", OPT_175B, sharegpt, _ALL, 6.0, 300.0),
+        _Case("OPT-13B, Alpaca", OPT_13B, alpaca, _ALL, 50.0, 80.0),
+        _Case("OPT-66B, Alpaca", OPT_66B, alpaca, _ALL, 50.0, 80.0),
+        _Case("OPT-175B, Alpaca", OPT_175B, alpaca, _ALL, 50.0, 80.0),
     ]
     found = _run(bench, cases, "Fig. 12", folder / "fig12.png")
     ranges = {
@@ -103,7 +103,7 @@ def parallel(bench: Bench, folder: Path) -> Report:
     """Fig. 14."""
     alpaca = bench.workload(Kind.ALPACA)
     systems = (*ORCAS, _S.PAGESTREAM)
-    basic_case = _Case("basic", OPT_13B, alpaca, systems, 50.0, 80.0)
+    basic_case = _Case("basic", OPT_13B, alpaca, systems, 50.0, 40.0)
     cases = [
         _Case(
             f"{width} samples",
@@ -111,11 +111,11 @@ def parallel(bench: Bench, folder: Path) -> Report:
             alpaca.wide(num_samples=width),
             systems,
             50.0 / width,
-            80.0,
+            40.0,
         )
         for width in _WIDTHS
     ] + [
-        _Case(f"{width} beams", OPT_13B, alpaca.wide(beam_width=width), systems, 40.0 / width, 80.0)
+        _Case(f"{width} beams", OPT_13B, alpaca.wide(beam_width=width), systems, 40.0 / width, 40.0)
         for width in _WIDTHS
     ]
     found = _run(bench, [basic_case, *cases], "Fig. 14", folder / "fig14.png", skip=1)
@@ -153,7 +153,7 @@ def prefix(bench: Bench, folder: Path) -> Report:
             bench.workload(Kind.TRANSLATION, shared_prefix=length),
             systems,
             100.0,
-            100.0,
+            60.0,
         )
         for length in _PREFIXES
     }
@@ -182,7 +182,7 @@ def prefix(bench: Bench, folder: Path) -> Report:
 def chatbot(bench: Bench, folder: Path) -> Report:
     """Fig. 17."""
     case = _Case(
-        "conversations", OPT_13B, bench.workload(Kind.CHAT), (*ORCAS, _S.PAGESTREAM), 3.0, 800.0
+        "conversations", OPT_13B, bench.workload(Kind.CHAT), (*ORCAS, _S.PAGESTREAM), 3.0, 400.0
     )
     found = _run(bench, [case], "Fig. 17", folder / "fig17.png")[case.title]
     rows = [_rate_row(case, found)]

@@ -23,7 +23,7 @@ _PAPER: dict[tuple[Kind, str], tuple[tuple[float, ...], ...]] = {  # of ShareGPT
     (Kind.SHAREGPT, "beams"): ((44.3,), (), (66.3,)),
 }
 _RATES = {Kind.ALPACA: 30.0, Kind.SHAREGPT: 1.5}  # of sequences; what is shared depends on lengths
-_SECONDS = {Kind.ALPACA: 200.0, Kind.SHAREGPT: 900.0}
+_SECONDS = {Kind.ALPACA: 120.0, Kind.SHAREGPT: 600.0}
 
 
 def saving(bench: Bench, folder: Path) -> Report:
