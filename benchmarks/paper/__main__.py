@@ -67,13 +67,14 @@ def main() -> None:
         with Progress(*columns, console=console) as progress:
             bench = Bench(progress, args.trace_dir, args.quick, args.processes)
             began_s = time.monotonic()
-            reports = [_FIGURES[name](bench, args.out) for name in names]
+            reports = []
+            for name in names:
+                reports.append(_FIGURES[name](bench, args.out))
+                reports[-1].write(args.out)
             seconds = time.monotonic() - began_s
     except PageStreamError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    for report in reports:
-        report.write(args.out)
     if args.figure == "all":
         (args.out / "README.md").write_text(index(reports, bench))
     console.print(f"{len(reports)} pages in {args.out}, {seconds:.0f} s")
