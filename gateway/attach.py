@@ -168,6 +168,8 @@ class Deliveries:
                 delivery.mailbox.put(event)
                 continue
             if isinstance(event, FollowingLost):
+                if not self._sessions.awaits(event.request_id):
+                    continue  # the same entry tells how it ended
                 _log.warning("attaching", id=event.request_id, why=event.why)
                 self.attach(event.request_id)
                 continue

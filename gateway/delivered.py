@@ -1,6 +1,6 @@
 """What was delivered of a request: the view of it that the log must fit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,11 +32,7 @@ class DeliveredChoice:
         """Tokens of the log that were not delivered yet, None if the delivered ones differ."""
         output: list[int] = known.output.tolist()
         have = len(self.tokens)
-        if output[:have] != self.tokens:
-            return None
-        # Log-probabilities are not part of a state: without them the tokens are not what was
-        # asked for.
-        return None if self.scored and len(output) > have else output[have:]
+        return output[have:] if output[:have] == self.tokens else None
 
     def view(self) -> ChoiceView:
         """As the scheduler is told of it."""
@@ -80,6 +76,14 @@ class DeliveredRequest:
             choice.tokens = view.tokens.tolist()
             choice.finish_reason = view.finish_reason
             self.was_admitted = self.was_admitted or bool(choice.tokens)
+
+    def lacks_scores(self, found: Mapping[int, Sequence[int]]) -> bool:
+        """Some of what is new must have log-probabilities, which no state has.
+
+        Args:
+            found: by choice, what ``continuations`` has found.
+        """
+        return any(more and self.choices[index].scored for index, more in found.items())
 
     def continuations(self, state: RequestState) -> dict[int, list[int]] | str:
         """Tokens that are new, by choice that goes on, or why the state can't be followed."""

@@ -11,7 +11,7 @@ from gateway.mailbox import Mailbox, ServerLeaves
 from gateway.outbox import Outbox
 from gateway.pinning import Pinning, Prefix
 from gateway.sessions import Sessions
-from shared.bus.api import Append, Bus
+from shared.bus.api import START, Append, Bus
 from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import BusUnavailable, DecodeError
@@ -117,6 +117,7 @@ class EngineClient:
         self._none_open.set()
         self._run_id: str | None = None
         self._must_compare_run_id = True
+        self._past = START  # entries up to here are of a time before this process
         self._positioned = asyncio.Event()
         self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
         self._last_read_s = time.monotonic()
@@ -270,6 +271,7 @@ class EngineClient:
             self._metrics.outputs_lag_entries.set(len(entries))
             for entry in entries:
                 self._deliveries.dispatch(self._sessions.apply(entry))
+            self._note_position()
 
     async def _renew_lease(self) -> None:
         """Renewed by the loop that makes progress: without it nobody here is served."""
@@ -278,21 +280,27 @@ class EngineClient:
             self._renew_s = _loop_s() + _RENEW_S
 
     async def _compare_run_id(self) -> None:
-        """Find the place in the log: its end at first, and after a restart of the server."""
+        """Find the place in the log: at first, and after a restart of the server.
+
+        At first all of it is read, although nobody waits for any of that yet: without the number
+        of the last step a later gap could not be noticed.
+        """
         self._must_compare_run_id = False
         run_id = await self._bus.run_id()
         if run_id == self._run_id:
             return
         last = await self._bus.last_id(self._keys.outputs)
-        if self._run_id is None:
-            self._sessions.begin_after(last)
-        else:
+        if self._run_id is not None:
             _log.warning("the bus's server restarted", last=last, cursor=self._sessions.cursor)
             self._renew_s = 0.0
             self._deliveries.dispatch(self._sessions.server_restarted(last))
             self._deliveries.server_restarted()
-        self._run_id = run_id
-        self._positioned.set()
+        self._run_id, self._past = run_id, last
+        self._note_position()
+
+    def _note_position(self) -> None:
+        if self._sessions.cursor >= self._past:
+            self._positioned.set()
 
     async def _poll_status(self) -> None:
         while True:
@@ -324,7 +332,7 @@ class EngineClient:
             return EngineAway(str(error))
         status = _usable(info, self._keys.engine_id, self._model_name)
         if info is not None and isinstance(status, Engine):
-            for pin in self.pinning.due(info, time.monotonic()):
+            for pin in self.pinning.due(info, _loop_s()):
                 self._outbox.send(pin)
         return status
 

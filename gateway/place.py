@@ -23,35 +23,43 @@ class Place:
     def __init__(self) -> None:
         self.cursor: EntryId = START
         self._epoch: int | None = None
-        self._step: int | None = None  # None: the next result may be any
-        self._awaits_epoch = False
+        self._step: int | None = None  # None: not known, so that whatever comes next is a gap
+        self._awaits_above: int | None = None  # believe nothing but what is of a later epoch
         self._is_torn = False
 
     def read(self, entry_id: EntryId) -> None:
         """The next entry; those of an epoch are dense, so that one that was trimmed is noticed."""
         before, self.cursor = self.cursor, entry_id
-        if entry_id.epoch == before.epoch and entry_id.seq > before.seq + 1:
+        if entry_id.epoch != before.epoch:
+            self._is_torn = entry_id.seq > 0
+        elif entry_id.seq > before.seq + 1:
             self._is_torn = True
 
     def start_epoch(self, epoch: int) -> bool:
         """A scheduler took over; False if that is old news."""
         if self._epoch is not None and epoch <= self._epoch:
             return False
-        self._epoch, self._step, self._awaits_epoch = epoch, 0, False
+        self._epoch, self._step, self._awaits_above = epoch, 0, None
         self._is_torn = False
         return True
 
     def await_epoch(self) -> None:
         """Believe nothing until a scheduler has started anew."""
-        self._awaits_epoch = True
+        self._awaits_above = self.cursor.epoch
 
     def enter(self, epoch: int) -> Fit:
         """What was read is of this epoch; its start is missing, or entries before this one."""
-        if self._awaits_epoch or (self._epoch is not None and epoch < self._epoch):
+        awaits_above, is_awaited = self._awaits_above, False
+        if awaits_above is not None:
+            if epoch <= awaits_above:
+                return Fit.PASSED
+            # Its start was trimmed before this could be read.
+            self._awaits_above, is_awaited = None, True
+        if self._epoch is not None and epoch < self._epoch:
             return Fit.PASSED
         before, self._epoch = self._epoch, epoch
         is_torn, self._is_torn = self._is_torn, False
-        if not is_torn and (before is None or before == epoch):
+        if not is_torn and not is_awaited and (before is None or before == epoch):
             return Fit.FOLLOWS
         self._step = None
         return Fit.GAP
@@ -62,7 +70,7 @@ class Place:
         if before is not None and step <= before:
             return Fit.PASSED
         self._step = step
-        return Fit.FOLLOWS if before is None or step == before + 1 else Fit.GAP
+        return Fit.FOLLOWS if before is not None and step == before + 1 else Fit.GAP
 
     def server_restarted(self, last: EntryId) -> None:
         """The server is not the one that was read so far; ``last`` is the log's last entry now."""
@@ -70,8 +78,9 @@ class Place:
             # The end of the log is lost. Ids below the cursor will be given out again; what they
             # say is not what was delivered, until a scheduler has started anew.
             self.cursor = START
-            self._awaits_epoch = True
-            if self._epoch is not None and last.epoch < self._epoch:
-                # Its epoch is lost as a whole. If the clock went back, too, the next has a lower
-                # number.
-                self._epoch = self._step = None
+            self._awaits_above = last.epoch
+        if self._epoch is not None and last.epoch < self._epoch:
+            # Its epoch is lost as a whole, perhaps by a restart after the one that was noticed. If
+            # the clock went back, too, the next has a lower number, and may be the one that is
+            # there already, without its start.
+            self._epoch = self._step = self._awaits_above = None

@@ -143,10 +143,6 @@ class Sessions:
         self._place.server_restarted(last)
         return self._lose_all("Redis was restarted")
 
-    def begin_after(self, last: EntryId) -> None:
-        """Nothing up to here is of interest."""
-        self._place.cursor = last
-
     def apply(self, entry: Entry) -> list[Event]:
         """What one entry of the outputs log means for the open requests."""
         self._place.read(entry.id)
@@ -206,7 +202,8 @@ class Sessions:
         rows = sampled_rows(result)
         admitted = admissions(result)
         if self._unstated:
-            forgotten, self._unstated = self._unstated & self._requests.keys(), set()
+            forgotten = [found for found in self._requests if found in self._unstated]
+            self._unstated = set()
             for request_id in forgotten:
                 yield from self._lost(request_id, "the log has forgotten this request")
         if not self._by_handle and not self._by_group:
@@ -284,6 +281,11 @@ class Sessions:
                 yield self._given_up(request_id, found)
             else:
                 yield from self._lost(request_id, found)
+            return
+        if request.lacks_scores(found):
+            # The answer was missed, and tokens behind it: they must be drawn again.
+            request.awaits = False
+            yield from self._lost(request_id, "the log has no log-probabilities of what is new")
             return
         for index in found:
             if reasons[index] in (FinishReason.ABORT, FinishReason.ERROR):

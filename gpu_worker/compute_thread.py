@@ -1,9 +1,12 @@
-"""The thread that computes steps, so that the loop can talk to the bus meanwhile."""
+"""The threads beside the loop: one computes, so that the loop can talk to the bus meanwhile."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+
+from gpu_worker.executor import Executor
+from gpu_worker.look_ahead import LookAhead
 
 # Kernels run without Python's lock, but what calls them holds it. The loop has little to do in a
 # step and must not wait for it as long as Python lets threads wait by default, which is 5 ms.
@@ -22,3 +25,15 @@ def compute_thread(device: torch.device) -> ThreadPoolExecutor:
             torch.cuda.set_device(device)
 
     return ThreadPoolExecutor(1, "compute", enter)
+
+
+def look_ahead(executor: Executor) -> LookAhead | None:
+    """On a thread of its own; None if memory has nothing to prepare."""
+    if executor.memory.mapping is None:
+        return None
+
+    def enter() -> None:
+        if executor.device.type == "cuda":
+            torch.cuda.set_device(executor.device)
+
+    return LookAhead(executor, ThreadPoolExecutor(1, "look-ahead", enter))

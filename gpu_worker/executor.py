@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,9 @@ from shared.messages import (
     TokenLogprobs,
 )
 
+# Nobody waits that long unless the step fails.
+_PLACING_S = 1.0
+
 log = EventLog(__name__)
 
 
@@ -41,9 +44,6 @@ class Executor:
         memory: the pool.
         backend: kernels that fit the model's device and type.
         limits: of the model and the pool.
-
-    Attributes:
-        when_placed: is told each step as soon as its sequences are in their places.
     """
 
     def __init__(
@@ -61,10 +61,9 @@ class Executor:
         self._backend = backend
         self._row_sampling: RowSampling | None = None
         self._row_version = -1
-        # Who is where changes only under this lock, so that another thread can look ahead.
-        self._placing = threading.Lock()
+        # Who is where changes only under its lock, so that another thread can look ahead.
+        self._placing = threading.Condition()
         self._step = 0  # whose sequences are in their places; 0: none's
-        self.when_placed: Callable[[int], None] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -82,10 +81,13 @@ class Executor:
     def foresee(self, plan: StepPlan) -> None:
         """Let memory prepare for the next plan while this one is carried out, on another thread.
 
-        A plan that is not the next one, or does not fit, changes nothing.
+        If the step before has only just begun, wait until its sequences are in their places. A
+        plan that is not the next one, or does not fit, changes nothing.
         """
         with self._placing:
-            if plan.step != self._step + 1:
+            if self._step == plan.step - 2:
+                self._placing.wait(_PLACING_S)
+            if self._step != plan.step - 1:
                 return
             expected = expect(plan, self.batch)
         if expected is not None:
@@ -136,8 +138,7 @@ class Executor:
             self._move_blocks(plan)
             batch = self._ragged(rows) if rows.num_tokens else None
             self._step = plan.step
-        if self.when_placed is not None:
-            self.when_placed(plan.step)
+            self._placing.notify_all()
         return rows, batch
 
     def _move_blocks(self, plan: StepPlan) -> None:

@@ -63,6 +63,20 @@ class PlanReader:
             self._collect()
         return self._entries.popleft() if self._entries else None
 
+    async def peek(self) -> Message | None:
+        """What the next entry begins with, as soon as there is one; it stays the next.
+
+        Returns:
+            None if that cannot be read.
+
+        Raises:
+            BusUnavailable: the log could not be read.
+        """
+        while not self._entries:
+            await asyncio.wait([self._reading])
+            self._collect()
+        return next(iter(self._entries[0].messages), None)
+
     async def close(self) -> None:
         """Read no more."""
         self._reading.cancel()

@@ -1,7 +1,6 @@
 """The worker as a process: signals, states on the bus, exit codes."""
 
 import asyncio
-import contextlib
 import signal
 from collections.abc import Awaitable, Callable
 from uuid import uuid4
@@ -9,10 +8,8 @@ from uuid import uuid4
 import uvloop
 
 from gpu_worker.assembly import Worker, build_worker
-from gpu_worker.compute_thread import compute_thread
+from gpu_worker.compute_thread import compute_thread, look_ahead
 from gpu_worker.lease import Lease
-from gpu_worker.loader import choose_device
-from gpu_worker.look_ahead import LookAhead
 from gpu_worker.observer import Observer
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
@@ -85,23 +82,14 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
         Observer(metrics, worker.executor),
         _RANK,
         ready=ready,
-        thread=compute_thread(choose_device(settings.device)),
+        thread=compute_thread(worker.executor.device),
+        look_ahead=look_ahead(worker.executor),
     )
-    ahead = contextlib.ExitStack()
-    if worker.executor.memory.mapping is not None:
-        look_ahead = LookAhead(
-            lambda: RedisBus(settings.redis_url),
-            settings.engine_id,
-            worker.executor,
-            worker.executor.device,
-        )
-        ahead.enter_context(look_ahead.running())
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, service.stop)
     try:
-        with ahead:
-            await service.run()
+        await service.run()
     except Exception:
         log.exception("a step failed")
         return 1

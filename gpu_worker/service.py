@@ -8,14 +8,16 @@ forgotten with the rest; a result that nobody was told of never was.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent import futures
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.lease import Lease, LeaseTaken
+from gpu_worker.look_ahead import LookAhead
 from gpu_worker.plan_reader import PlanEntry, PlanReader
 from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
@@ -85,6 +87,7 @@ class WorkerService:
         clock_s: monotonic time.
         ready: called whenever plans can be carried out.
         thread: computes steps; None: the loop does, and can do nothing else meanwhile.
+        look_ahead: prepares for the next plan while one is computed.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class WorkerService:
         clock_s: Callable[[], float] = time.monotonic,
         ready: Callable[[], None] = lambda: None,
         thread: futures.Executor | None = None,
+        look_ahead: LookAhead | None = None,
     ) -> None:
         self._bus = bus
         self._ready = ready
@@ -112,6 +116,7 @@ class WorkerService:
         self._rank = rank
         self._clock_s = clock_s
         self._thread = thread
+        self._look_ahead = look_ahead
         self._lease = Lease(bus, self._keys, rank, clock_s)
         self._stopping = asyncio.Event()
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
@@ -174,7 +179,7 @@ class WorkerService:
                     await self._keep_lease()
                 entry = await plans.next()
                 if entry is not None:
-                    await self._take(entry)
+                    await self._take(entry, plans)
             await self._tell()
         except InstanceOver:
             await self._tell()  # what was computed before that is right all the same
@@ -189,7 +194,7 @@ class WorkerService:
         if await self._bus.run_id() != self._run_id:
             raise InstanceOver("Redis was restarted")
 
-    async def _take(self, entry: PlanEntry) -> None:
+    async def _take(self, entry: PlanEntry, plans: PlanReader) -> None:
         for message in entry.messages:
             if self._stopping.is_set():
                 return
@@ -197,9 +202,25 @@ class WorkerService:
                 await self._tell()
                 self._start(message)
             elif isinstance(message, StepPlan) and entry.id.epoch == self._epoch:
-                await self._carry_out(message)
+                async with self._looking_ahead(plans, message.step):
+                    await self._carry_out(message)
         if entry.fault is not None:
             raise InstanceOver(f"unreadable entry {entry.id} in plans: {entry.fault}")
+
+    @asynccontextmanager
+    async def _looking_ahead(self, plans: PlanReader, step: int) -> AsyncIterator[None]:
+        """Meanwhile prepare for the plan after this step's, if it comes in time."""
+        if self._look_ahead is None:
+            yield
+            return
+        looking = asyncio.create_task(self._look_ahead.prepare(plans, step))
+        try:
+            yield
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+        if not looking.cancelled():
+            looking.result()
 
     def _start(self, started: EpochStarted) -> None:
         self._idle()

@@ -46,7 +46,12 @@ def resume(core: Scheduler, fold: "Fold", fence: EntryId) -> list[Message]:
     states: list[Message] = []
     for found in fold.in_order():
         states += core.recover(
-            found.submit, found.outputs(), found.ended, found.search, found.num_deaths
+            found.submit,
+            found.outputs(),
+            found.ended,
+            found.search,
+            found.num_deaths,
+            found.was_admitted,
         )
     return states
 
@@ -71,6 +76,7 @@ class Unfinished:
     ended: dict[int, EndedChoice] = field(default_factory=dict)
     search: BeamSearch | None = None  # instead of choices
     num_deaths: int = 0  # of workers that were computing it, one after the other
+    was_admitted: bool = False
 
     def outputs(self) -> dict[int, IntArray]:
         """Tokens of the choices, or beams, that go on."""
@@ -157,19 +163,23 @@ class Fold:
     def _suspect(self, started: EpochStarted) -> None:
         suspects: dict[int, Unfinished] = {}
         for handle in started.suspects.tolist():
-            choice, search = self._by_handle.get(handle), self._searches.get(handle)
-            request = search if choice is None else choice.request
+            request = self._request_of(handle)
             if request is not None:
                 suspects[id(request)] = request
         for request in suspects.values():
             request.num_deaths += 1
+            request.was_admitted = True
+
+    def _request_of(self, handle: int) -> Unfinished | None:
+        choice = self._by_handle.get(handle)
+        return self._searches.get(handle) if choice is None else choice.request
 
     def _restate(self, state: RequestState) -> None:
         self._advance(state.requests_cursor)
         submit = state.submit
         self._forget(submit.request_id)
         self.finished.pop(submit.request_id, None)
-        request = Unfinished(submit, num_deaths=state.num_deaths)
+        request = Unfinished(submit, num_deaths=state.num_deaths, was_admitted=state.was_admitted)
         self.unfinished[submit.request_id] = request
         if submit.sampling.beams is not None:
             self._restate_search(request, state)
@@ -201,6 +211,9 @@ class Fold:
         if self._last_step is not None and result.step != self._last_step + 1:
             self.lose_sight()
         self._last_step = result.step
+        for handle in result.admitted_handles.tolist():
+            if (request := self._request_of(handle)) is not None:
+                request.was_admitted = True
         handles = result.handles.tolist()
         for handle, token in zip(handles, result.tokens.tolist(), strict=True):
             if (choice := self._by_handle.get(handle)) is not None:

@@ -332,6 +332,7 @@ class RequestState(Message):
     choices: tuple[ChoiceState, ...]
     requests_cursor: str  # requests up to here are in outputs: gateways may trim them
     num_deaths: int = 0  # of workers, one after the other, that were computing it
+    was_admitted: bool = False  # it has had its turn, even if nothing came of it yet
 
 
 @message

@@ -1,6 +1,7 @@
 """How much waits to be served, and for how long it may."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -74,13 +75,13 @@ class Deadlines:
         self._clean_at = _CLEAN_AT
 
     def add(self, group: SequenceGroup) -> None:
-        """Watch a group that has just been accepted."""
+        """Watch a group that has just been accepted; it may have had its turn in another epoch."""
         if len(self._due) >= self._clean_at:
             self._forget_ended()
         submit = group.submit
         if submit.deadline_ms:
             heappush(self._due, (submit.deadline_ms, group.arrival, False, group))
-        if self._queue_ttl_ms:
+        if self._queue_ttl_ms and not group.was_admitted:
             until_ms = submit.received_ms + self._queue_ttl_ms
             heappush(self._due, (until_ms, group.arrival, True, group))
 
@@ -90,13 +91,14 @@ class Deadlines:
         heapify(self._due)
         self._clean_at = max(_CLEAN_AT, 2 * len(self._due))
 
-    def passed(self, now_ms: int) -> list[tuple[SequenceGroup, str]]:
-        """Groups whose time is over, and why."""
-        found: list[tuple[SequenceGroup, str]] = []
+    def passed(self, now_ms: int) -> Iterator[tuple[SequenceGroup, str]]:
+        """Groups whose time is over, and why; the caller ends each before it asks for the next.
+
+        A request that waits too long and is past its own deadline would otherwise end twice.
+        """
         while self._due and self._due[0][0] <= now_ms:
             _, _, while_waiting, group = heappop(self._due)
             if group.state is GroupState.ENDED or (while_waiting and group.was_admitted):
                 continue
             why = "it waited too long for its turn" if while_waiting else "its deadline has passed"
-            found.append((group, why))
-        return found
+            yield group, why

@@ -114,13 +114,14 @@ class Requests:
         ended: Mapping[int, EndedChoice],
         search: BeamSearch | None,
         num_deaths: int,
+        was_admitted: bool,
     ) -> list[Message]:
         """A request of an earlier epoch."""
         if num_deaths >= _MAX_DEATHS:
             reason = f"{num_deaths} workers in a row have died computing this request"
             self._note(notes.Refused(submit.request_id, reason))
             return self._end_at_once(submit, FinishReason.ERROR, reason)
-        return self._accept(submit, outputs, ended, search, recovered=True, num_deaths=num_deaths)
+        return self._accept(submit, outputs, ended, search, True, num_deaths, was_admitted)
 
     def remember(self, request_id: str, ended: EndedRequest) -> None:
         """A request that ended in an earlier epoch, not long ago."""
@@ -150,6 +151,7 @@ class Requests:
         search: BeamSearch | None = None,
         recovered: bool = False,
         num_deaths: int = 0,
+        was_admitted: bool = False,
     ) -> list[Message]:
         if submit.request_id in self._by_request:
             return []
@@ -174,6 +176,8 @@ class Requests:
         else:
             group.handle = sequences[0].handle
         self._stepping.queues.wait(group)
+        has_begun = bool(ended) or any(len(found.output) for found in sequences)
+        group.was_admitted = was_admitted or has_begun
         self._deadlines.add(group)
         self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
         return [self.state_of(group)]
@@ -304,6 +308,7 @@ class Requests:
         self._stepping.replace(group, sequences)
         self._by_handle.update((found.handle, (group, found)) for found in sequences)
         group.ended = over
+        group.was_admitted |= len(sequences[0].output) > 0
         self._note(notes.Rewound(group.request_id, len(sequences[0].output)))
         return [self.state_of(group)]
 
@@ -332,7 +337,9 @@ class Requests:
             ]
             choices += _states(group.ended)
             choices.sort(key=attrgetter("choice"))
-        return RequestState(group.submit, tuple(choices), str(self.cursor), group.num_deaths)
+        return RequestState(
+            group.submit, tuple(choices), str(self.cursor), group.num_deaths, group.was_admitted
+        )
 
     def _state_of_ended(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
         found = sorted(_states(choices), key=attrgetter("choice"))
@@ -362,6 +369,8 @@ class Requests:
             return []  # no choice has a token yet: nothing can have been found in it
         for sequence in group.sequences:
             if sequence.choice == stop.choice:
+                if stop.num_tokens > len(self._stepping.output(sequence)):
+                    return []  # found in tokens that are drawn again, for somebody else
                 self._end(group, sequence, FinishReason.STOP)
                 break
         else:

@@ -101,6 +101,7 @@ class Scheduler:
         ended: Mapping[int, EndedChoice],
         search: BeamSearch | None = None,
         num_deaths: int = 0,
+        was_admitted: bool = False,
     ) -> list[Message]:
         """Take over an unfinished request of an earlier epoch; what to append to outputs.
 
@@ -109,8 +110,9 @@ class Scheduler:
             ended: the choices that have.
             search: instead of ``ended``, for a request with beams.
             num_deaths: of workers that were computing it, one after the other.
+            was_admitted: it has had its turn, even if nothing came of it yet.
         """
-        return self._requests.recover(submit, outputs, ended, search, num_deaths)
+        return self._requests.recover(submit, outputs, ended, search, num_deaths, was_admitted)
 
     def remember(self, request_id: str, ended: EndedRequest) -> None:
         """Know of a request that ended in an earlier epoch."""

@@ -19,6 +19,7 @@ from gateway.events import (
     Superseded,
     TokensArrived,
 )
+from gateway.place import Fit, Place
 from gateway.sessions import Sessions
 from shared.bus.api import START, Entry, EntryId
 from shared.codec import Message, encode
@@ -48,8 +49,8 @@ class Log:
 
     def __init__(self, *requests: str, scored: bool = False) -> None:
         self.sessions = Sessions()
-        self.epoch, self.seq, self.number = 1, 0, 0
         self.accepted: list[str] = []
+        self.start(1)
         for request_id in requests:
             self.sessions.open(request_id, ATTACHMENT, scored=scored)
 
@@ -182,11 +183,47 @@ def test_a_missing_step_loses_every_open_request(log: Log) -> None:
     assert log.step({1: 15}, number=6) == []
 
 
-def test_a_request_that_did_not_start_yet_sees_no_gap_before_its_first_result() -> None:
-    log = Log("a")
+def begun_in_the_middle(seq: int, number: int) -> Log:
+    """A log whose start was trimmed, as a new gateway finds it, and a request that comes then."""
+    log = Log()
+    log.sessions = Sessions()
+    log.epoch, log.seq, log.number = 5, seq, number
+    return log
+
+
+def test_who_began_in_the_middle_of_an_epoch_misses_entries_that_were_trimmed() -> None:
+    log = begun_in_the_middle(17, 9)
+    log.step({9: 10})
+    log.sessions.open("a", ATTACHMENT)
+    assert log.state("a", 1) == []
+    log.seq += 1  # the first result was trimmed before it was read
+    log.number += 1
+    assert log.step({1: 11}) == [FollowingLost("a", "entries are missing in the log")]
+    log.sessions.attach("a", "again")
+    assert log.step({1: 12}) == []
+
+
+def test_who_knows_no_step_cannot_know_that_none_is_missing() -> None:
+    log = begun_in_the_middle(17, 9)
+    log.say(RequestEnded("x", "abort", "", "8-9"))
+    log.sessions.open("a", ATTACHMENT)
     log.state("a", 1)
-    assert log.step({1: 10}, number=77) == [tokens("a", 10)]
-    assert_lost(log.step({1: 11}, number=79), "a")
+    # The end of the log may have been lost, and its ids have been given out again.
+    assert log.step({1: 11}, number=11) == [FollowingLost("a", "results are missing in the log")]
+    log.sessions.attach("a", "again")
+    [joined, event] = log.state("a", 1, [10, 11], attachment="again")
+    assert isinstance(joined, Joined)
+    assert event == tokens("a", 10, 11)
+    assert log.step({1: 12}) == [tokens("a", 12)]
+
+
+def test_what_was_in_the_log_before_a_request_tells_which_step_comes_next() -> None:
+    log = begun_in_the_middle(17, 9)
+    log.step({9: 90})
+    log.sessions.open("a", ATTACHMENT)
+    log.state("a", 1)
+    assert log.step({1: 10}) == [tokens("a", 10)]
+    assert_lost(log.step({1: 12}, number=13), "a")
 
 
 def test_a_new_epoch_counts_steps_anew_and_forgets_handles(log: Log) -> None:
@@ -263,7 +300,7 @@ def test_results_of_an_older_epoch_are_ignored(log: Log) -> None:
     log.epoch = 5
     assert log.step({1: 10}) == []
     assert log.start(5) == []
-    log.epoch = 6
+    assert log.start(6) == []
     assert log.state("a", 1) == []
     assert log.step({1: 10}, number=1) == [tokens("a", 10)]
 
@@ -371,6 +408,35 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert log.step({2: 13}) == [tokens("a", 13)]
 
 
+def test_an_epoch_that_is_awaited_may_have_lost_its_start_by_trimming() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 1))
+    place.server_restarted(EntryId(6, 0))
+    assert place.enter(6) is Fit.PASSED
+    assert place.enter(7) is Fit.GAP
+    assert place.enter(7) is Fit.FOLLOWS
+
+
+def test_what_is_left_of_an_epoch_may_be_lost_by_a_second_restart() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 3))
+    place.server_restarted(EntryId(6, 1))
+    place.server_restarted(EntryId(0, 0))
+    assert place.start_epoch(5)
+    assert place.enter(5) is Fit.FOLLOWS
+
+
+def test_an_epoch_with_a_lower_number_may_be_there_already_without_its_start() -> None:
+    place = Place()
+    place.start_epoch(6)
+    place.read(EntryId(6, 1))
+    place.server_restarted(EntryId(4, 9))
+    place.read(EntryId(4, 7))
+    assert place.enter(4) is not Fit.PASSED
+
+
 def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:
     log.start(7)
     log.state("a", 1)
@@ -436,7 +502,7 @@ def test_an_answer_that_contradicts_what_was_delivered_ends_the_request(
     log: Log, output: list[int]
 ) -> None:
     attached(log)
-    [event] = log.state("a", 9, output, attachment="again")
+    _, event = log.state("a", 9, output, attachment="again")
     assert isinstance(event, RequestFailed)
     assert not event.engine_knows
     assert "cannot be continued" in event.error
@@ -489,6 +555,20 @@ def test_tokens_whose_scores_were_missed_come_again() -> None:
     [event] = log.step({2: 11}, logprobs=(scores(11, -0.25, {11: -0.25}),))
     assert isinstance(event, TokensArrived)
     assert [item.logprob for item in event.logprobs] == [-0.25]
+
+
+def test_tokens_that_came_without_scores_while_an_answer_was_awaited_are_asked_for_again() -> None:
+    log = Log("a", scored=True)
+    log.start(5)
+    log.state("a", 1)
+    assert_lost(log.sessions.server_restarted(log.sessions.cursor), "a")
+    log.sessions.attach("a", "again")
+    assert_lost(log.state("a", 2, [10], attachment="again"), "a")
+    assert log.step({2: 11}) == []
+    [view] = log.sessions.attach("a", "once more")
+    assert view.tokens.tolist() == []
+    [joined] = log.state("a", 3, attachment="once more")
+    assert isinstance(joined, Joined)
 
 
 def test_another_delivery_of_a_request_ends_this_one(log: Log) -> None:

@@ -1,21 +1,23 @@
 """Mapping for the next plan while one computes: what it saves, and that it never shows."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-import torch
 
 from gpu_worker.assembly import Worker
 from gpu_worker.executor import Executor
 from gpu_worker.look_ahead import LookAhead
+from gpu_worker.plan_reader import PlanReader
 from gpu_worker.virtual_memory import VirtualMemory
-from shared.bus.api import Append
+from shared.bus.api import Append, EntryId
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
-from shared.codec import encode
+from shared.codec import Message, encode
 from shared.messages import EpochStarted, StepPlan
 from tests.gpu_worker.conftest import MakeWorker, poison, prompt
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
@@ -34,7 +36,6 @@ def executor(worker: Worker) -> Iterator[Executor]:
     worker.executor.reset()
     poison(worker.executor)
     yield worker.executor
-    worker.executor.when_placed = None
     worker.executor.reset()
 
 
@@ -85,30 +86,27 @@ def replay(
     """Tokens of each step, and how many mappings each step made itself."""
     memory = executor.memory
     assert isinstance(memory, VirtualMemory)
-    mapper, calls = memory._mapper, [0]
+    mapper, calls, computes = memory._mapper, [0], threading.get_ident()
     real = mapper.map
 
     def count(place: int, block: int, num: int) -> None:
-        calls[0] += 1
+        calls[0] += threading.get_ident() == computes
         real(place, block, num)
 
-    def ahead(step: int) -> None:
-        made = calls[0]
-        if (plan := foreseen(step)) is not None:
-            executor.foresee(plan)
-        calls[0] = made
-
-    executor.when_placed = ahead
     mapper.map = count  # type: ignore[method-assign]
     tokens, by_step = [], []
     try:
-        for plan in plans:
-            calls[0] = 0
-            tokens.append(executor.execute(plan).tokens.tolist())
-            by_step.append(calls[0])
+        with futures.ThreadPoolExecutor(1) as thread:
+            for plan in plans:
+                calls[0] = 0
+                following = foreseen(plan.step)
+                ahead = None if following is None else thread.submit(executor.foresee, following)
+                tokens.append(executor.execute(plan).tokens.tolist())
+                by_step.append(calls[0])
+                if ahead is not None:
+                    ahead.result()
     finally:
         mapper.map = real  # type: ignore[method-assign]
-        executor.when_placed = None
     return tokens, by_step
 
 
@@ -193,47 +191,32 @@ def test_time_that_was_hidden_is_told_from_time_that_was_waited_for(executor: Ex
 class NotedExecutor:
     """Remembers which steps were foreseen."""
 
-    foreseen: list[tuple[int, int]] = field(default_factory=list)  # step, its first retired
-    when_placed: Callable[[int], None] | None = None
+    foreseen: list[int] = field(default_factory=list)
 
     def foresee(self, plan: StepPlan) -> None:
-        self.foreseen.append((plan.step, int(plan.retired[0])))
+        self.foreseen.append(plan.step)
 
 
-async def until(found: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not found():
-            await asyncio.sleep(0.005)
-
-
-async def test_plans_are_handed_over_one_step_ahead_in_every_epoch(
-    redis_url: str, redis_bus: RedisBus
+async def test_what_comes_while_a_step_computes_is_handed_over_if_it_is_the_next_plan(
+    redis_bus: RedisBus,
 ) -> None:
-    async def say(epoch: int, step: int) -> None:
-        plan = step_plan(step, retired=ints(epoch)) if step else EpochStarted(epoch, "s", ())
-        await redis_bus.append(Append(KEYS.plans, [encode(plan)], epoch, step))
+    async def say(message: Message, step: int) -> None:
+        await redis_bus.append(Append(KEYS.plans, [encode(message)], 1, step))
 
-    await say(1, 0)
     executor = NotedExecutor()
-    ahead = LookAhead(lambda: RedisBus(redis_url), "engine-0", executor, torch.device("cpu"))
-    with ahead.running():
-        placed = executor.when_placed
-        assert placed is not None
-        await until(lambda: ahead.is_reading)
-        for step in (1, 2, 3):
-            await say(2, step)
-        await until(lambda: executor.foreseen == [(1, 2)])
-        placed(1)
-        await until(lambda: executor.foreseen[1:] == [(2, 2)])
-        placed(3)  # it was faster than the look ahead
-        await say(2, 4)
-        await until(lambda: executor.foreseen[2:] == [(4, 2)])
-        await say(2, 6)  # never comes
-        await say(3, 0)
-        await say(3, 1)
-        await until(lambda: executor.foreseen[3:] == [(1, 3)])
-        await redis_bus.append(Append(KEYS.plans, [b"nonsense"], 3, 2))
-        placed(2)
-        await say(3, 3)
-        await until(lambda: executor.foreseen[4:] == [(3, 3)])
-    assert executor.when_placed is None
+    with futures.ThreadPoolExecutor(1) as thread:
+        ahead = LookAhead(executor, thread)
+        plans = PlanReader(redis_bus, KEYS.plans, EntryId(0, 0), 50)
+        looking = asyncio.create_task(ahead.prepare(plans, 1))
+        await say(step_plan(2), 2)
+        await looking
+        assert executor.foreseen == [2]
+        await ahead.prepare(plans, 1)  # it is still there
+        assert executor.foreseen == [2, 2]
+        await ahead.prepare(plans, 7)
+        entry = await plans.next()
+        assert entry is not None
+        await say(EpochStarted(2, "s", ()), 3)
+        await ahead.prepare(plans, 2)
+        assert executor.foreseen == [2, 2]
+        await plans.close()

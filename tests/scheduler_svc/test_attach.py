@@ -446,6 +446,54 @@ def test_who_waits_too_long_is_sent_away_but_not_who_was_served() -> None:
     assert engine.outputs("served") == {0: expected(5, 25)}
 
 
+def test_who_was_served_before_a_new_epoch_has_had_its_turn() -> None:
+    engine = Engine(queue_ttl_ms=1_000)
+    engine.tell(submit("served", range(5), max_tokens=12))
+    engine.step(2)
+    engine.tell(submit("waits", range(5), max_tokens=12))
+    engine.start_epoch()
+    engine.plan(now_ms=1_000)
+    ended = [message for message in engine.log if isinstance(message, RequestEnded)]
+    assert [(found.request_id, found.reason) for found in ended] == [("waits", "deadline")]
+    engine.run()
+    assert engine.outputs("served") == {0: expected(5, 12)}
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2])
+@pytest.mark.parametrize("is_suspect", [True, False])
+def test_who_was_only_prefilling_before_a_new_epoch_has_had_its_turn(
+    num_epochs: int, is_suspect: bool
+) -> None:
+    engine = Engine(queue_ttl_ms=1_000)
+    [state] = engine.tell(submit("served", range(130), max_tokens=3))
+    assert isinstance(state, RequestState)
+    engine.plan()
+    if not is_suspect:
+        engine.tell(engine.worker.execute(engine.plans.popleft()))
+    engine.start_epoch([state.choices[0].handle] if is_suspect else [])
+    for _ in range(num_epochs - 1):
+        engine.start_epoch()
+    engine.plan(now_ms=10_000)
+    assert not [message for message in engine.log if isinstance(message, RequestEnded)]
+    engine.run()
+    assert engine.outputs("served") == {0: expected(130, 3)}
+
+
+def test_who_has_waited_too_long_when_its_deadline_passes_ends_once() -> None:
+    engine = Engine(queue_ttl_ms=1_000)
+    beams = BeamParams(2, 1.0, EarlyStopping.NEVER)
+    for name, request in (
+        ("beams", submit("beams", range(5), num_choices=2, max_tokens=4, beams=beams)),
+        ("choices", submit("choices", range(5), num_choices=2, max_tokens=4)),
+    ):
+        object.__setattr__(request, "deadline_ms", 900)
+        engine.tell(request)
+        engine.plan(now_ms=1_000)
+        ended = [message for message in engine.log if isinstance(message, RequestEnded)]
+        assert [found.request_id for found in ended].count(name) == 1
+    assert not engine.core.num_requests
+
+
 # ----------------------------------------------------- deadly requests, leaving
 
 

@@ -7,7 +7,7 @@ prints how many of the runs fail without each rule. The rules are those of docs/
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from random import Random
@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 import numpy as np
 
+from gateway.attach import Deliveries
+from gateway.events import Event, FollowingLost
 from gateway.place import Fit, Place
 from gpu_worker.service import WorkerService
 from scheduler_svc import epoch as epochs
@@ -27,11 +29,13 @@ from scheduler_svc.service import SchedulerService
 from shared.bus.api import START, Append, EntryId
 from shared.codec import encode
 from shared.messages import Attach, EpochStarted
-from tests.simulation.profile import Fault, Profile
+from tests.simulation.profile import Fault, Manner, Profile, Wish, request
+from tests.simulation.scenes import large, small
 from tests.simulation.server import Server
 from tests.simulation.simulate import Run, simulate
 
 Rule = Callable[[ExitStack], None]
+Circumstances = Callable[[Random], Profile]
 
 
 def _stale_writers_are_heard(stack: ExitStack) -> None:
@@ -54,7 +58,9 @@ def _folded_before_the_fence(stack: ExitStack) -> None:
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
         number = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
-        started = encode(EpochStarted(number, scheduler, workers, np.array(suspects, np.int32)))
+        start = EpochStarted(number, scheduler, workers, np.array(suspects, np.int32))
+        started = encode(start)
+        fold.add([start])
         await bus.append_all(
             [
                 Append(keys.plans, [started], number, 0, trim_below=fence),
@@ -78,11 +84,11 @@ def _everybody_is_named(stack: ExitStack) -> None:
 
     take = WorkerService._take
 
-    async def take_any(self: Any, entry: Any) -> None:
+    async def take_any(self: Any, entry: Any, plans: Any) -> None:
         if self._epoch is None:
             self._epoch = entry.id.epoch
             self._step = max(0, entry.id.seq - 1)
-        await take(self, entry)
+        await take(self, entry, plans)
 
     stack.enter_context(patch.object(WorkerService, "_start", start))
     stack.enter_context(patch.object(WorkerService, "_take", take_any))
@@ -126,9 +132,14 @@ def _the_log_wins(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Requests, "attach", without_views))
 
 
-def _nobody_attaches(stack: ExitStack) -> None:
-    """F5: a gateway that lost its place goes on reading."""
-    stack.enter_context(patch("gateway.attach.Deliveries.attach", lambda *_: None))
+def _nobody_attaches_again(stack: ExitStack) -> None:
+    """F5: a gateway that cannot follow the log any more waits for what it says next."""
+    dispatch = Deliveries.dispatch
+
+    def ignore(self: Deliveries, events: Iterable[Event]) -> None:
+        dispatch(self, [event for event in events if not isinstance(event, FollowingLost)])
+
+    stack.enter_context(patch.object(Deliveries, "dispatch", ignore))
 
 
 def _gaps_are_ignored(stack: ExitStack) -> None:
@@ -144,6 +155,10 @@ def _gaps_are_ignored(stack: ExitStack) -> None:
         fit = enter(self, epoch)
         return Fit.FOLLOWS if fit is Fit.GAP else fit
 
+    def read(self: Place, entry_id: EntryId) -> None:
+        self.cursor = entry_id
+
+    stack.enter_context(patch.object(Place, "read", read))
     stack.enter_context(patch.object(Place, "take_step", take_step))
     stack.enter_context(patch.object(Place, "enter", enter_anyhow))
 
@@ -157,25 +172,81 @@ RULES: Mapping[str, Rule] = {
     "F4 RequestState is a compare-and-append": _states_are_not_compared,
     "F4 RequestState before trimming": _trimming_forgets,
     "F5 the client's view wins": _the_log_wins,
-    "F5 Attach where the log is lost": _nobody_attaches,
+    "F5 Attach where the log is lost": _nobody_attaches_again,
     "F6 steps are dense": _gaps_are_ignored,
 }
 
 
-_MANY = {"fault_rate": 0.015, "max_faults": 5, "latency_s": 0.02}
+def _in(*faults: Fault, **changes: Any) -> Circumstances:
+    """Small scenes with several faults of these kinds, soon one after the other."""
+
+    def drawn(rng: Random) -> Profile:
+        profile = small(rng)
+        many = {"fault_rate": 0.03, "max_faults": 4, "repeat_rate": 0.0, **changes}
+        from_s = min(wish.at_s for wish in profile.wishes)
+        return replace(profile, faults=faults, faults_from_s=from_s, **many)
+
+    return drawn
+
+
+def _in_large(*faults: Fault, **changes: Any) -> Circumstances:
+    """Scenes with many tokens, slow messages and several faults of these kinds."""
+
+    def drawn(rng: Random) -> Profile:
+        many = {"fault_rate": 0.015, "max_faults": 5, "latency_s": 0.02, **changes}
+        return replace(large(rng), faults=faults, **many)
+
+    return drawn
+
+
+def _joined(rng: Random) -> Profile:
+    """All is asked for again, as with one Idempotency-Key: the later clients have nothing yet."""
+    profile = _in(Fault.CRASH, Fault.RIVAL, outputs_retention=10_000)(rng)
+    span_s = 40 * profile.latency_s
+    wishes = [replace(wish, manner=Manner.RESUME) for wish in profile.wishes if not wish.joins]
+    twins = [
+        replace(wish, at_s=wish.at_s + span_s * number / 4, joins=True)
+        for wish in wishes
+        for number in (1, 2)
+    ]
+    return replace(profile, wishes=[*wishes, *twins])
+
+
+def _in_long(*faults: Fault, **changes: Any) -> Circumstances:
+    """Scenes with faults of these kinds while something long is generated."""
+
+    def drawn(rng: Random) -> Profile:
+        at_s = 1.2
+        wishes = [
+            Wish(request(f"r{number}", [100 + number] * 3, 30), Manner.RESUME, at_s)
+            for number in range(rng.choice((1, 2)))
+        ]
+        profile = Profile(
+            wishes=wishes,
+            faults=faults,
+            fault_rate=0.005,
+            max_faults=2,
+            faults_from_s=at_s + rng.choice((0.03, 0.1, 0.2)),
+            max_lost_writes=rng.choice((6, 12, 24)),
+            restarts_s=(0.0, 0.01, 0.3),
+        )
+        return replace(profile, **changes)
+
+    return drawn
+
+
 # Other rules mend most of what the lack of one does: the runs are about what only this one does.
-FOCUS: Mapping[str, Mapping[str, Any]] = {
-    "F1 stale writers are refused": {"faults": (Fault.PAUSE, Fault.RIVAL), **_MANY},
-    "F2 fence, then fold": {"faults": (Fault.RIVAL, Fault.CRASH, Fault.MOVE), **_MANY},
-    "F3 only who is named acts": {"faults": (Fault.RIVAL, Fault.CRASH), **_MANY},
-    "F4 RequestState before trimming": {
-        "faults": (Fault.CRASH, Fault.MOVE),
-        "outputs_retention": 3,
-        **_MANY,
-    },
-    "F5 the client's view wins": {"faults": (Fault.TAIL_LOSS,), "max_lost_writes": 10, **_MANY},
-    "F5 Attach where the log is lost": {"faults": (Fault.TAIL_LOSS, Fault.RESTART), **_MANY},
-    "F6 steps are dense": {"faults": (Fault.PAUSE,), "outputs_retention": 3, **_MANY},
+FOCUS: Mapping[str, Circumstances] = {
+    "F1 stale writers are refused": _in_large(Fault.PAUSE, Fault.RIVAL),
+    "F2 fence, then fold": _joined,
+    "F3 only who is named acts": _in(Fault.RIVAL, Fault.CRASH),
+    "F4 RequestState is a compare-and-append": _in_large(*Fault),
+    "F4 RequestState before trimming": _in_long(
+        Fault.CRASH, Fault.MOVE, outputs_retention=3, fault_rate=0.02, max_faults=5
+    ),
+    "F5 the client's view wins": _in_long(Fault.TAIL_LOSS),
+    "F5 Attach where the log is lost": _in(Fault.TAIL_LOSS, Fault.RESTART),
+    "F6 steps are dense": _in_large(Fault.PAUSE, outputs_retention=3),
 }
 
 
@@ -193,11 +264,11 @@ def failing(rule: str | None, seeds: Sequence[int], focus: str | None = None) ->
     Args:
         focus: rule whose circumstances the runs have; by default the one that is switched off.
     """
-    changes = FOCUS.get(focus or rule or "", {})
+    change = FOCUS[focus or rule or ""]
     with ExitStack() as stack:
         if rule is not None:
             stack.enter_context(without(rule))
-        profiles = (replace(Profile.draw(Random(seed)), **changes) for seed in seeds)
+        profiles = (change(Random(seed)) for seed in seeds)
         runs = [simulate(seed, found) for seed, found in zip(seeds, profiles, strict=True)]
         return [run for run in runs if run.failures]
 

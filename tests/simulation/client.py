@@ -9,11 +9,13 @@ from gateway.mailbox import ClientGone, Mailbox
 from shared.messages import FinishReason
 from tests.simulation.clients import Call, Event, Outcome, Stream
 from tests.simulation.model import Model
-from tests.simulation.profile import Manner, Wish
+from tests.simulation.profile import WALL_S, Manner, Wish
 from tests.support.fake_beams import searched
 
 _RETRY_S = 0.1
 _UNAVAILABLE_S = 1.0
+_MAX_REFUSALS = 8
+_DEADLINE = FinishReason.DEADLINE
 
 
 class Door(Protocol):
@@ -36,8 +38,12 @@ class Client:
         doors: gateways that can be connected to at this moment.
         may_be_lost: whether so much went wrong that a stream may end with an error.
         trace: takes what happens.
+        is_served_instead: whether another client that asked for the same still is, or was.
+        now_s: since the run began.
 
     Attributes:
+        num_refusals: how often it was told that too much is waiting.
+        is_superseded: it has ended since another client was served instead.
         fault: what is wrong with what it got; "" as long as nothing is.
     """
 
@@ -50,12 +56,17 @@ class Client:
         may_be_lost: Callable[["Client", Outcome, str], bool],
         trace: Callable[[str], None],
         is_slow: bool,
+        is_served_instead: Callable[["Client"], bool],
+        queue_ttl_s: float,
+        now_s: Callable[[], float],
     ) -> None:
         self.wish = wish
         self.fault = ""
         self.is_done = False
         self.has_moved = False
         self.num_errors = 0
+        self.num_refusals = 0
+        self.is_superseded = False
         self.tokens: list[list[int]] = []
         self.reasons: list[str] = []
         self._model = model
@@ -64,6 +75,9 @@ class Client:
         self._may_be_lost = may_be_lost
         self._say = trace
         self._is_slow = is_slow
+        self._is_served_instead = is_served_instead
+        self._queue_ttl_s = queue_ttl_s
+        self._now_s = now_s
         self._stream: Stream | None = None
         self._door: Door | None = None
         self._start_over()
@@ -87,7 +101,7 @@ class Client:
     async def run(self) -> None:
         """Until it has all it wants, or something is wrong."""
         await asyncio.sleep(self.wish.at_s)
-        begin = "submit"
+        begin = "join" if self.wish.joins else "submit"
         while not self.is_done:
             doors = self._doors()
             stream = Stream(Mailbox())
@@ -101,7 +115,7 @@ class Client:
             outcome, why = await self._follow(stream)
             self._stream = None
             begin = self._next(stream, outcome, why, begin)
-            away = outcome is Outcome.UNAVAILABLE
+            away = outcome in (Outcome.UNAVAILABLE, Outcome.TAKEN_OVER)
             await asyncio.sleep(self._rng.random() * (_UNAVAILABLE_S if away else _RETRY_S))
 
     def _call(self, engine: object, stream: Stream, begin: str) -> Call:
@@ -117,6 +131,10 @@ class Client:
         if outcome is Outcome.DONE:
             self.is_done = True
             self._check_end()
+        elif outcome is Outcome.TAKEN_OVER and self._is_served_instead(self):
+            self.is_done = self.is_superseded = True
+        elif outcome is Outcome.REFUSED:
+            self._refused(why, begin)
         elif outcome in (Outcome.LOST, Outcome.FAILED):
             self.is_done = True
             self.num_errors += 1
@@ -127,6 +145,13 @@ class Client:
             self._start_over()
             return "join"
         return "resume" if stream.is_accepted or begin == "resume" else "join"
+
+    def _refused(self, why: str, begin: str) -> None:
+        """What was never accepted may be refused, and asked for again."""
+        self.num_refusals += 1
+        if not self._may_be_lost(self, Outcome.REFUSED, why) or begin == "resume":
+            self._wrong(f"refused at {begin}: {why}")
+        self.is_done = self.is_done or self.num_refusals == _MAX_REFUSALS
 
     async def _follow(self, stream: Stream) -> tuple[Outcome | None, str]:
         """Read until the stream ends, or breaks."""
@@ -171,6 +196,10 @@ class Client:
         tokens, choice = self.tokens[event.choice], event.choice
         prompt = self.wish.submit.prompt.tolist()
         self._trace(f"choice {choice}: {list(event.tokens)} {event.finish_reason}")
+        if self.wish.submit.sampling.num_logprobs is not None:
+            expected = [self._model.logprob(token) for token in event.tokens]
+            if list(event.scores) != expected:
+                self._wrong(f"choice {choice} has log-probabilities {event.scores}, not {expected}")
         if event.tokens and self.reasons[choice]:
             self._wrong(f"choice {choice} goes on after its end")
         for token in event.tokens:
@@ -183,7 +212,7 @@ class Client:
             if self.reasons[choice]:
                 self._wrong(f"choice {choice} ends twice")
             self.reasons[choice] = event.finish_reason
-            if self.wish.submit.sampling.beams is None:
+            if self.wish.submit.sampling.beams is None or event.finish_reason == _DEADLINE:
                 self._check_reason(choice)
 
     def _check_reason(self, choice: int) -> None:
@@ -192,17 +221,27 @@ class Client:
             fits = len(tokens) == self.wish.submit.sampling.max_tokens
         elif reason == FinishReason.STOP:
             fits = bool(tokens) and self._model.ends(tokens[-1])
+        elif reason == FinishReason.DEADLINE:
+            fits = self._is_late()
         else:
             fits = reason == "stop string" and len(tokens) == self.wish.after
         if not fits:
             self._wrong(f"choice {choice} ends with {reason!r} after {len(tokens)} tokens")
+
+    def _is_late(self) -> bool:
+        """Its time is over, or it has waited too long without anything."""
+        submit, now_ms = self.wish.submit, 1000 * (WALL_S + self._now_s())
+        if 0 < submit.deadline_ms <= now_ms:
+            return True
+        ttl_ms = 1000 * self._queue_ttl_s
+        return 0 < ttl_ms <= now_ms - submit.received_ms and not any(self.tokens)
 
     def _check_end(self) -> None:
         if not all(self.reasons):
             self._wrong(f"done, but its choices ended with {self.reasons}")
         submit = self.wish.submit
         beams = submit.sampling.beams
-        if beams is not None and not self.fault:
+        if beams is not None and not self.fault and _DEADLINE not in self.reasons:
             found = searched(tuple(submit.prompt.tolist()), submit.sampling.max_tokens, beams)
             if self.tokens != [list(tokens) for tokens, _ in found]:
                 self._wrong(f"the beam search found {self.tokens}, not {found}")

@@ -36,6 +36,7 @@ class Outcome(Enum):
     LOST = auto()  # the stream cannot be continued
     FAILED = auto()  # the engine says that the request has failed
     TAKEN_OVER = auto()
+    REFUSED = auto()  # 429: too much is waiting
 
 
 @dataclass(slots=True)
@@ -44,6 +45,7 @@ class Event:
 
     choice: int = 0
     tokens: Sequence[int] = ()
+    scores: Sequence[float] = ()  # log-probabilities of the tokens, if they were asked for
     finish_reason: str = ""
     outcome: Outcome | None = None
     why: str = ""
@@ -138,15 +140,15 @@ class Call:
                 return
         else:
             self._engine.attach(submit, self._mailbox)
-        while True:
+        is_answered = False
+        while not is_answered:
             for letter in await self._mailbox.take():
-                self._refuse(letter)
-                if isinstance(letter, ClientGone):
-                    self._waiting.append(letter)
-                    continue
                 self._waiting.append(letter)
-            if any(not isinstance(letter, ClientGone) for letter in self._waiting):
-                return
+                if not is_answered:
+                    if isinstance(letter, (ClientGone, NotRemembered, RequestFailed)):
+                        self._open(letter)
+                    self._refuse(letter)
+                    is_answered = True
 
     async def _resume(self) -> None:
         identity = self._submit.request_id
@@ -201,14 +203,18 @@ class Call:
         if isinstance(letter, RequestFailed):
             self._keeps = letter.engine_knows
             outcome = Outcome.FAILED if letter.engine_knows else Outcome.LOST
+            outcome = Outcome.REFUSED if letter.overloaded else outcome
             raise _Over(outcome, letter.error)
         if isinstance(letter, TokensArrived):
+            if self._submit.sampling.num_logprobs is not None and not letter.logprobs:
+                raise _Over(Outcome.LOST, "the log-probability of a token is missing")
             new = self._take(letter.choice, letter.tokens)
             if new and not self._ended[letter.choice]:
-                self._deliver(letter.choice, new)
+                first = len(letter.tokens) - len(new)
+                self._deliver(letter.choice, new, [s.logprob for s in letter.logprobs[first:]])
         elif isinstance(letter, ChoiceFinished) and not self._ended[letter.choice]:
             self._ended[letter.choice] = True
-            self._stream.send(Event(letter.choice, (), letter.reason))
+            self._stream.send(Event(letter.choice, finish_reason=letter.reason))
         else:
             assert isinstance(letter, (Joined, FollowingLost, ChoiceFinished)) or letter, letter
 
@@ -224,11 +230,12 @@ class Call:
         self._counts[choice] += count
         return list(tokens[count:])
 
-    def _deliver(self, choice: int, tokens: list[int]) -> None:
+    def _deliver(self, choice: int, tokens: list[int], scores: list[float]) -> None:
         limit = self._stop_after
         if limit is not None and self._counts[choice] + len(tokens) >= limit:
             del tokens[limit - self._counts[choice] :]
-            self._stream.send(Event(choice, tokens, "stop string"))
+            del scores[limit - self._counts[choice] :]
+            self._stream.send(Event(choice, tokens, scores, "stop string"))
             self._counts[choice] += len(tokens)
             self._ended[choice] = True
             identity = self._submit.request_id
@@ -237,7 +244,7 @@ class Call:
                 self._engine.close_choice(identity, choice, limit, FinishReason.STOP, self._mailbox)
             return
         self._counts[choice] += len(tokens)
-        self._stream.send(Event(choice, tokens))
+        self._stream.send(Event(choice, tokens, scores))
 
     def _close(self, abort: bool) -> None:
         identity = self._submit.request_id

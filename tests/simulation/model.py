@@ -4,13 +4,17 @@ So whatever is computed again has another text, and a splice of two of them can 
 token it is known which tokens it was drawn after.
 """
 
+from dataclasses import replace
 from random import Random
 
-from shared.messages import EndFlag, StepPlan, StepResult
+import numpy as np
+
+from shared.messages import EndFlag, StepPlan, StepResult, TokenLogprobs
 from tests.support.fake_worker import FakeWorker, Resident
 
 BLOCK_SIZE = 4
 _FIRST_DRAWN = 1_000
+_NO_IDS, _NO_LOGPROBS = np.empty(0, np.int32), np.empty(0, np.float32)
 
 
 class Model:
@@ -43,6 +47,23 @@ class Model:
         """The tokens of the sequence that this one was drawn for."""
         return self._before[token - _FIRST_DRAWN]
 
+    def num_drawn_after(self, prompt: tuple[int, ...]) -> int:
+        """Tokens that were drawn for sequences that begin like this."""
+        return sum(before[: len(prompt)] == prompt for before in self._before)
+
+    def has_finished(self, prompt: tuple[int, ...], max_tokens: int) -> bool:
+        """Some sequence that begins like this has come to its end."""
+        return any(
+            before[: len(prompt)] == prompt
+            and (len(before) == len(prompt) + max_tokens - 1 or _FIRST_DRAWN + number in self._ends)
+            for number, before in enumerate(self._before)
+        )
+
+    @staticmethod
+    def logprob(token: int) -> float:
+        """What every result must say of it; exact in float32."""
+        return -(token % 97) / 16
+
     def ends(self, token: int) -> bool:
         """Whether it ended its sequence."""
         return token in self._ends
@@ -68,7 +89,14 @@ class ModelExecutor:
         self.reset()
 
     def execute(self, plan: StepPlan) -> StepResult:
-        return self._worker.execute(plan)
+        result = self._worker.execute(plan)
+        rows = zip(result.handles.tolist(), result.tokens.tolist(), strict=True)
+        scores = tuple(
+            TokenLogprobs(row, self._model.logprob(token), _NO_IDS, _NO_LOGPROBS)
+            for row, (handle, token) in enumerate(rows)
+            if self._worker.residents[handle].admission.sampling.num_logprobs is not None
+        )
+        return replace(result, logprobs=scores) if scores else result
 
     def reset(self) -> None:
         self._worker = _Worker(self._model, self._max_num_batched_tokens)

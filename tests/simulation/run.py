@@ -12,7 +12,6 @@ import argparse
 import gc
 import itertools
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -30,10 +29,6 @@ BATCHES = range(0, 1_000, 200)  # first seeds of what the tests run
 def main() -> int:
     """Print failures with the commands that replay them; 1 if there are any."""
     options = _parsed()
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        # A set of strings is iterated in an order that only this fixes.
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.run", *sys.argv[1:]])
     seeds = range(options.first, options.first + options.seeds)
     if options.trace:
         total = Tally()

@@ -53,7 +53,7 @@ class Directed:
 
 def scheduler_of(world: World) -> Party:
     """The one that was started last."""
-    return world.schedulers[-1][0]
+    return world.schedulers[-1].party
 
 
 def crash(restart_s: float = 0.01) -> Action:
@@ -70,9 +70,34 @@ def crash_scheduler(restart_s: float = 0.01) -> Action:
     return lambda world, _: world.crash(scheduler_of(world), restart_s)
 
 
+def crash_gateways(restart_s: float = 0.01) -> Action:
+    def act(world: World, _: Party) -> None:
+        for gateway in world.gateways:
+            world.crash(gateway.party, restart_s)
+
+    return act
+
+
+def wake_worker(world: World, _: Party) -> None:
+    """The one that was started last."""
+    worker = [found for found in world.parties if found.role == "worker"][-1]
+    if not worker.is_dead:
+        worker.thaw()
+
+
 def lose_tail(num_lost: int, seconds: float = 0.2) -> Action:
     """The server restarts without so many writes, or without any if there are fewer."""
     return lambda world, _: world.restart_server(min(num_lost, world.server.num_writes), seconds)
+
+
+def forget_last_of(log: str) -> Action:
+    """The server restarts without the last append to a log; it is back before anybody sees it."""
+
+    def act(world: World, _: Party) -> None:
+        world.restart_server(world.server.num_writes_from_last(log), 0.0)
+        world.server.come_back()
+
+    return act
 
 
 def move_clients(world: World, _: Party) -> None:

@@ -57,6 +57,13 @@ class Server:
         """That it remembers."""
         return len(self._journal)
 
+    def num_writes_from_last(self, log: str) -> int:
+        """So many were the last append to a log and all that came behind it."""
+        for count, write in enumerate(reversed(self._journal), start=1):
+            if isinstance(write, list) and any(append.log == log for append in write):
+                return count
+        return 0
+
     def entries(self, log: str) -> list[Entry]:
         """All that a log holds."""
         return _at_once(self._bus.read({log: START}, 0, 1_000_000)).get(log, [])

@@ -1,6 +1,7 @@
 """One run: everything that happens follows from the seed."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from random import Random
 from tests.simulation.determined import determined
 from tests.simulation.loop import NothingLeft, VirtualLoop, current_party
 from tests.simulation.profile import Profile
+from tests.simulation.scenes import draw
 from tests.simulation.world import Script, World
 
 _END_S = 400.0  # by then everybody must have been served
@@ -39,7 +41,7 @@ class Run:
     @property
     def command(self) -> str:
         """Replays exactly this run."""
-        return f"PYTHONHASHSEED=0 python -m tests.simulation.run --first {self.seed} --trace"
+        return f"python -m tests.simulation.run --first {self.seed} --trace"
 
 
 def simulate(
@@ -61,7 +63,7 @@ def simulate(
     rng = Random(seed)
     loop = VirtualLoop(rng)
     with determined(is_silent=trace is None):
-        found = World(loop, rng, profile or Profile.draw(rng), trace, script)
+        found = World(loop, rng, profile or draw(rng), trace, script)
         with _logged(found, trace is not None):
             try:
                 loop.run_until_done(loop.create_task(_live(found)))
@@ -93,6 +95,7 @@ async def _live(world: World) -> None:
         waiting = [found.request_id for found in world.clients if not found.is_done]
         world.failures.append(f"never ended: {', '.join(waiting)}")
     world.failures += [client.fault for client in world.clients if client.fault]
+    world.failures += [*_drawn_twice(world), *_told_apart(world)]
     world.is_quiet = True
     settled_s, pause_s = world.loop.time() + _SETTLE_S, world.profile.settle_s
     while not world.failures:
@@ -105,17 +108,53 @@ async def _live(world: World) -> None:
         pause_s = min(2 * pause_s, 1.0)
 
 
+def _drawn_twice(world: World) -> list[str]:
+    """Requests of which more was generated than anybody asked for, where nothing went wrong."""
+    if world.num_faults or world.profile.repeat_rate or world.is_directed:
+        return []
+    found = []
+    for submit in {client.request_id: client.wish.submit for client in world.clients}.values():
+        wanted = submit.num_choices * submit.sampling.max_tokens
+        # With log-probabilities, which the log does not keep, who joins begins anew.
+        if submit.sampling.num_logprobs is None:
+            drawn = world.model.num_drawn_after(tuple(submit.prompt.tolist()))
+            if drawn > wanted:
+                found.append(f"{submit.request_id}: {drawn} tokens were drawn, {wanted} wanted")
+    return found
+
+
+def _told_apart(world: World) -> list[str]:
+    """Generations of which two clients that asked under the same key have different tokens."""
+    found = []
+    for one, other in itertools.combinations(world.clients, 2):
+        if one.request_id != other.request_id or not world.must_agree(one):
+            continue
+        for ours, theirs in zip(one.tokens, other.tokens, strict=True):
+            count = min(len(ours), len(theirs))
+            if ours[:count] != theirs[:count]:
+                found.append(f"{one.request_id}: {ours} to one client, {theirs} to another")
+    return found
+
+
 def _what_is_left(world: World) -> str | None:
-    """What is held for nobody, if all is quiet again."""
-    alive = [watching for party, watching in world.schedulers if party.is_running]
-    if len(alive) != 1 or alive[0].core is None or world.server.is_away:
+    """What is held for nobody, or not as it should be, if all is quiet again."""
+    alive = [found for found in world.schedulers if found.party.is_running]
+    if len(alive) != 1 or alive[0].watching.core is None or world.server.is_away:
         return "there is no scheduler"
-    core = alive[0].core
-    if core.num_requests or core.pool.num_used or core.host_pool.num_used:
+    if leaving := [party.name for party in world.leaving if party.is_running]:
+        return f"{', '.join(leaving)} was asked to leave and did not"
+    core, watching = alive[0].watching.core, alive[0].watching
+    num_used = core.pool.num_used - core.pool.num_pinned_unused
+    if core.num_requests or num_used or core.host_pool.num_used:
         return (
-            f"{core.num_requests} requests, {core.pool.num_used} blocks and "
+            f"{core.num_requests} requests, {num_used} blocks and "
             f"{core.host_pool.num_used} host blocks are left"
         )
+    if open_calls := [str(found) for found in world.gateways if found.num_left]:
+        return f"{', '.join(open_calls)} waits for what nobody wants"
+    pinned = {status.prefix_id for status in core.prefixes()} | watching.given_up
+    if missing := [p.name for p in world.profile.prefixes if p.prefix_id not in pinned]:
+        return f"{', '.join(missing)} is not pinned"
     return None
 
 

@@ -5,7 +5,10 @@ can mend), 18 and 19 (ranks of a tensor-parallel group that wait for each other)
 of the worker's sampler: here everything that is computed again differs, by intention.
 """
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,15 +25,20 @@ from tests.simulation.scripts import (
     Directed,
     also,
     crash,
+    crash_gateways,
     crash_scheduler,
+    forget_last_of,
     lose_reply,
     lose_tail,
     move_clients,
     pause,
+    wake_worker,
 )
 from tests.simulation.simulate import simulate
 from tests.simulation.world import World
 
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(__file__).read_text()
 KEYS = EngineKeys("engine-0")
 NUM_SEEDS = 4
 
@@ -77,6 +85,16 @@ def test_row_1_an_old_worker_appends_while_a_new_scheduler_reads() -> None:
     play(Cue("worker", "before", RESULT, 4, also(crash_scheduler(), pause(0.005))))
 
 
+def test_row_1_the_last_token_is_appended_while_a_new_scheduler_reads() -> None:
+    """Who has it is content and tells nobody; who asks for the same later must get it, too."""
+    first = one(max_tokens=4)
+    play(
+        Cue("worker", "before", RESULT, 4, also(crash_scheduler(), pause(30.0))),
+        Cue("scheduler", "before", START, 1, also(pause(0.1), wake_worker)),
+        wishes=(first, replace(first, at_s=2.2, joins=True)),
+    )
+
+
 def test_row_2_a_worker_is_back_before_its_lease_has_run_out() -> None:
     play(Cue("worker", "before", RESULT, 4, crash(restart_s=0.01)))
     play(Cue("worker", "after", RESULT, 4, crash(restart_s=0.01)))
@@ -101,6 +119,16 @@ def test_row_4_a_scheduler_wakes_and_another_has_taken_over() -> None:
         play(Cue("scheduler", "after", PLAN, 4, wake), outputs_retention=retention)
 
 
+def test_row_4_what_unfinished_requests_are_is_told_again_before_it_is_trimmed() -> None:
+    """Nobody but the log knows of them."""
+    everybody = also(crash_scheduler(0.1), crash_gateways(0.1))
+    play(
+        Cue("worker", "after", RESULT, 20, everybody),
+        wishes=(one(max_tokens=30),),
+        outputs_retention=3,
+    )
+
+
 @pytest.mark.parametrize("role", ["scheduler", "worker", "gateway"])
 def test_row_5_the_reply_to_an_append_is_lost(role: str) -> None:
     what = {"scheduler": PLAN, "worker": RESULT, "gateway": "append requests"}[role]
@@ -115,6 +143,17 @@ def test_row_5_appends_arrive_twice() -> None:
 @pytest.mark.parametrize("num_lost", [1, 3, 8, 30])
 def test_row_6_the_log_lacks_what_was_delivered(num_lost: int) -> None:
     play(Cue("worker", "after", RESULT, 6, lose_tail(num_lost)))
+
+
+def test_row_6_what_is_lost_is_written_over_before_a_gateway_notices() -> None:
+    """The gateways have started in mid-epoch; ids of entries alone show no gap."""
+    for when in ("before", "after"):
+        play(
+            Cue("scheduler", when, "append outputs", 1, lambda *_: None),
+            *[Cue("gateway", "before", "read", 1, pause(0.1)) for _ in range(2)],
+            Cue("worker", "before", RESULT, 2, forget_last_of(KEYS.outputs)),
+            apart_s=0.1,
+        )
 
 
 @pytest.mark.parametrize("num_lost", [5, 1_000])
@@ -241,3 +280,10 @@ def test_row_24_handles_of_two_epochs_are_not_mixed_up() -> None:
         Cue("worker", "after", RESULT, 3, crash_scheduler()),
         wishes=wishes,
     )
+
+
+def test_every_row_of_the_catalogue_is_a_scene_but_those_that_cannot_be() -> None:
+    catalogue = (ROOT / "docs" / "RECOVERY.md").read_text()
+    rows = {int(found) for found in re.findall(r"^\| (\d+) \|", catalogue, re.MULTILINE)}
+    scenes = {int(found) for found in re.findall(r"^def test_row_(\d+)_", SOURCE, re.MULTILINE)}
+    assert rows == scenes | {8, 18, 19, 25}

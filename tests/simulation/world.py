@@ -4,6 +4,7 @@ import asyncio
 import math
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -23,8 +24,9 @@ from tests.simulation.clients import Outcome
 from tests.simulation.connection import Connection
 from tests.simulation.loop import Party, VirtualLoop
 from tests.simulation.model import BLOCK_SIZE, Model, ModelExecutor
-from tests.simulation.profile import Fault, Profile
+from tests.simulation.profile import WALL_S, Fault, Profile
 from tests.simulation.server import Server
+from tests.simulation.waiting import Waiting
 
 ENGINE = "engine-0"
 MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
@@ -32,7 +34,6 @@ _NUM_GATEWAYS = 2
 _PATIENCE_S = 200.0
 _APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
 _LONG = 1_000  # entries: more than any run writes
-_WALL_S = 1_700_000_000
 _MASK = (1 << 64) - 1
 _PRIME = 0x100000001B3
 
@@ -42,17 +43,33 @@ class Watching(Observer):
 
     core: Scheduler | None = None
 
-    def __init__(self, metrics: SchedulerMetrics, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        metrics: SchedulerMetrics,
+        clock_s: Callable[[], float],
+        waiting: Waiting,
+        too_much_waits: Callable[[str], None],
+    ) -> None:
         super().__init__(metrics, clock_s)
+        self._waiting = waiting
+        self._too_much_waits = too_much_waits
         self.num_epochs = 0
         self.ended: set[str] = set()
+        self.given_up: set[str] = set()  # pinned prefixes
 
     def new_epoch(self, epoch: int, kv: KVGeometry) -> None:
         self.num_epochs += 1
+        self._waiting.clear()
         super().new_epoch(epoch, kv)
 
     def noted(self, taken: list[notes.Note]) -> None:
-        self.ended |= {note.request_id for note in taken if isinstance(note, notes.Ended)}
+        for note in taken:
+            if isinstance(note, notes.Ended):
+                self.ended.add(note.request_id)
+            elif isinstance(note, notes.PrefixGivenUp):
+                self.given_up.add(note.prefix_id)
+        if (fault := self._waiting.too_much(taken)) is not None:
+            self._too_much_waits(fault)
         super().noted(taken)
 
     def gauges(self, core: Scheduler, kv: KVGeometry):  # type: ignore[no-untyped-def]
@@ -90,8 +107,9 @@ class GatewayProcess:
         return self.party.name
 
     @property
-    def num_open(self) -> int:
-        return self._engine.num_open
+    def num_left(self) -> int:
+        """Requests that it still waits for."""
+        return self._engine.num_open if self.party.is_running else 0
 
     def connect(self, stream: Stream) -> bool:
         if not self.party.is_dead:
@@ -110,6 +128,14 @@ class GatewayProcess:
             if not stream.is_broken:
                 stream.break_off(rng.randint(0, len(stream.events)))
         self._streams.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerProcess:
+    """A scheduler with what is known of its core."""
+
+    party: Party
+    watching: Watching
 
 
 class Link:
@@ -178,16 +204,18 @@ class World:
         self.over = asyncio.Event()
         self.is_over = False
         self.model = Model(rng, profile.end_share)
-        self.schedulers: list[tuple[Party, Watching]] = []
-        self.workers: list[Party] = []
+        self.schedulers: list[SchedulerProcess] = []
+        self.leaving: list[Party] = []
+        self.is_directed = script is not None
         self.gateways: list[GatewayProcess] = []
         self.clients: list[Client] = []
-        self.tasks: list[asyncio.Task[None]] = []
         self.parties: list[Party] = []
         self._metrics: Any = Unwatched()
         self._trace = trace
         self._script = script
+        self._stops: dict[Party, Callable[[], None]] = {}
         self._num_started = 0
+        self._accepted: set[str] = set()  # by any scheduler
         self._home = Party("nobody", 0, loop)
 
     def note(self, number: int) -> None:
@@ -216,6 +244,9 @@ class World:
                 self._may_be_lost,
                 self.trace,
                 self.rng.random() < self.profile.is_slow,
+                self._is_served_instead,
+                self.profile.queue_ttl_s,
+                self.loop.time,
             )
             self.clients.append(client)
             self._keep(self._home.spawn(client.run()), self._home)
@@ -231,17 +262,23 @@ class World:
             prefix_caching=profile.cache,
             preemption=profile.preemption,
             watermark=0.0,
-            drain_timeout=0.0,
+            drain_timeout=profile.drain_timeout_s,
+            max_waiting_requests=profile.max_waiting_requests,
+            max_tenant_requests=profile.max_tenant_requests,
+            max_tenant_tokens=profile.max_tenant_tokens,
+            queue_ttl=profile.queue_ttl_s,
         )
-        observer = Watching(self._metrics, self.loop.time)
+        waiting = Waiting(profile, self._accepted)
+        observer = Watching(self._metrics, self.loop.time, waiting, self._too_much_waits)
         service = SchedulerService(
             self.bus_of(party),
             settings,
             observer,
             clock_s=self.loop.time,
-            wall_ns=lambda: int((_WALL_S + self.loop.time()) * 1e9),
+            wall_ns=lambda: int((WALL_S + self.loop.time()) * 1e9),
         )
-        self.schedulers.append((party, observer))
+        self.schedulers.append(SchedulerProcess(party, observer))
+        self._stops[party] = service.stop
         self._keep(party.spawn(service.run()), party)
         return party
 
@@ -254,11 +291,11 @@ class World:
             ModelExecutor(self.model, self.profile.max_num_batched_tokens),
             MODEL,
             kv,
-            Speeds(prefill_tokens_per_s=1e5, swap_bytes_per_s=1e9),
+            Speeds(prefill_tokens_per_s=1e5, swap_bytes_per_s=self.profile.swap_bytes_per_s),
             _Silent(),
             clock_s=self.loop.time,
         )
-        self.workers.append(party)
+        self._stops[party] = service.stop
         self._keep(party.spawn(service.run()), party)
         return party
 
@@ -270,6 +307,7 @@ class World:
             MODEL.name,
             party.name,
             self._metrics,
+            self.profile.prefixes,
             patience_s=_PATIENCE_S,
         )
         self.gateways.append(GatewayProcess(party, engine))
@@ -287,7 +325,6 @@ class World:
         return party
 
     def _keep(self, task: "asyncio.Task[None]", party: Party) -> None:
-        self.tasks.append(task)
         task.add_done_callback(lambda done: self._ended(done, party), context=self._home.context)
 
     def _ended(self, task: "asyncio.Task[None]", party: Party) -> None:
@@ -304,6 +341,11 @@ class World:
         if error is not None and not isinstance(error, (Superseded, BusUnavailable)):
             self._fail(f"{party.name}: {error!r}")
         self._bury(party)
+
+    def _too_much_waits(self, fault: str) -> None:
+        # What a lost tail has accepted is accepted again, whoever waits by then.
+        if self.server.num_losses == 0:
+            self._fail(fault)
 
     def _fail(self, failure: str) -> None:
         self.trace(f"FAILURE {failure}")
@@ -338,7 +380,8 @@ class World:
         rate = weight * profile.fault_rate
         if self.num_faults >= profile.max_faults or self.rng.random() >= rate:
             return None
-        if self.loop.time() > profile.quiet_after_s or not self.clients_wait:
+        is_time = profile.faults_from_s <= self.loop.time() <= profile.quiet_after_s
+        if not is_time or not self.clients_wait:
             return None
         self.num_faults += 1
         return self.rng.choice(profile.faults)
@@ -371,6 +414,23 @@ class World:
                 served = [client for client in self.clients if client.is_served]
                 if served:
                     rng.choice(served).move()
+            case Fault.LEAVE:
+                if candidates := [found for found in self._stops if found.is_running]:
+                    self.leave(rng.choice(candidates))
+
+    def leave(self, party: Party) -> None:
+        """SIGTERM."""
+        self.trace(f"{party.name} is asked to leave")
+        self.leaving.append(party)
+        party.context.copy().run(self._stops[party])
+
+    def _is_served_instead(self, client: Client) -> bool:
+        """Of two that ask for the same, the later one is served, as long as there is one."""
+        return any(
+            other.request_id == client.request_id and not other.is_superseded
+            for other in self.clients
+            if other is not client
+        )
 
     def crash(self, party: Party, restart_s: float) -> None:
         """The process is gone, from here on; another one starts after a while."""
@@ -441,18 +501,42 @@ class World:
     def _may_be_lost(self, client: Client, outcome: Outcome, why: str) -> bool:
         """Nobody is left who knows what the log has lost, or a request killed its workers."""
         losses = self.server.num_losses
+        if outcome is Outcome.REFUSED:
+            return self.profile.has_bounds
         if outcome is Outcome.FAILED:
             # One that was replaced counts as one that has died, one that was only silent does not.
             num_workers = sum(found.role == "worker" for found in self.parties)
             deadly = "workers in a row" in why and num_workers > 4
             return deadly or ("different lengths" in why and losses > 0)
+        is_scored = client.wish.submit.sampling.num_logprobs is not None
+        if is_scored and client.has_moved and self._is_asked_twice(client.request_id):
+            return True  # the log keeps no log-probabilities: who joins has the tokens drawn again
         return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
+
+    def _is_asked_twice(self, request_id: str) -> bool:
+        return sum(found.request_id == request_id for found in self.clients) > 1
+
+    def must_agree(self, client: Client) -> bool:
+        """All who ask for the same must get the same: the log has it, and nobody has left."""
+        is_scored = client.wish.submit.sampling.num_logprobs is not None
+        is_forgotten = self.server.num_losses > 0 or self._is_trimmed(client.request_id)
+        return not (is_scored or is_forgotten)
 
     def _is_trimmed(self, request_id: str) -> bool:
         """It has ended, and the log that a later scheduler read was too short to tell of it."""
-        watching = [found for _, found in self.schedulers]
+        watching = [found.watching for found in self.schedulers]
         return (
             self.profile.outputs_retention < _LONG
             and sum(found.num_epochs for found in watching) > 1
-            and any(request_id in found.ended for found in watching)
+            and (
+                any(request_id in found.ended for found in watching)
+                or self._has_finished(request_id)
+            )
         )
+
+    def _has_finished(self, request_id: str) -> bool:
+        """Whether or not the scheduler that read it lived to say so."""
+        submits = {wish.submit.request_id: wish.submit for wish in self.profile.wishes}
+        submit = submits[request_id]
+        prompt = tuple(submit.prompt.tolist())
+        return self.model.has_finished(prompt, submit.sampling.max_tokens)

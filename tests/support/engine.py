@@ -1,15 +1,12 @@
 """A whole engine in one process: the real scheduler and the real worker, joined by a real bus."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-import torch
-
 from gpu_worker.assembly import build_worker
-from gpu_worker.look_ahead import LookAhead
+from gpu_worker.compute_thread import compute_thread, look_ahead
 from gpu_worker.observer import Observer as WorkerObserver
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
@@ -19,7 +16,6 @@ from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
-from shared.bus.redis_bus import RedisBus
 from shared.codec import decode, encode
 from shared.messages import (
     BeamsEnded,
@@ -170,6 +166,7 @@ class Engine:
 async def running_worker(bus: Bus, worker: WorkerSettings, engine_id: str) -> AsyncIterator[None]:
     """The worker as a task of this loop until the block is left; errors of its are raised."""
     built = build_worker(worker)
+    ahead = look_ahead(built.executor)
     service = WorkerService(
         bus,
         engine_id,
@@ -178,22 +175,13 @@ async def running_worker(bus: Bus, worker: WorkerSettings, engine_id: str) -> As
         built.executor.limits.kv,
         built.speeds,
         WorkerObserver(WorkerMetrics("tiny", engine_id), built.executor),
+        thread=None if ahead is None else compute_thread(built.executor.device),
+        look_ahead=ahead,
     )
-    ahead = contextlib.ExitStack()
-    if built.executor.memory.mapping is not None and isinstance(bus, RedisBus):
-        look_ahead = LookAhead(lambda: another(bus), engine_id, built.executor, torch.device("cpu"))
-        ahead.enter_context(look_ahead.running())
-    with ahead:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(service.run())
-            yield
-            service.stop()
-
-
-def another(bus: RedisBus) -> RedisBus:
-    """A connection of its own to the same server."""
-    server = bus._redis.connection_pool.connection_kwargs
-    return RedisBus(f"redis://{server['host']}:{server['port']}/{server['db']}")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(service.run())
+        yield
+        service.stop()
 
 
 @asynccontextmanager

@@ -1,0 +1,23 @@
+"""Who waits for which request, without any I/O."""
+
+from gateway.attach import Deliveries
+from gateway.events import RequestFailed
+from gateway.mailbox import Mailbox
+from gateway.sessions import Sessions
+from shared.bus.api import Entry, EntryId
+from shared.codec import encode
+from shared.messages import Attach, RequestEnded
+from tests.support.requests import submit
+
+
+async def test_an_entry_behind_a_gap_that_ends_a_request_leaves_nothing_to_attach_to() -> None:
+    sessions, sent, mailbox = Sessions(), list[Attach](), Mailbox()
+    deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
+    deliveries.open(submit("ended"), mailbox)
+    deliveries.open(submit("runs"), mailbox)
+    ended = encode(RequestEnded("ended", "overloaded", "too much waits", "1-1"))
+    deliveries.dispatch(sessions.apply(Entry(EntryId(5, 7), (ended,))))
+    assert [attach.request_id for attach in sent] == ["runs"]
+    [failed] = await mailbox.take()
+    assert isinstance(failed, RequestFailed)
+    assert failed.overloaded
