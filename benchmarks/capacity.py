@@ -75,6 +75,7 @@ def as_json(args: argparse.Namespace, bench: Bench, found: Capacity) -> dict[str
         "trace": args.trace,
         "model": bench.worker.model.name,
         "gpu": f"{bench.worker.num_gpus} x {bench.worker.gpu.name}",
+        "calibration": args.calibration,
         "system": bench.system,
         "kv_slots": bench.worker.kv_slots,
         "seed": bench.seed,

@@ -24,6 +24,7 @@ from benchmarks.simulator.run import run_many
 from benchmarks.simulator.summary import as_text, summarize
 from shared.errors import PageStreamError
 
+_SHORTEST_SAMPLE_S = 0.1  # between two looks at the memory: each costs as much as an iteration
 _ROUTERS = {"round-robin": round_robin, "least-loaded": least_loaded}
 
 
@@ -45,7 +46,7 @@ def simulate(args: argparse.Namespace) -> dict[str, object]:
             bench.worker,
             router=_ROUTERS[args.router](args.engines),
             until_s=args.duration if args.stop else float("inf"),
-            sample_every_s=args.duration / 3_600,
+            sample_every_s=max(args.duration / 3_600, _SHORTEST_SAMPLE_S),
             on_progress=show,
         )
     worker = bench.worker
@@ -53,6 +54,7 @@ def simulate(args: argparse.Namespace) -> dict[str, object]:
         "model": worker.model.name,
         "gpu": f"{worker.num_gpus} x {worker.gpu.name}",
         "kv_slots": worker.kv_slots,
+        "calibration": args.calibration,
         "system": bench.system,
         "engines": args.engines,
         "seed": bench.seed,

@@ -20,8 +20,8 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from benchmarks.paper import blocks, memory, page_groups, rates, sharing
 from benchmarks.paper.bench import Bench
 from benchmarks.paper.report import Report, table
-from benchmarks.paper.simulation import ROW_S
 from benchmarks.paper.workloads import Kind, lengths
+from benchmarks.simulator.worker_model import CALIBRATIONS, PAPER_2023
 from shared.errors import PageStreamError
 
 _FIGURES: dict[str, Callable[[Bench, Path], Report]] = {
@@ -67,13 +67,14 @@ def main() -> None:
         with Progress(*columns, console=console) as progress:
             bench = Bench(progress, args.trace_dir, args.quick, args.processes)
             began_s = time.monotonic()
-            reports = [_FIGURES[name](bench, args.out) for name in names]
+            reports = []
+            for name in names:
+                reports.append(_FIGURES[name](bench, args.out))
+                reports[-1].write(args.out)
             seconds = time.monotonic() - began_s
     except PageStreamError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    for report in reports:
-        report.write(args.out)
     if args.figure == "all":
         (args.out / "README.md").write_text(index(reports, bench))
     console.print(f"{len(reports)} pages in {args.out}, {seconds:.0f} s")
@@ -81,6 +82,7 @@ def main() -> None:
 
 def index(reports: Sequence[Report], bench: Bench) -> str:
     """The page that leads to the others."""
+    row_ms = 1e3 * CALIBRATIONS[PAPER_2023].row_s
     source = "with look-alikes of ShareGPT's and Alpaca's lengths"
     if bench.trace_dir:
         source = (
@@ -95,10 +97,12 @@ def index(reports: Sequence[Report], bench: Bench) -> str:
         f"Written by `python -m benchmarks.paper`, {source}. Our real scheduler core (PageStream "
         "in all tables) stands where the PagedAttention paper has vLLM; Orca and FasterTransformer "
         "are small implementations of what its section 6.1 says.",
-        "The worker model has one calibration for all figures and systems (`docs/SIMULATOR.md`). "
-        f"One of its constants is fitted, to one number: {1e3 * ROW_S:.2f} ms per sequence and "
+        f"The worker model has one calibration for all figures and systems, `{PAPER_2023}`, which "
+        "is also that of `benchmarks.simulate` and `benchmarks.capacity` (`docs/SIMULATOR.md`). "
+        f"One of its constants is fitted, to one number: {row_ms:.2f} ms per sequence and "
         "iteration make the batch of Fig. 13b, for our scheduler on Alpaca, the paper's 132.44. "
-        "So that one bar is no evidence; everything else follows.",
+        "Another one says how alike the beams of a search are, and is fitted to what 6 beams save "
+        "on Alpaca in Fig. 15. So these two bars are no evidence; everything else follows.",
         table(("figure", "printed numbers within 10 %", "farthest"), rows),
     ]
     return "\n\n".join(parts) + "\n"

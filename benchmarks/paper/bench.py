@@ -19,8 +19,8 @@ SUSTAINED_S = (
 _SHARES = (0.5, 0.8, 0.95, 1.1, 1.4)
 _FEW_SHARES = (0.6, 1.0)
 # Of request-level batching, whose latency is high long before its throughput is reached.
-_LOW_SHARES = (0.01, 0.05, 0.2, 0.6)
-_QUICK = 60.0  # times shorter
+_LOW_SHARES = (0.01, 0.05, 0.2, 0.6, 0.9)
+_QUICK = 120.0  # times shorter
 
 
 @dataclass(frozen=True, slots=True)

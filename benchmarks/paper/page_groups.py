@@ -8,11 +8,10 @@ from benchmarks.baselines.vattention import PageGroups, VAttention
 from benchmarks.paper import plots
 from benchmarks.paper.bench import Bench
 from benchmarks.paper.report import Report, Row
-from benchmarks.paper.simulation import ROW_S, Setup
+from benchmarks.paper.simulation import Setup
 from benchmarks.paper.workloads import Kind
 from benchmarks.simulator.models import find_model
 from benchmarks.simulator.run import run
-from benchmarks.simulator.worker_model import Calibration
 
 _KIB = 1 << 10
 _GROUPS_KIB = (64, 128, 256, 2_048)
@@ -58,7 +57,7 @@ def block_sizes(bench: Bench, folder: Path) -> Report:
         series.append((name, _GROUPS_KIB, found))
         bench.progress.advance(task)
     plots.lines(
-        folder / "vattention_table8.png", ("KiB of a page group", "tokens"), series, log_x=True
+        folder / "vattention_table8.png", ("KiB of a page group", "tokens"), series, log_y=True
     )
     return Report(
         "vattention_table8",
@@ -140,7 +139,7 @@ def _implied_tokens(batches: Sequence[float], sizes: Sequence[int]) -> float:
 
 
 def _largest_batch(bench: Bench, setup: Setup, kib: int) -> float:
-    worker = setup.worker(Calibration(row_s=ROW_S))
+    worker = setup.worker()
     memory_bytes = worker.kv_slots * worker.model.kv_bytes_per_token // setup.num_gpus
     system = VAttention(_groups(setup.model, setup.num_gpus, kib), memory_bytes)
     seconds = bench.seconds(_SECONDS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from benchmarks.paper.bench import Curve
 from benchmarks.paper.simulation import SystemName
@@ -19,6 +20,7 @@ _COLORS = {
     SystemName.PAGESTREAM: "tab:blue",
 }
 _DPI = 80
+_NUM_COLORS = 64  # of a picture's palette, which makes it a third as large
 _LARGEST_LATENCY_S = 1.0  # as in the paper's plots
 
 
@@ -62,15 +64,17 @@ def lines(
     path: Path,
     names: tuple[str, str],
     series: Sequence[tuple[str, Sequence[float], Sequence[float]]],
-    log_x: bool = False,
+    log_y: bool = False,
 ) -> None:
-    """Named lines on one pair of axes, ``names`` of x and y."""
+    """Named lines on one pair of axes, ``names`` of x and y; x in powers of two."""
     figure, (axis,) = _figure(1, 1)
     for name, x, y in series:
         axis.plot(x, y, "o-", ms=3, label=name)
-    if log_x:
-        axis.set_xscale("log", base=2)
-    axis.set_ylim(bottom=0)
+    axis.set_xscale("log", base=2)
+    if log_y:
+        axis.set_yscale("log", base=2)
+    else:
+        axis.set_ylim(bottom=0)
     axis.set_xlabel(names[0], fontsize=8)
     axis.set_ylabel(names[1], fontsize=8)
     axis.legend(fontsize=7)
@@ -85,27 +89,27 @@ def bars(path: Path, clusters: Sequence[str], groups: Sequence[Group], unit: str
         x = [place + (number - (len(groups) - 1) / 2) * width for place in range(len(clusters))]
         found = axis.bar(x, group.values, width, label=group.name, color=group.color)
         axis.bar_label(found, fmt="%.3g", fontsize=6)
-    _name_clusters(axis, clusters, unit)
+    _name_clusters(figure, axis, clusters, unit)
     _save(figure, path)
 
 
 def stacks(path: Path, clusters: Sequence[str], groups: Sequence[Group], unit: str) -> None:
     """One bar per cluster, groups on top of each other."""
-    figure, (axis,) = _figure(1, 1, wide=len(clusters) / 4.5)
+    figure, (axis,) = _figure(1, 1, wide=len(clusters) / 3)
     bottom = [0.0] * len(clusters)
     for group in groups:
         found = axis.bar(range(len(clusters)), group.values, 0.7, bottom, label=group.name)
         labels = [f"{value:.1f}" if value >= 2 else "" for value in group.values]
         axis.bar_label(found, labels, label_type="center", fontsize=7)
         bottom = [low + value for low, value in zip(bottom, group.values, strict=True)]
-    _name_clusters(axis, clusters, unit)
+    _name_clusters(figure, axis, clusters, unit)
     _save(figure, path)
 
 
-def _name_clusters(axis: Axes, clusters: Sequence[str], unit: str) -> None:
+def _name_clusters(figure: Figure, axis: Axes, clusters: Sequence[str], unit: str) -> None:
     axis.set_xticks(range(len(clusters)), clusters, fontsize=7)
     axis.set_ylabel(unit, fontsize=8)
-    axis.legend(fontsize=7, loc="upper center", ncols=4, bbox_to_anchor=(0.5, -0.15))
+    figure.legend(fontsize=7, loc="outside lower center", ncols=4)
 
 
 def _figure(num_rows: int, num_columns: int, wide: float = 1.0) -> tuple[Figure, list[Axes]]:
@@ -121,3 +125,6 @@ def _figure(num_rows: int, num_columns: int, wide: float = 1.0) -> tuple[Figure,
 
 def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=_DPI, metadata={"Software": None})
+    with Image.open(path) as image:
+        few = image.convert("RGB").quantize(_NUM_COLORS)
+    few.save(path, optimize=True)

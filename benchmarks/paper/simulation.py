@@ -1,6 +1,6 @@
 """One run on the virtual clock, as a job that another process can do."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -16,13 +16,9 @@ from benchmarks.simulator.outcome import Outcome
 from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
 from benchmarks.simulator.run import run
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, System, Work
-from benchmarks.simulator.worker_model import Calibration, WorkerModel
+from benchmarks.simulator.worker_model import WorkerModel
 from shared.messages import BeamStep
 
-# The one constant that is fitted, and to one number: with it our scheduler has the 132.44 requests
-# of Fig. 13b in its batch. 0.27 ms per sequence and iteration is what the paper's system, Python
-# without CUDA graphs, spent on inputs, sampling and bookkeeping.
-ROW_S = 0.00027
 _MAX_LEN = 2_048
 _MAX_SEQUENCES = 256  # that run at once, in all systems
 _MAX_BATCHED_TOKENS = 2_560
@@ -51,9 +47,9 @@ class Setup:
     gpu: str
     num_gpus: int = 1
 
-    def worker(self, calibration: Calibration) -> WorkerModel:
+    def worker(self) -> WorkerModel:
         """How long its iterations take."""
-        return WorkerModel(find_model(self.model), find_gpu(self.gpu), self.num_gpus, calibration)
+        return WorkerModel(find_model(self.model), find_gpu(self.gpu), self.num_gpus)
 
     def __str__(self) -> str:
         return f"{self.model}, {self.num_gpus} x {self.gpu}"
@@ -79,7 +75,6 @@ class Job:
         drains: whether the run goes on until all are served.
         block_size: tokens, of ours.
         preemption: of ours.
-        calibration: of the worker.
     """
 
     setup: Setup
@@ -91,7 +86,6 @@ class Job:
     drains: bool = True
     block_size: int = 16
     preemption: str = "auto"
-    calibration: Calibration = field(default_factory=lambda: Calibration(row_s=ROW_S))
 
     def at(self, rate: float) -> "Job":
         """The same with another rate."""
@@ -110,7 +104,7 @@ class Result:
         saved: blocks saved by sharing, of those that would be needed without.
         num_preemptions: of requests.
         num_requests: served.
-        num_iterations: of the engine.
+        iteration_s: how long one takes on average.
         settled: share of token states without the first tenth of the time, in which memory fills.
     """
 
@@ -121,13 +115,13 @@ class Result:
     saved: float
     num_preemptions: int
     num_requests: int
-    num_iterations: int
+    iteration_s: float
     settled: float
 
 
 def simulate(job: Job) -> Result:
     """Do it."""
-    worker = job.setup.worker(job.calibration)
+    worker = job.setup.worker()
     requests = job.workload.requests(job.rate, job.duration_s, job.seed)
     until_s = float("inf") if job.drains else job.duration_s
     sharing = None
@@ -143,7 +137,7 @@ def simulate(job: Job) -> Result:
         saved=sharing.saved if sharing else 0.0,
         num_preemptions=outcome.num_preemptions,
         num_requests=len(outcome.ids),
-        num_iterations=outcome.num_iterations,
+        iteration_s=outcome.busy_s / max(outcome.num_iterations, 1),
         settled=_settled(outcome, job.duration_s),
     )
 

@@ -14,7 +14,12 @@ from benchmarks.simulator.hardware import GPUS, find_gpu
 from benchmarks.simulator.models import MODELS, find_model
 from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
 from benchmarks.simulator.system import System
-from benchmarks.simulator.worker_model import WorkerModel
+from benchmarks.simulator.worker_model import (
+    CALIBRATIONS,
+    PAPER_2023,
+    WorkerModel,
+    find_calibration,
+)
 from benchmarks.simulator.workloads import LOOK_ALIKES, Workload
 from scheduler_svc.core.config import Preemption
 from shared.errors import SettingsError
@@ -83,8 +88,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-plans-in-flight", type=whole, default=2, metavar="N")
     add("--preemption", choices=[*Preemption], default=Preemption.AUTO)
     add("--no-prefix-caching", action="store_true", help="blocks end with who refers to them")
-    add("--pass-ms", type=positive, help="fixed cost of a pass of the model (default: 8)")
-    add("--row-ms", type=positive, help="fixed cost of a row that samples (default: 0.05)")
+    add(
+        "--calibration",
+        choices=CALIBRATIONS,
+        default=PAPER_2023,
+        help="costs that are in no data sheet (default: fitted to the PagedAttention paper)",
+    )
+    add("--pass-ms", type=positive, help="fixed cost of a pass of the model, instead of its")
+    add("--row-ms", type=positive, help="fixed cost of a row that samples, instead of its")
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -96,7 +107,7 @@ def bench_of(args: argparse.Namespace) -> Bench:
     """
     model, gpu = find_model(args.model), find_gpu(args.gpu)
     try:
-        worker = WorkerModel(model, gpu, args.tp)
+        worker = WorkerModel(model, gpu, args.tp, find_calibration(args.calibration))
     except ValueError as error:
         raise SettingsError("--tp", args.tp, str(error)) from None
     costs_ms = {"pass_s": args.pass_ms, "row_s": args.row_ms}

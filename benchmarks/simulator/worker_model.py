@@ -3,9 +3,10 @@
 One pass of the model reads all weights once and multiplies each token with them; the slower of the
 two decides. Attention comes on top: of decodes it is as fast as keys and values are read, of
 prompts as fast as they are multiplied. The efficiencies are the same for all models, devices and
-systems; docs/SIMULATOR.md says where they come from.
+systems; docs/SIMULATOR.md says where they come from, and which single number one was fitted to.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import log2
@@ -14,6 +15,7 @@ from typing import Protocol
 from benchmarks.simulator.hardware import Gpu
 from benchmarks.simulator.models import BYTES_PER_VALUE, Model
 from benchmarks.simulator.system import Work
+from shared.errors import SettingsError
 
 # The PagedAttention paper, Table 1: token slots of its configurations.
 _PUBLISHED_SLOTS = {
@@ -27,6 +29,8 @@ _USABLE_MEMORY = 0.9  # of a device; the rest is for activations, the driver and
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """How far real kernels stay behind the data sheet, and what they cost however small.
+
+    As it is without arguments it is that of the PagedAttention paper's system.
 
     Attributes:
         flops_share: of the peak that matrix products reach.
@@ -47,10 +51,29 @@ class Calibration:
     host_share: float = 0.8
     peer_share: float = 0.6
     pass_s: float = 0.008
-    row_s: float = 0.00005
+    row_s: float = 0.00027
     reduction_s: float = 0.00001
     transfer_s: float = 0.000005
     page_s: float = 0.00004
+
+
+PAPER_2023, MODERN = "paper-2023", "modern"
+CALIBRATIONS: Mapping[str, Calibration] = {
+    PAPER_2023: Calibration(),
+    # Estimates: steps run from CUDA graphs, and the device draws the tokens of all rows at once.
+    MODERN: Calibration(pass_s=0.002, row_s=0.00001),
+}
+
+
+def find_calibration(name: str) -> Calibration:
+    """The calibration of this name.
+
+    Raises:
+        SettingsError: there is none.
+    """
+    if name not in CALIBRATIONS:
+        raise SettingsError("--calibration", name, f"known are {', '.join(CALIBRATIONS)}")
+    return CALIBRATIONS[name]
 
 
 class Limit(StrEnum):

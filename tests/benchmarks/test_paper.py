@@ -3,14 +3,20 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.paper.bench import Curve
 from benchmarks.paper.report import Report, Row
 from benchmarks.paper.simulation import SystemName, copies_per_step
 from benchmarks.paper.workloads import Kind, Workload, lengths
+from benchmarks.simulator.beam_draws import BeamDraws
+from benchmarks.simulator.worker_model import find_calibration
+from shared.errors import SettingsError
+from shared.messages import BeamStep
 
 
 def test_a_sustained_rate_is_read_off_between_two_runs() -> None:
@@ -55,6 +61,31 @@ def test_more_beams_are_copied_where_there_are_more() -> None:
     found = [copies_per_step(width) for width in (0, 2, 4, 6)]
     assert found[0] == 0.0
     assert found == sorted(set(found))
+
+
+def test_beams_mostly_draw_alike_and_so_part_for_longer_in_longer_outputs() -> None:
+    draws = BeamDraws(np.random.default_rng(0))
+    scores, births = np.zeros(4, np.float32), np.zeros(4, np.int64)
+    ages = []
+    for round_ in range(1, 2_001):
+        handles = np.arange(4, dtype=np.int32)
+        step = BeamStep(0, handles, scores, handles, handles)
+        (found,) = draws.candidates([step], [4], [False])
+        scores = found.scores - found.scores.max()
+        kept, numbers = np.unique(found.parents, return_counts=True)
+        new = np.isin(found.parents, kept[numbers > 1])  # forked here, or going on beside one
+        births = np.where(new, round_, births[found.parents])
+        ages.append(round_ - births.min())
+    assert np.mean(np.array(ages) == 0) > 0.01, "at times all descend from one"
+    assert max(ages) > 40, "at times some have been apart for long"
+
+
+def test_calibrations_differ_in_fixed_costs_only_and_are_found_by_name() -> None:
+    paper, modern = find_calibration("paper-2023"), find_calibration("modern")
+    assert modern == replace(paper, pass_s=modern.pass_s, row_s=modern.row_s)
+    assert (modern.pass_s, modern.row_s) < (paper.pass_s, paper.row_s)
+    with pytest.raises(SettingsError, match="modern"):
+        find_calibration("of-1983")
 
 
 def test_pages_are_written(tmp_path: Path) -> None:

@@ -116,6 +116,17 @@ def test_orca_shares_nothing_between_samples_or_beams() -> None:
         assert system.memory().token_states == 3 * 11
 
 
+def test_orca_copies_all_that_the_beams_of_a_request_have_in_every_iteration() -> None:
+    system = Orca(256, Reservation.ORACLE, max_len=64, copied_bytes_per_token=3.0)
+    system.submit(_request(1, 10, 4, beams=2))
+    system.submit(_request(2, 20, 4))
+    copied = [_step(system)[0].copied_bytes for _ in range(3)]
+    assert copied == [3 * 10, 3 * 11, 3 * 12], "what has no beams copies nothing"
+    alone = Orca(256, Reservation.ORACLE, max_len=64)
+    alone.submit(_request(1, 10, 4, beams=2))
+    assert _step(alone)[0].copied_bytes == 0
+
+
 def test_orca_refuses_what_can_never_run() -> None:
     system = Orca(100, Reservation.ORACLE, max_len=80)
     with pytest.raises(ValueError, match="81 tokens, at most 80 are possible"):

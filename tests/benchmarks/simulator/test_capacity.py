@@ -16,7 +16,7 @@ from benchmarks.simulator.run import run
 from benchmarks.simulator.worker_model import WorkerModel
 from benchmarks.simulator.workloads import Workload
 
-WORKER = WorkerModel(find_model("OPT-13B"), find_gpu("A100-40G"))
+WORKER = WorkerModel(find_model("OPT-13B"), find_gpu("A100-40G")).with_calibration(row_s=0.00005)
 SHORT = Workload("alpaca-like", 128)
 CONFIG = PageStreamConfig(prefix_caching=False, max_model_len=128)
 DURATION_S = 4.0
