@@ -80,7 +80,8 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    started = Running(tmp_path_factory.mktemp("serve"))
+    # With virtual memory, for the charts of what is mapped are empty without.
+    started = Running(tmp_path_factory.mktemp("serve"), "--kv-memory", "virtual")
     try:
         started.until_ready()
         yield started
