@@ -13,7 +13,7 @@ from shared.messages import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Where sequences will be, and with which blocks."""
+    """The sequences whose blocks change: where they will be, and with which blocks."""
 
     slots: Indices  # [S]
     tables: npt.NDArray[np.int32]  # [S, C]; entries past a sequence's blocks are garbage
@@ -23,8 +23,8 @@ class Expected:
 def expect(plan: StepPlan, batch: BatchState) -> Expected | None:
     """What the next plan leads to, from the sequences as they are; ``batch`` is not changed.
 
-    Only what can be said with little: None where beams go on, which change places, and where
-    the plan does not fit, which is said when it is carried out.
+    Only what can be said with little: None where beams go on, which change places, where the plan
+    does not fit, which is said when it is carried out, and where no sequence's blocks change.
     """
     if plan.beams:
         return None
@@ -34,13 +34,10 @@ def expect(plan: StepPlan, batch: BatchState) -> Expected | None:
         return None
 
 
-def _expect(plan: StepPlan, batch: BatchState) -> Expected:
+def _expect(plan: StepPlan, batch: BatchState) -> Expected | None:
     limits = batch.limits
     freed = [_slot(batch, handle) for handle in plan.retired.tolist()]
-    present = batch.taken.copy()
-    present[freed] = False
-    tables = batch.block_tables.copy()
-    num_blocks = batch.num_slots // limits.kv.block_size
+    changes: dict[int, _Table] = {}
     replaced = zip(
         plan.replaced_handles.tolist(),
         plan.replaced_columns.tolist(),
@@ -49,27 +46,50 @@ def _expect(plan: StepPlan, batch: BatchState) -> Expected:
     )
     for handle, column, target in replaced:
         check_block(target, limits)
-        if 0 <= column < tables.shape[1]:
-            tables[_slot(batch, handle), column] = target
+        table = _table(changes, batch, _slot(batch, handle))
+        if 0 <= column < len(table.blocks):
+            table.blocks[column] = target
     for handle, block in zip(plan.grown_handles.tolist(), plan.grown_blocks.tolist(), strict=False):
         check_block(block, limits)
         slot = _slot(batch, handle)
-        column = int(num_blocks[slot])
-        if column < tables.shape[1] and not batch.ended[slot]:
-            tables[slot, column] = block
-            num_blocks[slot] += 1
+        table = _table(changes, batch, slot)
+        if table.num_blocks < len(table.blocks) and not batch.ended[slot]:
+            table.blocks[table.num_blocks] = block
+            table.num_blocks += 1
+    for slot in freed:
+        changes.pop(slot, None)
     free = batch.next_slots(freed)
     for new in plan.admissions:
         check_admission(new, limits)
         if not free:
             break  # there will be more slots, and more ranges
-        slot = free.pop()
-        present[slot] = True
-        num_blocks[slot] = len(new.block_table)
-        tables[slot, : len(new.block_table)] = new.block_table
-    slots = np.flatnonzero(present)
-    width = int(num_blocks[slots].max(initial=0))
-    return Expected(slots, tables[slots, :width], num_blocks[slots])
+        blocks = np.zeros(batch.block_tables.shape[1], np.int32)
+        blocks[: len(new.block_table)] = new.block_table
+        changes[free.pop()] = _Table(blocks, len(new.block_table))
+    if not changes:
+        return None
+    width = max(table.num_blocks for table in changes.values())
+    return Expected(
+        np.array(list(changes), np.int64),
+        np.stack([table.blocks[:width] for table in changes.values()]),
+        np.array([table.num_blocks for table in changes.values()], np.int64),
+    )
+
+
+@dataclass(slots=True)
+class _Table:
+    """One sequence's blocks."""
+
+    blocks: npt.NDArray[np.int32]  # [C]
+    num_blocks: int
+
+
+def _table(changes: dict[int, _Table], batch: BatchState, slot: int) -> _Table:
+    """The table of a sequence, which is now among those that change."""
+    if slot not in changes:
+        num_blocks = int(batch.num_slots[slot]) // batch.limits.kv.block_size
+        changes[slot] = _Table(batch.block_tables[slot].copy(), num_blocks)
+    return changes[slot]
 
 
 def _slot(batch: BatchState, handle: int) -> int:
