@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 
 from kernels import cpu_jobs
-from kernels.checks import check_cache, check_pairs
+from kernels.checked_mover import CheckedMover
 from kernels.cpu_compile import move_kernel
 from kernels.cpu_threads import TeamRunner
 from kernels.interface import LayerCache
-from kernels.packing import bytes_per_block, check_packed, unpacked_views
+from kernels.packing import unpacked_views
 
 # Less than this is moved by the calling thread: waking the others would take longer.
 _SERIAL_BYTES = 1024 * 1024
@@ -26,7 +26,7 @@ class _Packed:
     back: torch.Tensor  # [A, TENSOR_FIELDS] int64
 
 
-class CpuMover:
+class CpuMover(CheckedMover):
     """Elements are just bytes here; what lies in one piece on both sides is copied as one.
 
     Args:
@@ -37,46 +37,22 @@ class CpuMover:
     """
 
     def __init__(self, layers: Sequence[LayerCache]) -> None:
-        for cache in layers:
-            check_cache(cache)
-        self._layers = tuple(layers)  # which also keeps what the addresses name
+        super().__init__(layers)
         self._team = TeamRunner()
-        self.bytes_per_block = bytes_per_block(layers)
         self._within = _describe(layers, layers)
         self._known = _Packed(0, self._within, self._within)
 
-    def copy(
-        self,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy blocks inside the pool (copy-on-write: PagedAttention, §4.4)."""
-        check_pairs(sources, targets)
+    def _copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         self._move(self._within, sources, targets)
 
-    def pack(
-        self,
-        sources: torch.Tensor,  # [P] int64, blocks of the pool, may repeat
-        packed: torch.Tensor,  # [n, bytes_per_block] uint8
-        rows: torch.Tensor,  # [P] int64, rows of ``packed``, all different
-    ) -> None:
-        """Copy blocks of the pool into rows of ``packed``."""
-        check_pairs(sources, rows)
+    def _pack(self, sources: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor) -> None:
         self._move(self._described(packed).out, sources, rows)
 
-    def unpack(
-        self,
-        packed: torch.Tensor,  # [n, bytes_per_block] uint8
-        rows: torch.Tensor,  # [P] int64, rows of ``packed``, may repeat
-        targets: torch.Tensor,  # [P] int64, blocks of the pool, all different
-    ) -> None:
-        """Copy rows of ``packed`` into blocks of the pool."""
-        check_pairs(rows, targets)
+    def _unpack(self, packed: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> None:
         self._move(self._described(packed).back, rows, targets)
 
     def _described(self, packed: torch.Tensor) -> "_Packed":
         """Ways to and from packed blocks; those of the call before are remembered."""
-        check_packed(packed, self._layers)
         if self._known.address != packed.data_ptr():
             views = unpacked_views(self._layers, packed)
             ways = _describe(self._layers, views), _describe(views, self._layers)

@@ -4,57 +4,22 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.checks import check_cache, check_pairs
+from kernels.checked_mover import CheckedMover
 from kernels.interface import LayerCache
-from kernels.packing import bytes_per_block, check_packed, unpacked_views
+from kernels.packing import unpacked_views
 from kernels.reference import movable
 
 
-class ReferenceMover:
-    """Two indexed copies per layer.
+class ReferenceMover(CheckedMover):
+    """Two indexed copies per layer."""
 
-    Args:
-        layers: the pool, in the order in which packed blocks hold the layers.
-
-    Raises:
-        ValueError: if a layer is not a cache.
-    """
-
-    def __init__(self, layers: Sequence[LayerCache]) -> None:
-        for cache in layers:
-            check_cache(cache)
-        self._layers = tuple(layers)
-        self.bytes_per_block = bytes_per_block(layers)
-
-    def copy(
-        self,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy blocks inside the pool."""
-        check_pairs(sources, targets)
+    def _copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         _move(self._layers, sources, self._layers, targets)
 
-    def pack(
-        self,
-        sources: torch.Tensor,  # [P] int64, blocks of the pool, may repeat
-        packed: torch.Tensor,  # [n, bytes_per_block] uint8
-        rows: torch.Tensor,  # [P] int64, rows of ``packed``, all different
-    ) -> None:
-        """Copy blocks of the pool into rows of ``packed``."""
-        check_pairs(sources, rows)
-        check_packed(packed, self._layers)
+    def _pack(self, sources: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor) -> None:
         _move(self._layers, sources, unpacked_views(self._layers, packed), rows)
 
-    def unpack(
-        self,
-        packed: torch.Tensor,  # [n, bytes_per_block] uint8
-        rows: torch.Tensor,  # [P] int64, rows of ``packed``, may repeat
-        targets: torch.Tensor,  # [P] int64, blocks of the pool, all different
-    ) -> None:
-        """Copy rows of ``packed`` into blocks of the pool."""
-        check_pairs(rows, targets)
-        check_packed(packed, self._layers)
+    def _unpack(self, packed: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> None:
         _move(unpacked_views(self._layers, packed), rows, self._layers, targets)
 
 

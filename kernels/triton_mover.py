@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.checks import check_cache, check_pairs
+from kernels.checked_mover import CheckedMover
 from kernels.interface import LayerCache
-from kernels.packing import bytes_per_block, check_packed, unpacked_views
+from kernels.packing import bytes_per_block, unpacked_views
 from kernels.triton_move import move_blocks_kernel
 
 _TILE_BYTES = 8192
@@ -33,7 +33,7 @@ class _Tensors:
     constants: dict[str, object]
 
 
-class TritonMover:
+class TritonMover(CheckedMover):
     """One launch per shape of layer; packed blocks may lie in pinned host memory.
 
     Args:
@@ -44,41 +44,16 @@ class TritonMover:
     """
 
     def __init__(self, layers: Sequence[LayerCache]) -> None:
-        for cache in layers:
-            check_cache(cache)
-        self._layers = tuple(layers)  # which also keeps what the addresses name
-        self.bytes_per_block = bytes_per_block(layers)
+        super().__init__(layers)
         self._groups = _group(layers)
 
-    def copy(
-        self,
-        sources: torch.Tensor,  # [P] int64, may repeat
-        targets: torch.Tensor,  # [P] int64, all different, none of them a source
-    ) -> None:
-        """Copy blocks inside the pool (copy-on-write: PagedAttention, §4.4)."""
-        check_pairs(sources, targets)
+    def _copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         self._launch(sources, targets, None, from_packed=False, to_packed=False)
 
-    def pack(
-        self,
-        sources: torch.Tensor,  # [P] int64, blocks of the pool, may repeat
-        packed: torch.Tensor,  # [n, bytes_per_block] uint8
-        rows: torch.Tensor,  # [P] int64, rows of ``packed``, all different
-    ) -> None:
-        """Copy blocks of the pool into rows of ``packed``."""
-        check_pairs(sources, rows)
-        check_packed(packed, self._layers)
+    def _pack(self, sources: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor) -> None:
         self._launch(sources, rows, packed, from_packed=False, to_packed=True)
 
-    def unpack(
-        self,
-        packed: torch.Tensor,  # [n, bytes_per_block] uint8
-        rows: torch.Tensor,  # [P] int64, rows of ``packed``, may repeat
-        targets: torch.Tensor,  # [P] int64, blocks of the pool, all different
-    ) -> None:
-        """Copy rows of ``packed`` into blocks of the pool."""
-        check_pairs(rows, targets)
-        check_packed(packed, self._layers)
+    def _unpack(self, packed: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> None:
         self._launch(rows, targets, packed, from_packed=True, to_packed=False)
 
     def _launch(
