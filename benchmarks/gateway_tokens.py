@@ -18,6 +18,7 @@ import time
 import numpy as np
 import uvloop
 
+from benchmarks.plain_result import plain_result
 from gateway.server import Server
 from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
@@ -27,14 +28,12 @@ from shared.bus.memory import MemoryBus
 from shared.codec import IntArray, Message, decode, encode
 from shared.messages import (
     ChoiceState,
-    EndFlag,
     EngineInfo,
     EngineState,
     EpochStarted,
     KVGeometry,
     ModelInfo,
     RequestState,
-    StepResult,
     Submit,
 )
 
@@ -88,27 +87,10 @@ class PacedEngine:
             await asyncio.sleep(self._step_s)
             self._step += 1
             ended = handles if number == self._num_tokens - 1 else _NONE
-            await self._say(self._result(handles, ended, 300 + number))
+            await self._say(plain_result(self._step, handles, 300 + number, ended))
 
     async def _say(self, message: Message) -> None:
         await self._bus.append(Append(self._keys.outputs, [encode(message)], _EPOCH))
-
-    def _result(self, handles: IntArray, ended: IntArray, token: int) -> StepResult:
-        return StepResult(
-            step=self._step,
-            handles=handles,
-            tokens=np.full(len(handles), token, np.int32),
-            ended_rows=ended,
-            ended_flags=np.full(len(ended), EndFlag.LENGTH, np.int32),
-            beams=(),
-            logprobs=(),
-            prompt_logprobs=(),
-            admitted_handles=_NONE,
-            admitted_computed=_NONE,
-            num_batched_tokens=len(handles),
-            model_us=0,
-            step_us=0,
-        )
 
 
 async def measure(num_streams: int, num_tokens: int, step_s: float, profile: bool) -> float:

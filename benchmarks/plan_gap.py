@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from benchmarks.plain_result import plain_result
 from deploy.ports import free_port
 from deploy.redis_server import find_redis_server, server_command
 from gpu_worker.service import WorkerService
@@ -28,7 +29,6 @@ from shared.bus.redis_bus import RedisBus
 from shared.codec import IntArray, encode
 from shared.errors import BusUnavailable
 from shared.messages import (
-    EndFlag,
     KVGeometry,
     ModelInfo,
     Speeds,
@@ -79,7 +79,7 @@ class NullExecutor:
                 self._outputs = np.append(self._outputs, 0)
         self._outputs += 1
         ended = np.flatnonzero(self._outputs == _OUTPUT).astype(np.int32)
-        result = _result(plan, self._handles, ended)
+        result = plain_result(plan.step, self._handles, 7, ended)
         self._handles = np.delete(self._handles, ended)
         self._outputs = np.delete(self._outputs, ended)
         self._num_left -= len(ended)
@@ -96,24 +96,6 @@ class _Silent:
 
     def step(self, result: StepResult, overhead_s: float | None) -> None:
         """Nothing."""
-
-
-def _result(plan: StepPlan, handles: IntArray, ended: IntArray) -> StepResult:
-    return StepResult(
-        step=plan.step,
-        handles=handles,
-        tokens=np.full(len(handles), 7, np.int32),
-        ended_rows=ended,
-        ended_flags=np.full(len(ended), EndFlag.LENGTH, np.int32),
-        beams=(),
-        logprobs=(),
-        prompt_logprobs=(),
-        admitted_handles=_NONE,
-        admitted_computed=_NONE,
-        num_batched_tokens=len(handles),
-        model_us=0,
-        step_us=0,
-    )
 
 
 def _submit(number: int) -> Submit:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from benchmarks.plain_result import plain_result
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
@@ -56,21 +57,7 @@ class _Rows:
         if started:
             self._handles = np.concatenate([self._handles, np.array(started, np.int32)])
         ended = np.arange(min(num_ending, self.num_decoding), dtype=np.int32)
-        result = StepResult(
-            step=plan.step,
-            handles=self._handles,
-            tokens=np.full(len(self._handles), 7, np.int32),
-            ended_rows=ended,
-            ended_flags=np.full(len(ended), EndFlag.STOP, np.int32),
-            beams=(),
-            logprobs=(),
-            prompt_logprobs=(),
-            admitted_handles=_NONE,
-            admitted_computed=_NONE,
-            num_batched_tokens=len(self._handles),
-            model_us=0,
-            step_us=0,
-        )
+        result = plain_result(plan.step, self._handles, 7, ended, EndFlag.STOP)
         self._handles = self._handles[len(ended) :]
         return result
 

@@ -72,6 +72,37 @@ def _splat_bits(builder, scalar):
     return builder.shuffle_vector(lane0, undefined, mask)
 
 
+def _add_pairs(builder, operand_tag, sums, x_at, w_at):
+    """Dot products of one pair of inputs of each row, with one pair of weights of each output."""
+    pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at]
+    for row, address in enumerate(x_at):
+        x_pair = _splat_bits(builder, simd.load(builder, address, simd.I32, 2))
+        for vector, pair in enumerate(pairs):
+            cell = row * len(pairs) + vector
+            sums[cell] = dot_pairs(builder, operand_tag, sums[cell], x_pair, pair)
+    return sums
+
+
+def _add_products(builder, narrow, sums, x_at, w_at):
+    """The same in float32, one input after the other; narrow weights are widened."""
+    pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at] if narrow else []
+    for half in (0, 1):
+        if narrow:
+            widen = high_halves if half else low_halves
+            weights = [widen(builder, pair) for pair in pairs]
+        else:
+            begin = simd.i64(half * _PAIR_BYTES)
+            addresses = [builder.add(address, begin) for address in w_at]
+            weights = [simd.load(builder, address, simd.VF32, 64) for address in addresses]
+        for row, address in enumerate(x_at):
+            element = builder.add(address, simd.i64(4 * half))
+            element = simd.splat(builder, simd.load(builder, element, simd.F32, 4))
+            for vector, weight in enumerate(weights):
+                cell = row * len(weights) + vector
+                sums[cell] = fma(builder, element, weight, sums[cell])
+    return sums
+
+
 @intrinsic(prefer_literal=True)
 def accumulate(
     typingctx,
@@ -117,37 +148,11 @@ def accumulate(
         ]
 
         def body(step, sums):
-            sums = list(sums)
-            at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
+            w_at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
             x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
-            if operand_tag != types.float32:
-                pairs = [simd.load(builder, address, simd.VI32, 64) for address in at]
-                for row, address in enumerate(x_at):
-                    x_pair = _splat_bits(builder, simd.load(builder, address, simd.I32, 2))
-                    for v in range(num_vectors):
-                        cell = row * num_vectors + v
-                        sums[cell] = dot_pairs(builder, operand_tag, sums[cell], x_pair, pairs[v])
-                return sums
-            if narrow:
-                pairs = [simd.load(builder, address, simd.VI32, 64) for address in at]
-            for half in (0, 1):
-                if narrow:
-                    widen = high_halves if half else low_halves
-                    weights = [widen(builder, pair) for pair in pairs]
-                else:
-                    weights = [
-                        simd.load(
-                            builder, builder.add(a, simd.i64(half * _PAIR_BYTES)), simd.VF32, 64
-                        )
-                        for a in at
-                    ]
-                for row, address in enumerate(x_at):
-                    element = builder.add(address, simd.i64(4 * half))
-                    element = simd.splat(builder, simd.load(builder, element, simd.F32, 4))
-                    for v in range(num_vectors):
-                        cell = row * num_vectors + v
-                        sums[cell] = fma(builder, element, weights[v], sums[cell])
-            return sums
+            if operand_tag == types.float32:
+                return _add_products(builder, narrow, list(sums), x_at, w_at)
+            return _add_pairs(builder, operand_tag, list(sums), x_at, w_at)
 
         initial = [simd.load(builder, cell, simd.VF32, 4) for cell in cells]
         sums = simd.loop(builder, steps, initial, body)
