@@ -109,6 +109,7 @@ class Fold:
     _by_handle: dict[int, UnfinishedChoice] = field(default_factory=dict)
     _searches: dict[int, Unfinished] = field(default_factory=dict)  # by handle
     _last_step: int | None = None
+    _known_step: int | None = None  # behind a trimmed beginning: states say what came up to here
 
     def add(self, messages: Iterable[Message]) -> None:
         """Take in the messages of the next entry."""
@@ -117,7 +118,7 @@ class Fold:
                 case EpochStarted():
                     self._suspect(message)
                     self.lose_sight()
-                    self._last_step = 0
+                    self._last_step, self._known_step = 0, None
                 case RequestState():
                     self._restate(message)
                 case StepResult():
@@ -176,6 +177,9 @@ class Fold:
 
     def _restate(self, state: RequestState) -> None:
         self._advance(state.requests_cursor)
+        if self._last_step is None:
+            earliest = state.step if self._known_step is None else self._known_step
+            self._known_step = min(earliest, state.step)
         submit = state.submit
         self._forget(submit.request_id)
         self.finished.pop(submit.request_id, None)
@@ -207,8 +211,8 @@ class Fold:
     def _continue(self, result: StepResult) -> None:
         if self._last_step is not None and result.step <= self._last_step:
             return
-        # Behind the log's trimmed beginning any step may be the first.
-        if self._last_step is not None and result.step != self._last_step + 1:
+        before = self._known_step if self._last_step is None else self._last_step
+        if before is not None and result.step > before + 1:
             self.lose_sight()
         self._last_step = result.step
         for handle in result.admitted_handles.tolist():

@@ -333,6 +333,7 @@ class RequestState(Message):
     requests_cursor: str  # requests up to here are in outputs: gateways may trim them
     num_deaths: int = 0  # of workers, one after the other, that were computing it
     was_admitted: bool = False  # it has had its turn, even if nothing came of it yet
+    step: int = 0  # of the epoch: what its handles got up to here is in it
 
 
 @message

@@ -180,7 +180,7 @@ class Requests:
         group.was_admitted = was_admitted or has_begun
         self._deadlines.add(group)
         self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
-        return [self.state_of(group)]
+        return [self._state_of(group, self._stepping.planned_step)]
 
     def _end_too_long(
         self, submit: Submit, outputs: Mapping[int, IntArray], ended: Mapping[int, EndedChoice]
@@ -310,7 +310,7 @@ class Requests:
         group.ended = over
         group.was_admitted |= len(sequences[0].output) > 0
         self._note(notes.Rewound(group.request_id, len(sequences[0].output)))
-        return [self.state_of(group)]
+        return [self._state_of(group, self._stepping.planned_step)]
 
     def _cannot_join(self, submit: Submit) -> list[Message]:
         reason = "the client has choices of different lengths, which differ from the log's"
@@ -327,7 +327,10 @@ class Requests:
     # ------------------------------------------------------------------ states
 
     def state_of(self, group: SequenceGroup) -> RequestState:
-        """All that the log must know of an unfinished request."""
+        """All that the log must know of a request that has its handles already."""
+        return self._state_of(group, self._stepping.applied_step)
+
+    def _state_of(self, group: SequenceGroup, step: int) -> RequestState:
         if group.search is not None:
             choices = group.search.choices(group.handle)
         else:
@@ -338,12 +341,18 @@ class Requests:
             choices += _states(group.ended)
             choices.sort(key=attrgetter("choice"))
         return RequestState(
-            group.submit, tuple(choices), str(self.cursor), group.num_deaths, group.was_admitted
+            group.submit,
+            tuple(choices),
+            str(self.cursor),
+            group.num_deaths,
+            group.was_admitted,
+            step,
         )
 
     def _state_of_ended(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
         found = sorted(_states(choices), key=attrgetter("choice"))
-        return RequestState(submit, tuple(found), str(self.cursor))
+        step = self._stepping.planned_step
+        return RequestState(submit, tuple(found), str(self.cursor), step=step)
 
     # ----------------------------------------------------------------- endings
 

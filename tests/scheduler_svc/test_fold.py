@@ -1,5 +1,7 @@
 """Reading unfinished requests back from the outputs log."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from scheduler_svc.fold import Fold
@@ -45,6 +47,11 @@ def folded(*messages: object) -> dict[str, list[int]]:
     for message in messages:
         fold.add([message])  # type: ignore[list-item]
     return {found.submit.request_id: found.outputs()[0].tolist() for found in fold.in_order()}
+
+
+def later(state: RequestState, step: int) -> RequestState:
+    """The same, with all results up to this step in it."""
+    return replace(state, step=step)
 
 
 STARTED = EpochStarted(5, "scheduler", ("worker",))
@@ -109,9 +116,18 @@ def test_a_repeated_step_is_dropped_and_behind_a_gap_nothing_is_joined() -> None
 
 
 def test_a_log_whose_beginning_was_trimmed_starts_with_any_step() -> None:
-    assert folded(state("a", 1, [1, 2]), result(70, {1: 3}), result(71, {1: 4})) == {
-        "a": [1, 2, 3, 4]
-    }
+    known = later(state("a", 1, [1, 2]), step=70)
+    assert folded(result(70, {9: 1}), known, result(71, {1: 3})) == {"a": [1, 2, 3]}
+
+
+def test_the_first_result_behind_a_trimmed_beginning_joins_the_state_that_it_follows() -> None:
+    known = later(state("a", 1, [1, 2]), step=69)
+    assert folded(known, result(70, {1: 3}), result(71, {1: 4})) == {"a": [1, 2, 3, 4]}
+
+
+def test_a_result_missing_behind_the_first_state_that_is_left_is_noticed() -> None:
+    known = later(state("a", 1, [1, 2]), step=69)
+    assert folded(known, result(71, {1: 4}), result(72, {1: 5})) == {"a": [1, 2]}
 
 
 def test_the_furthest_requests_cursor_counts() -> None:
