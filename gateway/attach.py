@@ -118,6 +118,14 @@ class Deliveries:
         attach = Attach(request_id, self._instance, attachment, submit, views, exact, is_new)
         self._say(delivery, attach, patience_s)
 
+    def attach_unanswered(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
+        """Attach to what may never have been submitted, unless this call has its end already.
+
+        The reply to the append may be lost, and the engine's refusal be read before that is known.
+        """
+        if self.is_open(request_id, mailbox) and self._sessions.attachment_of(request_id):
+            self.attach(request_id, patience_s)
+
     def look_up(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
         """Ask for the state of a request of which only the id is known."""
         self.supersede(request_id)

@@ -162,8 +162,7 @@ class EngineClient:
                 "cannot submit", ids=[submit.request_id for submit in submits], error=error
             )
             for submit in submits:
-                if self._deliveries.is_open(submit.request_id, mailbox):
-                    self._deliveries.attach(submit.request_id, self.patience_s)
+                self._deliveries.attach_unanswered(submit.request_id, mailbox, self.patience_s)
 
     def attach(
         self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] | None = None

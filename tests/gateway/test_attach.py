@@ -21,3 +21,17 @@ async def test_an_entry_behind_a_gap_that_ends_a_request_leaves_nothing_to_attac
     [failed] = await mailbox.take()
     assert isinstance(failed, RequestFailed)
     assert failed.overloaded
+
+
+async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_stands() -> None:
+    sessions, sent, mailbox = Sessions(), list[Attach](), Mailbox()
+    deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
+    deliveries.open(submit("refused"), mailbox)
+    deliveries.open(submit("lost"), mailbox)
+    ended = encode(RequestEnded("refused", "overloaded", "too much waits", "1-1"))
+    deliveries.dispatch(sessions.apply(Entry(EntryId(5, 0), (ended,))))
+    deliveries.attach_unanswered("refused", mailbox, 1.0)
+    deliveries.attach_unanswered("lost", mailbox, 1.0)
+    assert [attach.request_id for attach in sent] == ["lost"]
+    [failed] = await mailbox.take()
+    assert isinstance(failed, RequestFailed)
