@@ -5,7 +5,7 @@ interpreted work: every array is indexed by *slot*, and a step takes all decodin
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,6 @@ class BatchState(SlotArrays):
         chunks = self._chunks(plan)
         rows = Rows(
             slots=decoding,
-            token_ids=self.last_token[decoding],
             positions=positions,
             slot_mapping=self._slot_mapping(decoding, positions),
             sizes=None,
@@ -110,19 +109,16 @@ class BatchState(SlotArrays):
             rows = replace(rows, beams=beam_rows(plan.beams, rows, self, self._slot_of))
         return self._with_forks(rows, plan) if len(plan.fork_children) else rows
 
-    def complete(
-        self, rows: Rows, tokens: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-        """Note what a step computed and sampled, tokens [R].
+    def advance(self, rows: Rows) -> "Advanced":
+        """Note what a step computes, and that its rows sample; which tokens is told later.
 
-        Returns rows of the sample that ended [n], and their EndFlags [n].
+        Who reaches a length limit ends here; other ends depend on the tokens, see ``settle``.
         """
         if rows.sizes is None:
             self.num_computed[rows.slots] += 1
         else:
             self.num_computed[rows.slots] += rows.sizes
         slots = rows.sampled
-        self.last_token[slots] = tokens
         self.num_tokens[slots] += 1
         for chunk in rows.chunks:
             if chunk.reaches_last:
@@ -134,22 +130,31 @@ class BatchState(SlotArrays):
             self.num_computed[forks.children] = self.num_computed[forks.parents]
             self.decodes[forks.children] = True
             self.version += 1
-        flags = self._end_flags(slots, tokens)
-        ended = flags.nonzero()[0]
-        if len(ended):
-            self.ended[slots[ended]] = True
+        full = self.num_tokens[slots] >= self.max_length[slots]
+        if full.any():
+            self.ended[slots[full]] = True
             self.version += 1
-        return ended, flags[ended]
+        return Advanced(
+            slots, self.handle[slots], full, self.end_tokens[slots], self.ignores_eos[slots]
+        )
 
-    def _end_flags(self, slots: Slots, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """An EndFlag for each sampled token [R], 0 for those that go on."""
-        flags = np.zeros(len(slots), np.int32)
-        flags[self.num_tokens[slots] >= self.max_length[slots]] = EndFlag.LENGTH
-        hits = self.end_tokens[slots] == tokens[:, None]
+    def settle(self, advanced: "Advanced", tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """An EndFlag for each token [R] that a step sampled, 0 for those that go on.
+
+        Plans may have been applied since: a slot may hold another sequence by now.
+        """
+        flags = np.zeros(len(tokens), np.int32)
+        flags[advanced.full] = EndFlag.LENGTH
+        hits = advanced.end_tokens == tokens[:, None]
         num_eos = len(self.limits.eos_token_ids)
         stops = hits[:, num_eos:].any(1)
-        stops |= hits[:, :num_eos].any(1) & ~self.ignores_eos[slots]
-        flags[stops] = EndFlag.STOP
+        stops |= hits[:, :num_eos].any(1) & ~advanced.ignores_eos
+        if stops.any():
+            flags[stops] = EndFlag.STOP
+            slots = advanced.slots[stops]
+            here = self.taken[slots] & (self.handle[slots] == advanced.handles[stops])
+            self.ended[slots[here]] = True
+            self.version += 1
         return flags
 
     # ---------------------------------------------------------------- sequences
@@ -285,7 +290,6 @@ class BatchState(SlotArrays):
         slots = np.concatenate([decoding.slots, [chunk.slot for chunk in chunks]])
         return Rows(
             slots=slots,
-            token_ids=np.concatenate([decoding.token_ids, *(c.token_ids for c in chunks)]),
             positions=positions,
             slot_mapping=self._slot_mapping(np.repeat(slots, sizes), positions),
             sizes=sizes,
@@ -311,6 +315,17 @@ class BatchState(SlotArrays):
             sampled=np.concatenate([rows.sampled, children]),
             forks=Forks(parents, children, np.concatenate([np.arange(num_own), place[parents]])),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The rows of a step that sample, as they were when it began."""
+
+    slots: Slots  # [R]
+    handles: npt.NDArray[np.int32]  # [R]
+    full: npt.NDArray[np.bool_]  # [R] the token is the last that there is room for
+    end_tokens: npt.NDArray[np.int64]  # [R, E] end-of-sequence tokens first
+    ignores_eos: npt.NDArray[np.bool_]  # [R]
 
 
 def _tuples(*arrays: IntArray) -> Iterator[tuple[int, ...]]:

@@ -36,7 +36,7 @@ class BlockPools:
         One call or launch does it for all pairs and layers (copy-on-write: PagedAttention, 4.4).
         """
         device = self._device
-        self._mover.copy(_index(sources).to(device), _index(targets).to(device))
+        self._mover.copy(_on(device, sources), _on(device, targets))
 
     def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
         """Copy blocks [n] of the device pool, which may repeat, to blocks [n] of the host pool."""
@@ -57,3 +57,8 @@ def _host_pool(size: tuple[int, int], device: torch.device) -> torch.Tensor:
 def _index(blocks: IntArray) -> torch.Tensor:
     """Block ids [n] int64, on the CPU."""
     return torch.from_numpy(blocks.astype(np.int64))
+
+
+def _on(device: torch.device, blocks: IntArray) -> torch.Tensor:
+    """Block ids [n] int64, on the device; nothing waits for what it does meanwhile."""
+    return _index(blocks).to(device, non_blocking=True)

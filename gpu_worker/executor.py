@@ -1,29 +1,43 @@
-"""Executes step plans on one model: plan in, result out, no bus."""
+"""Executes step plans on one model: plan in, result out, no bus.
+
+A step is begun, which queues all of its work, and finished, which takes its tokens. On a GPU the
+next step may be begun in between: its input tokens are those that the device has sampled. A
+sequence that turns out to have ended by then is computed once too often, in blocks that are still
+its own, and left out of the result.
+"""
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_worker.admissible import Limits
-from gpu_worker.attention import PagedStep
-from gpu_worker.batch import BatchState
+from gpu_worker.batch import Advanced, BatchState
+from gpu_worker.buckets import Buckets
 from gpu_worker.candidates import beam_candidates
 from gpu_worker.foresight import expect
+from gpu_worker.last_tokens import LastTokens
 from gpu_worker.logprobs import prompt_logprobs, token_logprobs
 from gpu_worker.memory import KVMemory
 from gpu_worker.model import RaggedModel
+from gpu_worker.outcome import Outcome, Outcomes
 from gpu_worker.placement import Placement
 from gpu_worker.rows import Indices, Rows
-from gpu_worker.sampling import RowSampling, ban_ends, sample
-from kernels.interface import AttentionBackend, RaggedBatch
+from gpu_worker.runner import EagerRunner, StepRunner
+from gpu_worker.sampling import Chosen, RowSampling, ban_ends, choose, keys_of
+from gpu_worker.step_buffers import StepBuffers, StepSize
+from gpu_worker.step_inputs import InputWriter, StepInputs
+from kernels.interface import AttentionBackend
 from shared.codec import IntArray
 from shared.logs import EventLog
 from shared.messages import (
     BeamCandidates,
+    EndFlag,
     PromptLogprobs,
     StepPlan,
     StepResult,
@@ -32,8 +46,43 @@ from shared.messages import (
 
 # Nobody waits that long unless the step fails.
 _PLACING_S = 1.0
+# Steps that may be begun and not finished.
+_MOST_UNDER_WAY = 2
+_NO_KEYS = np.empty((2, 0), np.int32)
 
 log = EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that buffers are made for; a larger one takes larger buffers."""
+
+    num_tokens: int = 512
+    num_seqs: int = 256
+
+    def size(self) -> StepSize:
+        """Of its inputs."""
+        num_tokens, num_seqs = self.num_tokens, self.num_seqs
+        return StepSize(num_tokens, num_seqs, num_seqs, num_tokens, False)
+
+
+@dataclass(slots=True)
+class BegunStep:
+    """A step whose work is queued, and what its result needs beyond the tokens."""
+
+    plan: StepPlan
+    began_s: float
+    num_tokens: int
+    advanced: Advanced
+    outcome: Outcome
+    candidates: tuple[BeamCandidates, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    scored: tuple[PromptLogprobs, ...]
+    ended_before: list[int] = field(default_factory=list)  # handles, known only since it was begun
+
+    def wait(self) -> None:
+        """Until the device is done with it; from any thread."""
+        self.outcome.wait()
 
 
 class Executor:
@@ -44,6 +93,8 @@ class Executor:
         memory: the pool.
         backend: kernels that fit the model's device and type.
         limits: of the model and the pool.
+        largest: step that buffers are made for.
+        buckets: that steps are padded to; None: they are not.
     """
 
     def __init__(
@@ -52,15 +103,24 @@ class Executor:
         memory: KVMemory,
         backend: AttentionBackend,
         limits: Limits,
+        largest: StepLimits | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
+        largest = largest or StepLimits()
         self.limits = limits
         self.batch = BatchState(limits)
         self.memory = memory
         self.sample_s = 0.0  # of the last step
+        self.runner: StepRunner = EagerRunner(model, memory, backend)
         self._model = model
-        self._backend = backend
+        buffers = StepBuffers(model.device, largest.size(), limits.max_blocks)
+        self._writer = InputWriter(buffers, buckets, limits.max_model_len)
+        self._outcomes = Outcomes(model.device, largest.num_seqs)
+        self._last_tokens = LastTokens(model.device)
         self._row_sampling: RowSampling | None = None
         self._row_version = -1
+        self._under_way: deque[BegunStep] = deque()
+        self._ended_s = 0.0  # when the last step was done
         # Who is where changes only under its lock, so that another thread can look ahead.
         self._placing = threading.Condition()
         self._step = 0  # whose sequences are in their places; 0: none's
@@ -77,6 +137,7 @@ class Executor:
             self.batch.reset()
             self.memory.keep(self.batch.taken)
         self._row_version = -1
+        self._under_way.clear()
 
     def foresee(self, plan: StepPlan) -> None:
         """Let memory prepare for the next plan while this one is carried out, on another thread.
@@ -93,42 +154,94 @@ class Executor:
         if expected is not None:
             self.memory.prepare(expected)
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan; the caller sees to the order.
 
         Raises:
             PlanRefused: the plan does not fit the sequences here; only ``reset`` helps.
         """
-        began = time.perf_counter()
-        rows, batch = self._place(plan)
-        if batch is None:
-            return self._empty_result(plan, began)
-        model_began = time.perf_counter()
-        logits = self._compute(rows, batch)
-        sample_began = time.perf_counter()
-        tokens, logprobs = self._sample(plan.step, rows, logits.sampled)
-        candidates = self._rank(plan.step, rows, logits.beams) if rows.beams else ()
-        ended_rows, ended_flags = self.batch.complete(rows, tokens)
-        ended = time.perf_counter()
-        self.sample_s = ended - sample_began
-        return StepResult(
-            step=plan.step,
-            handles=self.batch.handle[rows.sampled],
-            tokens=tokens.astype(np.int32),
-            ended_rows=ended_rows.astype(np.int32),
-            ended_flags=ended_flags,
-            beams=candidates,
-            logprobs=logprobs,
-            prompt_logprobs=logits.scored,
-            admitted_handles=_packed(new.handle for new in plan.admissions),
-            admitted_computed=_packed(new.num_computed for new in plan.admissions),
-            num_batched_tokens=rows.num_tokens,
-            model_us=int((sample_began - model_began) * 1e6),
-            step_us=int((ended - began) * 1e6),
+        begun = self.begin(plan)
+        begun.wait()
+        return self.finish(begun)
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> BegunStep:
+        """Queue all work of a plan; one step before it may be unfinished.
+
+        Raises:
+            PlanRefused: the plan does not fit the sequences here; only ``reset`` helps.
+        """
+        assert len(self._under_way) < _MOST_UNDER_WAY, plan.step
+        began_s = time.perf_counter()
+        rows, placement = self._place(plan)
+        outcome = self._outcomes.next()
+        if placement is None:
+            begun = self._begin_nothing(plan, began_s, rows, outcome)
+        else:
+            begun = self._begin(plan, began_s, rows, placement, outcome)
+        self._under_way.append(begun)
+        return begun
+
+    def finish(self, begun: BegunStep) -> StepResult:
+        """The result of the earliest step that is not finished; waits for the device."""
+        assert self._under_way[0] is begun, begun.plan.step
+        begun.wait()
+        tokens, broken = begun.outcome.tokens()
+        if len(broken):
+            handles = begun.advanced.handles[broken].tolist()
+            log.error("logits are not finite", step=begun.plan.step, handles=handles)
+        flags = self.batch.settle(begun.advanced, tokens)
+        self._under_way.popleft()
+        for later in self._under_way:
+            later.ended_before += begun.advanced.handles[flags == EndFlag.STOP].tolist()
+        times = begun.outcome.times()
+        step_s = times.ended_s - max(begun.began_s, self._ended_s)
+        self.sample_s, self._ended_s = times.sample_s, times.ended_s
+        return _result(begun, tokens, flags, times.model_s, step_s)
+
+    def _begin(
+        self,
+        plan: StepPlan,
+        began_s: float,
+        rows: Rows,
+        placement: Placement,
+        outcome: Outcome,
+    ) -> BegunStep:
+        sampling = self._sampling_of(rows) if len(rows.sampled) else None
+        keys = _NO_KEYS
+        if sampling is not None:
+            keys = keys_of(sampling, self.batch.num_tokens[rows.sampled])
+        wanted, num_scored = _wanted_rows(rows)
+        only_samples = not num_scored and not rows.beams
+        inputs = self._writer.write(rows, placement, wanted, keys, only_samples)
+        num_wanted = rows.num_tokens if wanted is None else len(wanted)
+        outcome.model_begins()
+        logits = self._compute(rows, inputs, num_wanted)
+        outcome.model_ended()
+        scored = _score(rows, logits[:num_scored]) if num_scored else ()
+        last = num_wanted - sum(len(group.rows) for group in rows.beams)
+        candidates = self._rank(plan.step, rows, logits[last:]) if rows.beams else ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if sampling is None:
+            outcome.sampled(None)
+        else:
+            chosen, logprobs = self._sample(rows, logits[num_scored:last], sampling, keys, inputs)
+            outcome.sampled(chosen)
+        advanced = self.batch.advance(rows)
+        return BegunStep(
+            plan, began_s, rows.num_tokens, advanced, outcome, candidates, logprobs, scored
         )
 
-    def _place(self, plan: StepPlan) -> tuple[Rows, RaggedBatch | None]:
+    def _begin_nothing(
+        self, plan: StepPlan, began_s: float, rows: Rows, outcome: Outcome
+    ) -> BegunStep:
+        """A step without rows."""
+        outcome.model_begins()
+        outcome.model_ended()
+        outcome.sampled(None)
+        return BegunStep(plan, began_s, 0, self.batch.advance(rows), outcome, (), (), ())
+
+    def _place(self, plan: StepPlan) -> tuple[Rows, Placement | None]:
         """What the plan computes, and where that lies; None if there is nothing to compute."""
         with self._placing:
             self._step = 0
@@ -136,10 +249,13 @@ class Executor:
             self.memory.keep(self.batch.taken)
             rows = self.batch.rows(plan)
             self._move_blocks(plan)
-            batch = self._ragged(rows) if rows.num_tokens else None
+            placement = None
+            if rows.num_tokens:
+                placement = Placement.of(self.batch, rows, self.limits.kv.block_size)
+                placement = self.memory.translate(placement)
             self._step = plan.step
             self._placing.notify_all()
-        return rows, batch
+        return rows, placement
 
     def _move_blocks(self, plan: StepPlan) -> None:
         """All that blocks get from elsewhere: swaps, then copy-on-write.
@@ -153,58 +269,42 @@ class Executor:
         if len(plan.copy_sources):
             self.memory.copy(plan.copy_sources, plan.copy_targets)
 
-    def _compute(self, rows: Rows, batch: RaggedBatch) -> "_Logits":
-        """The forward pass."""
-        device = self._model.device
-        step = PagedStep(self._backend, self.memory.caches, batch)
-        token_ids = torch.from_numpy(rows.token_ids).to(device)
-        positions = torch.from_numpy(rows.positions).to(device)
-        wanted, num_scored = _wanted_rows(rows)
-        index = None if wanted is None else torch.from_numpy(wanted).to(device)
-        logits = self._model.forward(token_ids, positions, step, index)
+    def _compute(self, rows: Rows, inputs: StepInputs, num_wanted: int) -> torch.Tensor:
+        """The forward pass: logits [num_wanted, V]."""
+        self._last_tokens.hold(len(self.batch.taken))
+        if num_decoding := rows.num_decoding:
+            self._last_tokens.read(inputs.decoding, inputs.token_ids[:num_decoding])
+        logits = self.runner.run(inputs)
         self.memory.attended()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # or the sampling would seem to take all the time
-        scored, first = [], 0
-        for chunk in rows.chunks if num_scored else ():
-            if chunk.num_scored:
-                last = first + chunk.num_scored
-                scored.append(prompt_logprobs(logits[first:last], chunk))
-                first = last
-        last = len(logits) - sum(len(group.rows) for group in rows.beams)
-        sampled = logits[first:last]
-        if rows.forks is not None:
-            sampled = sampled[torch.from_numpy(rows.forks.logit_rows).to(device)]
-        return _Logits(sampled, logits[last:], tuple(scored))
-
-    def _ragged(self, rows: Rows) -> RaggedBatch:
-        placement = Placement.of(self.batch, rows, self.limits.kv.block_size)
-        return self.memory.translate(placement).ragged(self._model.device)
+        return logits[:num_wanted]
 
     def _sample(
         self,
-        step: int,
         rows: Rows,
-        logits: torch.Tensor,  # [R, V]
-    ) -> tuple[Indices, tuple[TokenLogprobs, ...]]:
+        logits: torch.Tensor,  # [R - F, V]
+        sampling: RowSampling,
+        keys: npt.NDArray[np.int32],  # [2, D]
+        inputs: StepInputs,
+    ) -> tuple[Chosen, tuple[TokenLogprobs, ...]]:
         """The next token [R] of each row that samples, and log-probabilities for those who ask."""
         batch, slots = self.batch, rows.sampled
-        if not len(slots):
-            return np.empty(0, np.int64), ()
-        sampling = self._sampling_of(rows)
+        if rows.forks is not None:
+            logits = logits[self._on_device(rows.forks.logit_rows)]
         asking = np.flatnonzero(batch.wants_logprobs[slots])
-        raw = logits[torch.from_numpy(asking).to(logits.device)] if len(asking) else None
+        on_device = self._on_device(asking) if len(asking) else None
+        raw = None if on_device is None else logits[on_device]
         if sampling.has_minimum:
             ban_ends(logits, batch, slots)
-        drawn = sample(logits, sampling, batch.num_tokens[slots])
-        if len(drawn.broken):
-            handles = batch.handle[slots[drawn.broken]].tolist()
-            log.error("logits are not finite", step=step, handles=handles)
+        chosen = choose(logits, sampling, keys, inputs.keys)
+        self._last_tokens.write(inputs.sampled, chosen.tokens)
         if raw is None:
-            return drawn.tokens, ()
-        chosen = torch.from_numpy(drawn.tokens[asking]).to(raw.device)
+            return chosen, ()
         num_top = batch.num_logprobs[slots][asking].tolist()
-        return drawn.tokens, tuple(token_logprobs(raw, chosen, asking.tolist(), num_top))
+        found = token_logprobs(raw, chosen.tokens[on_device], asking.tolist(), num_top)
+        return chosen, tuple(found)
+
+    def _on_device(self, numbers: Indices) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self.device, non_blocking=True)
 
     def _rank(
         self,
@@ -223,37 +323,53 @@ class Executor:
         """Parameters of the rows; those of the step before if nothing changed."""
         known = rows.only_decodes and self._row_version == rows.version
         if self._row_sampling is None or not known:
-            self._row_sampling = RowSampling.of(self.batch, rows.sampled, self._model.device)
+            self._row_sampling = RowSampling.of(self.batch, rows.sampled, self.device)
             self._row_version = rows.version if rows.only_decodes else -1
         return self._row_sampling
 
-    def _empty_result(self, plan: StepPlan, began: float) -> StepResult:
-        none = np.empty(0, np.int32)
-        self.sample_s = 0.0
-        return StepResult(
-            step=plan.step,
-            handles=none,
-            tokens=none,
-            ended_rows=none,
-            ended_flags=none,
-            beams=(),
-            logprobs=(),
-            prompt_logprobs=(),
-            admitted_handles=_packed(new.handle for new in plan.admissions),
-            admitted_computed=_packed(new.num_computed for new in plan.admissions),
-            num_batched_tokens=0,
-            model_us=0,
-            step_us=int((time.perf_counter() - began) * 1e6),
+
+def _result(
+    begun: BegunStep,
+    tokens: npt.NDArray[np.int64],  # [R]
+    flags: npt.NDArray[np.int32],  # [R]
+    model_s: float,
+    step_s: float,
+) -> StepResult:
+    plan, handles, logprobs = begun.plan, begun.advanced.handles, begun.logprobs
+    if begun.ended_before:
+        rows = np.flatnonzero(~np.isin(handles, begun.ended_before))
+        places = {row: place for place, row in enumerate(rows.tolist())}
+        handles, tokens, flags = handles[rows], tokens[rows], flags[rows]
+        logprobs = tuple(
+            replace(found, row=places[found.row]) for found in logprobs if found.row in places
         )
+    ended = flags.nonzero()[0]
+    return StepResult(
+        step=plan.step,
+        handles=handles,
+        tokens=tokens.astype(np.int32),
+        ended_rows=ended.astype(np.int32),
+        ended_flags=flags[ended],
+        beams=begun.candidates,
+        logprobs=logprobs,
+        prompt_logprobs=begun.scored,
+        admitted_handles=_packed(new.handle for new in plan.admissions),
+        admitted_computed=_packed(new.num_computed for new in plan.admissions),
+        num_batched_tokens=begun.num_tokens,
+        model_us=int(model_s * 1e6),
+        step_us=int(step_s * 1e6),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class _Logits:
-    """What a forward pass says about the next tokens."""
-
-    sampled: torch.Tensor  # [R, V] of the rows that sample
-    beams: torch.Tensor  # [B, V] of all beams, group by group
-    scored: tuple[PromptLogprobs, ...]
+def _score(rows: Rows, logits: torch.Tensor) -> tuple[PromptLogprobs, ...]:
+    """What the model thought of prompts, by the logits [n, V] of their rows."""
+    scored, first = [], 0
+    for chunk in rows.chunks:
+        if chunk.num_scored:
+            last = first + chunk.num_scored
+            scored.append(prompt_logprobs(logits[first:last], chunk))
+            first = last
+    return tuple(scored)
 
 
 def _packed(numbers: Iterable[int]) -> IntArray:

@@ -40,11 +40,6 @@ class ChunkRows:
         return self.reaches_last and not self.is_beam
 
     @property
-    def token_ids(self) -> Indices:
-        """Tokens to compute, [size]."""
-        return self.tokens[: self.size].astype(np.int64)
-
-    @property
     def num_scored(self) -> int:
         """Leading rows of the chunk whose logits score a token of the prompt."""
         if self.num_prompt_logprobs is None:
@@ -75,7 +70,6 @@ class Rows:
     """A ragged batch; decoding sequences come first, with one row each."""
 
     slots: Indices  # [S]
-    token_ids: Indices  # [T]
     positions: Indices  # [T]
     slot_mapping: Indices  # [T]
     sizes: Indices | None  # [S] rows of each sequence; None: one each, so T == S
@@ -89,9 +83,14 @@ class Rows:
     @property
     def num_tokens(self) -> int:
         """T."""
-        return len(self.token_ids)
+        return len(self.positions)
+
+    @property
+    def num_decoding(self) -> int:
+        """Leading sequences that decode: their tokens are those that they sampled last."""
+        return len(self.slots) - len(self.chunks)
 
     @property
     def only_decodes(self) -> bool:
         """Whether nobody samples but the sequences that decode already."""
-        return len(self.sampled) == len(self.slots) - len(self.chunks)
+        return len(self.sampled) == self.num_decoding

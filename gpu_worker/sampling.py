@@ -16,6 +16,7 @@ from gpu_worker.noise import row_keys
 from gpu_worker.slots import Slots
 
 _BANNED = float("-inf")
+_NO_KEYS = np.empty((2, 0), np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class RowSampling:
         on_device = None
         if device.type != "cpu":
             on_device = DeviceDraw(
-                torch.from_numpy(drawn).to(device),
-                torch.from_numpy(temperature[drawn]).to(device),
+                torch.from_numpy(drawn).to(device, non_blocking=True),
+                torch.from_numpy(temperature[drawn]).to(device, non_blocking=True),
                 torch_draw.Filters.of(top_k, top_p, min_p, device),
             )
         return RowSampling(
@@ -69,32 +70,43 @@ class DeviceDraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The tokens chosen.
+class Chosen:
+    """The tokens chosen, where the logits are.
 
     Attributes:
         tokens: [R] int64.
-        broken: rows whose logits were no numbers; their token is a stopgap.
+        broken: [R] bool, rows whose logits were no numbers; their token is a stopgap.
     """
 
-    tokens: npt.NDArray[np.int64]
-    broken: npt.NDArray[np.int64]
+    tokens: torch.Tensor
+    broken: torch.Tensor
 
 
-def sample(
-    logits: torch.Tensor,  # [R, V]
+def keys_of(
     rows: RowSampling,
     positions: npt.NDArray[np.int64],  # [R] of the tokens that are drawn
-) -> Sample:
-    """Choose a token for each row."""
+) -> npt.NDArray[np.int32]:
+    """The noise of rows that draw, [2, D]."""
+    if not len(rows.drawn):
+        return _NO_KEYS
+    return row_keys(rows.seeds, rows.choices, positions[rows.drawn])
+
+
+def choose(
+    logits: torch.Tensor,  # [R, V]
+    rows: RowSampling,
+    keys: npt.NDArray[np.int32],  # [2, D]
+    device_keys: torch.Tensor,  # [2, D] int32, the same where the logits are
+) -> Chosen:
+    """Choose a token for each row; on a GPU without waiting, unless a filter has to."""
     best, tokens = logits.max(dim=-1)  # both [R]; a NaN anywhere in a row is its maximum
     if len(rows.drawn):
-        keys = row_keys(rows.seeds, rows.choices, positions[rows.drawn])
-        _draw(logits, rows, keys, tokens)
-    broken = (~best.isfinite()).nonzero().squeeze(1)
-    if len(broken):
+        _draw(logits, rows, keys, device_keys, tokens)
+    broken = ~best.isfinite()
+    # On a GPU the stopgap is wherever the maximum was: to ask would be to wait.
+    if not logits.is_cuda and broken.any():
         tokens[broken] = torch.nan_to_num(logits[broken].float(), _BANNED, _BANNED).argmax(-1)
-    return Sample(tokens.cpu().numpy(), broken.cpu().numpy())
+    return Chosen(tokens, broken)
 
 
 def ban_ends(
@@ -106,24 +118,25 @@ def ban_ends(
     for row in np.flatnonzero(batch.num_tokens[slots] < batch.min_length[slots]).tolist():
         ends = batch.end_tokens[slots[row]]
         ends = ends[(ends >= 0) & (ends < logits.shape[1])]
-        logits[row, torch.from_numpy(ends).to(logits.device)] = _BANNED
+        logits[row, torch.from_numpy(ends).to(logits.device, non_blocking=True)] = _BANNED
 
 
 def _draw(
     logits: torch.Tensor,  # [R, V]
     rows: RowSampling,
     keys: npt.NDArray[np.int32],  # [2, D]
+    device_keys: torch.Tensor,  # [2, D] int32
     tokens: torch.Tensor,  # [R], those of the D rows that draw are replaced
 ) -> None:
     all_draw = len(rows.drawn) == len(logits)
     if (device := rows.on_device) is not None:
         wanted = logits if all_draw else logits[device.drawn]
-        place = torch.from_numpy(keys).to(logits.device)
-        tokens[device.drawn] = torch_draw.draw(wanted, device.temperature, device.filters, place)
+        found = torch_draw.draw(wanted, device.temperature, device.filters, device_keys)
+        tokens[device.drawn] = found
         return
     drawn = torch.from_numpy(rows.drawn)
     wanted = (logits if all_draw else logits[drawn]).float().contiguous()
-    found = cpu_draw.draw(
+    compiled = cpu_draw.draw(
         wanted.numpy(), rows.temperature, rows.top_k, rows.top_p, rows.min_p, keys
     )
-    tokens[drawn] = torch.from_numpy(found)
+    tokens[drawn] = torch.from_numpy(compiled)

@@ -22,6 +22,7 @@ class Filters:
     log_min_p: torch.Tensor  # [D] float32, -inf keeps all
     ranked: torch.Tensor  # [F] rows with a top_k or a top_p
     max_top_k: int
+    all_have_top_k: bool  # of the ranked rows
 
     @staticmethod
     def of(
@@ -35,11 +36,12 @@ class Filters:
         if not ranked.any() and not (min_p > 0).any():
             return None
         return Filters(
-            top_k=torch.from_numpy(top_k).to(device),
-            top_p=torch.from_numpy(top_p).to(device),
-            log_min_p=torch.from_numpy(min_p).to(device).log(),
-            ranked=torch.from_numpy(np.flatnonzero(ranked)).to(device),
+            top_k=torch.from_numpy(top_k).to(device, non_blocking=True),
+            top_p=torch.from_numpy(top_p).to(device, non_blocking=True),
+            log_min_p=torch.from_numpy(min_p).to(device, non_blocking=True).log(),
+            ranked=torch.from_numpy(np.flatnonzero(ranked)).to(device, non_blocking=True),
             max_top_k=int(top_k.max()),
+            all_have_top_k=bool((top_k[ranked] > 0).all()),
         )
 
 
@@ -67,7 +69,7 @@ def _filter(scaled: torch.Tensor, filters: Filters) -> None:
     ranked = filters.ranked
     if len(ranked):
         lowest = _ranked_thresholds(
-            scaled[ranked], filters.top_k[ranked], filters.top_p[ranked], filters.max_top_k
+            scaled[ranked], filters.top_k[ranked], filters.top_p[ranked], filters
         )
         threshold[ranked] = torch.maximum(threshold[ranked], lowest)
     scaled.masked_fill_(scaled < threshold.unsqueeze(1), _REJECTED)
@@ -77,13 +79,16 @@ def _ranked_thresholds(
     scaled: torch.Tensor,  # [F, V]
     top_k: torch.Tensor,  # [F]
     top_p: torch.Tensor,  # [F]
-    max_top_k: int,
+    filters: Filters,
 ) -> torch.Tensor:
-    """Lowest value [F] that top-k and then top-p keep."""
+    """Lowest value [F] that top-k and then top-p keep.
+
+    Where a row has a top_p alone, the host has to wait to learn whether the guess was enough.
+    """
     vocab_size = scaled.shape[1]
-    width = min(vocab_size, max(_NUCLEUS_GUESS, max_top_k))
+    width = min(vocab_size, max(_NUCLEUS_GUESS, filters.max_top_k))
     thresholds, complete = _thresholds_within(scaled, top_k, top_p, width)
-    if width < vocab_size and not bool(complete.all()):
+    if width < vocab_size and not (filters.all_have_top_k or bool(complete.all())):
         wide = (~complete).nonzero().squeeze(1)
         thresholds[wide], _ = _thresholds_within(scaled[wide], top_k[wide], top_p[wide], vocab_size)
     return thresholds

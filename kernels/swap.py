@@ -63,7 +63,7 @@ class BlockSwapper:
             )
 
     def _on_device(self, blocks: torch.Tensor) -> torch.Tensor:
-        return blocks.to(self._device)
+        return blocks.to(self._device, non_blocking=True)
 
 
 def runs(sources: Sequence[int], targets: Sequence[int]) -> Iterator[tuple[int, int, int]]:

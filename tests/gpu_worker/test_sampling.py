@@ -10,7 +10,7 @@ import torch
 
 from gpu_worker.executor import Executor
 from gpu_worker.noise import gumbel_noise, row_keys
-from gpu_worker.sampling import DeviceDraw, RowSampling, sample
+from gpu_worker.sampling import DeviceDraw, RowSampling, choose, keys_of
 from gpu_worker.torch_draw import Filters
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, sampling
@@ -61,6 +61,21 @@ def rows_of(kinds: Sequence[Kind], way: str = "compiled") -> RowSampling:
 def rows(num: int, way: str = "compiled", **parameters: Any) -> RowSampling:
     """The same parameters in every row."""
     return rows_of([Kind(**parameters)] * num, way)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Tokens [R], and the rows that were broken."""
+
+    tokens: np.ndarray
+    broken: np.ndarray
+
+
+def sample(logits: torch.Tensor, rows: RowSampling, positions: np.ndarray) -> Sample:
+    """Tokens that are drawn at these positions."""
+    keys = keys_of(rows, positions)
+    found = choose(logits, rows, keys, torch.from_numpy(keys))
+    return Sample(found.tokens.numpy(), found.broken.numpy().nonzero()[0])
 
 
 @pytest.fixture(params=["compiled", "torch"])
