@@ -27,6 +27,11 @@ def compute_thread(device: torch.device) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "compute", enter)
 
 
+def waiting_thread(device: torch.device) -> ThreadPoolExecutor | None:
+    """One that waits for a GPU while the next step begins; None: a CPU computes by itself."""
+    return ThreadPoolExecutor(1, "wait") if device.type == "cuda" else None
+
+
 def look_ahead(executor: Executor) -> LookAhead | None:
     """On a thread of its own; None if memory has nothing to prepare."""
     if executor.memory.mapping is None:

@@ -8,7 +8,7 @@ from uuid import uuid4
 import uvloop
 
 from gpu_worker.assembly import Worker, build_worker
-from gpu_worker.compute_thread import compute_thread, look_ahead
+from gpu_worker.compute_thread import compute_thread, look_ahead, waiting_thread
 from gpu_worker.lease import Lease
 from gpu_worker.observer import Observer
 from gpu_worker.service import WorkerService
@@ -72,18 +72,22 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
     metrics.weight_bytes.set(worker.weight_bytes)
     metrics.serve(settings.worker_metrics_host, settings.worker_metrics_port)
     bus = RedisBus(settings.redis_url)
+    executor = worker.executor
+    waiting = waiting_thread(executor.device)
     service = WorkerService(
         bus,
         settings.engine_id,
-        worker.executor,
+        executor,
         worker.model,
-        worker.executor.limits.kv,
+        executor.limits.kv,
         worker.speeds,
-        Observer(metrics, worker.executor),
+        Observer(metrics, executor),
         _RANK,
         ready=ready,
-        thread=compute_thread(worker.executor.device),
-        look_ahead=look_ahead(worker.executor),
+        thread=compute_thread(executor.device),
+        look_ahead=look_ahead(executor),
+        pipeline=None if waiting is None else executor,
+        waiting=waiting,
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):

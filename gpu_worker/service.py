@@ -4,13 +4,15 @@ While a step computes, the loop appends the result of the step before, renews th
 the next plan. The order of everything that is told is that of the plans: a result is appended when
 the one before it is in the log, and not at all if that failed. A step that was computed by then is
 forgotten with the rest; a result that nobody was told of never was.
+
+On a GPU a step is begun before the one before has ended: its plan only has to be there.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -47,6 +49,27 @@ class PlanExecutor(Protocol):
         """Forget all sequences."""
 
 
+class UnfinishedStep(Protocol):
+    """A step that a device is busy with."""
+
+    def wait(self) -> None:
+        """Until the device is done with it; from any thread."""
+
+
+class Pipeline(Protocol):
+    """Begins a step before the one before has ended; two at most are under way."""
+
+    def begin(self, plan: StepPlan) -> UnfinishedStep:
+        """Let the device begin.
+
+        Raises:
+            PlanRefused: the plan does not fit what went before.
+        """
+
+    def finish(self, step: UnfinishedStep) -> StepResult:
+        """The result of the earliest one, on the thread on which steps begin."""
+
+
 class StepObserver(Protocol):
     """Hears of every step that was computed."""
 
@@ -63,7 +86,7 @@ class StepObserver(Protocol):
 class _Computed:
     """A step whose result is not in the log yet."""
 
-    result: StepResult
+    result: asyncio.Future[StepResult]  # there already, but for a device that is still busy
     epoch: int
     trim_below: EntryId  # of the outputs
 
@@ -88,6 +111,8 @@ class WorkerService:
         ready: called whenever plans can be carried out.
         thread: computes steps; None: the loop does, and can do nothing else meanwhile.
         look_ahead: prepares for the next plan while one is computed.
+        pipeline: what the executor can do if steps may overlap; asks for ``thread``.
+        waiting: a thread that has nothing to do but to wait for the device.
     """
 
     def __init__(
@@ -104,6 +129,8 @@ class WorkerService:
         ready: Callable[[], None] = lambda: None,
         thread: futures.Executor | None = None,
         look_ahead: LookAhead | None = None,
+        pipeline: Pipeline | None = None,
+        waiting: futures.Executor | None = None,
     ) -> None:
         self._bus = bus
         self._ready = ready
@@ -117,6 +144,8 @@ class WorkerService:
         self._clock_s = clock_s
         self._thread = thread
         self._look_ahead = look_ahead
+        self._pipeline = pipeline
+        self._waiting = waiting
         self._lease = Lease(bus, self._keys, rank, clock_s)
         self._stopping = asyncio.Event()
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
@@ -127,6 +156,7 @@ class WorkerService:
         self._epoch: int | None = None  # None: not named, so nothing is executed
         self._step = 0  # last one executed
         self._untold: _Computed | None = None
+        self._last: asyncio.Future[StepResult] | None = None  # of the step that was begun last
         self._ended_s: float | None = None  # when it was computed, if the next plan was there
 
     def stop(self) -> None:
@@ -161,7 +191,7 @@ class WorkerService:
     async def _live(self) -> None:
         """One instance: an empty batch, a fresh name, and plans from here on."""
         self._instance = uuid4().hex
-        self._idle()
+        await self._idle()
         self._run_id = await self._bus.run_id()
         cursor = await self._bus.last_id(self._keys.plans)
         await self._lease.ready(
@@ -173,9 +203,11 @@ class WorkerService:
         try:
             while not self._stopping.is_set():
                 if not plans.has_next():
+                    await self._end_or_plan(plans)
+                if not plans.has_next():
                     self._ended_s = None
                     if not await self._tell():
-                        self._idle()
+                        await self._idle()
                     await self._keep_lease()
                 entry = await plans.next()
                 if entry is not None:
@@ -186,6 +218,17 @@ class WorkerService:
             raise
         finally:
             await plans.close()
+
+    async def _end_or_plan(self, plans: PlanReader) -> None:
+        """While a device is busy: until it is not, or can be given the next plan."""
+        if self._last is None or self._last.done():
+            return
+        coming = asyncio.create_task(plans.peek())
+        await asyncio.wait([coming, self._last], return_when=asyncio.FIRST_COMPLETED)
+        coming.cancel()
+        await asyncio.wait([coming])
+        if not coming.cancelled():
+            coming.exception()  # whoever asks for the plan meets it, too
 
     async def _keep_lease(self) -> None:
         if not await self._lease.renew_if_due(self._longest_step_s):
@@ -200,7 +243,7 @@ class WorkerService:
                 return
             if isinstance(message, EpochStarted):
                 await self._tell()
-                self._start(message)
+                await self._start(message)
             elif isinstance(message, StepPlan) and entry.id.epoch == self._epoch:
                 async with self._looking_ahead(plans, message.step):
                     await self._carry_out(message)
@@ -222,16 +265,19 @@ class WorkerService:
         if not looking.cancelled():
             looking.result()
 
-    def _start(self, started: EpochStarted) -> None:
-        self._idle()
+    async def _start(self, started: EpochStarted) -> None:
+        await self._idle()
         if self._instance in started.workers:
             self._epoch = started.epoch
             log.info("named in epoch", epoch=started.epoch, scheduler=started.scheduler)
         else:
             log.info("not named in epoch", epoch=started.epoch, instance=self._instance)
 
-    def _idle(self) -> None:
-        """Forget the epoch and its sequences."""
+    async def _idle(self) -> None:
+        """Forget the epoch and its sequences, once no step is under way."""
+        last, self._last = self._last, None
+        if last is not None:
+            await last
         self._epoch = None
         self._step = 0
         self._untold = None
@@ -256,17 +302,26 @@ class WorkerService:
         if failure is not None:
             raise failure
         if not is_ours:
-            self._idle()  # what was computed is nobody's
+            await self._idle()  # what was computed is nobody's
             return
-        self._step, result = plan.step, computing.result()
-        self._untold = _Computed(result, epoch, trim_below)
+        self._step = plan.step
+        self._untold = _Computed(computing.result(), epoch, trim_below)
 
-    async def _compute(self, plan: StepPlan) -> StepResult:
-        """Execute a plan, wherever that is done.
+    async def _compute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
+        """Execute a plan, wherever that is done, or let a device begin with it.
 
         Raises:
             InstanceOver: the plan was refused.
         """
+        if self._pipeline is None:
+            result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
+            result.set_result(await self._execute_now(plan))
+        else:
+            result = await self._begin(plan, self._pipeline)
+        self._last = result
+        return result
+
+    async def _execute_now(self, plan: StepPlan) -> StepResult:
         if self._thread is None:
             result, began_s, ended_s = self._execute(plan)
         else:
@@ -281,25 +336,55 @@ class WorkerService:
     def _execute(self, plan: StepPlan) -> tuple[StepResult, float, float]:
         """A plan's result, when it was begun and when it was there."""
         began_s = self._clock_s()
-        try:
+        with self._refusing(plan):
             result = self._executor.execute(plan)
+        return result, began_s, self._clock_s()
+
+    async def _begin(self, plan: StepPlan, pipeline: Pipeline) -> asyncio.Future[StepResult]:
+        """Let the device begin; the result comes when it is done."""
+        loop = asyncio.get_running_loop()
+        before, began_s = self._last, self._clock_s()
+        busy = before is not None and not before.done()
+        with self._refusing(plan):
+            step = await loop.run_in_executor(self._thread, pipeline.begin, plan)
+        overhead_s: float | None = 0.0
+        if not busy:
+            overhead_s = None if self._ended_s is None else began_s - self._ended_s
+
+        async def finish() -> StepResult:
+            await loop.run_in_executor(self._waiting, step.wait)
+            result = await loop.run_in_executor(self._thread, pipeline.finish, step)
+            self._ended_s = self._clock_s()
+            self._longest_step_s = max(self._longest_step_s, self._ended_s - began_s)
+            self._observer.step(result, overhead_s)
+            return result
+
+        return asyncio.create_task(finish())
+
+    @contextmanager
+    def _refusing(self, plan: StepPlan) -> Iterator[None]:
+        """A plan that is refused ends the instance."""
+        try:
+            yield
         except PlanRefused as error:
             self._life = uuid4().hex  # something in the plan may be to blame, as for a death
             raise InstanceOver(f"plan of step {plan.step}: {error}") from error
-        return result, began_s, self._clock_s()
 
     async def _tell(self) -> bool:
         """Append the result that is not in the log yet, if there is one.
 
         Returns:
             Whether the epoch is still this worker's.
+
+        Raises:
+            Exception: whatever the model raised.
         """
         computed, self._untold = self._untold, None
         if computed is None:
             return True
         append = Append(
             self._keys.outputs,
-            [encode(computed.result)],
+            [encode(await computed.result)],
             computed.epoch,
             trim_below=computed.trim_below,
         )

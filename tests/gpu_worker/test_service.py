@@ -107,6 +107,51 @@ class HeldExecutor(FakeExecutor):
         return super().execute(plan)
 
 
+class DeviceStep:
+    """A step that lasts until the device is told to end it."""
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.done = threading.Event()
+
+    def wait(self) -> None:
+        assert self.done.wait(10)
+
+
+class Device(FakeExecutor):
+    """Begins steps at once; each lasts until it is told to end."""
+
+    def __init__(self, waiting: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self.waiting = waiting
+        self.refuse_to_begin = False
+        self.begun: list[DeviceStep] = []
+        self.unfinished_at_reset: list[int] = []
+
+    def begin(self, plan: StepPlan) -> DeviceStep:
+        assert len(self._unfinished()) < 2
+        if self.refuse_to_begin:
+            raise PlanRefused("sequence 9 is unknown")
+        self.begun.append(DeviceStep(plan))
+        return self.begun[-1]
+
+    def finish(self, step: DeviceStep) -> StepResult:
+        assert step.done.is_set()
+        assert step.plan.step == self._unfinished()[0]
+        return self.execute(step.plan)
+
+    def reset(self) -> None:
+        self.unfinished_at_reset += self._unfinished()
+        super().reset()
+        self.begun.clear()
+
+    def end(self, step: int) -> None:
+        self.begun[step - 1].done.set()
+
+    def _unfinished(self) -> list[int]:
+        return [step.plan.step for step in self.begun if step.plan.step not in self.steps]
+
+
 class Overheads:
     """What the loop says of the time between steps."""
 
@@ -121,14 +166,26 @@ class Stage:
     """A worker at work, and the scheduler's side of the logs."""
 
     def __init__(
-        self, executor: FakeExecutor | None = None, thread: ThreadPoolExecutor | None = None
+        self,
+        executor: FakeExecutor | None = None,
+        thread: ThreadPoolExecutor | None = None,
+        device: "Device | None" = None,
     ) -> None:
         self.clock = Clock()
         self.bus = FlakyBus(self.clock)
         self.executor = executor or FakeExecutor()
         self.observer = Overheads()
         self.service = WorkerService(
-            self.bus, "engine-0", self.executor, MODEL, KV, SPEEDS, self.observer, thread=thread
+            self.bus,
+            "engine-0",
+            self.executor,
+            MODEL,
+            KV,
+            SPEEDS,
+            self.observer,
+            thread=thread,
+            pipeline=device,
+            waiting=None if device is None else device.waiting,
         )
         self.task = asyncio.create_task(self.service.run())
 
@@ -472,3 +529,109 @@ async def test_the_loop_says_how_long_a_plan_that_was_there_waited(held: HeldSta
     first, *others = held.stage.observer.seen
     assert first is None  # nothing was computed before
     assert all(overhead is not None and 0 <= overhead < 1 for overhead in others)
+
+
+@dataclass
+class DeviceStage:
+    """A worker whose steps overlap."""
+
+    stage: Stage
+    device: Device
+    instance: str
+
+    async def begun(self, num: int) -> None:
+        await self.stage.until(lambda: len(self.device.begun) == num)
+
+
+@pytest.fixture
+async def overlapping() -> AsyncIterator[DeviceStage]:
+    with ThreadPoolExecutor(1) as thread, ThreadPoolExecutor(1) as waiting:
+        device = Device(waiting)
+        stage = Stage(device, thread, device)
+        instance = await stage.instance()
+        await stage.start_epoch(10, instance)
+        yield DeviceStage(stage, device, instance)
+        stage.service.stop()
+        while not stage.task.done():
+            for step in device.begun:
+                step.done.set()
+            await asyncio.sleep(0.001)
+        stage.task.result()
+
+
+async def test_a_step_begins_while_the_device_is_busy_with_the_one_before(
+    overlapping: DeviceStage,
+) -> None:
+    stage, device = overlapping.stage, overlapping.device
+    for step in (1, 2, 3):
+        await stage.plan(10, step)
+    await overlapping.begun(2)
+    await stage.quiet()
+    assert len(device.begun) == 2, "two at most"
+    assert await stage.results_now() == []
+    device.end(1)
+    assert await stage.results(1) == [(10, 1)]
+    await overlapping.begun(3)
+    device.end(2)
+    device.end(3)
+    assert await stage.results(3) == [(10, 1), (10, 2), (10, 3)]
+
+
+async def test_a_plan_that_comes_while_the_device_is_busy_is_begun_at_once(
+    overlapping: DeviceStage,
+) -> None:
+    stage, device = overlapping.stage, overlapping.device
+    await stage.plan(10, 1)
+    await overlapping.begun(1)
+    await stage.quiet()
+    await stage.plan(10, 2)
+    await overlapping.begun(2)
+    device.end(1)
+    device.end(2)
+    assert await stage.results(2) == [(10, 1), (10, 2)]
+    assert stage.observer.seen == [None, 0.0]  # the device had nothing to wait for
+
+
+async def test_without_a_next_plan_a_result_is_told_when_the_device_is_done(
+    overlapping: DeviceStage,
+) -> None:
+    await overlapping.stage.plan(10, 1)
+    await overlapping.begun(1)
+    overlapping.device.end(1)
+    assert await overlapping.stage.results(1) == [(10, 1)]
+
+
+async def test_nothing_is_forgotten_before_the_device_is_done(overlapping: DeviceStage) -> None:
+    stage, device = overlapping.stage, overlapping.device
+    started = encode(EpochStarted(20, "scheduler", (overlapping.instance,)))
+    await stage.plan(10, 1)
+    await stage.plan(10, 2)
+    await overlapping.begun(2)
+    await stage.bus.append(Append(KEYS.outputs, [started], 20, 0))  # fences it off
+    first, second = device.begun
+    first.done.set()
+    await stage.quiet()
+    assert len(device.begun) == 2
+    second.done.set()
+    await stage.until(lambda: not device.begun)
+    assert device.unfinished_at_reset == []
+    assert await stage.results_now() == []
+    await stage.bus.append(Append(KEYS.plans, [started], 20, 0))
+    await stage.plan(20, 1)
+    await overlapping.begun(1)
+    device.end(1)
+    assert await stage.results(1) == [(20, 1)]
+
+
+async def test_a_refused_plan_ends_the_instance_when_the_step_before_is_told(
+    overlapping: DeviceStage,
+) -> None:
+    stage, device = overlapping.stage, overlapping.device
+    await stage.plan(10, 1)
+    await overlapping.begun(1)
+    device.refuse_to_begin = True
+    await stage.plan(10, 2)
+    device.end(1)
+    assert await stage.results(1) == [(10, 1)]
+    await stage.instance(other_than=overlapping.instance)
+    assert device.unfinished_at_reset == []
