@@ -20,6 +20,7 @@ from gpu_worker.admissible import Limits
 from gpu_worker.batch import Advanced, BatchState
 from gpu_worker.buckets import Buckets
 from gpu_worker.candidates import beam_candidates
+from gpu_worker.cuda_graphs import GraphRunner
 from gpu_worker.foresight import expect
 from gpu_worker.last_tokens import LastTokens
 from gpu_worker.logprobs import prompt_logprobs, token_logprobs
@@ -163,6 +164,17 @@ class Executor:
         begun = self.begin(plan)
         begun.wait()
         return self.finish(begun)
+
+    def capture_graphs(self, buckets: Buckets) -> None:
+        """Pad steps to these sizes and replay a graph for each, on a GPU; as ever if that fails."""
+        num_seqs = max(bucket.num_seqs for bucket in buckets)
+        runner = GraphRunner(self.runner, num_seqs, self.limits.max_blocks, self.device)
+        try:
+            runner.capture(self._writer, buckets)
+        except RuntimeError as error:
+            log.warning("CUDA graphs are off: the model cannot be captured", error=error)
+            return
+        self.runner, self._writer.buckets = runner, buckets
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from shared.service_settings import ServiceSettings
+from shared.service_settings import StepSettings
 from shared.settings import byte_size, power_of_two, setting
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSettings(ServiceSettings):
+class WorkerSettings(StepSettings):
     """One model on one device, with one KV pool."""
 
     device: str | None = setting(None, "cpu, cuda, cuda:1; auto takes cuda if it is there.")
@@ -68,7 +68,22 @@ class WorkerSettings(ServiceSettings):
         minimum=0,
     )
     gpu_memory_utilization: float = setting(
-        0.9, "Share of a GPU's memory that may be used.", minimum=0.05, maximum=1.0
+        0.9,
+        "Share of a GPU's memory that may be used, by whomever; the KV pool gets what weights and "
+        "the largest step leave of it.",
+        minimum=0.05,
+        maximum=1.0,
+    )
+    cuda_graphs: str = setting(
+        "auto",
+        "Whether steps are padded to a few sizes and launched as one graph each: auto does so on "
+        "GPUs where the attention backend allows it.",
+        choices=("auto", "off"),
+    )
+    compile: bool = setting(
+        False,
+        "Compile the model's layers with torch.compile; starting takes longer. On CPUs only with "
+        "--cpu-kernels off.",
     )
     max_model_len: int | None = setting(
         None, "Longest sequence in tokens; auto takes the model's own.", minimum=2

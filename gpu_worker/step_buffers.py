@@ -10,7 +10,7 @@ import torch
 _ALIGNMENT = 64
 # While one step computes, the next one is written down.
 _NUM_TURNS = 2
-_MOST_LAYOUTS = 256
+_MOST_LAYOUTS = 256  # of steps that are not padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,11 @@ class StepLayout:
         self.device = StepArrays(*_views(device, size))
         self._bytes = (hosts, device)
         self._hosts = [StepArrays(*(each.numpy() for each in _views(host, size))) for host in hosts]
+        self.num_bytes = len(device)
         self.table_start = size.table_start
         self.one_row_each = np.arange(size.num_seqs + 1)  # query starts where all decode
         self._tables: torch.Tensor | None = None
-        self._num_bytes = self.table_start
+        self._used_bytes = self.table_start
 
     def host(self, turn: int) -> StepArrays:
         """What is to be filled."""
@@ -73,14 +74,14 @@ class StepLayout:
         if self._tables is None or self._tables.shape[1] != width:
             num_seqs = self.size.num_seqs
             self._tables = self.device.tables[: num_seqs * width].view(num_seqs, width)
-            self._num_bytes = self.table_start + 4 * num_seqs * width
+            self._used_bytes = self.table_start + 4 * num_seqs * width
         return self._tables
 
     def upload(self, turn: int) -> None:
         """Copy what was filled, and tables as wide as last asked for, in the current stream."""
         hosts, device = self._bytes
         if hosts[turn] is not device:
-            device[: self._num_bytes].copy_(hosts[turn][: self._num_bytes], non_blocking=True)
+            device[: self._used_bytes].copy_(hosts[turn][: self._used_bytes], non_blocking=True)
 
 
 class StepBuffers:
@@ -95,19 +96,30 @@ class StepBuffers:
     def __init__(self, device: torch.device, largest: StepSize, width: int) -> None:
         self._device = device
         self._turn = 0
+        self._kept: dict[StepSize, StepLayout] = {}
         self._copied: list[torch.cuda.Event | None] = [None] * _NUM_TURNS
         self._allocate(largest.table_start + 4 * largest.num_seqs * width)
 
-    def layout(self, size: StepSize, width: int) -> StepLayout:
-        """Where the inputs of a step of this size go, with block tables of this width."""
-        found = self._layouts.get(size)
+    def layout(self, size: StepSize, width: int, keep: bool = False) -> StepLayout:
+        """Where the inputs of a step of this size go, with block tables of this width.
+
+        Args:
+            keep: for good, at the same addresses; there must be room from the start.
+        """
+        found = self._kept.get(size)
+        if found is None:
+            found = self._layouts.get(size)
         start = size.table_start if found is None else found.table_start
-        if (needed := start + 4 * size.num_seqs * width) > self._num_bytes:
-            self._allocate(2 * needed)  # who holds the old ones can use them still
+        needed = start + 4 * size.num_seqs * width
+        if needed > (self._num_bytes if found is None else found.num_bytes):
+            assert not keep, (size, width)
+            self._allocate(2 * needed)
             found = None
         if found is None:
             found = StepLayout(size, self._hosts, self._memory)
-            if size.decodes and len(self._layouts) < _MOST_LAYOUTS:  # others hardly come again
+            if keep:
+                self._kept[size] = found
+            elif size.decodes and len(self._layouts) < _MOST_LAYOUTS:  # others hardly come again
                 self._layouts[size] = found
         return found
 

@@ -39,11 +39,14 @@ class InputWriter:
         buffers: where to.
         buckets: to pad to; None: steps are not padded.
         most_keys: that a sequence can have; what padded steps tell kernels to be ready for.
+
+    Attributes:
+        buckets: the same, to be set.
     """
 
     def __init__(self, buffers: StepBuffers, buckets: Buckets | None, most_keys: int) -> None:
+        self.buckets = buckets
         self._buffers = buffers
-        self._buckets = buckets
         self._most_keys = most_keys
 
     def write(
@@ -66,7 +69,7 @@ class InputWriter:
         bucket = self._bucket(rows) if only_samples else None
         size = _size(rows, wanted, bucket)
         width = placement.block_tables.shape[1]
-        layout = self._buffers.layout(size, width)
+        layout = self._buffers.layout(size, width, keep=bucket is not None)
         tables = layout.tables(width)
         turn = self._buffers.next_turn()
         host = layout.host(turn)
@@ -89,11 +92,43 @@ class InputWriter:
             bucket=bucket,
         )
 
+    def padding(self, bucket: Bucket) -> StepInputs:
+        """Inputs of a step that is all padding: it costs what others cost, and writes nothing."""
+        layout = self._buffers.layout(bucket_size(bucket), 1, keep=True)
+        tables = layout.tables(1)
+        turn = self._buffers.next_turn()
+        host = layout.host(turn)
+        for field in (host.token_ids, host.positions, host.slots, host.wanted, host.context_lens):
+            field[:] = 0
+        host.slot_mapping[:] = _NO_SLOT
+        host.query_starts[:] = layout.one_row_each if bucket.decodes else 0
+        layout.upload(turn)
+        self._buffers.copied(turn)
+        device = layout.device
+        max_query_len, max_context_len = bounds(bucket, self._most_keys)
+        return StepInputs(
+            token_ids=device.token_ids,
+            positions=device.positions,
+            batch=RaggedBatch(
+                device.slot_mapping,
+                tables,
+                device.context_lens,
+                device.query_starts,
+                max_query_len,
+                max_context_len,
+            ),
+            wanted=None if bucket.decodes else device.wanted,
+            decoding=device.slots[:0],
+            sampled=device.sampled[:0],
+            keys=device.keys[:0].view(2, 0),
+            bucket=bucket,
+        )
+
     def _bucket(self, rows: Rows) -> Bucket | None:
-        if self._buckets is None or (rows.forks is not None and rows.sizes is None):
+        if self.buckets is None or (rows.forks is not None and rows.sizes is None):
             return None
         num_seqs = max(len(rows.slots), len(rows.sampled))  # forks come on top
-        return self._buckets.choose(rows.num_tokens, num_seqs, rows.sizes is None)
+        return self.buckets.choose(rows.num_tokens, num_seqs, rows.sizes is None)
 
     def _ragged(
         self,

@@ -3,20 +3,14 @@
 from dataclasses import dataclass
 
 from shared.errors import SettingsError
-from shared.service_settings import ServiceSettings
+from shared.service_settings import StepSettings
 from shared.settings import setting
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerSettings(ServiceSettings):
+class SchedulerSettings(StepSettings):
     """Who runs when, and on which blocks."""
 
-    max_num_sequences: int = setting(
-        256, "Sequences that may run at once.", minimum=1, maximum=65_536
-    )
-    max_num_batched_tokens: int = setting(
-        512, "Tokens in one step at most; long prompts are cut into chunks.", minimum=1
-    )
     max_plans_in_flight: int = setting(
         2, "Plans that may be queued before their results are in.", minimum=1, maximum=8
     )

@@ -20,3 +20,15 @@ class ServiceSettings:
     log_level: str = setting(
         "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettings(ServiceSettings):
+    """What scheduler and worker of one engine must be told alike."""
+
+    max_num_sequences: int = setting(
+        256, "Sequences that may run at once.", minimum=1, maximum=65_536
+    )
+    max_num_batched_tokens: int = setting(
+        512, "Tokens in one step at most; long prompts are cut into chunks.", minimum=1
+    )
