@@ -8,15 +8,19 @@ import torch
 from gpu_worker import cpu_draw
 from gpu_worker.admissible import Limits
 from gpu_worker.allocation import Allocator, choose_allocator
+from gpu_worker.buckets import Buckets
 from gpu_worker.check import LayerCheck, check_model
-from gpu_worker.executor import Executor
+from gpu_worker.compiled import check_compile, compile_layers
+from gpu_worker.executor import Executor, StepLimits
 from gpu_worker.fusion import fuse
+from gpu_worker.gpu_budget import GpuBudget
 from gpu_worker.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.memory import KVMemory, check_block_size
 from gpu_worker.model import LayerShape, RaggedModel
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks
 from gpu_worker.speeds import measure_speeds
+from gpu_worker.step_profile import StepProfile, measure_steps
 from kernels.cpu_isa import detect
 from kernels.cpu_layers import CpuLayers
 from kernels.interface import AttentionBackend
@@ -25,9 +29,6 @@ from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
 from shared.messages import ModelInfo, Speeds
 from shared.model_name import model_name
-
-# A GPU's pool leaves room for the activations of a step of this many tokens.
-_STEP_TOKENS = 8_192
 
 log = EventLog(__name__)
 
@@ -60,6 +61,8 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         torch.cuda.set_device(device)  # where kernels are launched
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
+    if settings.compile:
+        check_compile(device, settings.cpu_kernels)
     began = time.monotonic()
     model = load_model(settings, device)
     shapes = observe(model)
@@ -79,13 +82,19 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         cpu_draw.warm_up()
         if settings.cpu_kernels == "auto":
             _compile_layers(model)
+    if settings.compile:
+        _torch_compile(model, shapes)
     max_model_len = context_length(model.config, settings.max_model_len)
     allocator = choose_allocator(settings, device, max_model_len)
     block_bytes = allocator.block_bytes(shapes)
-    activation_bytes = _check(model, shapes, backend, allocator, max_model_len)
-    num_blocks = choose_num_blocks(
-        settings, block_bytes, max_model_len, device, activation_bytes, allocator.most_blocks
-    )
+    _check(model, shapes, backend, allocator, max_model_len)
+    buckets = _buckets(settings, device, backend)
+    gpu = None
+    given = settings.num_blocks is not None or settings.kv_memory_bytes is not None
+    if device.type == "cuda" and not given:
+        profile = StepProfile(model, shapes, backend, allocator, max_model_len)
+        gpu = _gpu_budget(settings, model, profile, buckets)
+    num_blocks = choose_num_blocks(settings, block_bytes, max_model_len, gpu, allocator.most_blocks)
     memory = _allocate(settings, shapes, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
@@ -96,7 +105,10 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         dtype=str(model.dtype).removeprefix("torch."),
         eos_token_ids=eos,
     )
-    executor = Executor(model, memory, backend, limits)
+    largest = StepLimits(settings.max_num_batched_tokens, settings.max_num_sequences)
+    executor = Executor(model, memory, backend, limits, largest)
+    if buckets is not None:
+        executor.capture_graphs(buckets)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
     return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
 
@@ -135,6 +147,22 @@ def _compile_layers(model: RaggedModel) -> None:
         "layers compiled",
         instructions=instructions.name,
         **found.counts(),
+        deviation=f"{result.deviation:.2g}",
+        tolerated=result.tolerance,
+        seconds=round(time.monotonic() - began, 1),
+    )
+
+
+def _torch_compile(model: RaggedModel, shapes: tuple[LayerShape, ...]) -> None:
+    """Let torch compile the layers.
+
+    Raises:
+        SettingsError: it cannot.
+    """
+    began = time.monotonic()
+    result = compile_layers(model, shapes)
+    log.info(
+        "layers compiled by torch",
         deviation=f"{result.deviation:.2g}",
         tolerated=result.tolerance,
         seconds=round(time.monotonic() - began, 1),
@@ -198,10 +226,8 @@ def _check(
     backend: AttentionBackend,
     allocator: Allocator,
     max_model_len: int,
-) -> int:
-    """Run the check; an estimate of the bytes that the activations of a step need on a GPU."""
+) -> None:
     began = time.monotonic()
-    held = _start_peak(model.device)
     try:
         result = check_model(model, shapes, backend, allocator, max_model_len)
     except ModelUnsupported as error:
@@ -213,16 +239,41 @@ def _check(
         tokens=result.num_tokens,
         seconds=round(time.monotonic() - began, 1),
     )
-    if model.device.type != "cuda":
-        return 0
-    peak = torch.cuda.max_memory_allocated(model.device) - held
-    return int(peak / result.num_tokens * _STEP_TOKENS)
 
 
-def _start_peak(device: torch.device) -> int:
-    """Bytes held on a GPU now, where the peak is measured from."""
-    if device.type != "cuda":
-        return 0
+def _buckets(
+    settings: WorkerSettings, device: torch.device, backend: AttentionBackend
+) -> Buckets | None:
+    """Sizes that there will be CUDA graphs for; None: there will be no graphs."""
+    if device.type != "cuda" or settings.cuda_graphs == "off":
+        return None
+    if not backend.capturable:
+        log.info("no CUDA graphs", because=f"attention backend {backend.name} cannot be captured")
+        return None
+    return Buckets(settings.max_num_batched_tokens, settings.max_num_sequences)
+
+
+def _gpu_budget(
+    settings: WorkerSettings, model: RaggedModel, profile: StepProfile, buckets: Buckets | None
+) -> GpuBudget:
+    """What the GPU has left, by a run of the largest step."""
+    began = time.monotonic()
+    tokens, sequences = settings.max_num_batched_tokens, settings.max_num_sequences
+    step = measure_steps(profile, tokens, sequences, buckets, model.device)
+    profile.close()
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    return torch.cuda.memory_allocated(device)
+    free, total = torch.cuda.mem_get_info(model.device)
+    budget = GpuBudget(
+        total, total - free, model.weight_bytes, step, settings.gpu_memory_utilization
+    )
+    log.info(
+        "memory measured",
+        total_bytes=total,
+        used_bytes=budget.used_bytes,
+        weight_bytes=budget.weight_bytes,
+        step_bytes=step.activation_bytes,
+        graph_bytes=step.graph_bytes,
+        pool_bytes=budget.pool_bytes,
+        seconds=round(time.monotonic() - began, 1),
+    )
+    return budget

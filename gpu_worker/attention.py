@@ -85,6 +85,12 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
+def register_uncompiled_attention() -> None:
+    """The same, for a model that is compiled: our attention is called, never looked into."""
+    opaque = torch.compiler.disable(_attention)
+    AttentionInterface.register(ATTENTION_NAME, opaque)
+
+
 def _attention(
     module: nn.Module,
     query: torch.Tensor,  # [1, H, T, D]

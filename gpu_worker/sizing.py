@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
+from gpu_worker.gpu_budget import GpuBudget
 from gpu_worker.memory import bytes_per_block
 from gpu_worker.model import LayerShape
 from gpu_worker.settings import WorkerSettings
@@ -14,7 +13,7 @@ _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 4 * 2**30
 _HOST_SHARE = 0.1
 _HOST_MOST_BYTES = 4 * 2**30
-# More sequences of full length than these never run at once: a tiny model needs no huge pool.
+# More sequences of full length than these hardly run at once: a tiny model needs no huge pool.
 _MOST_SEQUENCES = 256
 _UNLIMITED = 2**60  # larger limits than this are cgroups' way to say that there is none
 
@@ -23,8 +22,7 @@ def choose_num_blocks(
     settings: WorkerSettings,
     block_bytes: int,
     max_model_len: int,
-    device: torch.device,
-    activation_bytes: int,
+    gpu: GpuBudget | None = None,
     most_blocks: int | None = None,
 ) -> int:
     """Blocks in the pool, from settings or from the memory that is free.
@@ -33,8 +31,7 @@ def choose_num_blocks(
         settings: ``num_blocks`` wins over ``kv_memory_bytes``.
         block_bytes: K and V of a block over all layers.
         max_model_len: longest sequence in tokens.
-        device: where the pool will lie; the weights are there already.
-        activation_bytes: what a step may need besides, on a GPU.
+        gpu: where the pool will lie, with the weights there already; None: on the CPU.
         most_blocks: that the KV memory can have; None: any number.
 
     Raises:
@@ -48,18 +45,20 @@ def choose_num_blocks(
             reason = f"one block takes {block_bytes} bytes"
             raise SettingsError("--kv-memory-bytes", settings.kv_memory_bytes, reason)
         return num_blocks
-    if device.type == "cuda":
-        budget = _gpu_budget(device, settings.gpu_memory_utilization, activation_bytes)
-    else:
-        budget = min(int(_CPU_SHARE * available_memory()), _CPU_MOST_BYTES)
-    most = _MOST_SEQUENCES * -(-max_model_len // settings.block_size)
-    num_blocks = min(budget // block_bytes, most)
-    if most_blocks is not None:
-        num_blocks = min(num_blocks, most_blocks)
-    if num_blocks < 1:
-        reason = f"{max(budget, 0)} bytes are left for a pool whose blocks take {block_bytes}"
+    fitting = _fitting_on_cpu(block_bytes) if gpu is None else gpu.num_blocks(block_bytes)
+    num_seqs = max(_MOST_SEQUENCES, settings.max_num_sequences)
+    num_blocks = min(fitting, num_seqs * -(-max_model_len // settings.block_size))
+    if most_blocks == 0:
+        raise SettingsError("--kv-memory", settings.kv_memory, "not one block could be mapped")
+    return num_blocks if most_blocks is None else min(num_blocks, most_blocks)
+
+
+def _fitting_on_cpu(block_bytes: int) -> int:
+    budget = min(int(_CPU_SHARE * available_memory()), _CPU_MOST_BYTES)
+    if budget < block_bytes:
+        reason = f"{budget} bytes are left for a pool whose blocks take {block_bytes}"
         raise SettingsError("--kv-memory-bytes", "auto", reason)
-    return num_blocks
+    return budget // block_bytes
 
 
 def choose_num_host_blocks(
@@ -85,11 +84,6 @@ def choose_num_host_blocks(
         return given // each
     budget = min(int(_HOST_SHARE * available_memory()), _HOST_MOST_BYTES)
     return min(budget // each, num_blocks)
-
-
-def _gpu_budget(device: torch.device, utilization: float, activation_bytes: int) -> int:
-    free, total = torch.cuda.mem_get_info(device)
-    return int(utilization * total) - (total - free) - activation_bytes
 
 
 def available_memory() -> int:

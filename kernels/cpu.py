@@ -27,6 +27,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    capturable = False
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
 
     def __init__(self) -> None:

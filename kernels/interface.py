@@ -49,9 +49,15 @@ class AttentionParams:
 
 
 class AttentionBackend(Protocol):
-    """Write new keys and values, and attend over pages; both run in place."""
+    """Write new keys and values, and attend over pages; both run in place.
+
+    Attributes:
+        name: that it is selected by.
+        capturable: nothing is read back from the device, so that a CUDA graph can be captured.
+    """
 
     name: str
+    capturable: bool
 
     def write_kv(
         self,

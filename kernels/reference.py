@@ -10,6 +10,7 @@ class ReferenceBackend:
     """Any device, any float type, any head size; computes in float32 (float64 for float64)."""
 
     name = "reference"
+    capturable = False
 
     def write_kv(
         self,

@@ -30,6 +30,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    capturable = True
     dtypes = (torch.float16, torch.bfloat16, torch.float32)
 
     def __init__(self, num_processors: int | None = None, fixed_cut: bool = False) -> None:

@@ -186,9 +186,9 @@ def test_settings_that_do_not_fit_are_refused(
 
 
 def test_by_itself_the_pool_is_no_larger_than_can_be_mapped() -> None:
-    settings, cpu = WorkerSettings(block_size=8), torch.device("cpu")
-    assert choose_num_blocks(settings, 4096, 512, cpu, 0) == 256 * 512 // 8
-    assert choose_num_blocks(settings, 4096, 512, cpu, 0, most_blocks=100) == 100
+    settings = WorkerSettings(block_size=8)
+    assert choose_num_blocks(settings, 4096, 512) == 256 * 512 // 8
+    assert choose_num_blocks(settings, 4096, 512, most_blocks=100) == 100
 
 
 def test_the_check_at_load_runs_over_mapped_blocks(make_worker: MakeWorker) -> None:
