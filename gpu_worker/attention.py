@@ -87,7 +87,7 @@ def register_attention() -> None:
 
 def register_uncompiled_attention() -> None:
     """The same, for a model that is compiled: our attention is called, never looked into."""
-    opaque = torch.compiler.disable(_attention)
+    opaque = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
     AttentionInterface.register(ATTENTION_NAME, opaque)
 
 

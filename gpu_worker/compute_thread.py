@@ -29,7 +29,9 @@ def compute_thread(device: torch.device) -> ThreadPoolExecutor:
 
 def waiting_thread(device: torch.device) -> ThreadPoolExecutor | None:
     """One that waits for a GPU while the next step begins; None: a CPU computes by itself."""
-    return ThreadPoolExecutor(1, "wait") if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return ThreadPoolExecutor(1, "wait", torch.cuda.set_device, (device,))
 
 
 def look_ahead(executor: Executor) -> LookAhead | None:

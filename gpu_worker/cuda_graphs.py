@@ -98,7 +98,8 @@ class GraphRunner:
 
     def _warm_up(self, inputs: StepInputs) -> None:
         """Compile what is not compiled yet: that cannot be captured."""
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        current = torch.cuda.current_stream()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
             logits = self._eager.run(inputs)

@@ -13,6 +13,10 @@ from gpu_worker.attention import ATTENTION_NAME, STEP_KEYWORD, AttentionStep
 from kernels.interface import AttentionParams
 from shared.errors import ModelUnsupported
 
+# A method of transformers' models that looks for padding in every batch. There is none, and on a
+# GPU the question would wait for the device, and could not be captured in a graph.
+_PADDING_WARNING = "warn_if_padding_and_no_attention_mask"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
@@ -46,6 +50,9 @@ class RaggedModel:
         self.vocab_size: int = self.config.vocab_size
         # Weights, shared ones counted once; layers may be replaced later.
         self.num_parameters: int = sum(weight.numel() for weight in model.parameters())
+        for module in model.modules():
+            if hasattr(module, _PADDING_WARNING):
+                setattr(module, _PADDING_WARNING, _say_nothing)
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -110,6 +117,10 @@ class RaggedModel:
                 "its attention is built in (no AttentionInterface), or it has none"
             )
         return tuple(probe.layers.values())
+
+
+def _say_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 class _Probe:

@@ -93,9 +93,10 @@ class CudaOutcome:
             torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             for _ in range(3)
         ]
-        self._ended_s = 0.0
+        self._ended_s: float | None = None
 
     def model_begins(self) -> None:
+        self._ended_s = None
         self._marks[0].record()
 
     def model_ended(self) -> None:
@@ -113,7 +114,8 @@ class CudaOutcome:
 
     def wait(self) -> None:
         self._marks[2].synchronize()
-        self._ended_s = time.perf_counter()
+        if self._ended_s is None:
+            self._ended_s = time.perf_counter()
 
     def tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         found = self._memory[:, : self._num_rows].numpy().copy()
@@ -121,6 +123,7 @@ class CudaOutcome:
 
     def times(self) -> Times:
         began, computed, ended = self._marks
+        assert self._ended_s is not None, "nobody has waited"
         model_s = began.elapsed_time(computed) / 1e3
         sample_s = computed.elapsed_time(ended) / 1e3
         return Times(model_s, sample_s, self._ended_s)

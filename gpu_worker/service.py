@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from gpu_worker.admissible import PlanRefused
@@ -56,17 +56,20 @@ class UnfinishedStep(Protocol):
         """Until the device is done with it; from any thread."""
 
 
-class Pipeline(Protocol):
+_Step = TypeVar("_Step", bound=UnfinishedStep)
+
+
+class Pipeline(Protocol[_Step]):
     """Begins a step before the one before has ended; two at most are under way."""
 
-    def begin(self, plan: StepPlan) -> UnfinishedStep:
+    def begin(self, plan: StepPlan) -> _Step:
         """Let the device begin.
 
         Raises:
             PlanRefused: the plan does not fit what went before.
         """
 
-    def finish(self, step: UnfinishedStep) -> StepResult:
+    def finish(self, step: _Step) -> StepResult:
         """The result of the earliest one, on the thread on which steps begin."""
 
 
@@ -129,7 +132,7 @@ class WorkerService:
         ready: Callable[[], None] = lambda: None,
         thread: futures.Executor | None = None,
         look_ahead: LookAhead | None = None,
-        pipeline: Pipeline | None = None,
+        pipeline: Pipeline[Any] | None = None,
         waiting: futures.Executor | None = None,
     ) -> None:
         self._bus = bus
@@ -224,7 +227,8 @@ class WorkerService:
         if self._last is None or self._last.done():
             return
         coming = asyncio.create_task(plans.peek())
-        await asyncio.wait([coming, self._last], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [coming, self._last]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         coming.cancel()
         await asyncio.wait([coming])
         if not coming.cancelled():
@@ -340,7 +344,7 @@ class WorkerService:
             result = self._executor.execute(plan)
         return result, began_s, self._clock_s()
 
-    async def _begin(self, plan: StepPlan, pipeline: Pipeline) -> asyncio.Future[StepResult]:
+    async def _begin(self, plan: StepPlan, pipeline: Pipeline[Any]) -> asyncio.Future[StepResult]:
         """Let the device begin; the result comes when it is done."""
         loop = asyncio.get_running_loop()
         before, began_s = self._last, self._clock_s()

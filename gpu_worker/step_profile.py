@@ -110,12 +110,12 @@ def measure_steps(
 
     try:
         profile.compute(Bucket(1, 1, True))  # loads what is loaded only once
-        activation_bytes = _peak_bytes(everything, device)
+        activation_bytes = peak_bytes(everything, device)
         graph_bytes = 0
         if buckets is not None:
             sizes = list(buckets)
             logits: list[torch.Tensor] = []
-            graph_bytes = _peak_bytes(lambda: logits.append(profile.compute(sizes[0])), device)
+            graph_bytes = peak_bytes(lambda: logits.append(profile.compute(sizes[0])), device)
             row_bytes = logits.pop()[0].nbytes
             graph_bytes += max_num_sequences * row_bytes + len(sizes) * _GRAPH_BYTES
     except torch.OutOfMemoryError as error:
@@ -124,7 +124,7 @@ def measure_steps(
     return StepMemory(activation_bytes, graph_bytes)
 
 
-def _peak_bytes(run: Callable[[], None], device: torch.device) -> int:
+def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
     """That the allocator takes from the GPU, beyond what it has, while something runs."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()

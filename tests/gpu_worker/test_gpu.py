@@ -1,0 +1,204 @@
+"""The worker on a GPU: the same tokens by every way, no waiting, and memory that is enough."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gpu_worker import assembly
+from gpu_worker.allocation import PagedAllocator
+from gpu_worker.assembly import Worker
+from gpu_worker.cuda_graphs import GraphRunner
+from gpu_worker.executor import Executor
+from gpu_worker.gpu_budget import StepMemory
+from gpu_worker.step_profile import StepProfile, measure_steps, peak_bytes
+from tests.gpu_worker.conftest import MakeWorker, prompt
+from tests.gpu_worker.overlapping import Overlapping
+from tests.gpu_worker.planner import Planner, sampling, step_plan
+from tests.support.models import SERVED
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+if torch.cuda.is_available():
+    pytest.importorskip("triton")
+    from kernels.triton_backend import TritonBackend
+
+DRAWN = sampling(temperature=0.9, min_p=0.01, seed=5)
+FILTERED = sampling(temperature=0.9, top_k=200, top_p=0.9, seed=6)
+
+
+def everything(planner: Planner) -> list[list[int]]:
+    """Chunks, decodes, forks, cached prefixes, prompt scores and steps of many sizes."""
+    planner.admit(1, prompt(45), DRAWN)
+    planner.fork(1, 2, 1)
+    planner.step(s1=45)
+    planner.admit(3, prompt(40) + prompt(9, 3), like=1, num_computed=32)
+    planner.admit(4, prompt(70, 4), sampling(num_logprobs=1))
+    planner.step(s3=17, s4=31)
+    planner.step()
+    planner.admit(5, prompt(300, 5), sampling(num_prompt_logprobs=0))
+    planner.step(s4=39, s5=300)
+    planner.admit(6, prompt(20, 5), FILTERED)
+    planner.step(s6=20)
+    for handle in range(7, 16):
+        planner.admit(handle, prompt(3 + handle, handle))
+        planner.step(**{f"s{handle}": 3 + handle})
+    planner.run(15, 9)
+    return [seq.output[:9] for seq in planner.known.values()]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(make_worker: MakeWorker) -> list[list[int]]:
+    return everything(Planner(make_worker("llama").executor))
+
+
+@pytest.fixture(scope="module")
+def with_graphs(make_worker: MakeWorker) -> Worker:
+    return make_worker("llama", device="cuda", num_threads=None)
+
+
+@pytest.fixture
+def executor(with_graphs: Worker) -> Iterator[Executor]:
+    with_graphs.executor.reset()
+    yield with_graphs.executor
+    with_graphs.executor.reset()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_without_graphs_tokens_are_those_of_the_cpu(
+    make_worker: MakeWorker, on_cpu: list[list[int]], overlap: bool
+) -> None:
+    executor = make_worker("llama", device="cuda", cuda_graphs="off").executor
+    assert not isinstance(executor.runner, GraphRunner)
+    assert everything(Planner(Overlapping(executor) if overlap else executor)) == on_cpu  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_in_virtual_memory_tokens_are_those_of_the_cpu(
+    make_worker: MakeWorker, overlap: bool
+) -> None:
+    pytest.importorskip("cuda.bindings")
+    found = []
+    for settings in ({}, {"device": "cuda", "kv_memory": "virtual", "num_blocks": 4}):
+        block_size = 256 if settings else 16
+        own = make_worker("llama", block_size=block_size, **settings).executor
+        planner = Planner(Overlapping(own) if overlap else own)  # type: ignore[arg-type]
+        planner.admit(1, prompt(45))
+        planner.admit(2, prompt(12, 2))
+        planner.step(s1=45, s2=12)
+        found.append([planner.run(1, 9)[:9], planner.run(2, 9)[:9]])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_graphs_change_no_token(executor: Executor, on_cpu: list[list[int]], overlap: bool) -> None:
+    assert isinstance(executor.runner, GraphRunner)
+    assert everything(Planner(Overlapping(executor) if overlap else executor)) == on_cpu  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", SERVED)
+def test_every_kind_can_be_captured(make_worker: MakeWorker, kind: str) -> None:
+    found = []
+    for settings in ({"device": "cpu"}, {"device": "cuda", "max_num_sequences": 8}):
+        worker = make_worker(kind, max_num_batched_tokens=64, **settings)
+        planner = Planner(worker.executor)
+        planner.admit(1, prompt(50))
+        planner.step(s1=50)
+        planner.admit(2, prompt(11, 2))
+        planner.step(s2=11)
+        found.append([planner.run(1, 12)[:12], planner.run(2, 10)[:10]])
+    assert isinstance(worker.executor.runner, GraphRunner)
+    assert found[0] == found[1]
+
+
+def test_compiled_layers_can_be_captured(make_worker: MakeWorker, on_cpu: list[list[int]]) -> None:
+    worker = make_worker("llama", device="cuda", compile=True)
+    assert isinstance(worker.executor.runner, GraphRunner)
+    assert everything(Planner(worker.executor)) == on_cpu
+
+
+@pytest.mark.parametrize("params", [sampling(), DRAWN], ids=["greedy", "drawn"])
+def test_a_step_begins_without_waiting_for_the_one_before(
+    executor: Executor, params: object
+) -> None:
+    planner = Planner(executor)
+    planner.admit(1, prompt(20), params)  # type: ignore[arg-type]
+    planner.admit(2, prompt(30, 2), params)  # type: ignore[arg-type]
+    planner.step(s1=20, s2=30)
+    for _ in range(3):
+        planner.step()
+    expected_after = executor.batch.num_tokens.max()
+    first = executor.begin(step_plan(5))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # cycles: about a second
+    began = time.perf_counter()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        executor.finish(first)
+        second = executor.begin(step_plan(6))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    begun_s = time.perf_counter() - began
+    result = executor.finish(second)
+    ended_s = time.perf_counter() - began
+    assert begun_s < ended_s / 4, (begun_s, ended_s)
+    assert result.handles.tolist() == [1, 2]
+    assert executor.batch.num_tokens.max() == expected_after + 2
+
+
+def test_times_are_those_of_the_device(executor: Executor) -> None:
+    planner = Planner(executor)
+    planner.admit(1, prompt(20))
+    planner.step(s1=20)
+    torch.cuda._sleep(500_000_000)  # before the step: no part of its forward pass
+    result = planner.step()
+    assert 0 < result.model_us < 100_000
+    assert result.step_us > 2 * result.model_us
+
+
+def test_the_measured_step_leaves_room_for_every_other(make_worker: MakeWorker) -> None:
+    limits = {"max_num_batched_tokens": 400, "max_num_sequences": 16}
+    worker = make_worker("llama", device="cuda", cuda_graphs="off", num_blocks=512, **limits)
+    executor, device = worker.executor, torch.device("cuda")
+    model = executor._model
+    profile = StepProfile(
+        model, model.observe_layers(), TritonBackend(), PagedAllocator(16, device), 512
+    )
+    measured = measure_steps(profile, 400, 16, None, device).activation_bytes
+    assert measured > 400 * 96 * 4  # at least one activation of all tokens
+
+    def largest_steps() -> None:
+        planner = Planner(executor)
+        for handle in range(1, 16):
+            planner.admit(handle, prompt(380, handle), FILTERED)
+            planner.step(**{f"s{handle}": 380})
+        planner.run(15, 5)
+
+    assert peak_bytes(largest_steps, device) <= measured + 2 * 2**20
+
+
+def test_graphs_take_no_more_than_was_kept_for_them(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[StepMemory] = []
+    measure = assembly.measure_steps
+
+    def noting(*arguments: object) -> StepMemory:
+        measured.append(measure(*arguments))  # type: ignore[arg-type]
+        return measured[-1]
+
+    monkeypatch.setattr(assembly, "measure_steps", noting)
+    captured: list[int] = []
+    capture = Executor.capture_graphs
+
+    def measuring(executor: Executor, *arguments: object) -> None:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        capture(executor, *arguments)  # type: ignore[arg-type]
+        torch.cuda.empty_cache()
+        captured.append(free - torch.cuda.mem_get_info()[0])
+
+    monkeypatch.setattr(Executor, "capture_graphs", measuring)
+    make_worker("llama", device="cuda", num_blocks=None)
+    assert captured[0] <= measured[0].graph_bytes
