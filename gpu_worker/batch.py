@@ -20,7 +20,7 @@ from gpu_worker.admissible import (
 )
 from gpu_worker.beams import beam_rows, continue_beams
 from gpu_worker.rows import ChunkRows, Forks, Rows
-from gpu_worker.slots import SlotArrays, Slots
+from gpu_worker.slots import NO_TOKEN, SlotArrays, Slots
 from shared.codec import IntArray
 from shared.messages import Admission, EndFlag, StepPlan
 
@@ -45,6 +45,7 @@ class BatchState(SlotArrays):
         self.version = 0  # changes whenever the set of decoding slots may have changed
         self._decoding: Slots = np.empty(0, np.int64)
         self._decoding_version = -1
+        self._ends: _Ends | None = None  # of those that decode
 
     def __len__(self) -> int:
         return len(self._slot_of)
@@ -115,11 +116,12 @@ class BatchState(SlotArrays):
         Who reaches a length limit ends here; other ends depend on the tokens, see ``settle``.
         """
         if rows.sizes is None:
-            self.num_computed[rows.slots] += 1
+            self.num_computed[rows.slots] = rows.positions + 1
         else:
             self.num_computed[rows.slots] += rows.sizes
         slots = rows.sampled
-        self.num_tokens[slots] += 1
+        num_tokens = self.num_tokens[slots] + 1
+        self.num_tokens[slots] = num_tokens
         for chunk in rows.chunks:
             if chunk.reaches_last:
                 self._tokens.pop(chunk.slot, None)
@@ -130,13 +132,12 @@ class BatchState(SlotArrays):
             self.num_computed[forks.children] = self.num_computed[forks.parents]
             self.decodes[forks.children] = True
             self.version += 1
-        full = self.num_tokens[slots] >= self.max_length[slots]
+        ends = self._ends_of(rows)
+        full = num_tokens >= ends.max_length
         if full.any():
             self.ended[slots[full]] = True
             self.version += 1
-        return Advanced(
-            slots, self.handle[slots], full, self.end_tokens[slots], self.ignores_eos[slots]
-        )
+        return Advanced(slots, ends.handles, full, ends.tokens)
 
     def settle(self, advanced: "Advanced", tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """An EndFlag for each token [R] that a step sampled, 0 for those that go on.
@@ -145,10 +146,7 @@ class BatchState(SlotArrays):
         """
         flags = np.zeros(len(tokens), np.int32)
         flags[advanced.full] = EndFlag.LENGTH
-        hits = advanced.end_tokens == tokens[:, None]
-        num_eos = len(self.limits.eos_token_ids)
-        stops = hits[:, num_eos:].any(1)
-        stops |= hits[:, :num_eos].any(1) & ~advanced.ignores_eos
+        stops = (advanced.end_tokens == tokens[:, None]).any(1)
         if stops.any():
             flags[stops] = EndFlag.STOP
             slots = advanced.slots[stops]
@@ -156,6 +154,18 @@ class BatchState(SlotArrays):
             self.ended[slots[here]] = True
             self.version += 1
         return flags
+
+    def _ends_of(self, rows: Rows) -> "_Ends":
+        """What ends the sequences that sample; as before if they are those of the step before."""
+        known = self._ends
+        if known is not None and rows.only_decodes and known.version == rows.version:
+            return known
+        slots = rows.sampled
+        tokens = self.end_tokens[slots]
+        tokens[self.ignores_eos[slots], : len(self.limits.eos_token_ids)] = NO_TOKEN
+        found = _Ends(rows.version, self.handle[slots], self.max_length[slots], tokens)
+        self._ends = found if rows.only_decodes else None
+        return found
 
     # ---------------------------------------------------------------- sequences
 
@@ -324,8 +334,17 @@ class Advanced:
     slots: Slots  # [R]
     handles: npt.NDArray[np.int32]  # [R]
     full: npt.NDArray[np.bool_]  # [R] the token is the last that there is room for
-    end_tokens: npt.NDArray[np.int64]  # [R, E] end-of-sequence tokens first
-    ignores_eos: npt.NDArray[np.bool_]  # [R]
+    end_tokens: npt.NDArray[np.int64]  # [R, E] tokens that end the sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What ends sequences; the same for as long as the same ones decode."""
+
+    version: int
+    handles: npt.NDArray[np.int32]  # [R]
+    max_length: npt.NDArray[np.int64]  # [R]
+    tokens: npt.NDArray[np.int64]  # [R, E]
 
 
 def _tuples(*arrays: IntArray) -> Iterator[tuple[int, ...]]:

@@ -32,7 +32,7 @@ from gpu_worker.rows import Indices, Rows
 from gpu_worker.runner import EagerRunner, StepRunner
 from gpu_worker.sampling import Chosen, RowSampling, ban_ends, choose, keys_of
 from gpu_worker.step_buffers import StepBuffers, StepSize
-from gpu_worker.step_inputs import InputWriter, StepInputs
+from gpu_worker.step_inputs import InputWriter, StepInputs, first
 from kernels.interface import AttentionBackend
 from shared.codec import IntArray
 from shared.logs import EventLog
@@ -237,7 +237,9 @@ class Executor:
         if sampling is None:
             outcome.sampled(None)
         else:
-            chosen, logprobs = self._sample(rows, logits[num_scored:last], sampling, keys, inputs)
+            chosen, logprobs = self._sample(
+                rows, first(logits, last)[num_scored:], sampling, keys, inputs
+            )
             outcome.sampled(chosen)
         advanced = self.batch.advance(rows)
         return BegunStep(
@@ -285,10 +287,10 @@ class Executor:
         """The forward pass: logits [num_wanted, V]."""
         self._last_tokens.hold(len(self.batch.taken))
         if num_decoding := rows.num_decoding:
-            self._last_tokens.read(inputs.decoding, inputs.token_ids[:num_decoding])
+            self._last_tokens.read(inputs.decoding, first(inputs.token_ids, num_decoding))
         logits = self.runner.run(inputs)
         self.memory.attended()
-        return logits[:num_wanted]
+        return first(logits, num_wanted)
 
     def _sample(
         self,

