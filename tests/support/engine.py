@@ -28,6 +28,7 @@ from shared.messages import (
     Submit,
 )
 from shared.metrics import SchedulerMetrics, WorkerMetrics
+from tests.support.busy_device import BusyDevice
 
 DEADLINE_S = 120
 
@@ -163,9 +164,16 @@ class Engine:
 
 
 @asynccontextmanager
-async def running_worker(bus: Bus, worker: WorkerSettings, engine_id: str) -> AsyncIterator[None]:
-    """The worker as a task of this loop until the block is left; errors of its are raised."""
+async def running_worker(
+    bus: Bus, worker: WorkerSettings, engine_id: str, overlap: bool = False
+) -> AsyncIterator[BusyDevice]:
+    """The worker as a task of this loop until the block is left; errors of its are raised.
+
+    Args:
+        overlap: steps begin before the one before has ended.
+    """
     built = build_worker(worker)
+    device = BusyDevice(built.executor)
     ahead = look_ahead(built.executor)
     service = WorkerService(
         bus,
@@ -175,13 +183,18 @@ async def running_worker(bus: Bus, worker: WorkerSettings, engine_id: str) -> As
         built.executor.limits.kv,
         built.speeds,
         WorkerObserver(WorkerMetrics("tiny", engine_id), built.executor),
-        thread=None if ahead is None else compute_thread(built.executor.device),
+        thread=device.computing
+        if overlap
+        else (None if ahead is None else compute_thread(built.executor.device)),
         look_ahead=ahead,
+        pipeline=device if overlap else None,
+        waiting=device.waiting,
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(service.run())
-        yield
+        yield device
         service.stop()
+    device.close()
 
 
 @asynccontextmanager

@@ -1,0 +1,55 @@
+"""A worker on the CPU whose steps overlap, as they do where a device is busy with them."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from gpu_worker.executor import BegunStep, Executor
+from shared.messages import StepPlan, StepResult
+
+# Without a next plan a step lasts this long.
+_STEP_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class BusyStep:
+    """Lasts until the next one has begun, if that comes in time."""
+
+    begun: BegunStep
+    followed: threading.Event
+
+    def wait(self) -> None:
+        self.followed.wait(_STEP_S)
+
+
+class BusyDevice:
+    """Steps of an executor.
+
+    Attributes:
+        num_overlapping: steps that began before the one before was finished.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.num_overlapping = 0
+        self.computing = ThreadPoolExecutor(1)
+        self.waiting = ThreadPoolExecutor(1)
+        self._executor = executor
+        self._last: BusyStep | None = None
+
+    def begin(self, plan: StepPlan) -> BusyStep:
+        step = BusyStep(self._executor.begin(plan), threading.Event())
+        if self._last is not None:
+            self.num_overlapping += 1
+            self._last.followed.set()
+        self._last = step
+        return step
+
+    def finish(self, step: BusyStep) -> StepResult:
+        if self._last is step:
+            self._last = None
+        return self._executor.finish(step.begun)
+
+    def close(self) -> None:
+        """No step will follow."""
+        self.computing.shutdown()
+        self.waiting.shutdown()
