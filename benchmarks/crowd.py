@@ -42,14 +42,9 @@ _CALM_DEADLINE_S = 600.0
 
 
 class SlowReader:
-    """A stream of which little is read at a time.
-
-    Attributes:
-        is_broken: it ended before its answer did.
-    """
+    """A stream of which little is read at a time."""
 
     def __init__(self) -> None:
-        self.is_broken = False
         self._socket = socket.socket()
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         self._socket.setblocking(False)
@@ -85,7 +80,6 @@ class SlowReader:
         except OSError:
             data = b""
         self._end = (self._end + data)[-64:]
-        self.is_broken = not data and b"[DONE]" not in self._end
         return len(data)
 
 
