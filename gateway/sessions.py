@@ -179,7 +179,7 @@ class Sessions:
         raise DecodeError(f"{type(message).__name__} does not belong into outputs")
 
     def _start_epoch(self, started: EpochStarted) -> None:
-        if not self._place.start_epoch(started.epoch):
+        if not self._place.start_epoch(started.epoch, started.nonce):
             return
         # The new scheduler may know less of the requests log than the one before.
         self.requests_cursor = None
