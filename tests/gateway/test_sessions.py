@@ -935,13 +935,26 @@ def test_hypotheses_of_a_request_that_is_no_search_fail_it(search: SearchLog) ->
     assert "no search" in event.error
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "abort"])
+@pytest.mark.parametrize("reason", ["stop", "length"])
 def test_a_search_that_ends_without_hypotheses_fails(search: SearchLog, reason: str) -> None:
     search.beams((3, [], ""))
     error = f"the request ended with {reason!r}"
     assert search.say(RequestEnded("a", reason, "", "8-8")) == [
         RequestFailed("a", error, engine_knows=True)
     ]
+
+
+def test_what_the_log_must_speak_of_is_known(log: Log) -> None:
+    assert log.sessions.is_unheard_of("a")
+    log.state("a", 1)
+    assert not log.sessions.is_unheard_of("a")
+    log.start(6)
+    assert log.sessions.is_unheard_of("a")
+    log.state("a", 1)
+    assert not log.sessions.is_unheard_of("a")
+    log.step({1: 10})
+    log.sessions.attach("a", "again")
+    assert not log.sessions.is_unheard_of("a"), "an Attach is repeated anyway"
 
 
 def test_a_request_that_ended_before_its_state_came_is_not_lost_afterwards(log: Log) -> None:
