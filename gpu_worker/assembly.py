@@ -136,7 +136,7 @@ def _compile_layers(model: RaggedModel) -> None:
     if instructions is None or model.dtype not in CpuLayers.dtypes:
         log.info("layers are torch's own", instructions=None, dtype=model.dtype)
         return
-    check = LayerCheck(model)
+    check = LayerCheck(model, "--cpu-kernels off serves it with torch's")
     found = fuse(model.model, CpuLayers(instructions), model.dtype)
     model.packed_bytes = found.weight_bytes
     try:

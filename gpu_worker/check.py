@@ -72,9 +72,11 @@ class LayerCheck:
 
     Args:
         model: as it was loaded.
+        instead: what to do where it is not the same, for errors.
     """
 
-    def __init__(self, model: RaggedModel) -> None:
+    def __init__(self, model: RaggedModel, instead: str) -> None:
+        self._instead = instead
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(model.vocab_size, (_LAYER_TOKENS,), generator=generator)
         self._model = model
@@ -87,17 +89,17 @@ class LayerCheck:
         Raises:
             ModelUnsupported: farther than rounding explains, or the pass fails.
         """
-        off = "--cpu-kernels off serves it with torch's"
         try:
             found = self._model.eager_logits(self._tokens)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise ModelUnsupported(f"with compiled layers: {error}; {off}") from error
+            why = str(error).strip().partition("\n")[0]
+            raise ModelUnsupported(f"with compiled layers: {why}; {self._instead}") from error
         tolerance = _TOLERANCE[self._model.dtype]
         deviation = _deviation(found, self._expected)
         if not deviation <= tolerance:  # so that NaN fails, too
             raise ModelUnsupported(
                 f"with compiled layers the logits deviate by {deviation:.2g} of their spread; "
-                f"{tolerance:.2g} is tolerated; {off}"
+                f"{tolerance:.2g} is tolerated; {self._instead}"
             )
         return CheckResult(deviation, tolerance, len(self._tokens))
 

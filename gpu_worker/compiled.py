@@ -27,7 +27,7 @@ def compile_layers(model: RaggedModel, shapes: Sequence[LayerShape]) -> CheckRes
     layers = decoder_layers(model.model, [shape.module for shape in shapes])
     if not layers:
         raise SettingsError("--compile", True, "this model has no list of layers to compile")
-    check = LayerCheck(model)
+    check = LayerCheck(model, "without --compile it is served as it is")
     register_uncompiled_attention()
     for layer in layers:
         layer.compile(dynamic=True)
@@ -36,8 +36,8 @@ def compile_layers(model: RaggedModel, shapes: Sequence[LayerShape]) -> CheckRes
     except ModelUnsupported as error:
         raise SettingsError("--compile", True, str(error)) from error
     except Exception as error:  # a compiler is missing, or gives up: of any type
-        first_line = str(error).strip().partition("\n")[0]
-        reason = f"the layers cannot be compiled: {type(error).__name__}: {first_line}"
+        why = str(error).strip().partition("\n")[0]
+        reason = f"the layers cannot be compiled: {type(error).__name__}: {why}"
         raise SettingsError("--compile", True, reason) from error
 
 

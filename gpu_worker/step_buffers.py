@@ -63,7 +63,6 @@ class StepLayout:
         self.table_start = size.table_start
         self.one_row_each = np.arange(size.num_seqs + 1)  # query starts where all decode
         self._tables: torch.Tensor | None = None
-        self._used_bytes = self.table_start
 
     def host(self, turn: int) -> StepArrays:
         """What is to be filled."""
@@ -74,14 +73,14 @@ class StepLayout:
         if self._tables is None or self._tables.shape[1] != width:
             num_seqs = self.size.num_seqs
             self._tables = self.device.tables[: num_seqs * width].view(num_seqs, width)
-            self._used_bytes = self.table_start + 4 * num_seqs * width
         return self._tables
 
-    def upload(self, turn: int) -> None:
-        """Copy what was filled, and tables as wide as last asked for, in the current stream."""
+    def upload(self, turn: int, table_entries: int) -> None:
+        """Copy what was filled, and so much of the tables, in the current stream."""
         hosts, device = self._bytes
         if hosts[turn] is not device:
-            device[: self._used_bytes].copy_(hosts[turn][: self._used_bytes], non_blocking=True)
+            used = self.table_start + 4 * table_entries
+            device[:used].copy_(hosts[turn][:used], non_blocking=True)
 
 
 class StepBuffers:

@@ -81,7 +81,7 @@ class InputWriter:
         if keys.size:
             host.keys[: keys.size] = keys.ravel()
             device_keys = device_keys[: keys.size].view(keys.shape)
-        layout.upload(turn)
+        layout.upload(turn, placement.block_tables.size)
         self._buffers.copied(turn)
         return StepInputs(
             token_ids=device.token_ids,
@@ -104,7 +104,7 @@ class InputWriter:
             field[:] = 0
         host.slot_mapping[:] = _NO_SLOT
         host.query_starts[:] = layout.one_row_each if bucket.decodes else 0
-        layout.upload(turn)
+        layout.upload(turn, 0)
         self._buffers.copied(turn)
         device = layout.device
         max_query_len, max_context_len = bounds(bucket, self._most_keys)

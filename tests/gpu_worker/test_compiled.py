@@ -34,6 +34,19 @@ def test_tokens_are_the_same(
     assert found[0] == found[1]
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_without_a_compiler_it_says_so(make_worker: MakeWorker) -> None:
+    from torch._inductor import config
+
+    with (
+        config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}),
+        pytest.raises(SettingsError, match=r"no-such-compiler.*without --compile") as raised,
+    ):
+        make_worker("llama", cpu_kernels="off", compile=True)
+    torch.compiler.reset()
+    assert raised.value.key == "--compile"
+
+
 def test_compiled_layers_are_not_compiled_twice(model_path: ModelPath) -> None:
     settings = WorkerSettings(model=str(model_path("llama")), device="cpu", compile=True)
     with pytest.raises(SettingsError, match="--cpu-kernels off") as raised:
