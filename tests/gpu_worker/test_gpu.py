@@ -2,21 +2,24 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gpu_worker import assembly
 from gpu_worker.allocation import PagedAllocator
-from gpu_worker.assembly import Worker
+from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.cuda_graphs import GraphRunner
 from gpu_worker.executor import Executor
 from gpu_worker.gpu_budget import StepMemory
+from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_profile import StepProfile, measure_steps, peak_bytes
 from tests.gpu_worker.conftest import MakeWorker, prompt
 from tests.gpu_worker.overlapping import Overlapping
 from tests.gpu_worker.planner import Planner, sampling, step_plan
-from tests.support.models import SERVED
+from tests.support.models import SERVED, tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -24,6 +27,7 @@ if torch.cuda.is_available():
     pytest.importorskip("triton")
     from kernels.triton_backend import TritonBackend
 
+SIZES: dict[str, Any] = {"num_blocks": 128, "max_num_sequences": 32}
 DRAWN = sampling(temperature=0.9, min_p=0.01, seed=5)
 FILTERED = sampling(temperature=0.9, top_k=200, top_p=0.9, seed=6)
 
@@ -50,12 +54,12 @@ def everything(planner: Planner) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def on_cpu(make_worker: MakeWorker) -> list[list[int]]:
-    return everything(Planner(make_worker("llama").executor))
+    return everything(Planner(make_worker("llama", num_blocks=128).executor))
 
 
 @pytest.fixture(scope="module")
 def with_graphs(make_worker: MakeWorker) -> Worker:
-    return make_worker("llama", device="cuda", num_threads=None)
+    return make_worker("llama", device="cuda", **SIZES)
 
 
 @pytest.fixture
@@ -69,20 +73,27 @@ def executor(with_graphs: Worker) -> Iterator[Executor]:
 def test_without_graphs_tokens_are_those_of_the_cpu(
     make_worker: MakeWorker, on_cpu: list[list[int]], overlap: bool
 ) -> None:
-    executor = make_worker("llama", device="cuda", cuda_graphs="off").executor
+    executor = make_worker("llama", device="cuda", cuda_graphs="off", **SIZES).executor
     assert not isinstance(executor.runner, GraphRunner)
     assert everything(Planner(Overlapping(executor) if overlap else executor)) == on_cpu  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_in_virtual_memory_tokens_are_those_of_the_cpu(
-    make_worker: MakeWorker, overlap: bool
-) -> None:
+def test_in_virtual_memory_tokens_are_those_of_the_cpu(tmp_path: Path, overlap: bool) -> None:
     pytest.importorskip("cuda.bindings")
+    # 256 tokens of this one are a page of two megabytes.
+    path = tiny_model("llama", tmp_path, num_hidden_layers=8, head_dim=64)
     found = []
-    for settings in ({}, {"device": "cuda", "kv_memory": "virtual", "num_blocks": 4}):
-        block_size = 256 if settings else 16
-        own = make_worker("llama", block_size=block_size, **settings).executor
+    for device, kv_memory in (("cpu", "paged"), ("cuda", "virtual")):
+        settings = WorkerSettings(
+            model=str(path),
+            dtype="float32",
+            device=device,
+            kv_memory=kv_memory,
+            block_size=256,
+            num_blocks=4,
+        )
+        own = build_worker(settings).executor
         planner = Planner(Overlapping(own) if overlap else own)  # type: ignore[arg-type]
         planner.admit(1, prompt(45))
         planner.admit(2, prompt(12, 2))
@@ -113,7 +124,7 @@ def test_every_kind_can_be_captured(make_worker: MakeWorker, kind: str) -> None:
 
 
 def test_compiled_layers_can_be_captured(make_worker: MakeWorker, on_cpu: list[list[int]]) -> None:
-    worker = make_worker("llama", device="cuda", compile=True)
+    worker = make_worker("llama", device="cuda", compile=True, **SIZES)
     assert isinstance(worker.executor.runner, GraphRunner)
     assert everything(Planner(worker.executor)) == on_cpu
 

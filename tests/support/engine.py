@@ -190,11 +190,13 @@ async def running_worker(
         pipeline=device if overlap else None,
         waiting=device.waiting,
     )
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(service.run())
-        yield device
-        service.stop()
-    device.close()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(service.run())
+            yield device
+            service.stop()
+    finally:
+        device.close()
 
 
 @asynccontextmanager
