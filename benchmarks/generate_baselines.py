@@ -20,7 +20,7 @@ from transformers import (
 from shared.codec import IntArray
 from shared.errors import PageStreamError
 
-# Tokens in a page of continuous batching's cache; transformers' default.
+# Tokens in a page of continuous batching's cache, as transformers has it by default.
 _PAGE_TOKENS = 256
 _POLL_S = 1.0
 _LOGGER = "ContinuousBatchingLogger"  # of transformers; says much at every start
@@ -116,7 +116,6 @@ class Transformers:
         longest = max(map(len, prompts)) + num_new
         pages = len(prompts) * (-(-longest // _PAGE_TOKENS) + 1)
         cache = ContinuousBatchingConfig(
-            page_size=_PAGE_TOKENS,
             num_blocks=pages,
             max_batch_tokens=self._max_num_batched_tokens,
             use_cuda_graph=use_graphs,

@@ -27,7 +27,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -182,7 +182,8 @@ def measure_theirs(run: Run, bench: Bench, model: Transformers) -> None:
     for num_tokens in suite.prefills:
         plan("generate", model.generate, "prefill", num_tokens)
     if torch.cuda.is_available():
-        plan("continuous batching with CUDA graphs", with_graphs, "decode", suite.continuous[0])
+        name, wanted = "continuous batching with CUDA graphs", suite.wanted_ratio
+        plan(name, with_graphs, "decode", suite.continuous[0], wanted)
 
 
 def measure(run: Run, shape: Shape, suite: Suite, settings: WorkerSettings) -> None:
@@ -213,9 +214,13 @@ def measure(run: Run, shape: Shape, suite: Suite, settings: WorkerSettings) -> N
     run.part("transformers", "transformers", theirs)
 
 
-def main() -> int:
-    """Measure, print a table, and write JSON if asked to."""
-    args = _parser().parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print a table, and write JSON if asked to.
+
+    Args:
+        arguments: None: those of this process.
+    """
+    args = _parser().parse_args(arguments)
     shape, suite = shape_and_suite(args.shape)
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -160,7 +160,7 @@ def _baseline_cells(baseline: BaselineRow | None) -> list[str]:
     if baseline is None:
         return [""] * 5
     return [
-        f"{baseline.name} ({baseline.how})",
+        f"{baseline.name} ({baseline.how})".replace("|", "\\|"),
         _spread(baseline.ms),
         f"{baseline.ratio:.2f}{_target(baseline.wanted_ratio)}",
         f"{baseline.whole_ratio:.2f}",
