@@ -15,16 +15,13 @@ rate; ``--max-num-sequences`` bounds how many share a step, and so the time betw
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,22 +31,15 @@ import uvloop
 
 from benchmarks.http_stream import RawAnswer, StreamFailed, Target, exchange
 from benchmarks.latencies import read_answer, summarize
-from benchmarks.processes import held_by, kept_in_redis, service_pid
+from benchmarks.launched import SERVICES, NotServed, service_pids, serving
+from benchmarks.processes import held_by, kept_in_redis
 from benchmarks.serve import Load
 from deploy.ports import free_port
-from deploy.settings import REPOSITORY
-from shared.errors import PageStreamError
 
 _CALM = 0.8  # of the sustainable rate
-_READY_DEADLINE_S = 300.0
 _LOOK_S = 1.0
-_SERVICES = ("redis", "scheduler", "worker", "gateway")
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "latency_ms_p50")
 _LOAD = Load("completions", "demo", prompt_tokens=32, output_tokens=32)
-
-
-class NotServed(PageStreamError):
-    """The services did not come up."""
 
 
 @dataclass(slots=True)
@@ -89,13 +79,13 @@ class Overload:
 
     Args:
         port: of the gateway.
-        run_folder: in which the launcher keeps the ids of its processes.
+        folder: as given to the launcher.
         rng: of prompts and moments.
     """
 
-    def __init__(self, port: int, run_folder: Path, rng: random.Random) -> None:
+    def __init__(self, port: int, folder: Path, rng: random.Random) -> None:
         self._target = Target.of(f"http://127.0.0.1:{port}", "/v1/completions", None)
-        self._run_folder = run_folder
+        self._folder = folder
         self._rng = rng
         self.memory: list[dict[str, float]] = []  # MiB by process, each second, with the phase
         self.phase = "start"
@@ -140,8 +130,7 @@ class Overload:
             phase.broken[str(error)[:100]] += 1
 
     def _memory(self) -> dict[str, float]:
-        files = {name: self._run_folder / f"{name}.pid" for name in _SERVICES}
-        pids = {name: service_pid(int(file.read_text())) for name, file in files.items()}
+        pids = service_pids(self._folder)
         found = {name: held_by(pid).rss_bytes / 2**20 for name, pid in pids.items()}
         with suppress(OSError):
             kept = kept_in_redis(redis_port(pids["redis"]), "engine-0")
@@ -160,34 +149,9 @@ def redis_port(pid: int) -> int:
     raise OSError(f"process {pid} is no Redis: {words[:4]!r}")
 
 
-@contextmanager
-def serving(folder: Path, port: int, flags: list[str]) -> Iterator[None]:
-    """All services, by the launcher, until the block is left.
-
-    Raises:
-        NotServed: they do not become ready.
-    """
-    command = [sys.executable, "-m", "deploy.serve", "--state-dir", str(folder)]
-    command += ["--port", str(port), "--scheduler-metrics-port", "0", "--worker-metrics-port", "0"]
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
-    environ.pop("REDIS_URL", None)
-    with (folder / "serve.log").open("w+") as log:
-        launcher = subprocess.Popen([*command, *flags], env=environ, stdout=log, stderr=log)
-        try:
-            until_s = time.monotonic() + _READY_DEADLINE_S
-            while "ready: " not in (folder / "serve.log").read_text():
-                if launcher.poll() is not None or time.monotonic() > until_s:
-                    raise NotServed((folder / "serve.log").read_text()[-2_000:])
-                time.sleep(0.2)
-            yield
-        finally:
-            launcher.send_signal(signal.SIGTERM)
-            launcher.wait()
-
-
 async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str, Any]:
     """All phases; what they have shown, as one object."""
-    load = Overload(port, folder / "run", random.Random(args.seed))
+    load = Overload(port, folder, random.Random(args.seed))
     await load.sustainable_rate(args.max_num_sequences, 3.0)  # until all is warm
     rate = await load.sustainable_rate(args.max_num_sequences, args.calibration_seconds)
     say(f"sustainable: {rate:.2f} requests a second")
@@ -230,7 +194,7 @@ def table(found: dict[str, Any]) -> str:
 def _memory_lines(memory: list[dict[str, Any]]) -> Iterator[str]:
     yield "| MiB | before, last | overload, highest | overload, last | end |"
     yield "|---|---|---|---|---|"
-    for name in (*_SERVICES, "redis data", "outputs entries"):
+    for name in (*SERVICES, "redis data", "outputs entries"):
         by_phase = {
             phase: [look[name] for look in memory if look["phase"] == phase and name in look]
             for phase in ("before", "overload", "end")

@@ -95,7 +95,8 @@ class Requests:
         known = (submit.request_id in self._by_request) or self._remembered.find(submit.request_id)
         if known:
             again = (submit.request_id, submit.gateway, submit.attachment, submit)
-            return self.attach(Attach(*again, views=(), exact=False))
+            # Of a delivery that was aborted it is the first word: it may still be refused.
+            return self.attach(Attach(*again, views=(), exact=False, is_new=True))
         if (refusal := self._why_full(submit)) is not None:
             return refusal
         return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})

@@ -377,6 +377,15 @@ def test_a_beam_search_has_nothing_to_rewind() -> None:
 # ------------------------------------------------------------------- admission
 
 
+def test_a_request_that_comes_late_behind_an_abort_of_it_may_still_be_refused() -> None:
+    engine = Engine(max_waiting_requests=1)
+    engine.tell(submit("a", range(5)))
+    engine.tell(Abort("b", "another", "gone"))
+    [answer] = engine.tell(submit("b", range(5)))
+    assert isinstance(answer, RequestEnded)
+    assert answer.reason == "overloaded"
+
+
 def test_more_than_may_wait_is_refused_with_the_numbers() -> None:
     engine = Engine(max_waiting_requests=2)
     for name in ("a", "b"):
