@@ -63,7 +63,10 @@ from shared.settings import add_flags, exit_with, load
 _NO_TIME = "no time was left"
 _SEED = 0
 # Settings of the worker that the run decides itself.
-_OWN = {"model", "served_model_name", "num_blocks", "kv_memory_bytes", "max_model_len"}
+_OWN = {
+    *("model", "served_model_name", "num_blocks", "kv_memory_bytes", "max_model_len"),
+    *("max_num_batched_tokens", "max_num_sequences"),
+}
 
 
 class Run:
@@ -264,7 +267,11 @@ def _settings(given: dict[str, str], folder: Path, shape: Shape, suite: Suite) -
     Raises:
         SettingsError: a setting is wrong.
     """
-    settings = load(WorkerSettings, given, {})
+    steps = {
+        "max_num_batched_tokens": str(suite.chunk_tokens),
+        "max_num_sequences": str(max(suite.batches)),
+    }
+    settings = load(WorkerSettings, given | steps, {})
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, torch.bfloat16, device)
     host_bytes = settings.host_kv_memory_bytes
