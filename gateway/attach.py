@@ -24,6 +24,8 @@ _log = EventLog("gateway.attach")
 # A scheduler that reads what was appended answers within a step.
 _FIRST_REPEAT_S = 2.0
 _LONGEST_REPEAT_S = 30.0
+# What is not heard of for so long may have been told in entries that were trimmed unread.
+_UNHEARD_S = 10.0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class _Delivery:
         submit: what to ask for if the engine does not know the request; None if only the id is
             known.
         attach: what was said and has no answer yet.
+        unheard_since_s: since when the log has been silent about it, although it must speak of it.
         give_up_s: when to stop waiting for the engine's first word; None: never, or it came.
     """
 
@@ -46,6 +49,7 @@ class _Delivery:
     repeat_s: float = 0.0
     pause_s: float = _FIRST_REPEAT_S
     accepted: bool = False
+    unheard_since_s: float | None = None
 
 
 class Deliveries:
@@ -206,6 +210,19 @@ class Deliveries:
             self._send(delivery.attach)
             delivery.repeat_s = now + delivery.pause_s
             delivery.pause_s = min(2 * delivery.pause_s, _LONGEST_REPEAT_S)
+
+    def attach_unheard_of(self) -> None:
+        """Ask for what the log must have spoken of by now."""
+        now = self._clock_s()
+        for request_id, delivery in self._open.items():
+            if not self._sessions.is_unheard_of(request_id):
+                delivery.unheard_since_s = None
+            elif delivery.unheard_since_s is None:
+                delivery.unheard_since_s = now
+            elif now >= delivery.unheard_since_s + _UNHEARD_S:
+                delivery.unheard_since_s = None
+                _log.warning("attaching", id=request_id, why="the log is silent about it")
+                self.attach(request_id)
 
     def give_up(self, why: str) -> None:
         """Tell the calls that have waited in vain for the engine's first word."""

@@ -315,6 +315,7 @@ class EngineClient:
     def _tend_deliveries(self) -> None:
         if not self._outbox.is_behind:
             self._deliveries.repeat()
+            self._deliveries.attach_unheard_of()
         self._deliveries.give_up(f"the engine did not answer within {self.patience_s:g} s")
         away_since_s = self._away_since_s
         if away_since_s is not None and _loop_s() - away_since_s >= self.patience_s:

@@ -5,8 +5,6 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from gateway.admission import Output
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.display import Display, read_display, request_id
@@ -28,10 +26,10 @@ from gateway.events import (
 )
 from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
-from gateway.sessions import GOOD_ENDS
+from gateway.resumed import views_of
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
-from shared.messages import ChoiceView, FinishReason, Stop, Submit, TokenLogprobs
+from shared.messages import FinishReason, Stop, Submit, TokenLogprobs
 from shared.metrics import GatewayMetrics
 
 _BAD_NEWS = (ClientGone, EngineUnreachable, NotRemembered, RequestFailed)
@@ -154,16 +152,15 @@ class Generation:
         places = iter(position.choices or [Position()] * len(self._parts))
         for request, known in zip(self._requests, found, strict=True):
             is_search = known.submit.sampling.beams is not None
-            views = []
-            for number, part in enumerate(request.parts):
-                # Of a beam search nothing is delivered before its end, so nothing is viewed.
-                output = () if is_search else known.outputs[number]
-                reason = "" if is_search else known.finish_reasons[number]
-                view = self._go_on(part, next(places), output, reason)
-                views.append(view)
+            own = [next(places) for _ in request.parts]
+            views = views_of(known, [(found.num_tokens, found.ended) for found in own])
+            for part, place, view in zip(request.parts, own, views, strict=True):
+                part.go_on(place)
+                if self._output.generate:
+                    self._replay(part, view.tokens.tolist())
                 if view.finish_reason and not part.settled:
                     ended = FinishReason(view.finish_reason)
-                    self._waiting.append(ChoiceFinished(request.request_id, number, ended))
+                    self._waiting.append(ChoiceFinished(request.request_id, part.number, ended))
             if not all(view.finish_reason for view in views):
                 self._engine.attach(known.submit, self.mailbox, () if is_search else views)
 
@@ -302,21 +299,6 @@ class Generation:
             why = "the log has another history of this request"
             raise failed(f"the stream cannot be continued: {why}", "stream_lost")
         return count
-
-    def _go_on(
-        self, part: Part, position: Position, output: Sequence[int], reason: str
-    ) -> ChoiceView:
-        """Show a choice from here on; what the client has of it, as far as that is known."""
-        part.go_on(position)
-        seen = list(output[: position.num_tokens])
-        if self._output.generate:
-            self._replay(part, seen)
-        ended = ""
-        if reason in GOOD_ENDS and len(seen) == len(output) == position.num_tokens:
-            ended = reason  # there is nothing left that could be generated
-        elif position.ended:
-            ended = FinishReason.STOP.value  # a stop string, which the engine may not know of
-        return ChoiceView(np.array(seen, np.int32), ended)
 
     def _submits(self) -> list[Submit]:
         attachment, received_ms = secrets.token_hex(8), int(time.time() * 1000)

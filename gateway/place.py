@@ -23,6 +23,7 @@ class Place:
     def __init__(self) -> None:
         self.cursor: EntryId = START
         self._epoch: int | None = None
+        self._nonce: str | None = None  # of the epoch's start, if that was read
         self._step: int | None = None  # None: not known, so that whatever comes next is a gap
         self._awaits_above: int | None = None  # believe nothing but what is of a later epoch
         self._is_torn = False
@@ -35,11 +36,17 @@ class Place:
         elif entry_id.seq > before.seq + 1:
             self._is_torn = True
 
-    def start_epoch(self, epoch: int) -> bool:
-        """A scheduler took over; False if that is old news."""
-        if self._epoch is not None and epoch <= self._epoch:
+    def start_epoch(self, epoch: int, nonce: str) -> bool:
+        """A scheduler took over; False if that is old news.
+
+        Args:
+            nonce: of this beginning. A server whose clock went back after it had lost the end of
+                the log gives the number of a lost epoch to the next one.
+        """
+        is_same = epoch == self._epoch and nonce == self._nonce
+        if is_same or (self._epoch is not None and epoch < self._epoch):
             return False
-        self._epoch, self._step, self._awaits_above = epoch, 0, None
+        self._epoch, self._nonce, self._step, self._awaits_above = epoch, nonce, 0, None
         self._is_torn = False
         return True
 
@@ -58,6 +65,8 @@ class Place:
         if self._epoch is not None and epoch < self._epoch:
             return Fit.PASSED
         before, self._epoch = self._epoch, epoch
+        if before != epoch:
+            self._nonce = None
         is_torn, self._is_torn = self._is_torn, False
         if not is_torn and not is_awaited and (before is None or before == epoch):
             return Fit.FOLLOWS
@@ -74,6 +83,8 @@ class Place:
 
     def server_restarted(self, last: EntryId) -> None:
         """The server is not the one that was read so far; ``last`` is the log's last entry now."""
+        # What comes next may follow other results than those that were read.
+        self._step = None
         if last < self.cursor:
             # The end of the log is lost. Ids below the cursor will be given out again; what they
             # say is not what was delivered, until a scheduler has started anew.
@@ -83,4 +94,4 @@ class Place:
             # Its epoch is lost as a whole, perhaps by a restart after the one that was noticed. If
             # the clock went back, too, the next has a lower number, and may be the one that is
             # there already, without its start.
-            self._epoch = self._step = self._awaits_above = None
+            self._epoch = self._nonce = self._awaits_above = None

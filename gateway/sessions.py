@@ -115,6 +115,16 @@ class Sessions:
         request = self._requests.get(request_id)
         return request_id in self._lookups or (request is not None and request.awaits)
 
+    def is_unheard_of(self, request_id: str) -> bool:
+        """The log has to speak of an open request before there can be anything to deliver.
+
+        It will, once a Submit was read or a scheduler has taken over, unless that was trimmed.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.awaits or request.has_ended:
+            return False
+        return not request.was_stated or request_id in self._unstated
+
     def close(self, request_id: str) -> None:
         """Nobody waits any more."""
         self._lookups.pop(request_id, None)
@@ -179,7 +189,7 @@ class Sessions:
         raise DecodeError(f"{type(message).__name__} does not belong into outputs")
 
     def _start_epoch(self, started: EpochStarted) -> None:
-        if not self._place.start_epoch(started.epoch):
+        if not self._place.start_epoch(started.epoch, started.nonce):
             return
         # The new scheduler may know less of the requests log than the one before.
         self.requests_cursor = None
@@ -366,8 +376,10 @@ class Sessions:
         elif reason is FinishReason.UNKNOWN:
             self.close(request_id)
             yield NotRemembered(request_id)
-        elif reason is FinishReason.ABORT and request.awaits:
-            return  # an earlier delivery was given up; who attaches is served all the same
+        elif reason is FinishReason.ABORT:
+            # Somebody waits here: what was given up is another delivery of it, or this gateway was
+            # taken for dead.
+            yield from self._lost(request_id, "another delivery of the request was given up")
         elif reason not in GOOD_ENDS or (request.is_search and reason is not FinishReason.DEADLINE):
             error = message.error or f"the request ended with {reason.value!r}"
             refused = reason is FinishReason.OVERLOADED

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 
 import numpy as np
 
@@ -57,7 +58,8 @@ async def start_epoch(
     """
     tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
     epoch = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
-    started = encode(EpochStarted(epoch, scheduler, workers, np.array(suspects, np.int32)))
+    handles = np.array(suspects, np.int32)
+    started = encode(EpochStarted(epoch, scheduler, workers, handles, token_hex(8)))
     fence = EntryId(epoch, 0)
     await bus.append_all(
         [

@@ -164,6 +164,7 @@ class EpochStarted(Message):
     workers: tuple[str, ...]  # instances, by rank
     suspects: IntArray = field(default_factory=_no_ints)  # [n] handles, of the epoch before, of
     #                                       sequences in plans that the worker did not survive
+    nonce: str = ""  # tells it from one of the same number that the log has lost
 
 
 @dataclass(frozen=True, slots=True)

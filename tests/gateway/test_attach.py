@@ -35,3 +35,17 @@ async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_
     assert [attach.request_id for attach in sent] == ["lost"]
     [failed] = await mailbox.take()
     assert isinstance(failed, RequestFailed)
+
+
+async def test_what_the_log_is_silent_about_is_asked_for() -> None:
+    now, sessions, sent = [0.0], Sessions(), list[Attach]()
+    deliveries = Deliveries("gateway", sessions, sent.append, lambda: now[0])
+    deliveries.open(submit("trimmed"), Mailbox())
+    deliveries.attach_unheard_of()
+    now[0] = 9.9
+    deliveries.attach_unheard_of()
+    assert sent == []
+    now[0] = 10.0
+    deliveries.attach_unheard_of()
+    deliveries.attach_unheard_of()
+    assert [(attach.request_id, attach.is_new) for attach in sent] == [("trimmed", True)]

@@ -410,7 +410,7 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
 
 def test_an_epoch_that_is_awaited_may_have_lost_its_start_by_trimming() -> None:
     place = Place()
-    place.start_epoch(6)
+    place.start_epoch(6, "")
     place.read(EntryId(6, 1))
     place.server_restarted(EntryId(6, 0))
     assert place.enter(6) is Fit.PASSED
@@ -420,21 +420,41 @@ def test_an_epoch_that_is_awaited_may_have_lost_its_start_by_trimming() -> None:
 
 def test_what_is_left_of_an_epoch_may_be_lost_by_a_second_restart() -> None:
     place = Place()
-    place.start_epoch(6)
+    place.start_epoch(6, "")
     place.read(EntryId(6, 3))
     place.server_restarted(EntryId(6, 1))
     place.server_restarted(EntryId(0, 0))
-    assert place.start_epoch(5)
+    assert place.start_epoch(5, "")
     assert place.enter(5) is Fit.FOLLOWS
 
 
 def test_an_epoch_with_a_lower_number_may_be_there_already_without_its_start() -> None:
     place = Place()
-    place.start_epoch(6)
+    place.start_epoch(6, "")
     place.read(EntryId(6, 1))
     place.server_restarted(EntryId(4, 9))
     place.read(EntryId(4, 7))
     assert place.enter(4) is not Fit.PASSED
+
+
+def test_an_epoch_may_bear_the_number_of_a_lost_one() -> None:
+    place = Place()
+    place.start_epoch(6, "lost")
+    place.read(EntryId(6, 2))
+    place.server_restarted(EntryId(6, 1))
+    assert not place.start_epoch(6, "lost")
+    assert place.enter(6) is Fit.PASSED
+    assert place.start_epoch(6, "another")
+    assert place.enter(6) is Fit.FOLLOWS
+    assert place.take_step(1) is Fit.FOLLOWS
+
+
+def test_after_a_restart_no_result_follows_those_before_it() -> None:
+    place = Place()
+    place.start_epoch(6, "")
+    place.take_step(1)
+    place.server_restarted(EntryId(6, 9))
+    assert place.take_step(2) is Fit.GAP
 
 
 def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Log) -> None:
@@ -915,13 +935,26 @@ def test_hypotheses_of_a_request_that_is_no_search_fail_it(search: SearchLog) ->
     assert "no search" in event.error
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "abort"])
+@pytest.mark.parametrize("reason", ["stop", "length"])
 def test_a_search_that_ends_without_hypotheses_fails(search: SearchLog, reason: str) -> None:
     search.beams((3, [], ""))
     error = f"the request ended with {reason!r}"
     assert search.say(RequestEnded("a", reason, "", "8-8")) == [
         RequestFailed("a", error, engine_knows=True)
     ]
+
+
+def test_what_the_log_must_speak_of_is_known(log: Log) -> None:
+    assert log.sessions.is_unheard_of("a")
+    log.state("a", 1)
+    assert not log.sessions.is_unheard_of("a")
+    log.start(6)
+    assert log.sessions.is_unheard_of("a")
+    log.state("a", 1)
+    assert not log.sessions.is_unheard_of("a")
+    log.step({1: 10})
+    log.sessions.attach("a", "again")
+    assert not log.sessions.is_unheard_of("a"), "an Attach is repeated anyway"
 
 
 def test_a_request_that_ended_before_its_state_came_is_not_lost_afterwards(log: Log) -> None:

@@ -56,6 +56,8 @@ class Played:
             return
         views = [view.tokens.tolist() for view in attach.views] or [[] for _ in self.tokens]
         ended = {n: view.finish_reason for n, view in enumerate(attach.views) if view.finish_reason}
+        going_on = {len(view) for number, view in enumerate(views) if number not in ended}
+        assert len(going_on) <= 1, "a scheduler lets choices go on side by side only"
         submit = await self.engine.accept_attach(attach, *views, submit=submit, ended=ended)
         starts = [len(view) for view in views]
         for number in ended:
@@ -170,6 +172,25 @@ async def test_a_stream_cut_after_any_event_has_the_same_text(
     assert shown([data for _, data in parsed(again.text)]) == whole
     nothing = await other.http.get(url, headers={"Last-Event-ID": events[-1][0]})
     assert nothing.status_code == 204
+
+
+async def test_scored_choices_of_different_lengths_go_on_behind_what_the_client_has_of_each(
+    make_stage: MakeStage,
+) -> None:
+    stage, other = await two_gateways(make_stage)
+    texts = ("one of the two answers", "the other one of them")
+    tokens = [stage.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    stage.spawn(Played(stage.engine, *tokens, scored=True).serve())
+    body = {"n": 2, "logprobs": True, "return_token_ids": True, "max_tokens": 60}
+    response = await stage.chat(stream=True, stream_resume=True, **body)
+    has = ".".join(
+        str(Position().after(own[:count])) for own, count in zip(tokens, (5, 2), strict=True)
+    )
+    url = response.headers["x-stream-url"]
+    rest = await other.http.get(url, headers={"Last-Event-ID": f"{has}~0"})
+    found = shown([data for _, data in parsed(rest.text)])
+    assert [found[0][4], found[1][4]] == [tokens[0][5:], tokens[1][2:]]
+    assert [len(found[0][3]), len(found[1][3])] == [len(tokens[0]) - 5, len(tokens[1]) - 2]
 
 
 async def resumable(stage: Stage, **body: Any) -> httpx.Response:

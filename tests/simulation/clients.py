@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from secrets import token_hex
 
-import numpy as np
-
 from gateway.engine import Engine, EngineClient
 from gateway.events import (
     ChoiceFinished,
@@ -24,8 +22,8 @@ from gateway.events import (
     TokensArrived,
 )
 from gateway.mailbox import ClientGone, Letter, Mailbox
-from gateway.sessions import GOOD_ENDS
-from shared.messages import ChoiceView, FinishReason, Stop, Submit
+from gateway.resumed import views_of
+from shared.messages import FinishReason, Stop, Submit
 
 
 class Outcome(Enum):
@@ -163,29 +161,16 @@ class Call:
                 elif not isinstance(letter, ClientGone):
                     self._refuse(letter)
         self._engine.close(identity, self._mailbox)
-        views = []
-        is_search = known.submit.sampling.beams is not None
-        for choice in range(known.submit.num_choices):
-            output = () if is_search else known.outputs[choice]
-            reason = "" if is_search else known.finish_reasons[choice]
-            views.append(self._go_on(choice, output, reason))
+        has = list(zip(map(len, self._replay), self._ended, strict=True))
+        views = views_of(known, has)
+        for choice, view in enumerate(views):
+            self._take(choice, view.tokens.tolist())
+            if view.finish_reason and not self._ended[choice]:
+                ended = FinishReason(view.finish_reason)
+                self._waiting.append(ChoiceFinished(identity, choice, ended))
         if not all(view.finish_reason for view in views):
+            is_search = known.submit.sampling.beams is not None
             self._engine.attach(known.submit, self._mailbox, () if is_search else views)
-
-    def _go_on(self, choice: int, output: Sequence[int], reason: str) -> ChoiceView:
-        expected = self._replay[choice]
-        num_tokens = len(expected)
-        seen = list(output[:num_tokens])
-        self._take(choice, seen)
-        ended = ""
-        if reason in GOOD_ENDS and len(seen) == len(output) == num_tokens:
-            ended = reason
-            if not self._ended[choice]:
-                finished = ChoiceFinished(self._submit.request_id, choice, FinishReason(reason))
-                self._waiting.append(finished)
-        elif self._ended[choice]:
-            ended = FinishReason.STOP.value
-        return ChoiceView(np.array(seen, np.int32), ended)
 
     def _refuse(self, letter: Letter) -> None:
         if isinstance(letter, EngineUnreachable):

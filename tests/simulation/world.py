@@ -509,8 +509,11 @@ class World:
             deadly = "workers in a row" in why and num_workers > 4
             return deadly or ("different lengths" in why and losses > 0)
         is_scored = client.wish.submit.sampling.num_logprobs is not None
-        if is_scored and client.has_moved and self._is_asked_twice(client.request_id):
-            return True  # the log keeps no log-probabilities: who joins has the tokens drawn again
+        is_shared = client.wish.submit.num_choices > 1 or self._is_asked_twice(client.request_id)
+        if is_scored and client.has_moved and is_shared:
+            # The log keeps no log-probabilities: who joins has the tokens drawn again, and who has
+            # more of one choice than of another, too. A real model draws the same.
+            return True
         return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
 
     def _is_asked_twice(self, request_id: str) -> bool:
