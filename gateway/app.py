@@ -32,7 +32,12 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(generate_router(service))
     app.include_router(streams_router(service))
     app.include_router(inspection_router(service, version()))
-    app.add_middleware(LimitCalls, limit=service.max_calls, metrics=service.metrics)
+    app.add_middleware(
+        LimitCalls,
+        limit=service.max_calls,
+        is_full=lambda: service.engine.is_full,
+        metrics=service.metrics,
+    )
     app.add_middleware(RequireKey, keys=service.keys, metrics=service.metrics)
     app.add_middleware(AccessLog)  # the outermost: it sees what the others refuse
     app.add_exception_handler(ApiError, _answer_api_error)

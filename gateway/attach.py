@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from gateway.events import (
     EngineUnreachable,
@@ -26,6 +27,9 @@ _FIRST_REPEAT_S = 2.0
 _LONGEST_REPEAT_S = 30.0
 # What is not heard of for so long may have been told in entries that were trimmed unread.
 _UNHEARD_S = 10.0
+# After a refusal: shorter than any client waits before it asks again, and long enough that most of
+# a flood costs neither a look at its bodies nor a way to the engine.
+_FULL_S = 0.1
 
 
 @dataclass(slots=True)
@@ -73,6 +77,12 @@ class Deliveries:
         self._send = send
         self._clock_s = clock_s
         self._open: dict[str, _Delivery] = {}
+        self._full_until_s = -inf
+
+    @property
+    def is_full(self) -> bool:
+        """The engine has just refused what it would have refused anybody."""
+        return self._clock_s() < self._full_until_s
 
     def __len__(self) -> int:
         return len(self._open)
@@ -189,6 +199,8 @@ class Deliveries:
                 delivery.accepted = True
             if isinstance(event, RequestFailed):
                 _log.warning("request failed", id=event.request_id, error=event.error)
+                if event.overloaded and event.for_all:
+                    self._full_until_s = self._clock_s() + _FULL_S
             if isinstance(event, Joined):
                 delivery.attach = delivery.give_up_s = None
             delivery.mailbox.put(event)

@@ -184,6 +184,11 @@ class EngineClient:
         self._deliveries.look_up(request_id, mailbox, self.patience_s)
         self._none_open.clear()
 
+    @property
+    def is_full(self) -> bool:
+        """Whatever is new would be refused: something just was, for a reason that is anybody's."""
+        return self._deliveries.is_full
+
     def submit_of(self, request_id: str) -> Submit | None:
         """What a call of this process asked for that is still open."""
         return self._deliveries.submit_of(request_id)

@@ -56,6 +56,7 @@ class RequestFailed:
     error: str
     engine_knows: bool  # False: the engine may still be generating, and must be told
     overloaded: bool = False  # it was never accepted, and may be if it is sent again
+    for_all: bool = False  # overloaded: nobody else's would be accepted now, either
 
 
 @dataclass(frozen=True, slots=True)

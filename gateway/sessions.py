@@ -385,7 +385,7 @@ class Sessions:
             refused = reason is FinishReason.OVERLOADED
             # An Attach that follows the refused Submit would begin it all the same.
             knows = not (refused and request.awaits)
-            yield self._failed(request_id, error, knows, refused)
+            yield self._failed(request_id, error, knows, refused, message.for_all)
         elif request.is_search or not request.awaits:
             for choice in request.choices:
                 if not choice.ended:
@@ -410,11 +410,16 @@ class Sessions:
         return RequestFailed(request_id, f"the stream cannot be continued: {why}", False)
 
     def _failed(
-        self, request_id: str, error: str, engine_knows: bool = True, overloaded: bool = False
+        self,
+        request_id: str,
+        error: str,
+        engine_knows: bool = True,
+        overloaded: bool = False,
+        for_all: bool = False,
     ) -> Event:
         """The engine has given the request up."""
         self.close(request_id)
-        return RequestFailed(request_id, error, engine_knows, overloaded)
+        return RequestFailed(request_id, error, engine_knows, overloaded, for_all)
 
     def _end(
         self, choice: DeliveredChoice, reason: FinishReason, beam_score: float | None = None

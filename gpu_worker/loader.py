@@ -147,22 +147,25 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def choose_device(wanted: str | None) -> torch.device:
-    """The device asked for, else a GPU if there is one.
+    """The device asked for, else a GPU if there is one; GPUs with their number.
 
     Raises:
         SettingsError: there is no such device.
     """
     if wanted is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError:
         raise SettingsError("--device", wanted, "expected cpu, cuda or cuda:N") from None
     if device.type not in ("cpu", "cuda"):
         raise SettingsError("--device", wanted, "expected cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cpu":
+        return device
+    index = device.index or 0  # torch makes no device current that has no number
+    if index >= torch.cuda.device_count():
         raise SettingsError("--device", wanted, f"there are {torch.cuda.device_count()} GPUs")
-    return device
+    return torch.device("cuda", index)
 
 
 def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> torch.dtype:

@@ -346,6 +346,7 @@ class RequestEnded(Message):
     reason: str  # FinishReason
     error: str  # "" unless something went wrong
     requests_cursor: str
+    for_all: bool = False  # OVERLOADED: nobody else's could wait, either
 
 
 @message

@@ -18,6 +18,18 @@ class _Load:
     num_tokens: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request cannot wait.
+
+    Attributes:
+        for_all: no other could, either.
+    """
+
+    reason: str
+    for_all: bool
+
+
 class Backlog:
     """Accepted requests that were not admitted yet, in all and by tenant."""
 
@@ -30,7 +42,7 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def why_full(self, submit: Submit) -> str | None:
+    def why_full(self, submit: Submit) -> Refusal | None:
         """Why a request cannot wait beside those that do, or None."""
         config, num_tokens = self._config, len(submit.prompt)
         mine = self._by_tenant.get(submit.tenant, _Load())
@@ -42,7 +54,8 @@ class Backlog:
         )
         for what, wanted, limit, whose in limits:
             if 0 < limit < wanted:
-                return f"{wanted} {what}{whose} would wait, at most {limit} may"
+                reason = f"{wanted} {what}{whose} would wait, at most {limit} may"
+                return Refusal(reason, for_all=what == "requests" and not whose)
         return None
 
     def add(self, submit: Submit) -> None:

@@ -102,11 +102,12 @@ class Requests:
         return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
 
     def _why_full(self, submit: Submit) -> list[Message] | None:
-        reason = self._stepping.queues.backlog.why_full(submit)
-        if reason is None:
+        found = self._stepping.queues.backlog.why_full(submit)
+        if found is None:
             return None
-        self._note(notes.Refused(submit.request_id, reason))
-        return [self._ended(submit.request_id, FinishReason.OVERLOADED, reason)]
+        self._note(notes.Refused(submit.request_id, found.reason))
+        ended = self._ended(submit.request_id, FinishReason.OVERLOADED, found.reason)
+        return [replace(ended, for_all=found.for_all)]
 
     def recover(
         self,

@@ -49,3 +49,15 @@ async def test_what_the_log_is_silent_about_is_asked_for() -> None:
     deliveries.attach_unheard_of()
     deliveries.attach_unheard_of()
     assert [(attach.request_id, attach.is_new) for attach in sent] == [("trimmed", True)]
+
+
+def test_an_engine_is_full_for_a_moment_after_a_refusal_that_is_for_all() -> None:
+    now, sessions = [0.0], Sessions()
+    deliveries = Deliveries("gateway", sessions, list[Attach]().append, lambda: now[0])
+    for seq, for_all in enumerate((False, True)):
+        deliveries.open(submit("a"), Mailbox())
+        ended = RequestEnded("a", "overloaded", "too much waits", "1-1", for_all)
+        deliveries.dispatch(sessions.apply(Entry(EntryId(5, seq), (encode(ended),))))
+        assert deliveries.is_full == for_all
+    now[0] = 0.2
+    assert not deliveries.is_full

@@ -7,6 +7,7 @@ import time
 import pytest
 from openai import RateLimitError
 
+from shared.messages import RequestEnded
 from tests.gateway.conftest import MakeStage, Stage, events
 from tests.gateway.test_lifecycle import Stream, tokens_of
 
@@ -40,6 +41,31 @@ async def test_a_request_that_the_engine_refuses_is_a_429_that_says_when_to_come
     stage.answer_text("Hi")
     await stage.complete()
     assert [type(message).__name__ for message in stage.engine.heard] == ["Submit", "Submit"]
+
+
+async def test_while_the_engine_is_full_calls_are_refused_without_asking_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.attach._FULL_S", 1e9)
+    waiting = stage.spawn(stage.complete())
+    submit = await stage.engine.hear_submit()
+    cursor = str(stage.engine.requests_cursor)
+    await stage.engine.say(
+        RequestEnded(submit.request_id, "overloaded", TOO_MUCH, cursor, for_all=True)
+    )
+    assert (await waiting).status_code == 429
+    refused = await stage.complete()
+    assert refused.status_code == 429
+    assert int(refused.headers["retry-after"]) > 0
+    assert (await stage.http.get("/v1/models")).status_code == 200
+    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit"]
+    # Who names a generation may want one that is there already.
+    headers = {"Idempotency-Key": "mine"}
+    body = {"model": "demo", "prompt": "Hi"}
+    named = stage.spawn(stage.http.post("/v1/completions", json=body, headers=headers))
+    attach = await stage.engine.hear_attach()
+    await stage.engine.say(RequestEnded(attach.request_id, "overloaded", TOO_MUCH, cursor))
+    assert (await named).status_code == 429
 
 
 async def test_the_official_client_sees_a_rate_limit(stage: Stage) -> None:

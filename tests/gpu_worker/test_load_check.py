@@ -10,7 +10,7 @@ import transformers
 from gpu_worker.allocation import PagedAllocator
 from gpu_worker.assembly import build_worker
 from gpu_worker.check import check_model
-from gpu_worker.loader import choose_dtype, context_length, load_model
+from gpu_worker.loader import choose_device, choose_dtype, context_length, load_model
 from gpu_worker.settings import WorkerSettings
 from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
@@ -181,3 +181,13 @@ def test_types_by_default_are_those_the_device_is_fast_with() -> None:
     assert choose_dtype(None, torch.float32, CPU) == torch.float32
     assert choose_dtype(None, torch.float16, torch.device("cuda")) == torch.float16
     assert choose_dtype("bfloat16", torch.float32, CPU) == torch.bfloat16
+
+
+def test_a_gpu_is_named_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    found = [choose_device(wanted) for wanted in (None, "cuda", "cuda:1")]
+    assert found == [torch.device("cuda", number) for number in (0, 0, 1)]
+    with pytest.raises(SettingsError, match="there are 2 GPUs"):
+        choose_device("cuda:2")

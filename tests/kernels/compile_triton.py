@@ -140,11 +140,11 @@ def work_constants(tile, head_dim, short, fixed_cut=False):
     }
 
 
-def write(dtype, head_dim):
+def write(dtype, head_dim, block_size=16):
     constants = {
         "HEAD_DIM": head_dim,
-        "PADDED_DIM": head_dim,
-        "BLOCK_SIZE": 16,
+        "PADDED_DIM": triton.next_power_of_2(head_dim),
+        "BLOCK_SIZE": block_size,
         "TILE_TOKENS": 16,
         "QUANTIZE": False,
     }
@@ -173,7 +173,8 @@ def move(dtype, head_dim, block_size=16, num_kv_heads=8):
 
 
 def main() -> None:
-    bf16, eight = torch.bfloat16, torch.float8_e4m3fn
+    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
+    eight = torch.float8_e4m3fn
     for dtype, head_dim, short, options in (
         (bf16, 64, True, {}),
         (bf16, 128, True, {}),
@@ -184,17 +185,32 @@ def main() -> None:
         (bf16, 64, False, {"split": False}),
         (bf16, 80, False, {}),
         (bf16, 128, False, {"split": False}),
-        (torch.float32, 128, False, {"split": False}),
+        (fp32, 128, False, {"split": False}),
+        (bf16, 128, True, {"block_size": 8}),
+        (bf16, 128, True, {"block_size": 256}),
+        (fp16, 80, True, {"block_size": 32}),
+        (fp16, 96, True, {"block_size": 128}),
+        (fp16, 256, True, {"block_size": 16}),
+        (fp32, 80, True, {"block_size": 8}),
+        (fp32, 128, True, {"block_size": 256}),
+        (bf16, 128, False, {"block_size": 256}),
+        (bf16, 256, False, {"block_size": 32}),
+        (fp16, 80, False, {"block_size": 128}),
+        (fp16, 96, False, {"block_size": 8}),
+        (fp32, 96, False, {"block_size": 32}),
     ):
         tile = choose_tile(head_dim, 4, dtype, short)
         report = resources(attention(dtype, head_dim, short, **options))
         report |= {"kernel": "decode" if short else "prefill", "head_dim": head_dim}
         report |= {"dtype": str(dtype)[6:], "cache": str(options.get("cache_dtype", dtype))[6:]}
+        report |= {"block_size": options.get("block_size", 16)}
         report |= {"threads": 32 * tile.num_warps, "at_once": tile.programs_per_processor}
         print(json.dumps(report))
-    print(json.dumps(resources(merge(bf16, 128, True)) | {"kernel": "merge"}))
-    print(json.dumps(resources(write(bf16, 128)) | {"kernel": "write"}))
-    print(json.dumps(resources(move(bf16, 128)) | {"kernel": "move"}))
+    for dtype, head_dim, short in ((bf16, 128, True), (fp16, 96, False), (fp32, 80, True)):
+        print(json.dumps(resources(merge(dtype, head_dim, short)) | {"kernel": "merge"}))
+    for dtype, head_dim, block_size in ((bf16, 128, 16), (fp16, 80, 8), (fp32, 96, 256)):
+        print(json.dumps(resources(write(dtype, head_dim, block_size)) | {"kernel": "write"}))
+        print(json.dumps(resources(move(dtype, head_dim, block_size)) | {"kernel": "move"}))
 
 
 if __name__ == "__main__":

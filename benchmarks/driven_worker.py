@@ -1,0 +1,247 @@
+"""A worker's executor, driven by the scheduler core in one loop: no processes, no bus."""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from gpu_worker.executor import Executor
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.scheduler import Scheduler
+from shared.bus.api import EntryId
+from shared.codec import IntArray
+from shared.errors import PageStreamError
+from shared.messages import RequestState, StepPlan, StepResult, Submit
+from shared.sampling import SamplingParams
+
+_PLANS_IN_FLIGHT = 2
+
+
+class RequestRefused(PageStreamError):
+    """The scheduler does not take a request: the pool or the context is too small for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrivenStep:
+    """One step that was carried out.
+
+    Attributes:
+        num_rows: sequences that got a token.
+        only_decodes: no prompt was computed, and nobody admitted.
+        num_context: tokens that are attended to where all sequences decode.
+        began_s: when the scheduler was asked; the step before had ended.
+        planned_s: when the next plans were there.
+        ended_s: when the result was there.
+        model_s: of the forward pass, as the worker counts it.
+    """
+
+    num_rows: int
+    only_decodes: bool
+    num_context: int
+    began_s: float
+    planned_s: float
+    ended_s: float
+    model_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrivenRun:
+    """All steps of some requests that began together, and what they were answered."""
+
+    steps: tuple[DrivenStep, ...]
+    outputs: tuple[tuple[int, ...], ...]  # tokens of each request
+
+    @property
+    def whole_s(self) -> float:
+        """From the first plan to the last result."""
+        return self.steps[-1].ended_s - self.steps[0].began_s
+
+
+class DrivenWorker:
+    """Generates, like a worker whose next plan is always there.
+
+    Args:
+        executor: of a worker.
+        max_num_sequences: that run at once.
+        max_num_batched_tokens: of a step.
+    """
+
+    def __init__(
+        self, executor: Executor, max_num_sequences: int, max_num_batched_tokens: int
+    ) -> None:
+        kv = executor.limits.kv
+        self._executor = executor
+        self._pipeline = _pipeline_of(executor)
+        self._config = SchedulerConfig(
+            num_blocks=kv.num_blocks,
+            block_size=kv.block_size,
+            max_model_len=executor.limits.max_model_len,
+            max_num_sequences=max_num_sequences,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_plans_in_flight=_PLANS_IN_FLIGHT,
+            num_watermark_blocks=0,
+            outputs_retention=10_000,
+        )
+        self._looking = _look_ahead_thread(executor)
+
+    def close(self) -> None:
+        """No run will follow."""
+        if self._looking is not None:
+            self._looking.shutdown()
+
+    def run(self, prompts: Sequence[IntArray], num_new: int) -> DrivenRun:
+        """Generate ``num_new`` tokens for each prompt, greedily, from an empty pool.
+
+        Raises:
+            RequestRefused: a prompt is too long for the pool or the model.
+        """
+        core = Scheduler(self._config)
+        ids = (EntryId(1, number) for number in count(1))
+        requests = _submit(core, ids, prompts, num_new)
+        self._executor.reset()
+        plans: deque[StepPlan] = deque()
+        steps: list[DrivenStep] = []
+        results: list[StepResult] = []
+        num_context = sum(map(len, prompts))
+        under_way: deque[Any] = deque()
+        while core.num_requests:
+            began_s = time.perf_counter()
+            while (next_plan := core.schedule(0)) is not None:
+                plans.append(next_plan)
+            planned_s = time.perf_counter()
+            while plans and len(under_way) < self._pipeline.depth:
+                under_way.append((plans[0], self._pipeline.begin(plans.popleft())))
+            plan, begun = under_way.popleft()
+            looking = self._look_ahead(plans)
+            result = self._pipeline.finish(begun)
+            ended_s = time.perf_counter()
+            if looking is not None:
+                looking.result()
+            core.apply(result, next(ids))
+            core.take_notes()
+            only_decodes = not (len(plan.chunk_handles) or plan.admissions)
+            num_rows, model_s = len(result.handles), result.model_us / 1e6
+            steps.append(
+                DrivenStep(
+                    num_rows, only_decodes, num_context, began_s, planned_s, ended_s, model_s
+                )
+            )
+            results.append(result)
+            num_context += num_rows
+        return DrivenRun(tuple(steps), _outputs(results, requests))
+
+    def _look_ahead(self, plans: deque[StepPlan]) -> "Future[None] | None":
+        """Let memory prepare for the plan after the one that is carried out now."""
+        if self._looking is None or not plans:
+            return None
+        return self._looking.submit(self._executor.foresee, plans[0])
+
+
+def steady_steps(
+    steps: Sequence[DrivenStep], num_sequences: int, num_warm_up: int, most: int
+) -> list[tuple[DrivenStep, DrivenStep]]:
+    """Steps in which all sequences do nothing but decode, each behind the one before it.
+
+    Args:
+        num_warm_up: of them that are left out at the beginning.
+        most: that are wanted.
+    """
+    found = [
+        (before, step)
+        for before, step in pairwise(steps)
+        if all(each.num_rows == num_sequences and each.only_decodes for each in (before, step))
+    ]
+    return found[num_warm_up : num_warm_up + most]
+
+
+class Pipeline(Protocol):
+    """Carries plans out; a step may be begun before the one before it has ended."""
+
+    @property
+    def depth(self) -> int:
+        """Steps that may be under way."""
+
+    def begin(self, plan: StepPlan) -> Any:
+        """What ``finish`` needs."""
+
+    def finish(self, begun: Any) -> StepResult:
+        """The result of the earliest step that was begun."""
+
+
+class _OneByOne:
+    """Steps that do not overlap."""
+
+    depth = 1
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def begin(self, plan: StepPlan) -> StepPlan:
+        """Nothing happens yet."""
+        return plan
+
+    def finish(self, begun: StepPlan) -> StepResult:
+        """All of the step."""
+        return self._executor.execute(begun)
+
+
+class _Overlapping:
+    """Steps of an executor that can queue one behind the other."""
+
+    depth = 2
+
+    def __init__(self, executor: Any) -> None:
+        self.begin, self.finish = executor.begin, executor.finish
+
+
+def _pipeline_of(executor: Executor) -> Pipeline:
+    return _Overlapping(executor) if hasattr(executor, "begin") else _OneByOne(executor)
+
+
+def _submit(
+    core: Scheduler, ids: Iterator[EntryId], prompts: Sequence[IntArray], num_new: int
+) -> dict[int, int]:
+    """Prompts by the handles of their requests."""
+    found: dict[int, int] = {}
+    sampling = SamplingParams.greedy(num_new)
+    for number, prompt in enumerate(prompts):
+        submit = Submit(f"r{number}", "benchmark", "a", prompt, sampling, 0, 1, 0, "")
+        for answer in core.apply(submit, next(ids)):
+            if not isinstance(answer, RequestState):
+                raise RequestRefused(f"{len(prompt)} tokens and {num_new} new: {answer}")
+            found[answer.choices[0].handle] = number
+    return found
+
+
+def _outputs(
+    results: Sequence[StepResult], requests: dict[int, int]
+) -> tuple[tuple[int, ...], ...]:
+    found: list[list[int]] = [[] for _ in requests]
+    for result in results:
+        for handle, token in zip(result.handles.tolist(), result.tokens.tolist(), strict=True):
+            found[requests[handle]].append(token)
+    return tuple(map(tuple, found))
+
+
+def _look_ahead_thread(executor: Executor) -> ThreadPoolExecutor | None:
+    """None if memory has nothing to prepare."""
+    if executor.memory.mapping is None:
+        return None
+
+    def enter() -> None:
+        if executor.device.type == "cuda":
+            torch.cuda.set_device(executor.device)
+
+    return ThreadPoolExecutor(1, "look-ahead", enter)
+
+
+def random_prompts(num_prompts: int, num_tokens: int, vocabulary: int, seed: int) -> list[IntArray]:
+    """Prompts that share nothing."""
+    rng = np.random.default_rng((num_prompts, num_tokens, seed))
+    return list(rng.integers(1, vocabulary, (num_prompts, num_tokens)).astype(np.int32))

@@ -1,0 +1,44 @@
+"""How much of a run's time is left, and what still fits."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+# What comes next of a kind is larger than what came before.
+_GROWTH = 2.0
+
+
+class TimeBudget:
+    """Guesses from how long the last part of a kind took whether the next one fits.
+
+    Args:
+        seconds: for everything.
+        clock_s: monotonic.
+    """
+
+    def __init__(self, seconds: float, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._ends_s = clock_s() + seconds
+        self._last_s: dict[str, float] = {}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds; negative if it was overdrawn."""
+        return self._ends_s - self._clock_s()
+
+    def has_room(self, kind: str, share: float = 1.0) -> bool:
+        """Whether one more part of this kind fits.
+
+        Args:
+            share: of a whole part.
+        """
+        return self.left_s > share * _GROWTH * self._last_s.get(kind, 0.0)
+
+    @contextmanager
+    def spent_on(self, kind: str) -> Iterator[None]:
+        """What happens meanwhile is a part of this kind."""
+        began_s = self._clock_s()
+        try:
+            yield
+        finally:
+            self._last_s[kind] = self._clock_s() - began_s

@@ -1,0 +1,58 @@
+"""The script for machines with a GPU, as far as it goes without one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "benchmarks" / "gpu_session")
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_part_it_explains_itself() -> None:
+    done = run(SCRIPT)
+    assert done.returncode == 2
+    for part in ("kernels", "worker", "serve", "wheels"):
+        assert f"benchmarks/gpu_session {part}" in done.stderr
+    assert "set -uo" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_notes_the_machine_and_says_so(tmp_path: Path) -> None:
+    done = run(SCRIPT, "worker", OUT=str(tmp_path / "out"), WHEELS=str(tmp_path))
+    assert done.returncode == 2
+    assert "there is no GPU" in done.stderr
+    machine = (tmp_path / "out" / "machine.txt").read_text()
+    assert f"torch {torch.__version__.partition('+')[0]}" in machine
+
+
+def test_a_python_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = run(SCRIPT, "worker", OUT=str(tmp_path), PYTHON=str(tmp_path / "python"))
+    assert done.returncode == 2
+    assert "set PYTHON" in done.stderr
+
+
+def test_only_what_needs_a_gpu_is_left_of_the_tests() -> None:
+    files = ["tests/gpu_worker/test_swapping.py", "tests/kernels/test_triton_gpu.py"]
+    plugin = ["-p", "benchmarks.gpu_tests", "-p", "no:cacheprovider"]
+    done = run(sys.executable, "-m", "pytest", "-q", "--collect-only", *plugin, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    of_swapping = [name for name in names if name.startswith("test_content_")]
+    assert {name.partition("[")[0] for name in of_swapping} == {"test_content_comes_back_to_a_gpu"}
+    assert any(name.startswith("test_a_captured_launch") for name in names)
+    assert not any("copies_reach_all_layers" in name for name in names)
