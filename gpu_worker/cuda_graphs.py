@@ -89,20 +89,12 @@ class GraphRunner:
         inputs = writer.padding(bucket)
         batch = replace(inputs.batch, block_tables=self._tables[: bucket.num_seqs])
         inputs = replace(inputs, batch=batch)
-        self._warm_up(inputs)
+        logits = self._eager.run(inputs)  # compiles what is not compiled yet: it cannot be captured
+        if not len(self._logits):
+            self._logits = logits.new_empty((self._num_rows, logits.shape[1]))
+        del logits  # so that the graph has the memory
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._eager.run(inputs)
             self._logits[: len(logits)].copy_(logits)
         self._graphs[bucket] = _Captured(graph, inputs.token_ids.data_ptr())
-
-    def _warm_up(self, inputs: StepInputs) -> None:
-        """Compile what is not compiled yet: that cannot be captured."""
-        current = torch.cuda.current_stream()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
-            logits = self._eager.run(inputs)
-        current.wait_stream(aside)
-        if not len(self._logits):
-            self._logits = logits.new_empty((self._num_rows, logits.shape[1]))
