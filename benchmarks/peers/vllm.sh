@@ -2,6 +2,7 @@
 # vLLM's build for CPUs, in an environment of its own: vllm.sh MODEL PORT
 #   VLLM_VENV    where it is or is to be installed (/tmp/vllm-venv)
 #   VLLM_KV_GB   its KV cache (2)
+#   VLLM_DTYPE   of weights and computation (bfloat16; without AVX-512, float32 is far faster)
 set -euo pipefail
 model=$1 port=$2
 venv=${VLLM_VENV:-/tmp/vllm-venv}
@@ -23,4 +24,4 @@ fi
 
 export VLLM_CPU_KVCACHE_SPACE=${VLLM_KV_GB:-2} PATH=$venv/bin:$PATH
 exec "$venv/bin/vllm" serve "$model" --served-model-name model --port "$port" \
-  --dtype bfloat16 --max-model-len 2048 "${@:3}"
+  --dtype "${VLLM_DTYPE:-bfloat16}" --max-model-len 2048 "${@:3}"

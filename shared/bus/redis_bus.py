@@ -1,5 +1,6 @@
 """The bus on Redis Streams. The only module that talks to Redis."""
 
+import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
@@ -15,6 +16,8 @@ from shared.errors import BusUnavailable, SettingsError, StaleWriter
 
 _OLDEST_SERVER = (7, 0)  # the first with explicit epochs and automatic sequence: <epoch>-*
 _REPLY_TIMEOUT_S = 5.0
+# At once; each has a connection of its own, of which there are a hundred.
+_MAX_APPENDS = 32
 # Redis says so when an id is not above the log's last one.
 _REFUSED = "equal or smaller"
 
@@ -50,6 +53,7 @@ class RedisBus:
         except ValueError:
             wanted = "expected redis[s]://[user:password@]host:port/0"
             raise SettingsError("REDIS_URL", _without_login(url), wanted) from None
+        self._appends = asyncio.Semaphore(_MAX_APPENDS)
         # Streams are read raw: redis-py's own parsing costs as much again as the reading.
         self._redis.response_callbacks.pop("XREAD", None)
 
@@ -69,7 +73,8 @@ class RedisBus:
     async def append(self, append: Append) -> EntryId:
         command = _xadd(append)
         try:
-            return EntryId.parse(await self._ask(self._execute(*command)))
+            async with self._appends:
+                return EntryId.parse(await self._ask(self._execute(*command)))
         except ResponseError as error:
             raise _append_error(append, error) from None
 
@@ -77,7 +82,8 @@ class RedisBus:
         pipeline: Pipeline = self._redis.pipeline(transaction=True)
         for append in appends:
             pipeline.execute_command(*_xadd(append))
-        replies = await self._ask(pipeline.execute(raise_on_error=False))
+        async with self._appends:
+            replies = await self._ask(pipeline.execute(raise_on_error=False))
         for append, reply in zip(appends, replies, strict=True):
             if isinstance(reply, ResponseError):
                 raise _append_error(append, reply)

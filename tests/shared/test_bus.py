@@ -93,6 +93,12 @@ async def test_a_transaction_appends_to_both_logs(bus: Bus) -> None:
         )
 
 
+async def test_many_may_append_at_once(bus: Bus) -> None:
+    ids = await asyncio.gather(*(bus.append(Append("log", [b"x"])) for _ in range(500)))
+    assert len(set(ids)) == 500
+    assert await bus.length("log") == 500
+
+
 async def test_keys_expire(bus: Bus) -> None:
     await bus.put("lease", b"mine", 60_000)
     assert await bus.get("lease") == b"mine"
