@@ -78,8 +78,8 @@ def _folded_before_the_fence(stack: ExitStack) -> None:
 def _everybody_is_named(stack: ExitStack) -> None:
     """F3: a worker takes part in every epoch that it reads of, whoever is meant."""
 
-    def start(self: Any, started: EpochStarted) -> None:
-        self._idle()
+    async def start(self: Any, started: EpochStarted) -> None:
+        await self._idle()
         self._epoch = started.epoch
 
     take = WorkerService._take
