@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from gpu_worker.executor import Executor
+from gpu_worker.executor import BegunStep, Executor
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
@@ -77,7 +76,6 @@ class DrivenWorker:
     ) -> None:
         kv = executor.limits.kv
         self._executor = executor
-        self._pipeline = _pipeline_of(executor)
         self._config = SchedulerConfig(
             num_blocks=kv.num_blocks,
             block_size=kv.block_size,
@@ -109,17 +107,17 @@ class DrivenWorker:
         steps: list[DrivenStep] = []
         results: list[StepResult] = []
         num_context = sum(map(len, prompts))
-        under_way: deque[Any] = deque()
+        under_way: deque[tuple[StepPlan, BegunStep]] = deque()
         while core.num_requests:
             began_s = time.perf_counter()
             while (next_plan := core.schedule(0)) is not None:
                 plans.append(next_plan)
             planned_s = time.perf_counter()
-            while plans and len(under_way) < self._pipeline.depth:
-                under_way.append((plans[0], self._pipeline.begin(plans.popleft())))
+            while plans and len(under_way) < _PLANS_IN_FLIGHT:
+                under_way.append((plans[0], self._executor.begin(plans.popleft())))
             plan, begun = under_way.popleft()
             looking = self._look_ahead(plans)
-            result = self._pipeline.finish(begun)
+            result = self._executor.finish(begun)
             ended_s = time.perf_counter()
             if looking is not None:
                 looking.result()
@@ -158,50 +156,6 @@ def steady_steps(
         if all(each.num_rows == num_sequences and each.only_decodes for each in (before, step))
     ]
     return found[num_warm_up : num_warm_up + most]
-
-
-class Pipeline(Protocol):
-    """Carries plans out; a step may be begun before the one before it has ended."""
-
-    @property
-    def depth(self) -> int:
-        """Steps that may be under way."""
-
-    def begin(self, plan: StepPlan) -> Any:
-        """What ``finish`` needs."""
-
-    def finish(self, begun: Any) -> StepResult:
-        """The result of the earliest step that was begun."""
-
-
-class _OneByOne:
-    """Steps that do not overlap."""
-
-    depth = 1
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def begin(self, plan: StepPlan) -> StepPlan:
-        """Nothing happens yet."""
-        return plan
-
-    def finish(self, begun: StepPlan) -> StepResult:
-        """All of the step."""
-        return self._executor.execute(begun)
-
-
-class _Overlapping:
-    """Steps of an executor that can queue one behind the other."""
-
-    depth = 2
-
-    def __init__(self, executor: Any) -> None:
-        self.begin, self.finish = executor.begin, executor.finish
-
-
-def _pipeline_of(executor: Executor) -> Pipeline:
-    return _Overlapping(executor) if hasattr(executor, "begin") else _OneByOne(executor)
 
 
 def _submit(
