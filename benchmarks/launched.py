@@ -44,7 +44,7 @@ def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
             while "ready: " not in (folder / "serve.log").read_text():
                 if launcher.poll() is not None or time.monotonic() > until_s:
                     raise NotServed((folder / "serve.log").read_text()[-2_000:])
-                time.sleep(0.2)
+                time.sleep(0.2)  # between two looks; what is waited for is the condition
             yield
         finally:
             launcher.send_signal(signal.SIGTERM)

@@ -66,17 +66,7 @@ def write_config(
         device: on which they are drawn; weights of one seed differ between kinds of devices.
     """
     config = RandomLlamaConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.context,
-        bos_token_id=0,
-        eos_token_id=None,  # nothing that it says could be over
-        pad_token_id=None,
-        tie_word_embeddings=False,
+        **shape.as_llama(),
         initializer_range=_SPREAD / shape.hidden**0.5,
         dtype=dtype,
         weights_seed=seed,

@@ -12,6 +12,7 @@ import json
 import string
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -38,6 +39,22 @@ class Shape:
     vocabulary: int = 32_000
     context: int = 4_096  # tokens
 
+    def as_llama(self) -> dict[str, Any]:
+        """What transformers' configuration of a Llama says of it."""
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.ffn,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "vocab_size": self.vocabulary,
+            "max_position_embeddings": self.context,
+            "bos_token_id": 0,
+            "eos_token_id": None,  # a random model has nothing to say that could be over
+            "pad_token_id": None,
+            "tie_word_embeddings": False,
+        }
+
 
 SHAPES = {
     "tiny": Shape(64, 2, 4, 2, 128, vocabulary=1_024),
@@ -53,20 +70,7 @@ def write_model(folder: Path, shape: Shape, dtype: torch.dtype, seed: int) -> in
     Args:
         folder: made if it is not there; files of the same names are replaced.
     """
-    config = transformers.LlamaConfig(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.ffn,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.context,
-        bos_token_id=0,
-        eos_token_id=None,  # a random model has nothing to say that could be over
-        pad_token_id=None,
-        tie_word_embeddings=False,
-        dtype=dtype,
-    )
+    config = transformers.LlamaConfig(**shape.as_llama(), dtype=dtype)
     transformers.set_seed(seed)
     torch.set_default_dtype(dtype)
     try:

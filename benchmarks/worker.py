@@ -38,6 +38,7 @@ import transformers
 from benchmarks.driven_worker import DrivenWorker
 from benchmarks.generate_baselines import Transformers
 from benchmarks.kernel_clock import Clock
+from benchmarks.kernel_report import Absent
 from benchmarks.random_llama import register, write_config
 from benchmarks.random_model import SHAPES, Shape
 from benchmarks.time_budget import TimeBudget
@@ -52,7 +53,7 @@ from benchmarks.worker_cases import (
     shape_and_suite,
 )
 from benchmarks.worker_limits import Ceilings, LlamaWork, measure_ceilings
-from benchmarks.worker_report import BaselineRow, Missing, WorkerRow, as_json, as_table
+from benchmarks.worker_report import BaselineRow, WorkerRow, as_json, as_table
 from gpu_worker.assembly import build_worker
 from gpu_worker.loader import choose_device, choose_dtype
 from gpu_worker.settings import WorkerSettings
@@ -81,7 +82,7 @@ class Run:
     def __init__(self, file: Path | None, about: dict[str, object], budget: TimeBudget) -> None:
         self.budget = budget
         self.decoded: dict[tuple[str, int], Decoded] = {}  # by case, and its batch or length
-        self.missing: list[Missing] = []
+        self.missing: list[Absent] = []
         self.ceilings: Ceilings | None = None
         self._file = file
         self._about = about
@@ -114,7 +115,7 @@ class Run:
 
     def miss(self, part: str, reason: str) -> None:
         """There will be no figures of this part."""
-        self.missing.append(Missing(part, reason))
+        self.missing.append(Absent(part, reason))
         self._say(f"{part}: {reason}")
 
     def add(self, key: tuple[str, int], found: Decoded) -> None:

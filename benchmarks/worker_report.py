@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.kernel_report import Absent
 from benchmarks.worker_limits import Ceilings
 
 
@@ -112,14 +113,6 @@ class WorkerRow:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
-    """A part of the run that has no figures."""
-
-    part: str
-    reason: str
-
-
 def as_table(rows: Sequence[WorkerRow]) -> str:
     """Markdown, one line per row and baseline."""
     lines = [
@@ -145,7 +138,7 @@ def as_json(
     rows: Sequence[WorkerRow],
     about: dict[str, object],
     ceilings: Ceilings | None,
-    missing: Sequence[Missing],
+    missing: Sequence[Absent],
 ) -> dict[str, object]:
     """Everything that was measured, and what was not, plain data."""
     return {
