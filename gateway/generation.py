@@ -16,7 +16,6 @@ from gateway.events import (
     EngineUnreachable,
     FollowingLost,
     Joined,
-    NotRemembered,
     PrefixFound,
     PromptScored,
     RequestAccepted,
@@ -32,7 +31,7 @@ from gateway.wire import Usage
 from shared.messages import FinishReason, Stop, Submit, TokenLogprobs
 from shared.metrics import GatewayMetrics
 
-_BAD_NEWS = (ClientGone, EngineUnreachable, NotRemembered, RequestFailed)
+_BAD_NEWS = (ClientGone, EngineUnreachable, RequestFailed)
 
 
 class ClientLeft(Exception):
@@ -252,8 +251,6 @@ class Generation:
             return None
         if isinstance(letter, Superseded):
             raise TakenOver
-        if isinstance(letter, NotRemembered):
-            raise failed("the engine does not remember this request", "stream_lost")
         if isinstance(letter, EngineUnreachable):
             self._aborted_because = letter.why
             raise unavailable(letter.why)

@@ -374,8 +374,8 @@ class Sessions:
         if request.has_ended:
             self.close(request_id)
         elif reason is FinishReason.UNKNOWN:
-            self.close(request_id)
-            yield NotRemembered(request_id)
+            # Told to somebody who knew no more than the id. Who waits here knows what was asked.
+            yield from self._lost(request_id, "the engine does not remember the request")
         elif reason is FinishReason.ABORT:
             # Somebody waits here: what was given up is another delivery of it, or this gateway was
             # taken for dead.

@@ -549,10 +549,21 @@ def test_an_abort_of_an_earlier_delivery_is_no_answer_to_an_attachment(log: Log)
     assert more == tokens("a", 12)
 
 
-def test_a_request_that_is_not_remembered_says_so(log: Log) -> None:
+def test_that_a_request_is_not_remembered_is_no_answer_to_who_knows_what_was_asked(
+    log: Log,
+) -> None:
     attached(log)
-    assert log.say(RequestEnded("a", "unknown", "", "8-8")) == [NotRemembered("a")]
-    assert log.state("a", 9, [10, 11], attachment="again") == []
+    assert log.say(RequestEnded("a", "unknown", "", "8-8")) == []
+    _, more = log.state("a", 9, [10, 11, 12], attachment="again")
+    assert more == tokens("a", 12)
+
+
+def test_who_was_delivering_what_is_not_remembered_says_it_again(log: Log) -> None:
+    log.sessions.open("c", "first")
+    log.state("c", 9, [], attachment="first")
+    [lost] = log.say(RequestEnded("c", "unknown", "", "8-8"))
+    assert isinstance(lost, FollowingLost)
+    assert log.sessions.awaits("c")
 
 
 def test_a_refusal_that_an_attachment_follows_leaves_something_to_abort(log: Log) -> None:

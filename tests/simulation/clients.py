@@ -143,7 +143,7 @@ class Call:
             for letter in await self._mailbox.take():
                 self._waiting.append(letter)
                 if not is_answered:
-                    if isinstance(letter, (ClientGone, NotRemembered, RequestFailed)):
+                    if isinstance(letter, (ClientGone, RequestFailed)):
                         self._open(letter)
                     self._refuse(letter)
                     is_answered = True
@@ -183,8 +183,6 @@ class Call:
         self._refuse(letter)
         if isinstance(letter, ClientGone):
             raise _Over(Outcome.LOST, "the client has gone")
-        if isinstance(letter, NotRemembered):
-            raise _Over(Outcome.LOST, "not remembered")
         if isinstance(letter, RequestFailed):
             self._keeps = letter.engine_knows
             outcome = Outcome.FAILED if letter.engine_knows else Outcome.LOST
