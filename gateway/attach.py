@@ -101,7 +101,7 @@ class Deliveries:
         """Wait for a request that is about to be submitted or attached to.
 
         Args:
-            accepted: the engine has taken it before.
+            accepted: the engine has taken it before, and told its state to whoever opens it.
         """
         self.supersede(submit.request_id)
         self._sessions.open(
@@ -111,6 +111,7 @@ class Deliveries:
             scored=submit.sampling.num_logprobs is not None,
             is_search=submit.sampling.beams is not None,
             views=views,
+            takeovers=submit.takeovers if accepted else None,
         )
         self._open[submit.request_id] = _Delivery(
             mailbox, submit.attachment, submit, accepted=accepted
@@ -125,11 +126,23 @@ class Deliveries:
         delivery = self._open[request_id]
         assert delivery.submit is not None, request_id
         attachment = secrets.token_hex(8)
-        views = self._sessions.attach(request_id, attachment)
-        submit = replace(delivery.submit, gateway=self._instance, attachment=attachment)
-        exact = submit.sampling.num_logprobs is not None
-        is_new = not delivery.accepted
-        attach = Attach(request_id, self._instance, attachment, submit, views, exact, is_new)
+        delivered = self._sessions.attach(request_id, attachment)
+        submit = replace(
+            delivery.submit,
+            gateway=self._instance,
+            attachment=attachment,
+            takeovers=delivered.takeovers,
+        )
+        attach = Attach(
+            request_id,
+            self._instance,
+            attachment,
+            submit,
+            delivered.views(),
+            exact=submit.sampling.num_logprobs is not None,
+            is_new=not delivery.accepted,
+            takes_over=delivered.takes_over,
+        )
         self._say(delivery, attach, patience_s)
 
     def attach_unanswered(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:

@@ -76,30 +76,35 @@ class Sessions:
         scored: bool = False,
         is_search: bool = False,
         views: Sequence[ChoiceView] = (),
+        takeovers: int | None = None,
     ) -> None:
         """Wait for a request; before its Submit is appended, or its state could be missed.
 
         Args:
             attachment: under which the log will know the delivery.
             views: by choice, what the client has already; empty for nothing at all.
+            takeovers: that the log had counted when it answered to who goes on here; None: it has
+                not answered.
         """
         choices = [DeliveredChoice(request_id, index, scored) for index in range(num_choices)]
         request = DeliveredRequest(choices, attachment, {attachment}, is_search)
         if views:
             request.begin_with(views)
+        if takeovers is not None:
+            request.takes_over, request.takeovers = False, takeovers
         self._requests[request_id] = request
 
-    def attach(self, request_id: str, attachment: str) -> tuple[ChoiceView, ...]:
+    def attach(self, request_id: str, attachment: str) -> DeliveredRequest:
         """Believe nothing more of a request until the log answers to this attachment.
 
         Returns:
-            What the client has of each choice.
+            What was delivered so far.
         """
         request = self._requests[request_id]
         self._forget_handles(request)
         request.awaits, request.attachment = True, attachment
         request.attachments.add(attachment)
-        return request.views()
+        return request
 
     def look_up(self, request_id: str, attachment: str) -> None:
         """Wait for what the log knows of a request, and for that alone."""
@@ -256,12 +261,13 @@ class Sessions:
         request = self._requests.get(request_id)
         if request is None or request.has_ended:
             return ()
-        if request.awaits and attachment != request.attachment:
-            return ()  # the log does not know yet what was delivered
-        if attachment not in request.attachments:
+        if request.is_overtaken_in(state):
             self.close(request_id)
             return (Superseded(request_id),)
+        if request.awaits and attachment != request.attachment:
+            return ()  # the log does not know yet what was delivered
         request.attachment = attachment
+        request.takes_over, request.takeovers = False, state.submit.takeovers
         if request.is_search:
             return self._continue_search(request, state)
         return self._continue_choices(request, state)

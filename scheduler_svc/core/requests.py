@@ -239,7 +239,7 @@ class Requests:
         if attach.is_new and (refusal := self._why_full(submit)) is not None:
             return refusal
         self._remembered.forget(attach.request_id)
-        submit = replace(submit, gateway=attach.gateway, attachment=attach.attachment)
+        submit = _delivered_by(attach, submit)
         views = _views(attach, submit)
         if not views or submit.sampling.beams is not None:
             return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
@@ -254,10 +254,12 @@ class Requests:
         """What told the end of a request, if it fits what the client has."""
         message = ended.message
         if message is None and ended.submit is not None:
+            if _is_overtaken(attach, ended.submit):
+                return [self._state_of_ended(ended.submit, ended.choices)]
             views = _views(attach, ended.submit)
             if attach.exact or not may_follow(ended.choices, views):
                 return None
-            submit = replace(ended.submit, gateway=attach.gateway, attachment=attach.attachment)
+            submit = _delivered_by(attach, ended.submit)
             return [self._state_of_ended(submit, ended.choices)]
         moved = ended.attachment != attach.attachment and attach.submit is not None
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
@@ -265,12 +267,15 @@ class Requests:
         assert message is not None, "it ended by its choices or by a message"
         failed = isinstance(message, RequestEnded) and message.reason in _FAILURES
         if ended.submit is not None and not failed:
-            submit = replace(ended.submit, gateway=attach.gateway, attachment=attach.attachment)
+            submit = _delivered_by(attach, ended.submit)
             return [self._state_of_ended(submit, {}), message]
         return [message]
 
     def _attach_to(self, group: SequenceGroup, attach: Attach) -> list[Message]:
-        group.submit = replace(group.submit, gateway=attach.gateway, attachment=attach.attachment)
+        if _is_overtaken(attach, group.submit):
+            self._retention.restate(group)
+            return []
+        group.submit = _delivered_by(attach, group.submit)
         views = _views(attach, group.submit)
         if attach.exact and not views:
             views = (ChoiceView(NO_TOKENS, ""),) * group.submit.num_choices
@@ -482,6 +487,25 @@ class Requests:
             error = f"the model's logits allow {len(hypotheses)} of {width} beams"
             return self._ended(request_id, FinishReason.ERROR, error)
         return BeamsEnded(request_id, hypotheses, str(self.cursor))
+
+
+def _is_overtaken(attach: Attach, submit: Submit) -> bool:
+    """Another delivery has come since the log answered to the one that asks again."""
+    if attach.takes_over or attach.submit is None or attach.attachment == submit.attachment:
+        return False
+    return attach.submit.takeovers < submit.takeovers
+
+
+def _delivered_by(attach: Attach, submit: Submit) -> Submit:
+    """The request as the gateway that attaches delivers it."""
+    takeovers = submit.takeovers
+    if attach.submit is not None:  # the log may have lost some
+        takeovers = max(takeovers, attach.submit.takeovers)
+    if attach.takes_over and attach.attachment != submit.attachment:  # an Attach may be repeated
+        takeovers += 1
+    return replace(
+        submit, gateway=attach.gateway, attachment=attach.attachment, takeovers=takeovers
+    )
 
 
 def _views(attach: Attach, submit: Submit) -> tuple[ChoiceView, ...]:

@@ -392,7 +392,7 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     log.state("a", 1)
     log.step({1: 10})
     assert_lost(log.sessions.server_restarted(EntryId(5, 0)), "a", "b")
-    [view] = log.sessions.attach("a", "again")
+    [view] = log.sessions.attach("a", "again").views()
     assert (view.tokens.tolist(), view.finish_reason) == ([10], "")
     assert log.sessions.cursor == START
     log.epoch, log.seq, log.number = 5, 0, 0
@@ -485,7 +485,7 @@ def attached(log: Log, request_id: str = "a") -> Log:
     log.step({1: 10})
     log.step({1: 11})
     log.step({1: 13}, number=4)
-    [view] = log.sessions.attach(request_id, "again")
+    [view] = log.sessions.attach(request_id, "again").views()
     assert view.tokens.tolist() == [10, 11]
     return log
 
@@ -596,7 +596,7 @@ def test_tokens_that_came_without_scores_while_an_answer_was_awaited_are_asked_f
     log.sessions.attach("a", "again")
     assert_lost(log.state("a", 2, [10], attachment="again"), "a")
     assert log.step({2: 11}) == []
-    [view] = log.sessions.attach("a", "once more")
+    [view] = log.sessions.attach("a", "once more").views()
     assert view.tokens.tolist() == []
     [joined] = log.state("a", 3, attachment="once more")
     assert isinstance(joined, Joined)
@@ -623,7 +623,7 @@ def test_a_choice_that_was_cut_is_viewed_as_far_as_it_counts(log: Log) -> None:
     for number in range(3):
         log.step({5: number, 6: number})
     log.sessions.close_choice("c", 0, 2, FinishReason.STOP)
-    views = log.sessions.attach("c", "again")
+    views = log.sessions.attach("c", "again").views()
     assert [view.tokens.tolist() for view in views] == [[0, 1], [0, 1, 2]]
     assert [view.finish_reason for view in views] == ["stop", ""]
 
@@ -888,7 +888,7 @@ def test_a_search_that_a_new_epoch_does_not_know_is_lost(search: SearchLog) -> N
     search.beams((3, [5], ""))
     search.start(6)
     assert_lost(search.step({}), "a")
-    assert search.sessions.attach("a", "again") == ()
+    assert search.sessions.attach("a", "again").views() == ()
     assert search.end_search(BEST, SECOND) == ANSWER
 
 

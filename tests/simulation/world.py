@@ -510,12 +510,9 @@ class World:
             return deadly or ("different lengths" in why and losses > 0)
         is_scored = client.wish.submit.sampling.num_logprobs is not None
         is_shared = client.wish.submit.num_choices > 1 or self._is_asked_twice(client.request_id)
-        is_short = self.profile.outputs_retention < _LONG
-        if is_scored and client.has_moved and (is_shared or is_short):
+        if is_scored and is_shared and client.has_moved:
             # The log keeps no log-probabilities: who joins has the tokens drawn again, and who has
-            # more of one choice than of another, too; and so has a delivery that does not know yet
-            # that its client has moved, when it misses what was trimmed. A real model draws the
-            # same.
+            # more of one choice than of another, too. A real model draws the same.
             return True
         return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
 
