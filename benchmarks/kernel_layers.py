@@ -53,9 +53,7 @@ def measure_layers(
     for case in _cases(sizes, num_rows, dtype, device):
         work = dtype.itemsize * (num_rows * case.width + case.other_elements)
         copies = 1 + _ROTATED_BYTES // work if device.type == "cuda" else 1
-        inputs = [
-            torch.randn(num_rows, case.width, device=device).to(dtype) for _ in range(copies)
-        ]
+        inputs = [torch.randn(num_rows, case.width, device=device).to(dtype) for _ in range(copies)]
         error = _error(case.ours(inputs[0]), case.theirs(inputs[0]))
         if not error <= _LARGEST_ERROR:
             raise RuntimeError(f"{case.name}: differs from torch's by {error:.2g}")

@@ -16,6 +16,7 @@ from gateway.events import (
     EngineUnreachable,
     FollowingLost,
     Joined,
+    NotRemembered,
     PrefixFound,
     PromptScored,
     RequestAccepted,
@@ -247,8 +248,8 @@ class Generation:
             self._aborted_because = "gateway shuts down"
             self.server_leaves = True
             raise shutting_down(accepted=True, resumable=self._display.resumable)
-        if isinstance(letter, (RequestAccepted, Joined, FollowingLost)):
-            return None
+        if isinstance(letter, (RequestAccepted, Joined, FollowingLost, NotRemembered)):
+            return None  # the last is for those who know no more than an id
         if isinstance(letter, Superseded):
             raise TakenOver
         if isinstance(letter, EngineUnreachable):

@@ -101,6 +101,16 @@ class Attach(Message):
     is_new: bool = False  # never accepted, as far as the gateway knows: it may still be refused
     takes_over: bool = True  # else the log has answered to this delivery before
 
+    def is_void_for(self, submit: Submit) -> bool:
+        """Another delivery has come since the log answered to the one that asks again.
+
+        Args:
+            submit: of the request as the log knows it.
+        """
+        if self.takes_over or self.submit is None or self.attachment == submit.attachment:
+            return False
+        return self.submit.takeovers < submit.takeovers
+
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)

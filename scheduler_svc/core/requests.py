@@ -254,7 +254,7 @@ class Requests:
         """What told the end of a request, if it fits what the client has."""
         message = ended.message
         if message is None and ended.submit is not None:
-            if _is_overtaken(attach, ended.submit):
+            if attach.is_void_for(ended.submit):
                 return [self._state_of_ended(ended.submit, ended.choices)]
             views = _views(attach, ended.submit)
             if attach.exact or not may_follow(ended.choices, views):
@@ -272,7 +272,7 @@ class Requests:
         return [message]
 
     def _attach_to(self, group: SequenceGroup, attach: Attach) -> list[Message]:
-        if _is_overtaken(attach, group.submit):
+        if attach.is_void_for(group.submit):
             self._retention.restate(group)
             return []
         group.submit = _delivered_by(attach, group.submit)
@@ -487,13 +487,6 @@ class Requests:
             error = f"the model's logits allow {len(hypotheses)} of {width} beams"
             return self._ended(request_id, FinishReason.ERROR, error)
         return BeamsEnded(request_id, hypotheses, str(self.cursor))
-
-
-def _is_overtaken(attach: Attach, submit: Submit) -> bool:
-    """Another delivery has come since the log answered to the one that asks again."""
-    if attach.takes_over or attach.submit is None or attach.attachment == submit.attachment:
-        return False
-    return attach.submit.takeovers < submit.takeovers
 
 
 def _delivered_by(attach: Attach, submit: Submit) -> Submit:

@@ -53,10 +53,13 @@ class Asked:
         )
         exact = ", and nothing else will do" if attach.exact else ""
         brings = f"; with the request: {asked_for(attach.submit)}" if attach.submit else ""
+        known = self._chronicle.submit
+        is_void = known is not None and attach.is_void_for(known)
+        void = "; void, since another delivery has taken over" if is_void else ""
         self._story.tell(
             Kind.ATTACH,
             when,
-            f"gateway {attach.gateway} wants to deliver it: {has}{exact}{brings}",
+            f"gateway {attach.gateway} wants to deliver it: {has}{exact}{brings}{void}",
             gateway=attach.gateway,
             attachment=attach.attachment,
             num_tokens=lengths,

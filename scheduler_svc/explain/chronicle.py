@@ -73,11 +73,11 @@ class Chronicle:
         self.phase = Phase.UNSEEN
         self.gateway = ""
         self.attachment = ""
+        self.submit: Submit | None = None
         self._story = story
         self._request_id = story.request_id
         self._block_size = block_size
         self._crowd = Crowd()
-        self._submit: Submit | None = None
         self._choices: dict[int, _Choice] = {}
         self._num_rounds = 0  # of a beam search
         self._parties: tuple[str, tuple[str, ...]] | None = None
@@ -127,7 +127,7 @@ class Chronicle:
         else:
             lengths = {str(number): found.num_tokens for number, found in choices.items()}
         self._tell_state(state, old, lengths, when)
-        self._submit, self._is_new_epoch = submit, False
+        self.submit, self._is_new_epoch = submit, False
         self.gateway, self.attachment = submit.gateway, submit.attachment
 
     def _tell_state(
@@ -454,7 +454,7 @@ class Chronicle:
 
     @property
     def _is_search(self) -> bool:
-        return self._submit is not None and self._submit.sampling.beams is not None
+        return self.submit is not None and self.submit.sampling.beams is not None
 
     @property
     def _has_output(self) -> bool:
@@ -464,7 +464,7 @@ class Chronicle:
         return [c.handle for c in self._choices.values() if not c.finish_reason and c.handle]
 
     def _num_tokens_of(self, handles: list[int]) -> int:
-        num_prompt = 0 if self._submit is None else len(self._submit.prompt)
+        num_prompt = 0 if self.submit is None else len(self.submit.prompt)
         found = [choice for choice in self._choices.values() if choice.handle in handles]
         return sum(num_prompt + choice.num_tokens for choice in found)
 

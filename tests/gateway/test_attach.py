@@ -1,5 +1,9 @@
 """Who waits for which request, without any I/O."""
 
+from dataclasses import replace
+
+import pytest
+
 from gateway.attach import Deliveries
 from gateway.events import RequestFailed
 from gateway.mailbox import Mailbox
@@ -35,6 +39,17 @@ async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_
     assert [attach.request_id for attach in sent] == ["lost"]
     [failed] = await mailbox.take()
     assert isinstance(failed, RequestFailed)
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_only_who_never_had_an_answer_takes_over(accepted: bool) -> None:
+    sent = list[Attach]()
+    deliveries = Deliveries("gateway", Sessions(), sent.append, lambda: 0.0)
+    deliveries.open(replace(submit("a"), takeovers=4), Mailbox(), accepted=accepted)
+    deliveries.attach("a")
+    [attach] = sent
+    assert attach.submit is not None
+    assert (attach.takes_over, attach.submit.takeovers) == (not accepted, 4 if accepted else 0)
 
 
 async def test_what_the_log_is_silent_about_is_asked_for() -> None:

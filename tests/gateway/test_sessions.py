@@ -73,9 +73,10 @@ class Log:
         output: Sequence[int] = (),
         reason: str = "",
         attachment: str = ATTACHMENT,
+        takeovers: int = 0,
     ) -> list[Event]:
         choice = ChoiceState(0, handle, np.array(output, np.int32), reason)
-        known = replace(submit(request_id), attachment=attachment)
+        known = replace(submit(request_id), attachment=attachment, takeovers=takeovers)
         return self.say(RequestState(known, (choice,), "3-4"))
 
     def step(
@@ -615,6 +616,29 @@ def test_an_earlier_attachment_of_this_gateway_is_no_other_delivery(log: Log) ->
     # A Submit that was thought to be lost arrives late.
     assert log.state("a", 10, [10, 11, 12]) == [tokens("a", 12)]
     assert log.sessions.attachment_of("a") == ATTACHMENT
+
+
+def test_who_asks_again_learns_that_another_has_taken_over(log: Log) -> None:
+    log.state("a", 1, takeovers=1)
+    assert_lost(log.step({1: 10}, number=2), "a", "b")
+    delivered = log.sessions.attach("a", "again")
+    assert (delivered.takes_over, delivered.takeovers) == (False, 1)
+    assert log.state("a", 8, [10], attachment="earlier", takeovers=1) == []
+    assert log.state("a", 9, [10], attachment="other", takeovers=2) == [Superseded("a")]
+
+
+def test_who_takes_over_waits_for_the_answer_whoever_has_the_request(log: Log) -> None:
+    log.sessions.open("c", "first")
+    assert log.sessions.attach("c", "first").takes_over
+    assert log.state("c", 8, [10], attachment="other", takeovers=2) == []
+    _, more = log.state("c", 9, [10], attachment="first", takeovers=3)
+    assert more == tokens("c", 10)
+
+
+def test_who_goes_on_after_an_answer_asks_again_only(log: Log) -> None:
+    log.sessions.open("c", "first", takeovers=2)
+    assert not log.sessions.attach("c", "first").takes_over
+    assert log.state("c", 8, attachment="other", takeovers=3) == [Superseded("c")]
 
 
 def test_a_choice_that_was_cut_is_viewed_as_far_as_it_counts(log: Log) -> None:

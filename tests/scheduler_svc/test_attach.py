@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,9 +121,14 @@ def attach(
     attachment: str = "second",
     knows: bool = True,
     exact: bool = False,
+    after: int | None = None,
 ) -> Attach:
-    found = request if knows else None
-    return Attach(request.request_id, "other", attachment, found, views, exact)
+    """By a delivery that comes, or by one that the log answered to ``after`` so many takeovers."""
+    found = replace(request, takeovers=after or 0) if knows else None
+    again = after is not None
+    return Attach(
+        request.request_id, "other", attachment, found, views, exact, takes_over=not again
+    )
 
 
 def expected(num_prompt: int, count: int) -> list[int]:
@@ -188,6 +194,57 @@ def test_a_client_without_anything_may_ask_for_all_of_it_anew() -> None:
     assert state.choices[0].output.tolist() == expected(5, 3)
     engine.run()
     assert engine.outputs("r") == {0: expected(5, 12)}
+
+
+def test_takeovers_are_counted_once_each() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    for attachment, counted in (("second", 1), ("second", 1), ("third", 2)):
+        engine.tell(attach(REQUEST, knows=False, attachment=attachment))
+        [state] = engine.owed()
+        assert (state.submit.attachment, state.submit.takeovers) == (attachment, counted)
+    engine.tell(attach(REQUEST, attachment="fourth", after=2))  # the third asks again
+    [state] = engine.owed()
+    assert (state.submit.attachment, state.submit.takeovers) == ("fourth", 2)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_was_taken_over_does_not_take_back(restarts: bool) -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(3)
+    engine.tell(attach(REQUEST, knows=False, attachment="second"))
+    engine.tell(attach(REQUEST, knows=False, attachment="third"))
+    engine.owed()
+    if restarts:
+        engine.start_epoch()
+    stale = attach(REQUEST, view(*expected(5, 1)), attachment="fourth", exact=True, after=1)
+    assert engine.tell(stale) == []
+    [state] = engine.owed()  # so that it learns of it
+    assert (state.submit.attachment, state.submit.takeovers) == ("third", 2)
+    assert state.choices[0].output.tolist() == expected(5, 3)
+
+
+def test_who_was_taken_over_does_not_begin_anew_what_has_ended() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.step(3)
+    engine.tell(attach(REQUEST, knows=False, attachment="second"))
+    engine.tell(attach(REQUEST, knows=False, attachment="third"))
+    engine.run()
+    stale = attach(REQUEST, view(*expected(5, 1)), attachment="fourth", exact=True, after=1)
+    [state] = engine.tell(stale)
+    assert isinstance(state, RequestState)
+    assert state.submit.attachment == "third"
+    assert state.choices[0].finish_reason == "length"
+
+
+def test_takeovers_that_the_log_has_lost_are_counted_again() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    [state] = engine.tell(attach(REQUEST, view(100), attachment="fourth", after=3))
+    assert isinstance(state, RequestState)
+    assert (state.submit.attachment, state.submit.takeovers) == ("fourth", 3)
 
 
 def test_a_request_that_the_log_has_lost_goes_on_from_the_view() -> None:

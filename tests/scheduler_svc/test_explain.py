@@ -331,6 +331,22 @@ def test_a_request_moves_to_another_gateway_and_back_to_what_its_client_has() ->
     assert only(story, Kind.ABORT).facts["stale"]
 
 
+def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
+    asks = submit("a")
+    moved = replace(asks, gateway="g2", attachment="second", takeovers=1)
+    lives = outputs(
+        STARTED,
+        state(asks, 1, requests_cursor=f"{EPOCH + 1}-0"),
+        result(1, 1, admitted={1: 0}),
+        state(moved, 1, output=[5], requests_cursor=f"{EPOCH + 9}-0"),
+        result(2, 1),
+    )
+    stale = Attach("a", "g1", "third", asks, (), exact=True, takes_over=False)
+    requests = asked((EPOCH + 1, asks), (EPOCH + 20, stale))
+    story = told(Logs(requests=requests, outputs=lives))
+    assert "void, since another delivery has taken over" in only(story, Kind.ATTACH).text
+
+
 def test_a_restated_request_has_not_moved() -> None:
     lives = outputs(
         STARTED, state("a", 1), result(1, 1, admitted={1: 0}), state("a", 1, output=[7])
