@@ -11,7 +11,7 @@ from gpu_worker.memory import KVMemory, PagedMemory, bytes_per_block
 from gpu_worker.model import LayerShape
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.token_layout import TokenLayout, fit_tokens
-from gpu_worker.virtual_memory import VirtualMemory
+from gpu_worker.virtual_memory import NUM_RESERVED, VirtualMemory
 from shared.errors import SettingsError
 from shared.logs import EventLog
 
@@ -114,7 +114,7 @@ class VirtualAllocator:
         layout = fit_tokens(shapes, self.block_size, self.page_bytes)
         max_blocks = -(-self.max_model_len // self.block_size)
         num_ranges = min(_MOST_RANGES, _SPACE_BYTES // (max_blocks * layout.block_bytes))
-        if num_ranges < 1:
+        if num_ranges <= NUM_RESERVED:
             reason = f"a sequence takes {max_blocks * layout.block_bytes} bytes of addresses"
             raise SettingsError("--max-model-len", self.max_model_len, reason)
         try:

@@ -9,11 +9,10 @@ from gpu_worker import cpu_draw
 from gpu_worker.admissible import Limits
 from gpu_worker.allocation import Allocator, choose_allocator
 from gpu_worker.buckets import Buckets
-from gpu_worker.check import LayerCheck, check_model
-from gpu_worker.compiled import check_compile, compile_layers
+from gpu_worker.check import check_model
 from gpu_worker.executor import Executor, StepLimits
-from gpu_worker.fusion import fuse
 from gpu_worker.gpu_budget import GpuBudget
+from gpu_worker.layers import check_layer_settings, replace_layers
 from gpu_worker.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.memory import KVMemory, check_block_size
 from gpu_worker.model import LayerShape, RaggedModel
@@ -21,8 +20,6 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks
 from gpu_worker.speeds import measure_speeds
 from gpu_worker.step_profile import StepProfile, measure_steps
-from kernels.cpu_isa import detect
-from kernels.cpu_layers import CpuLayers
 from kernels.interface import AttentionBackend
 from kernels.select import select_backend
 from shared.errors import ModelUnsupported, SettingsError
@@ -61,8 +58,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         torch.cuda.set_device(device)  # where kernels are launched
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    if settings.compile:
-        check_compile(device, settings.cpu_kernels)
+    check_layer_settings(settings, device)
     began = time.monotonic()
     model = load_model(settings, device)
     shapes = observe(model)
@@ -80,10 +76,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     )
     if device.type == "cpu":
         cpu_draw.warm_up()
-        if settings.cpu_kernels == "auto":
-            _compile_layers(model)
-    if settings.compile:
-        _torch_compile(model, shapes)
+    replace_layers(model, shapes, settings, device)
     max_model_len = context_length(model.config, settings.max_model_len)
     allocator = choose_allocator(settings, device, max_model_len)
     block_bytes = allocator.block_bytes(shapes)
@@ -125,60 +118,13 @@ def observe(model: RaggedModel) -> tuple[LayerShape, ...]:
         raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
 
 
-def _compile_layers(model: RaggedModel) -> None:
-    """Replace layers by compiled ones, where the CPU and the type allow it.
-
-    Raises:
-        ModelUnsupported: the model does not compute the same with them.
-    """
-    began = time.monotonic()
-    instructions = detect()
-    if instructions is None or model.dtype not in CpuLayers.dtypes:
-        log.info("layers are torch's own", instructions=None, dtype=model.dtype)
-        return
-    check = LayerCheck(model, "--cpu-kernels off serves it with torch's")
-    found = fuse(model.model, CpuLayers(instructions), model.dtype)
-    model.packed_bytes = found.weight_bytes
-    try:
-        result = check.result()
-    except ModelUnsupported as error:
-        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
-    log.info(
-        "layers compiled",
-        instructions=instructions.name,
-        **found.counts(),
-        deviation=f"{result.deviation:.2g}",
-        tolerated=result.tolerance,
-        seconds=round(time.monotonic() - began, 1),
-    )
-
-
-def _torch_compile(model: RaggedModel, shapes: tuple[LayerShape, ...]) -> None:
-    """Let torch compile the layers.
-
-    Raises:
-        SettingsError: it cannot.
-    """
-    began = time.monotonic()
-    result = compile_layers(model, shapes)
-    log.info(
-        "layers compiled by torch",
-        deviation=f"{result.deviation:.2g}",
-        tolerated=result.tolerance,
-        seconds=round(time.monotonic() - began, 1),
-    )
-
-
 def _backend(
     settings: WorkerSettings, device: torch.device, shapes: tuple[LayerShape, ...]
 ) -> AttentionBackend:
     name = settings.attention_backend
-    virtual = settings.kv_memory == "virtual"
-    if (name == "sdpa" and not virtual) or (name == "triton" and virtual):
+    if name == "sdpa" and settings.kv_memory != "virtual":
         reason = f"not with --kv-memory {settings.kv_memory}"
         raise SettingsError("--attention-backend", name, reason)
-    if name is None and virtual and device.type == "cuda":
-        name = "sdpa"
     try:
         backend = select_backend(name, device.type, shapes[0].dtype, settings.deterministic)
     except (ValueError, ImportError) as error:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 
 from gpu_worker.attention import register_uncompiled_attention
@@ -51,14 +50,3 @@ def decoder_layers(model: nn.Module, attention: Sequence[nn.Module]) -> list[nn.
                 if wanted.intersection(member.modules()):
                     found[member] = None
     return list(found)
-
-
-def check_compile(device: torch.device, cpu_kernels: str) -> None:
-    """Refuse what does not go together.
-
-    Raises:
-        SettingsError: names both settings.
-    """
-    if device.type == "cpu" and cpu_kernels != "off":
-        reason = "on a CPU it needs --cpu-kernels off: those layers are compiled already"
-        raise SettingsError("--compile", True, reason)

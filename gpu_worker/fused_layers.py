@@ -1,5 +1,7 @@
 """Layers that take the place of transformers' own and run the compiled kernels for CPUs."""
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import nn
 
@@ -29,7 +31,7 @@ class SharedInput:
     output. Whatever order or inputs a model uses, the result is right.
     """
 
-    def __init__(self, linear: CompiledLinear) -> None:
+    def __init__(self, linear: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
         self._linear = linear
         self._input: torch.Tensor | None = None
         self._outputs: list[torch.Tensor | None] = []

@@ -1,12 +1,10 @@
 """Puts compiled layers for CPUs in the place of a loaded model's own.
 
 Linear layers are packed; those that share an input run at once, a gated MLP in two calls, RMS
-normalization in one pass. Layers are found by the names and types that transformers uses, and what
-is more than a plain linear layer is tried on random rows before it is replaced: where the result
-differs, the model keeps its own code.
+normalization in one pass. Where something else computes differently from the model's own code, that
+is kept.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,14 +20,20 @@ from gpu_worker.fused_layers import (
     SharedInput,
     SharedInputLinear,
 )
+from gpu_worker.surgery import (
+    QKV,
+    Place,
+    agrees,
+    gated_linears,
+    norm_factors,
+    places,
+    plain_linears,
+)
 from kernels.cpu_layers import CompiledLinear, CpuLayers
+from kernels.cpu_linear_jobs import PANEL
 from kernels.cpu_pack import PackedLayers, can_gate, can_pack, pack, pack_gated
 
-_PROBE_ROWS = 3
-# Of the spread of the outputs: what rounding alone explains.
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
-_QKV = ("q_proj", "k_proj", "v_proj")
-_MLP = ("gate_proj", "up_proj", "down_proj")
+_CPU = torch.device("cpu")
 
 
 @dataclass(slots=True)
@@ -80,10 +84,10 @@ def fuse(model: nn.Module, kernels: CpuLayers, dtype: torch.dtype) -> Fusion:
     surgeon = _Surgeon(kernels, dtype)
     for module in list(model.modules()):
         surgeon.join_qkv(module)
-    for parent, name, module in list(_places(model)):
+    for parent, name, module in places(model):
         surgeon.replace_mlp(parent, name, module)
     embeddings = _tied_embeddings(model)
-    for parent, name, module in list(_places(model)):
+    for parent, name, module in places(model):
         surgeon.replace_linear(parent, name, module, embeddings)
         surgeon.replace_norm(parent, name, module)
     return surgeon.done
@@ -101,28 +105,25 @@ class _Surgeon:
 
     def join_qkv(self, module: nn.Module) -> None:
         """Let the projections of an attention layer run at once."""
-        linears = _plain_linears(module, _QKV)
+        linears = _packable(plain_linears(module, QKV))
         if linears is None or len({linear.in_features for linear in linears}) > 1:
             return
         layers = pack([linear.weight for linear in linears], [linear.bias for linear in linears])
         shared = SharedInput(self._compile(self._note(layers)))
-        for index, name in enumerate(_QKV):
+        for index, name in enumerate(QKV):
             setattr(module, name, SharedInputLinear(shared, index))
         self.done.shared_inputs += 1
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
         """Join the gate, SiLU and up of an MLP that consists of nothing else."""
-        linears = _plain_linears(module, _MLP)
-        others = {child for child, _ in module.named_children()} - {*_MLP, "act_fn"}
-        if linears is None or others or type(module) in self._refused:
+        linears = _packable(gated_linears(module))
+        if linears is None or type(module) in self._refused:
             return
         gate, up, down = linears
-        biased = gate.bias is not None
-        if not can_gate(gate.weight) or gate.weight.shape != up.weight.shape:
+        if not can_gate(gate.weight):
             return
-        if biased != (up.bias is not None):
-            return
-        joined = pack_gated(gate.weight, up.weight, (gate.bias, up.bias) if biased else None)
+        biases = None if gate.bias is None else (gate.bias, up.bias)
+        joined = pack_gated(gate.weight, up.weight, biases)
         last = pack([down.weight], [down.bias])
         fused = GatedMLP(self._compile(joined), self._compile(last))
         if type(module) not in self._proven and not self._agrees(module, fused, gate.in_features):
@@ -139,7 +140,7 @@ class _Surgeon:
         parent: nn.Module,
         name: str,
         module: nn.Module,
-        embeddings: "dict[torch.Tensor, tuple[nn.Module, str, nn.Module]]",
+        embeddings: dict[torch.Tensor, Place],
     ) -> None:
         """Pack one layer, and let an embedding that has the same weight read it from there."""
         if type(module) not in (nn.Linear, Conv1D):
@@ -164,32 +165,21 @@ class _Surgeon:
 
     def replace_norm(self, parent: nn.Module, name: str, module: nn.Module) -> None:
         """Compile an RMS normalization that multiplies by its weight, or by 1 + its weight."""
-        weight = getattr(module, "weight", None)
-        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+        found = norm_factors(module)
+        if found is None:
             return
-        if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or len(weight) % 16:
-            return
-        for factor in (weight.float(), 1 + weight.float()):
-            fused = FusedRMSNorm(self._kernels, factor.clone(), epsilon, self._dtype)
-            if self._agrees(module, fused, len(weight)):
+        epsilon, factors = found
+        for factor in factors:
+            if len(factor) % PANEL:
+                return
+            fused = FusedRMSNorm(self._kernels, factor, epsilon, self._dtype)
+            if self._agrees(module, fused, len(factor)):
                 setattr(parent, name, fused)
                 self.done.norms += 1
                 return
 
-    def _agrees(self, own: Callable[..., Any], fused: nn.Module, num_features: int) -> bool:
-        """Whether both do the same to random rows, but for rounding."""
-        generator = torch.Generator().manual_seed(0)
-        rows = torch.randn(1, _PROBE_ROWS, num_features, generator=generator).to(self._dtype)
-        expected = own(rows)
-        if not isinstance(expected, torch.Tensor):
-            return False
-        found = fused(rows)
-        if found.shape != expected.shape or found.dtype != expected.dtype:
-            return False
-        difference = (found.float() - expected.float()).abs().max()
-        spread = expected.float().std().clamp_min(1e-12)
-        return bool(difference / spread < _TOLERANCE[self._dtype])
+    def _agrees(self, own: nn.Module, fused: nn.Module, num_features: int) -> bool:
+        return agrees(own, fused, num_features, self._dtype, _CPU)
 
     def _compile(self, layers: PackedLayers) -> CompiledLinear:
         return self._kernels.linear(layers, self._dtype)
@@ -201,30 +191,17 @@ class _Surgeon:
         return layers
 
 
-def _plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
-    """The children of these names, if all are there and are linear layers that can be packed."""
-    found: list[nn.Linear] = []
-    for name in names:
-        child = getattr(module, name, None)
-        if type(child) is not nn.Linear or not can_pack(child.weight):
-            return None
-        found.append(child)
-    return found if len({linear.weight.dtype for linear in found}) == 1 else None
+def _packable(linears: list[nn.Linear] | None) -> list[nn.Linear] | None:
+    """These, if all can be packed."""
+    if linears is None or not all(can_pack(linear.weight) for linear in linears):
+        return None
+    return linears
 
 
-def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Every module with its parent and its name there."""
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            yield parent, name, child
-
-
-def _tied_embeddings(
-    model: nn.Module,
-) -> dict[torch.Tensor, tuple[nn.Module, str, nn.Module]]:
+def _tied_embeddings(model: nn.Module) -> dict[torch.Tensor, Place]:
     """Embeddings by their weight."""
     return {
         child.weight: (parent, name, child)
-        for parent, name, child in _places(model)
+        for parent, name, child in places(model)
         if isinstance(child, nn.Embedding)
     }

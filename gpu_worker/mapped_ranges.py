@@ -26,10 +26,19 @@ class MappedRanges:
         num_ranges: sequences that may be here at the same time.
         max_blocks: blocks in a range.
         num_blocks: physical blocks.
+        first_place: where the first range begins.
     """
 
-    def __init__(self, mapper: Mapper, num_ranges: int, max_blocks: int, num_blocks: int) -> None:
+    def __init__(
+        self,
+        mapper: Mapper,
+        num_ranges: int,
+        max_blocks: int,
+        num_blocks: int,
+        first_place: int = 0,
+    ) -> None:
         self.num_ranges = num_ranges
+        self._first_place = first_place
         self._mapper = mapper
         self._max_blocks = max_blocks
         self._step = 0
@@ -130,7 +139,7 @@ class MappedRanges:
         planned[columns] = blocks
         num_areas = _num_areas(planned)
         self._make_areas(num_areas - int(self._areas[slot]))
-        first = slot * self._max_blocks
+        first = self._place(slot)
         try:
             for column, block, count in _runs(columns.tolist(), blocks.tolist()):
                 row[column : column + count] = _NONE  # until it is known to be mapped
@@ -164,10 +173,14 @@ class MappedRanges:
 
     def _unmap(self, slot: int) -> None:
         extent = int(self._extents[slot])
-        self._mapper.unmap(slot * self._max_blocks, extent)
+        self._mapper.unmap(self._place(slot), extent)
         self._disown(slot)  # if its sequence is still here, it is mapped anew when it computes
         self._blocks[slot, :extent] = _NONE
         self._extents[slot] = self._areas[slot] = 0
+
+    def _place(self, slot: int) -> int:
+        """Where a range begins."""
+        return self._first_place + slot * self._max_blocks
 
     def _disown(self, slot: int) -> None:
         self._count(self._blocks[slot, : self._lengths[slot]], -1)

@@ -44,7 +44,7 @@ def _load_kernels(settings: WorkerSettings, config: Any) -> None:
     write_kernel()
     attend_kernel(dtype)
     instructions = detect()
-    if settings.cpu_kernels == "auto" and instructions is not None:
+    if settings.layer_kernels == "auto" and instructions is not None:
         norm_kernel(dtype)
         packed = torch.bfloat16 if torch.bfloat16 in (own, dtype) else torch.float32
         linear_kernel(packed, dtype, instructions)

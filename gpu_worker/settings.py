@@ -18,13 +18,14 @@ class WorkerSettings(StepSettings):
     )
     attention_backend: str | None = setting(
         None,
-        "Kernels; auto takes triton on GPUs (sdpa with virtual memory) and cpu elsewhere.",
+        "Kernels; auto takes triton on GPUs and cpu elsewhere, sdpa needs virtual memory.",
         choices=("reference", "cpu", "triton", "sdpa"),
     )
-    cpu_kernels: str = setting(
+    layer_kernels: str = setting(
         "auto",
-        "Linear layers and norms on CPUs: auto takes compiled ones where the CPU has the "
-        "instructions, off takes torch's.",
+        "What surrounds attention: auto takes compiled linear layers and norms on CPUs that have "
+        "the instructions, and fused projections, norms and rotary embeddings on GPUs; off takes "
+        "torch's.",
         choices=("auto", "off"),
     )
     kv_memory: str = setting(
@@ -41,8 +42,9 @@ class WorkerSettings(StepSettings):
     )
     deterministic: bool = setting(
         False,
-        "Attention over a sequence does not depend, bit for bit, on who else is in the batch: on "
-        "GPUs contexts are cut into pieces by their own length alone (CPUs do so anyway).",
+        "A sequence's logits do not depend, bit for bit, on who else is in the batch. On GPUs "
+        "contexts are then cut by their own length alone, and all linear layers take tiles of one "
+        "size, which is slower; compiled layers on CPUs are so anyway.",
     )
     block_size: int = setting(
         16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256
@@ -82,8 +84,8 @@ class WorkerSettings(StepSettings):
     )
     compile: bool = setting(
         False,
-        "Compile the model's layers with torch.compile; starting takes longer. On CPUs only with "
-        "--cpu-kernels off.",
+        "Compile the model's layers with torch.compile instead of fusing them; starting takes "
+        "longer. On CPUs only with --layer-kernels off.",
     )
     max_model_len: int | None = setting(
         None, "Longest sequence in tokens; auto takes the model's own.", minimum=2

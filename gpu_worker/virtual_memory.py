@@ -20,6 +20,13 @@ from gpu_worker.token_layout import TokenLayout
 from kernels.interface import LayerCache
 from shared.messages import KVGeometry
 
+NUM_RESERVED = 1
+"""Ranges that are nobody's.
+
+The first place of all addresses always has a block: who launches Triton's kernels asks the driver
+about the address where a tensor begins, and is refused if nothing is there.
+"""
+
 
 class VirtualMemory(BlockPools):
     """Each slot of the batch owns a range of addresses, as long as a sequence can be (vAttention).
@@ -30,7 +37,7 @@ class VirtualMemory(BlockPools):
 
     Args:
         layout: of tokens.
-        mapper: of physical blocks; its space is a whole number of ranges.
+        mapper: of physical blocks; its space is a whole number of ranges, reserved ones included.
         num_blocks: size of the device pool.
         max_blocks: blocks in a range.
         num_host_blocks: size of the host pool.
@@ -48,8 +55,10 @@ class VirtualMemory(BlockPools):
         self._geometry = KVGeometry(num_blocks, layout.block_size, block_bytes, num_host_blocks)
         self._mapper = mapper
         self._range_tokens = max_blocks * layout.block_size
-        num_ranges = mapper.space.numel() // (max_blocks * block_bytes)
-        self._ranges = MappedRanges(mapper, num_ranges, max_blocks, num_blocks)
+        num_ranges = mapper.space.numel() // (max_blocks * block_bytes) - NUM_RESERVED
+        mapper.map(0, 0, 1)
+        first_place = NUM_RESERVED * max_blocks
+        self._ranges = MappedRanges(mapper, num_ranges, max_blocks, num_blocks, first_place)
         # Held while mappings change: for the step that begins, or ahead of time for the next one.
         self._mapping = threading.Lock()
         self._map_s = self._wait_s = self._ahead_s = 0.0
@@ -84,10 +93,12 @@ class VirtualMemory(BlockPools):
     def translate(self, placement: Placement) -> Placement:
         with self._changing_now():
             self._ranges.follow(placement.slots, placement.block_tables, placement.num_blocks)
+        ranges = placement.slots + NUM_RESERVED
+        owners = placement.owners + NUM_RESERVED
         return replace(
             placement,
-            block_tables=placement.slots.astype(np.int32).reshape(-1, 1),
-            slot_mapping=placement.owners * self._range_tokens + placement.positions,
+            block_tables=ranges.astype(np.int32).reshape(-1, 1),
+            slot_mapping=owners * self._range_tokens + placement.positions,
         )
 
     def prepare(self, expected: Expected) -> None:

@@ -9,15 +9,16 @@ from kernels.triton_launch import AttendLaunch
 from kernels.triton_write import write_kv_kernel
 
 _WRITE_TILE_TOKENS = 16
-# A larger block is no page: it has to hold a sequence whole, and no table is followed.
+# A larger block, or one of another size than a power of two, is no page: it has to hold a sequence
+# whole, and no table is followed.
 _LARGEST_PAGE_TOKENS = 1024
 
 
 class TritonBackend:
-    """float16, bfloat16 and float32; block sizes are powers of two, head sizes up to 256.
+    """float16, bfloat16 and float32; head sizes up to 256.
 
-    A cache whose blocks have more than 1,024 tokens is read as contiguous memory: block
-    ``block_tables[s, 0]`` holds all of sequence s.
+    Blocks of a power of two of up to 1,024 tokens are pages. A cache with others is read as
+    contiguous memory: block ``block_tables[s, 0]`` holds all of sequence s.
 
     Nothing is read back from the device, so calls can be captured in CUDA graphs: grids follow
     from the shapes of the tensors and the bounds in the batch, and the kernels read the lengths
@@ -90,17 +91,18 @@ class TritonBackend:
         contexts may be long, each is followed by one that merges what was cut into pieces.
 
         Raises:
-            ValueError: if shapes or types do not fit each other, or the block size is neither a
-                power of two nor enough for whole sequences, or the head size exceeds 256.
+            ValueError: if shapes or types do not fit each other, or blocks are neither pages nor
+                enough for whole sequences, or the head size exceeds 256.
         """
         check_attend(query, cache, batch, out)
         block_size, head_dim = cache.key.shape[2:]
-        paged = block_size <= _LARGEST_PAGE_TOKENS
-        if head_dim > 256 or (paged and block_size & (block_size - 1)):
-            raise ValueError(f"block size {block_size}, head size {head_dim}: not supported")
+        if head_dim > 256:
+            raise ValueError(f"head size {head_dim}: not supported")
+        paged = block_size <= _LARGEST_PAGE_TOKENS and not block_size & (block_size - 1)
         if not paged and block_size < batch.max_context_len:
             raise ValueError(
-                f"blocks of {block_size} tokens hold whole sequences, not {batch.max_context_len}"
+                f"blocks of {block_size} tokens are no pages, and hold whole sequences, not "
+                f"{batch.max_context_len} tokens"
             )
         if params.scale <= 0:
             raise ValueError(f"scale {params.scale} must be positive")

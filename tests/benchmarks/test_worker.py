@@ -268,7 +268,7 @@ def figures(
 ) -> dict[str, list[dict[str, object]]]:
     """All that a run on a tiny model finds. In fp32, where equal programs give equal tokens."""
     file = tmp_path_factory.mktemp("worker") / "figures.json"
-    flags = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--cpu-kernels", "off"]
+    flags = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--layer-kernels", "off"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.worker", *flags, "--json", str(file)],
         cwd=ROOT,

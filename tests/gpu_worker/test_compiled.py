@@ -23,7 +23,7 @@ def test_tokens_are_the_same(
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     found = []
     for compiled in (False, True):
-        worker = make_worker("llama", block_size=8, cpu_kernels="off", compile=compiled)
+        worker = make_worker("llama", block_size=8, layer_kernels="off", compile=compiled)
         planner = Planner(worker.executor)
         planner.admit(1, prompt(30))
         planner.admit(2, prompt(7, 2))
@@ -42,14 +42,14 @@ def test_without_a_compiler_it_says_so(make_worker: MakeWorker) -> None:
         config.patch({"cpp.cxx": ("no-such-compiler",), "force_disable_caches": True}),
         pytest.raises(SettingsError, match=r"no-such-compiler.*without --compile") as raised,
     ):
-        make_worker("llama", cpu_kernels="off", compile=True)
+        make_worker("llama", layer_kernels="off", compile=True)
     torch.compiler.reset()
     assert raised.value.key == "--compile"
 
 
 def test_compiled_layers_are_not_compiled_twice(model_path: ModelPath) -> None:
     settings = WorkerSettings(model=str(model_path("llama")), device="cpu", compile=True)
-    with pytest.raises(SettingsError, match="--cpu-kernels off") as raised:
+    with pytest.raises(SettingsError, match="--layer-kernels off") as raised:
         build_worker(settings)
     assert raised.value.key == "--compile"
 

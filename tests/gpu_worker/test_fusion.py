@@ -16,7 +16,7 @@ from gpu_worker.settings import WorkerSettings
 from kernels.cpu_isa import detect
 from kernels.cpu_layers import CpuLayers
 from kernels.cpu_pack import pack
-from shared.errors import ModelUnsupported
+from shared.errors import ModelUnsupported, SettingsError
 from tests.gpu_worker.conftest import ModelPath
 from tests.support.models import SERVED, tiny_model
 
@@ -168,7 +168,26 @@ def test_compiled_layers_can_be_switched_off(model_path: ModelPath) -> None:
         return {type(module).__name__ for module in worker.executor._model.model.modules()}
 
     assert "GatedMLP" in layers()
-    assert {"LlamaMLP", "Linear"} <= layers(cpu_kernels="off")
+    assert {"LlamaMLP", "Linear"} <= layers(layer_kernels="off")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"layer_kernels": "off"}, "not with --layer-kernels off"),
+        ({"layer_kernels": "off", "compile": True}, "not with --layer-kernels off"),
+    ],
+)
+def test_layers_that_round_by_the_batch_are_not_deterministic(
+    settings: dict[str, Any], why: str, model_path: ModelPath
+) -> None:
+    with pytest.raises(SettingsError, match=why) as raised:
+        build_worker(
+            WorkerSettings(
+                model=str(model_path("llama")), device="cpu", deterministic=True, **settings
+            )
+        )
+    assert raised.value.key == "--deterministic"
 
 
 def test_a_model_that_computes_something_else_with_them_is_refused(
@@ -182,7 +201,7 @@ def test_a_model_that_computes_something_else_with_them_is_refused(
 
     monkeypatch.setattr(CpuLayers, "linear", wrong)
     settings = WorkerSettings(model=str(model_path("gpt2")), device="cpu", num_blocks=8)
-    with pytest.raises(ModelUnsupported, match=r"gpt2.*compiled layers.*--cpu-kernels off"):
+    with pytest.raises(ModelUnsupported, match=r"gpt2.*compiled layers.*--layer-kernels off"):
         build_worker(settings)
 
 

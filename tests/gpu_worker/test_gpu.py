@@ -58,7 +58,10 @@ def test_without_graphs_tokens_are_those_of_the_cpu(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_in_virtual_memory_tokens_are_those_of_the_cpu(tmp_path: Path, overlap: bool) -> None:
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+def test_in_virtual_memory_tokens_are_those_of_the_cpu(
+    tmp_path: Path, backend: str, overlap: bool
+) -> None:
     pytest.importorskip("cuda.bindings")
     # 256 tokens of this one are a page of two megabytes.
     path = tiny_model("llama", tmp_path, num_hidden_layers=8, head_dim=64)
@@ -69,10 +72,14 @@ def test_in_virtual_memory_tokens_are_those_of_the_cpu(tmp_path: Path, overlap: 
             dtype="float32",
             device=device,
             kv_memory=kv_memory,
+            attention_backend=backend if device == "cuda" else None,
             block_size=256,
             num_blocks=4,
+            max_num_sequences=8,
         )
         own = build_worker(settings).executor
+        if device == "cuda":
+            assert isinstance(own.runner, GraphRunner) == (backend == "triton")
         planner = Planner(Overlapping(own) if overlap else own)  # type: ignore[arg-type]
         planner.admit(1, prompt(45))
         planner.admit(2, prompt(12, 2))
@@ -99,6 +106,38 @@ def test_every_kind_can_be_captured(make_worker: MakeWorker, kind: str) -> None:
         planner.step(s2=11)
         found.append([planner.run(1, 12)[:12], planner.run(2, 10)[:10]])
     assert isinstance(worker.executor.runner, GraphRunner)
+    assert found[0] == found[1]
+
+
+def test_layers_are_fused_and_can_be_left_as_they_are(
+    make_worker: MakeWorker, with_graphs: Worker, on_cpu: list[list[int]]
+) -> None:
+    fused = {type(module).__name__ for module in with_graphs.executor._model.model.modules()}
+    assert {"JoinedLinear", "TritonGatedMLP", "TritonRMSNorm"} <= fused
+    worker = make_worker("llama", device="cuda", layer_kernels="off", **SIZES)
+    own = {type(module).__name__ for module in worker.executor._model.model.modules()}
+    assert not any(name.startswith(("Joined", "Triton")) for name in own)
+    assert everything(Planner(worker.executor)) == on_cpu
+
+
+def test_deterministic_log_probabilities_do_not_depend_on_the_batch(
+    make_worker: MakeWorker,
+) -> None:
+    settings = {"dtype": "bfloat16", "deterministic": True, "cuda_graphs": "off", **SIZES}
+    executor = make_worker("llama", device="cuda", **settings).executor
+    found = []
+    for num_others in (0, 7):
+        executor.reset()
+        planner = Planner(executor)
+        planner.admit(1, prompt(45), sampling(num_logprobs=1))
+        sizes = {"s1": 45}
+        for handle in range(2, 2 + num_others):
+            planner.admit(handle, prompt(5 * handle, handle))
+            sizes[f"s{handle}"] = 5 * handle
+        planner.step(**sizes)
+        planner.run(1, 20)
+        found.append([result.logprobs[0].logprob for result in planner.results])
+    assert len(found[0]) == 20
     assert found[0] == found[1]
 
 

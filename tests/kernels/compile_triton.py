@@ -16,9 +16,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.triton_attention import paged_attention_kernel
+from kernels.triton_gate import silu_gate_kernel
 from kernels.triton_launch import MERGE_TILES
+from kernels.triton_layers import GATE_TILE, ROTARY_TILE, ROTARY_WARPS, linear_tile, norm_warps
+from kernels.triton_linear import linear_kernel
 from kernels.triton_merge import merge_kernel
 from kernels.triton_move import move_blocks_kernel
+from kernels.triton_norm import rms_norm_kernel
+from kernels.triton_rotary import rotate_kernel
 from kernels.triton_tiles import choose_tile
 from kernels.triton_write import write_kv_kernel
 
@@ -47,11 +52,16 @@ TYPES = {
     "key_inverse_scale": "fp32",
     "value_inverse_scale": "fp32",
     "softcap": "fp32",
+    "factor": "*fp32",
+    "epsilon": "fp32",
 }
-ELEMENTS = ("query", "out", "key", "value")
+LAYERS = ("x", "gate_up", "query_out", "key_out", "cos", "sin", "weight", "bias")
+ELEMENTS = ("query", "out", "key", "value", *LAYERS)
 CACHES = ("key_cache", "value_cache")
 # Known only when called, and rarely multiples of 16.
-ANY_INTEGER = ("window", "num_tokens", "num_seqs", "capacity", "table_stride")
+ANY_INTEGER = (
+    "window", "num_tokens", "num_seqs", "capacity", "table_stride", "num_inner", "num_rows",
+)  # fmt: skip
 
 
 def build(kernel, dtype, constants, options, cache_dtype=None):
@@ -172,6 +182,43 @@ def move(dtype, head_dim, block_size=16, num_kv_heads=8):
     return build(move_blocks_kernel, dtype, constants, {"num_warps": 4})
 
 
+def norm(dtype, width):
+    constants = {"WIDTH": width, "PADDED_WIDTH": triton.next_power_of_2(width)}
+    return build(rms_norm_kernel, dtype, constants, {"num_warps": norm_warps(width)})
+
+
+def gate(dtype, width):
+    constants = {"WIDTH": width, "TILE_WIDTH": GATE_TILE}
+    return build(silu_gate_kernel, dtype, constants, {"num_warps": 4})
+
+
+def rotary(dtype, head_dim):
+    constants = {
+        "NUM_HEADS": 32,
+        "NUM_KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "PADDED_HALF": triton.next_power_of_2(head_dim // 2),
+        "TILE_HEADS": ROTARY_TILE,
+    }
+    return build(rotate_kernel, dtype, constants, {"num_warps": ROTARY_WARPS})
+
+
+def linear(dtype, transposed):
+    tile = linear_tile(dtype)
+    constants = {
+        "weight_out_stride" if transposed else "weight_in_stride": 1,
+        "IN_FEATURES": 4096,
+        "OUT_FEATURES": 14336,
+        "HAS_BIAS": True,
+        "TILE_ROWS": tile.rows,
+        "TILE_OUTPUTS": tile.outputs,
+        "TILE_INPUTS": tile.inputs,
+        "UPCAST": False,
+    }
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": True}
+    return build(linear_kernel, dtype, constants, options)
+
+
 def main() -> None:
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     eight = torch.float8_e4m3fn
@@ -211,6 +258,14 @@ def main() -> None:
     for dtype, head_dim, block_size in ((bf16, 128, 16), (fp16, 80, 8), (fp32, 96, 256)):
         print(json.dumps(resources(write(dtype, head_dim, block_size)) | {"kernel": "write"}))
         print(json.dumps(resources(move(dtype, head_dim, block_size)) | {"kernel": "move"}))
+    for dtype, width in ((bf16, 4096), (fp16, 128), (fp32, 16384)):
+        print(json.dumps(resources(norm(dtype, width)) | {"kernel": "norm"}))
+    for dtype, head_dim in ((bf16, 128), (fp16, 80), (fp32, 256)):
+        print(json.dumps(resources(rotary(dtype, head_dim)) | {"kernel": "rotary"}))
+    print(json.dumps(resources(gate(bf16, 14336)) | {"kernel": "gate"}))
+    for dtype, transposed in ((bf16, False), (fp16, True), (fp32, False)):
+        report = resources(linear(dtype, transposed)) | {"dtype": str(dtype)[6:]}
+        print(json.dumps(report | {"kernel": "linear"}))
 
 
 if __name__ == "__main__":

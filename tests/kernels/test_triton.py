@@ -1,44 +1,31 @@
 """The Triton backend without a GPU: interpreted for its results, compiled for its resources."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.interpreted import assert_passes_interpreted, run_python
+
 pytest.importorskip("triton")
 
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parent.parent
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_kernels_pass_in_the_interpreter():
-    file = str(FOLDER / "interpreted_triton.py")
-    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", file, TRITON_INTERPRET="1")
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.mark.parametrize("file", ["interpreted_triton.py", "interpreted_layers.py"])
+def test_the_kernels_pass_in_the_interpreter(file):
+    assert_passes_interpreted(FOLDER / file)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
 def test_the_kernels_compile_for_sm_90_without_spills(tmp_path):
     file = str(FOLDER / "compile_triton.py")
-    done = run(file, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
+    done = run_python(file, TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     attention = [report for report in reports if report["kernel"] in ("decode", "prefill")]
-    assert len(reports) == 31
+    assert len(reports) == 41
     assert len(attention) == 22
     assert {report["head_dim"] for report in attention} == {64, 80, 96, 128, 256}
     assert {report["block_size"] for report in attention} == {8, 16, 32, 64, 128, 256}
@@ -46,8 +33,13 @@ def test_the_kernels_compile_for_sm_90_without_spills(tmp_path):
         assert report["stack_bytes"] == 0, report
         assert report["shared_bytes"] <= 227 * 1024, report
         assert report["global_16_bytes"] > 0, report
-    for report in attention:
+    linear = [report for report in reports if report["kernel"] == "linear"]
+    assert {(bool(report["wgmma"]), report["dtype"]) for report in linear} == {
+        (True, "bfloat16"), (True, "float16"), (False, "float32"),
+    }  # fmt: skip
+    for report in (*attention, *linear):
         assert report["async_copies_16_bytes"] > 0, report
+    for report in attention:
         if report["dtype"] != "float32":
             tensor_cores = "mma" if report["kernel"] == "decode" else "wgmma"
             assert report[tensor_cores] > 0, report

@@ -1,0 +1,96 @@
+"""Finding layers in a loaded model, and whether something else computes the same.
+
+Layers are found by the names and types that transformers uses. What is more than a plain linear
+layer is tried on random rows before it is replaced: a name alone does not make a layer.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+QKV = ("q_proj", "k_proj", "v_proj")
+"""Linear layers of attention that share their input."""
+
+MLP = ("gate_proj", "up_proj", "down_proj")
+"""Linear layers of a gated MLP."""
+
+_PROBE_ROWS = 3
+# Of the spread of the outputs: what rounding alone explains.
+_TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+Place = tuple[nn.Module, str, nn.Module]
+"""A module's parent, its name there, and itself."""
+
+
+def places(model: nn.Module) -> list[Place]:
+    """Every module in its place; modules may be replaced meanwhile."""
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+    ]
+
+
+def plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
+    """The children of these names, if all are there and are linear layers of one type."""
+    found: list[nn.Linear] = []
+    for name in names:
+        child = getattr(module, name, None)
+        if type(child) is not nn.Linear:
+            return None
+        found.append(child)
+    return found if len({linear.weight.dtype for linear in found}) == 1 else None
+
+
+def gated_linears(module: nn.Module) -> list[nn.Linear] | None:
+    """Gate, up and down of an MLP that has nothing else, gate and up of one shape."""
+    linears = plain_linears(module, MLP)
+    if linears is None:
+        return None
+    others = {child for child, _ in module.named_children()} - {*MLP, "act_fn"}
+    gate, up, _ = linears
+    same = gate.weight.shape == up.weight.shape and (gate.bias is None) == (up.bias is None)
+    return linears if same and not others else None
+
+
+def norm_factors(module: nn.Module) -> tuple[float, Iterator[torch.Tensor]] | None:
+    """Epsilon of what looks like an RMS normalization, and by what it may multiply [K] float32."""
+    weight = getattr(module, "weight", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+        return None
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 1:
+        return None
+    plain = weight.detach().float()
+    return epsilon, iter((plain.clone(), 1 + plain))
+
+
+def agrees(
+    own: Callable[..., Any],
+    other: Callable[..., Any],
+    num_features: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> bool:
+    """Whether both do the same to random rows, but for rounding."""
+    rows = random_rows((1, _PROBE_ROWS, num_features), dtype, device)
+    return close(other(rows), own(rows))
+
+
+def random_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """The same for the same shape."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(dtype).to(device)
+
+
+def close(found: Any, expected: Any) -> bool:
+    """Whether two results are tensors of one kind, and differ by no more than rounding."""
+    if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
+        return False
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    difference = (found.float() - expected.float()).abs().max()
+    spread = expected.float().std().clamp_min(1e-12)
+    return bool(difference / spread < _TOLERANCE[expected.dtype])

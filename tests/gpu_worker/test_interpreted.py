@@ -1,0 +1,13 @@
+"""The Triton kernels under models and plans, without a GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.interpreted import assert_passes_interpreted
+
+pytest.importorskip("triton")
+
+
+def test_models_and_plans_pass_in_the_interpreter() -> None:
+    assert_passes_interpreted(Path(__file__).parent / "interpreted_steps.py")
