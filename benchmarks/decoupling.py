@@ -29,6 +29,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.http_stream import StreamFailed, Target, ask
+from benchmarks.launched import answering
 from deploy.ports import free_port
 from deploy.redis_server import find_redis_server, server_command
 from gpu_worker.assembly import Worker, build_worker
@@ -41,7 +42,6 @@ from shared.bus.api import Append
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.codec import encode
-from shared.errors import BusUnavailable
 from shared.messages import StepPlan, StepResult, Submit
 from shared.sampling import SamplingParams
 
@@ -113,7 +113,7 @@ class Stage:
     async def live(self, concurrency: int) -> list[Step]:
         """The steps of so many requests that begin together."""
         bus = RedisBus(self._url)
-        await _answering(bus)
+        await answering(bus)
         timed = TimedExecutor(self._worker.executor, concurrency)
         worker = self._worker
         service = WorkerService(
@@ -179,22 +179,13 @@ def _submit(run: int, number: int) -> Submit:
     return Submit(f"r{run}-{number}", _GATEWAY, "a", prompt, sampling, 0, 1, 0, "")
 
 
-async def _answering(bus: RedisBus) -> None:
-    while True:
-        try:
-            await bus.check_server()
-            return
-        except BusUnavailable:
-            await asyncio.sleep(0.02)
-
-
 async def _ready(url: str) -> None:
     while True:
         try:
             await ask(Target.of(url, "/health/ready", None), None)
             return
         except StreamFailed:
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # between two looks; what is waited for is the condition
 
 
 async def _send_load(url: str, concurrency: int) -> None:

@@ -84,7 +84,7 @@ class PacedEngine:
             await self._say(RequestState(submit, (ChoiceState(0, handle, _NONE, ""),), "0-0"))
         handles = np.arange(num_streams, dtype=np.int32)
         for number in range(self._num_tokens):
-            await asyncio.sleep(self._step_s)
+            await asyncio.sleep(self._step_s)  # the step itself
             self._step += 1
             ended = handles if number == self._num_tokens - 1 else _NONE
             await self._say(plain_result(self._step, handles, 300 + number, ended))
@@ -104,7 +104,7 @@ async def measure(num_streams: int, num_tokens: int, step_s: float, profile: boo
     running = asyncio.create_task(server.run())
     url = f"http://127.0.0.1:{await server.listening()}"
     while server.service.why_not_ready() is not None:  # noqa: ASYNC110
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # between two looks; what is waited for is the condition
     command = [sys.executable, "-m", "benchmarks.serve", "--base-url", url, "--warmup", "0"]
     command += ["--runs", "1", "--concurrency", str(num_streams), "--model", "demo"]
     command += ["--output-tokens", str(num_tokens)]

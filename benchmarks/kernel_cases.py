@@ -81,6 +81,18 @@ def mixed_contexts(count: int, low: int, high: int) -> tuple[int, ...]:
 
 def full_suite() -> Suite:
     """For a GPU of an H200's kind: 16-bit elements, 8 KV heads of 128."""
+    return Suite(
+        attention=(*_decodes(), *_prefills()),
+        # 4 layers of 128 tokens are one page of 2 MiB.
+        mapped=AttentionCase("decode 32 × 4K", ((1, 4096),) * 32, 128),
+        written_tokens=(4096, 16_384),
+        pool=PoolShape(),
+        moved_blocks=64,
+        bandwidth_bytes=2 * 2**30,
+    )
+
+
+def _decodes() -> tuple[AttentionCase, ...]:
     decode_64 = ((1, 8192),) * 64
     contiguous_and_dense = {
         "contiguous, same kernel": 0.97,
@@ -88,65 +100,63 @@ def full_suite() -> Suite:
         "fixed cut, same kernel": None,
     }
     mixed = tuple((1, context) for context in mixed_contexts(64, 1024, 32_768))
-    return Suite(
-        attention=(
-            AttentionCase(
-                "decode 64 × 8K", decode_64, 64, wanted_share=0.9, baselines=contiguous_and_dense
-            ),
-            AttentionCase(
-                "decode 64 × 8K", decode_64, 16, wanted_share=0.85, baselines=contiguous_and_dense
-            ),
-            AttentionCase("decode 64 × 8K", decode_64, 16, "block_major"),
-            AttentionCase("decode 64 × 8K", decode_64, 16, "token_major"),
-            AttentionCase("decode 64 × 8K, 8-bit", decode_64, 16, quantized=True),
-            AttentionCase("decode 64 × 8K, 8-bit", decode_64, 64, quantized=True),
-            AttentionCase(
-                "decode 32 × 4K",
-                ((1, 4096),) * 32,
-                16,
-                wanted_share=0.85,
-                baselines={
-                    "gather + SDPA": 2.5,
-                    "contiguous, same kernel": 0.97,
-                    "fixed cut, same kernel": None,
-                },
-            ),
-            AttentionCase(
-                "decode 1 × 128K",
-                ((1, 131_072),),
-                128,
-                wanted_share=0.8,
-                baselines={
-                    "FlexAttention over pages": 1.2,
-                    "dense SDPA": None,
-                    "fixed cut, same kernel": None,
-                },
-            ),
-            AttentionCase("decode 1 × 128K", ((1, 131_072),), 16, wanted_share=0.8),
-            AttentionCase(
-                "decode 64 × 1K–32K", mixed, 16, wanted_share=0.75, baselines={"padded SDPA": 1.0}
-            ),
-            AttentionCase(
-                "prefill 2K over 8K",
-                ((2048, 8192 + 2048),),
-                16,
-                counts_operations=True,
-                baselines={"dense SDPA": 0.75, "contiguous, same kernel": 0.97},
-            ),
-            AttentionCase("prefill 16 over 64K", ((16, 65_536),), 16),
-            AttentionCase(
-                "prefill 2K over 8K and decode 63 × 8K",
-                ((2048, 8192 + 2048), *decode_64[1:]),
-                16,
-                counts_operations=True,
-            ),
+    return (
+        AttentionCase(
+            "decode 64 × 8K", decode_64, 64, wanted_share=0.9, baselines=contiguous_and_dense
         ),
-        # 4 layers of 128 tokens are one page of 2 MiB.
-        mapped=AttentionCase("decode 32 × 4K", ((1, 4096),) * 32, 128),
-        written_tokens=(4096, 16_384),
-        pool=PoolShape(),
-        moved_blocks=64,
-        bandwidth_bytes=2 * 2**30,
+        AttentionCase(
+            "decode 64 × 8K", decode_64, 16, wanted_share=0.85, baselines=contiguous_and_dense
+        ),
+        AttentionCase("decode 64 × 8K", decode_64, 16, "block_major"),
+        AttentionCase("decode 64 × 8K", decode_64, 16, "token_major"),
+        AttentionCase("decode 64 × 8K, 8-bit", decode_64, 16, quantized=True),
+        AttentionCase("decode 64 × 8K, 8-bit", decode_64, 64, quantized=True),
+        AttentionCase(
+            "decode 32 × 4K",
+            ((1, 4096),) * 32,
+            16,
+            wanted_share=0.85,
+            baselines={
+                "gather + SDPA": 2.5,
+                "contiguous, same kernel": 0.97,
+                "fixed cut, same kernel": None,
+            },
+        ),
+        AttentionCase(
+            "decode 1 × 128K",
+            ((1, 131_072),),
+            128,
+            wanted_share=0.8,
+            baselines={
+                "FlexAttention over pages": 1.2,
+                "dense SDPA": None,
+                "fixed cut, same kernel": None,
+            },
+        ),
+        AttentionCase("decode 1 × 128K", ((1, 131_072),), 16, wanted_share=0.8),
+        AttentionCase(
+            "decode 64 × 1K–32K", mixed, 16, wanted_share=0.75, baselines={"padded SDPA": 1.0}
+        ),
+    )
+
+
+def _prefills() -> tuple[AttentionCase, ...]:
+    chunk = (2048, 8192 + 2048)
+    return (
+        AttentionCase(
+            "prefill 2K over 8K",
+            (chunk,),
+            16,
+            counts_operations=True,
+            baselines={"dense SDPA": 0.75, "contiguous, same kernel": 0.97},
+        ),
+        AttentionCase("prefill 16 over 64K", ((16, 65_536),), 16),
+        AttentionCase(
+            "prefill 2K over 8K and decode 63 × 8K",
+            (chunk, *((1, 8192),) * 63),
+            16,
+            counts_operations=True,
+        ),
     )
 
 

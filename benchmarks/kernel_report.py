@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.findings import Absent, missed, number, table
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -72,44 +74,15 @@ class Row:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The targets that were not reached, with the figures; unknown is not reached."""
-        found = []
-        if self.wanted_share is not None and (self.share is None or self.share < self.wanted_share):
-            found.append(f"share {_number(self.share)} < {self.wanted_share:.2f}")
-        for baseline in self.baselines:
-            ratio, wanted = baseline.ratio(self.ours), baseline.wanted_ratio
-            if wanted is not None and (ratio is None or ratio < wanted):
-                found.append(f"{baseline.name} {_number(ratio)} < {wanted:.2f}")
-        return tuple(found)
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """A part of the run that has no figures."""
-
-    part: str
-    reason: str
+        """The targets that were not reached, with the figures."""
+        ratios = ((each.name, each.ratio(self.ours), each.wanted_ratio) for each in self.baselines)
+        return missed([("share", self.share, self.wanted_share), *ratios])
 
 
 def as_table(rows: Sequence[Row]) -> str:
     """Markdown, one line per row and baseline."""
-    lines = [
-        "| case | µs (fastest–slowest) | rate | share (target) "
-        "| against | its µs | ratio (target) |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        ours = row.ours
-        left = [
-            row.case,
-            f"{ours.median_us:.1f} ({ours.low_us:.1f}–{ours.high_us:.1f})",
-            f"{row.rate / 1e12:.2f} {'TB/s' if row.unit == 'bytes' else 'TFLOP/s'}",
-            f"{_number(row.share)}{_target(row.wanted_share)}",
-        ]
-        for baseline in row.baselines or (None,):
-            lines.append("| " + " | ".join([*left, *_baseline_cells(row, baseline)]) + " |")
-            left = [""] * 4
-    return "\n".join(lines)
+    head = ["case", "µs (fastest–slowest)", "rate", "share (target)"]
+    return table([*head, "against", "its µs", "ratio (target)"], map(_cells, rows))
 
 
 def as_json(
@@ -127,18 +100,20 @@ def as_json(
     return {"machine": machine, "rows": found, "absent": missing}
 
 
-def _baseline_cells(row: Row, baseline: Baseline | None) -> list[str]:
-    if baseline is None:
-        return ["", "", ""]
-    if baseline.timing is None:
-        return [baseline.name, f"none: {baseline.reason}", ""]
-    ratio = f"{_number(baseline.ratio(row.ours))}{_target(baseline.wanted_ratio)}"
-    return [baseline.name, f"{baseline.timing.median_us:.1f}", ratio]
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
-
-
-def _target(value: float | None) -> str:
-    return "" if value is None else f" ({value:.2f})"
+def _cells(row: Row) -> tuple[list[str], list[list[str]]]:
+    ours = row.ours
+    own = [
+        row.case,
+        f"{ours.median_us:.1f} ({ours.low_us:.1f}–{ours.high_us:.1f})",
+        f"{row.rate / 1e12:.2f} {'TB/s' if row.unit == 'bytes' else 'TFLOP/s'}",
+        number(row.share, row.wanted_share),
+    ]
+    against = []
+    for each in row.baselines:
+        if each.timing is None:
+            cells = [f"none: {each.reason}", ""]
+        else:
+            ratio = number(each.ratio(ours), each.wanted_ratio)
+            cells = [f"{each.timing.median_us:.1f}", ratio]
+        against.append([each.name, *cells])
+    return own, against

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.findings import Absent
 from benchmarks.kernel_baselines import ATTENTION
 from benchmarks.kernel_cases import LAYOUTS, AttentionCase, Suite, full_suite, smoke_suite
 from benchmarks.kernel_clock import Clock
@@ -32,7 +33,7 @@ from benchmarks.kernel_moves import (
     measure_write,
 )
 from benchmarks.kernel_pools import Step, make_step
-from benchmarks.kernel_report import Absent, Baseline, Row, as_json, as_table
+from benchmarks.kernel_report import Baseline, Row, as_json, as_table
 from kernels.interface import AttentionBackend
 from kernels.reference import ReferenceBackend
 

@@ -1,5 +1,6 @@
 """All services, started by the launcher for the time of a measurement."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from benchmarks.processes import service_pid
 from deploy.settings import REPOSITORY
-from shared.errors import PageStreamError
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable, PageStreamError
 
 SERVICES = ("redis", "scheduler", "worker", "gateway")
 _READY_DEADLINE_S = 300.0
@@ -49,6 +51,16 @@ def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
         finally:
             launcher.send_signal(signal.SIGTERM)
             launcher.wait()
+
+
+async def answering(bus: RedisBus) -> None:
+    """Return when a Redis that was just started answers."""
+    while True:
+        try:
+            await bus.check_server()
+            return
+        except BusUnavailable:
+            await asyncio.sleep(0.02)  # between two looks; what is waited for is the condition
 
 
 def service_pids(folder: Path) -> Mapping[str, int]:

@@ -162,7 +162,7 @@ async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str
         phases.append(phase.figures())
         say(f"{name}: {phases[-1]['statuses']} {phases[-1]['broken'] or ''}")
     load.phase = "end"
-    await asyncio.sleep(2 * _LOOK_S)
+    await asyncio.sleep(2 * _LOOK_S)  # so that what is held without requests is looked at
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching

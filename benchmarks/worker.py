@@ -36,9 +36,9 @@ import torch
 import transformers
 
 from benchmarks.driven_worker import DrivenWorker
+from benchmarks.findings import Absent
 from benchmarks.generate_baselines import Transformers
 from benchmarks.kernel_clock import Clock
-from benchmarks.kernel_report import Absent
 from benchmarks.random_llama import register, write_config
 from benchmarks.random_model import SHAPES, Shape
 from benchmarks.time_budget import TimeBudget

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.kernel_report import Absent
+from benchmarks.findings import Absent, missed, number, table
 from benchmarks.worker_limits import Ceilings
 
 
@@ -102,36 +102,16 @@ class WorkerRow:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The targets that were not reached."""
-        found = []
-        if self.wanted_share is not None and self.share_of_limit < self.wanted_share:
-            found.append(f"share of limit {self.share_of_limit:.2f} < {self.wanted_share:.2f}")
-        for baseline in self.baselines:
-            ratio, wanted = baseline.ratio, baseline.wanted_ratio
-            if wanted is not None and ratio < wanted:
-                found.append(f"{baseline.name} {ratio:.2f} < {wanted:.2f}")
-        return tuple(found)
+        """The targets that were not reached, with the figures."""
+        ratios = ((each.name, each.ratio, each.wanted_ratio) for each in self.baselines)
+        return missed([("share of limit", self.share_of_limit, self.wanted_share), *ratios])
 
 
 def as_table(rows: Sequence[WorkerRow]) -> str:
     """Markdown, one line per row and baseline."""
-    lines = [
-        "| case | ms (lowest–highest) | tokens/s | limit, ms | share (target) "
-        "| against | its ms | ratio (target) | whole run | same tokens |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [
-            row.name,
-            _spread(row.ms),
-            f"{row.tokens_per_s:.0f}",
-            f"{row.limit_ms:.3f} ({row.limited_by})",
-            f"{row.share_of_limit:.2f}{_target(row.wanted_share)}",
-        ]
-        for baseline in row.baselines or (None,):
-            lines.append("| " + " | ".join([*cells, *_baseline_cells(baseline)]) + " |")
-            cells = [""] * len(cells)
-    return "\n".join(lines)
+    head = ["case", "ms (lowest–highest)", "tokens/s", "limit, ms", "share (target)"]
+    head += ["against", "its ms", "ratio (target)", "whole run", "same tokens"]
+    return table(head, map(_cells, rows))
 
 
 def as_json(
@@ -149,21 +129,26 @@ def as_json(
     }
 
 
-def _baseline_cells(baseline: BaselineRow | None) -> list[str]:
-    if baseline is None:
-        return [""] * 5
-    return [
-        f"{baseline.name} ({baseline.how})".replace("|", "\\|"),
-        _spread(baseline.ms),
-        f"{baseline.ratio:.2f}{_target(baseline.wanted_ratio)}",
-        f"{baseline.whole_ratio:.2f}",
-        f"{baseline.same_tokens:.2f}",
+def _cells(row: WorkerRow) -> tuple[list[str], list[list[str]]]:
+    own = [
+        row.name,
+        _spread(row.ms),
+        f"{row.tokens_per_s:.0f}",
+        f"{row.limit_ms:.3f} ({row.limited_by})",
+        number(row.share_of_limit, row.wanted_share),
     ]
+    against = [
+        [
+            f"{each.name} ({each.how})".replace("|", "\\|"),
+            _spread(each.ms),
+            number(each.ratio, each.wanted_ratio),
+            f"{each.whole_ratio:.2f}",
+            f"{each.same_tokens:.2f}",
+        ]
+        for each in row.baselines
+    ]
+    return own, against
 
 
 def _spread(found: Spread) -> str:
     return f"{found.median:.3f} ({found.low:.3f}–{found.high:.3f})"
-
-
-def _target(value: float | None) -> str:
-    return "" if value is None else f" ({value:.2f})"

@@ -32,7 +32,13 @@ from shared.metrics import CONTENT_TYPE
 def inspection_router(service: Service, version: str) -> APIRouter:
     """The endpoints that look at the model and at the gateway."""
     router = APIRouter(default_response_class=Response)
+    _add_model(router, service)
+    _add_tokens(router, service)
+    _add_gateway(router, service, version)
+    return router
 
+
+def _add_model(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", tags=["model"], responses=answers(ModelList))
     async def list_models() -> Response:
         """The one model that is served here."""
@@ -50,6 +56,8 @@ def inspection_router(service: Service, version: str) -> APIRouter:
         """The prefixes that this gateway wants to stay in the KV cache, and what became of each."""
         return JSONResponse({"object": "list", "data": _prefix_cards(service)})
 
+
+def _add_tokens(router: APIRouter, service: Service) -> None:
     @router.post(
         "/tokenize",
         tags=["tokens"],
@@ -78,6 +86,8 @@ def inspection_router(service: Service, version: str) -> APIRouter:
                 raise invalid_value(f"tokens[{index}]", token, reason)
         return JSONResponse({"prompt": await service.prompts.text(body.tokens, skip_special=False)})
 
+
+def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
     @router.get("/version", tags=["gateway"], responses=answers(VersionAnswer))
     async def show_version() -> Response:
         """Version of PageStream."""
@@ -101,8 +111,6 @@ def inspection_router(service: Service, version: str) -> APIRouter:
     async def metrics() -> Response:
         """Prometheus's text format."""
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
-
-    return router
 
 
 async def _tokenize(service: Service, data: bytes) -> dict[str, Any]:

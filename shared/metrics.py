@@ -147,11 +147,35 @@ class SchedulerMetrics(_Metrics):
 
     def __init__(self, model_name: str, engine: str) -> None:
         super().__init__(model_name, engine)
+        self._add_queues()
+        self._add_blocks()
+        self._add_plans()
+
+    def _add_queues(self) -> None:
         self.num_requests_running = self._gauge("num_requests_running", "Requests with blocks.")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait.")
         self.num_requests_swapped = self._gauge(
             "num_requests_swapped", "Waiting requests whose keys and values are in the host pool."
         )
+        self.num_preemptions = self._counters(
+            "num_preemptions", "Requests that lost their blocks.", "kind", ("recompute", "swap")
+        )
+        self.recomputed_tokens = self._counter(
+            "recomputed_tokens", "Tokens computed again after preemption or recovery."
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+        self.request_queue_time = self._histogram(
+            "request_queue_time_seconds", "From acceptance to the first plan.", _LATENCY_S
+        )
+        self.request_prefill_time = self._histogram(
+            "request_prefill_time_seconds", "From the first plan to the first token.", _LATENCY_S
+        )
+        self.request_decode_time = self._histogram(
+            "request_decode_time_seconds", "From the first token to the last.", _LATENCY_S
+        )
+
+    def _add_blocks(self) -> None:
         self.kv_cache_usage_perc = self._gauge(
             "kv_cache_usage_perc", "Share of the blocks that requests use, 0 to 1."
         )
@@ -177,12 +201,6 @@ class SchedulerMetrics(_Metrics):
         self.prefixes_given_up = self._counter(
             "pinned_prefixes_given_up", "Pinned prefixes without which alone a request could run."
         )
-        self.num_preemptions = self._counters(
-            "num_preemptions", "Requests that lost their blocks.", "kind", ("recompute", "swap")
-        )
-        self.recomputed_tokens = self._counter(
-            "recomputed_tokens", "Tokens computed again after preemption or recovery."
-        )
         self.prefix_cache_queries = self._counter(
             "prefix_cache_queries", "Tokens looked up in the prefix cache."
         )
@@ -199,19 +217,10 @@ class SchedulerMetrics(_Metrics):
             "direction",
             ("out", "in"),
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated.")
+
+    def _add_plans(self) -> None:
         self.iteration_tokens = self._histogram(
             "iteration_tokens_total", "Tokens in one step.", _TOKENS
-        )
-        self.request_queue_time = self._histogram(
-            "request_queue_time_seconds", "From acceptance to the first plan.", _LATENCY_S
-        )
-        self.request_prefill_time = self._histogram(
-            "request_prefill_time_seconds", "From the first plan to the first token.", _LATENCY_S
-        )
-        self.request_decode_time = self._histogram(
-            "request_decode_time_seconds", "From the first token to the last.", _LATENCY_S
         )
         self.schedule_seconds = self._histogram(
             "scheduler_step_seconds", "Time in schedule and apply, per step.", _STEP_S

@@ -89,7 +89,7 @@ def running(name: str, model: Path, options: Sequence[str], start_s: float) -> I
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     tail = Path(output.name).read_text(errors="replace")[-2_000:]
                     raise ServerFailed(f"{name} does not answer:\n{tail}")
-                time.sleep(_POLL_S)
+                time.sleep(_POLL_S)  # between two looks; what is waited for is the condition
             yield url
         finally:
             _end(process)

@@ -43,7 +43,7 @@ def main(ready):
     ready()
     say(f"serving {os.getpid()}")
     while signal.SIGTERM not in heard and signal.SIGINT not in heard:
-        time.sleep(0.01)
+        time.sleep(0.01)  # instead of work: what comes meanwhile is heard
         if signal.SIGHUP in heard:
             say("reloaded")
             heard.clear()
@@ -130,7 +130,8 @@ def test_a_signal_to_stop_is_heard_once_and_the_exit_code_is_the_services(
     spawn: Callable[..., Spawned], number: signal.Signals
 ) -> None:
     spawned = spawn("service", "serve")
-    spawned.serving()
+    pid = spawned.serving()
+    assert os.getpgid(pid) == pid, "two signals at once may be heard as one"
     os.killpg(spawned.process.pid, number)  # as a terminal does
     assert spawned.process.wait(DEADLINE_S) == 0, spawned.said()
     assert "heard 1" in spawned.said()

@@ -120,23 +120,30 @@ def test_each_death_doubles_the_back_off_up_to_a_limit(harness: Callable[..., Ha
     assert made.supervisor.num_deaths == 10
 
 
+def until_it_stays(made: Harness, stay: Path, sign: type[Event]) -> None:
+    """Several deaths, and then a process that finds the file and lives: until it gives a sign."""
+    for _ in range(5):
+        made.until(Died)
+        made.now = made.supervisor.next_deadline or 0.0
+    stay.touch()
+    made.until(sign)
+
+
+def check_that_the_back_off_starts_anew(made: Harness) -> None:
+    os.kill(made.supervisor.pid or 0, signal.SIGKILL)
+    died = made.until(Died)
+    assert isinstance(died, Died)
+    assert died.restart_in_s == 0.1
+
+
 def test_the_back_off_starts_anew_after_the_service_was_up_for_a_while(
     harness: Callable[..., Harness], tmp_path: Path
 ) -> None:
     stay = tmp_path / "stay"
     made = harness(f"[ -e {stay} ] && exec sleep 60; exit 1")
-    for _ in range(4):
-        made.until(Died)
-        made.now = made.supervisor.next_deadline or 0.0
-    made.until(Died)
-    stay.touch()
-    made.now = made.supervisor.next_deadline or 0.0
-    made.until(Started)
+    until_it_stays(made, stay, Started)
     made.now += 31.0
-    os.kill(made.supervisor.pid or 0, signal.SIGKILL)
-    died = made.until(Died)
-    assert isinstance(died, Died)
-    assert died.restart_in_s == 0.1
+    check_that_the_back_off_starts_anew(made)
 
 
 NEWS = "/proc/self/fd/$SPAWNER_NEWS_FD"
@@ -148,17 +155,8 @@ def test_the_back_off_starts_anew_as_soon_as_the_service_says_that_it_is_ready(
 ) -> None:
     stay = tmp_path / "stay"
     made = harness(f"[ -e {stay} ] && echo ready > {NEWS} && echo told && exec sleep 60; exit 1")
-    for _ in range(4):
-        made.until(Died)
-        made.now = made.supervisor.next_deadline or 0.0
-    made.until(Died)
-    stay.touch()
-    made.now = made.supervisor.next_deadline or 0.0
-    assert isinstance(made.until(Back), Back)
-    os.kill(made.supervisor.pid or 0, signal.SIGKILL)
-    died = made.until(Died)
-    assert isinstance(died, Died)
-    assert died.restart_in_s == 0.1
+    until_it_stays(made, stay, Back)
+    check_that_the_back_off_starts_anew(made)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")

@@ -400,9 +400,19 @@ async def test_a_stream_ends_with_an_error_when_the_bus_stays_away(make_stage: M
     assert (await stage.engine.hear_abort()).request_id == submit.request_id
 
 
-async def test_the_gateway_renews_its_lease(stage: Stage) -> None:
-    key = stage.engine.keys.gateway(stage.server.service.engine.instance)
-    assert await stage.engine.bus.get(key) is not None
+async def test_the_gateway_renews_its_lease(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage, bus = await flaky_stage(make_stage)
+    engine = stage.server.service.engine
+    key = stage.engine.keys.gateway(engine.instance)
+    assert await bus.get(key) is not None
+    await bus.put(key, b"", 0)
+    assert await bus.get(key) is None
+    monkeypatch.setattr(engine, "_renew_s", 0.0)  # it is due
+    async with asyncio.timeout(5):
+        while await bus.get(key) is None:
+            await asyncio.sleep(0.002)
 
 
 async def test_an_open_stream_survives_a_bus_that_is_away_for_a_while(

@@ -147,8 +147,8 @@ async def test_echoed_scores_stand_in_every_choice(stage: Stage) -> None:
         found,
         {name: [scores(6, -2.0, {}, 1)]},
     )
-    for choice in (await waiting).json()["choices"]:
-        assert choice["logprobs"]["token_logprobs"] == [None, -2.0, -0.5]
+    found = [choice["logprobs"] for choice in (await waiting).json()["choices"]]
+    assert [each["token_logprobs"] for each in found] == [[None, -2.0, -0.5]] * 2
 
 
 @pytest.mark.parametrize("stream", [False, True])

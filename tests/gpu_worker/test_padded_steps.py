@@ -11,11 +11,10 @@ from gpu_worker.executor import Executor
 from gpu_worker.runner import StepRunner
 from gpu_worker.step_inputs import StepInputs
 from tests.gpu_worker.conftest import MakeWorker, poison, prompt
+from tests.gpu_worker.everything import everything
 from tests.gpu_worker.overlapping import Overlapping
-from tests.gpu_worker.planner import Planner, sampling
+from tests.gpu_worker.planner import Planner
 from tests.support.models import SERVED
-
-DRAWN = sampling(temperature=0.9, top_k=200, seed=5)
 
 
 class Noted:
@@ -42,24 +41,6 @@ def padded(worker: Worker, num_tokens: int = 96, num_seqs: int = 12) -> Executor
     return made
 
 
-def everything(planner: Planner) -> list[list[int]]:
-    """Chunks, decodes, forks, cached prefixes, prompt scores and steps of many sizes."""
-    planner.admit(1, prompt(45), DRAWN)
-    planner.fork(1, 2, 1)
-    planner.step(s1=45)
-    planner.admit(3, prompt(40) + prompt(9, 3), like=1, num_computed=40)
-    planner.admit(4, prompt(70, 4), sampling(num_logprobs=1))
-    planner.step(s3=9, s4=31)
-    planner.step()
-    planner.admit(5, prompt(20, 5), sampling(num_prompt_logprobs=0))
-    planner.step(s4=39, s5=20)
-    for handle in range(6, 12):
-        planner.admit(handle, prompt(3 + handle, handle))
-        planner.step(**{f"s{handle}": 3 + handle})
-    planner.run(11, 9)
-    return [seq.output[:9] for seq in planner.known.values()]
-
-
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     ("kind", "backend"), [("llama", "reference"), *((k, "cpu") for k in SERVED)]
@@ -67,9 +48,9 @@ def everything(planner: Planner) -> list[list[int]]:
 def test_padding_changes_no_token(
     make_worker: MakeWorker, kind: str, backend: str, overlap: bool
 ) -> None:
-    worker = make_worker(kind, block_size=8, num_blocks=128, attention_backend=backend)
+    worker = make_worker(kind, block_size=8, num_blocks=160, attention_backend=backend)
     expected = everything(Planner(worker.executor))
-    executor = padded(worker)
+    executor = padded(worker, 512, 16)
     found = everything(Planner(Overlapping(executor) if overlap else executor))  # type: ignore[arg-type]
     assert found == expected
     assert isinstance(executor.runner, Noted)

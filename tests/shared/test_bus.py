@@ -22,6 +22,19 @@ async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
         await found.close()
 
 
+async def until_blocked(bus: Bus) -> None:
+    """Return when the one reader waits for an entry."""
+    await asyncio.sleep(0)  # in memory nothing else is needed
+    async with asyncio.timeout(5):
+        while isinstance(bus, RedisBus) and not await num_blocked(bus):
+            await asyncio.sleep(0.001)
+
+
+async def num_blocked(bus: RedisBus) -> int:
+    clients = await bus._redis.info("clients")
+    return int(clients["blocked_clients"])
+
+
 async def test_an_entry_keeps_its_messages_together_and_byte_exact(bus: Bus) -> None:
     blob = bytes(range(256))
     entry_id = await bus.append(Append("log", [blob, b""]))
@@ -73,7 +86,7 @@ async def test_one_read_returns_what_is_new_in_several_logs(bus: Bus) -> None:
 
 async def test_a_blocked_reader_wakes_on_the_first_entry(bus: Bus) -> None:
     reading = asyncio.create_task(bus.read({"log": START}, 5_000, 10))
-    await asyncio.sleep(0)
+    await until_blocked(bus)
     await bus.append(Append("log", [b"x"]))
     assert "log" in await asyncio.wait_for(reading, 4)
 

@@ -55,7 +55,7 @@ class BackgroundWalks:
                 said = self._log(number).read_text() if self._log(number).exists() else ""
                 assert not said, said  # it speaks only of failures
                 assert time.monotonic() < ends, f"walks are not done after {deadline_s} s"
-                time.sleep(_LOOK_S)
+                time.sleep(_LOOK_S)  # between two looks; what is waited for is the condition
             found.update(json.loads(self._totals(number).read_text()))
         return found
 

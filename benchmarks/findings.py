@@ -1,0 +1,42 @@
+"""What reports have in common: targets and whether they were reached, tables, absent parts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """A part of the run that has no figures."""
+
+    part: str
+    reason: str
+
+
+def missed(figures: Iterable[tuple[str, float | None, float | None]]) -> tuple[str, ...]:
+    """Those below their target, of (name, found, wanted or None); unknown is not reached."""
+    return tuple(
+        f"{name} {number(found)} < {wanted:.2f}"
+        for name, found, wanted in figures
+        if wanted is not None and (found is None or found < wanted)
+    )
+
+
+def number(found: float | None, wanted: float | None = None) -> str:
+    """A figure, with its target if it has one."""
+    target = "" if wanted is None else f" ({wanted:.2f})"
+    return "–" + target if found is None else f"{found:.2f}{target}"
+
+
+def table(head: list[str], rows: Iterable[tuple[list[str], list[list[str]]]]) -> str:
+    """Markdown, of rows as cells of a case and those that each line of the case ends in."""
+    lines = [_line(head), "|" + "---|" * len(head)]
+    for case, ends in rows:
+        left = case
+        for end in ends or [[""] * (len(head) - len(case))]:
+            lines.append(_line([*left, *end]))
+            left = [""] * len(case)
+    return "\n".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
