@@ -61,6 +61,17 @@ class PoolShape:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """Of a model's layers."""
+
+    hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Suite:
     """All that one run measures."""
 
@@ -69,6 +80,8 @@ class Suite:
     written_tokens: tuple[int, ...]
     pool: PoolShape
     moved_blocks: int
+    layers: LayerSizes
+    layer_rows: tuple[int, ...]
     bandwidth_bytes: int
 
 
@@ -88,6 +101,8 @@ def full_suite() -> Suite:
         written_tokens=(4096, 16_384),
         pool=PoolShape(),
         moved_blocks=64,
+        layers=LayerSizes(4096, 14_336, 32, 8, 128),  # of Llama 3's 8 B parameters
+        layer_rows=(1, 32, 2048),
         bandwidth_bytes=2 * 2**30,
     )
 
@@ -191,5 +206,7 @@ def smoke_suite() -> Suite:
         written_tokens=(33,),
         pool=PoolShape(2, 2, 16, 8, 6),
         moved_blocks=3,
+        layers=LayerSizes(32, 48, 4, 2, 16),
+        layer_rows=(3,),
         bandwidth_bytes=2**20,
     )

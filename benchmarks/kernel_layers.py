@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from benchmarks.kernel_cases import LayerSizes
 from benchmarks.kernel_clock import Clock
 from benchmarks.kernel_report import Baseline, Row
 
@@ -17,17 +18,6 @@ _EPSILON = 1e-5
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[[torch.Tensor], Tensors]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSizes:
-    """Of a model's layers."""
-
-    hidden: int
-    intermediate: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from benchmarks.findings import Absent
 from benchmarks.kernel_baselines import ATTENTION
 from benchmarks.kernel_cases import LAYOUTS, AttentionCase, Suite, full_suite, smoke_suite
 from benchmarks.kernel_clock import Clock
+from benchmarks.kernel_layers import measure_layers
 from benchmarks.kernel_moves import (
     measure_bandwidth,
     measure_copies,
@@ -106,6 +107,9 @@ def measure(suite: Suite, device: torch.device, most_s: float) -> Iterator[Row |
         copies = partial(measure_copies, clock, TritonMover, pool, moved, device, ceiling, layout)
         swaps = partial(measure_swaps, clock, TritonMover, pool, moved, device, layout)
         parts += [(f"copies, {layout}", copies), (f"swaps, {layout}", swaps)]
+    for rows in suite.layer_rows:
+        layers = partial(measure_layers, clock, suite.layers, rows, device, ceiling)
+        parts.append((f"layers of {rows} rows", layers))
     mapped = partial(measure_mapped, clock, backend, suite.mapped, device, ceiling)
     parts.append(("mapped blocks", mapped))
     for name, run in parts:
