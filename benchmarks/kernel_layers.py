@@ -51,7 +51,7 @@ def measure_layers(
         theirs = clock.time([partial(case.theirs, x) for x in inputs])
         baseline = Baseline("torch", theirs, error)
         name = f"{case.name}, {num_rows} rows"
-        yield Row(name, ours, work, "bytes", ceiling, error=error, baselines=(baseline,))
+        yield Row(name, ours, work, "bytes", ceiling, baselines=(baseline,))
 
 
 def _cases(

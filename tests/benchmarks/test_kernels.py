@@ -134,7 +134,7 @@ def test_all_of_it_runs_on_tiny_cases(tmp_path):
     done = run("--smoke", "--json", str(file))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(file.read_text())["rows"]
-    assert len(rows) == 2 + len(smoke_suite().attention) + 1 + 3 + 6 + 2
+    assert len(rows) == 2 + len(smoke_suite().attention) + 1 + 3 + 6 + 4 + 2
     assert json.loads(file.read_text())["absent"] == []
     attention = [row for row in rows if row["error"] is not None]
     assert len(attention) == len(smoke_suite().attention) + 1
