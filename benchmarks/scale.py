@@ -45,7 +45,7 @@ def fleet(num_requests: int, num_engines: int) -> dict[str, float]:
             systems,
             islice(requests, num_requests),
             worker,
-            sample_every_s=10.0,
+            sample_every_s=float("inf"),
             on_progress=show,
         )
     return {
