@@ -1,6 +1,6 @@
 """How large a fleet fits into the simulator: time and memory, and whether queues make it slower.
 
-    python -m benchmarks.scale [--requests 1000000] [--engines 64] [--json]
+    python -m benchmarks.scale [--requests 1000000] [--engines 64] [--waiting 100 1000 ...] [--json]
 
 First many short requests for many engines. Then one engine with ever more requests that wait: what
 a served request costs must not depend on how many there are.
@@ -45,9 +45,10 @@ def fleet(num_requests: int, num_engines: int) -> dict[str, float]:
             systems,
             islice(requests, num_requests),
             worker,
-            sample_every_s=10.0,
+            sample_every_s=float("inf"),
             on_progress=show,
         )
+    cpu_s = time.process_time() - cpu_began
     return {
         "requests": len(outcome.ids),
         "engines": num_engines,
@@ -55,7 +56,8 @@ def fleet(num_requests: int, num_engines: int) -> dict[str, float]:
         "tokens": outcome.num_tokens,
         "virtual_s": round(outcome.end_s, 1),
         "wall_s": round(time.perf_counter() - began, 1),
-        "cpu_s": round(time.process_time() - cpu_began, 1),
+        "cpu_s": round(cpu_s, 1),
+        "cpu_us_per_request": round(1e6 * cpu_s / num_requests, 1),
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024, 1),
     }
 
@@ -98,18 +100,28 @@ def main() -> None:
     )
     parser.add_argument("--requests", type=whole, default=1_000_000)
     parser.add_argument("--engines", type=whole, default=64)
+    parser.add_argument(
+        "--waiting",
+        type=whole,
+        nargs="*",
+        default=_QUEUES,
+        metavar="N",
+        help="lengths of the queue",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    queues = {num_waiting: round(queue(num_waiting), 1) for num_waiting in _QUEUES}
+    found = fleet(args.requests, args.engines)  # first: the peak of memory is to be its own
     if not args.json:
-        for num_waiting, spent_us in queues.items():
+        for name, value in found.items():
+            print(f"{name:<20}{value:>16,}", flush=True)
+    queues = {}
+    for num_waiting in args.waiting:
+        queues[num_waiting] = round(queue(num_waiting), 1)
+        if not args.json:
+            spent_us = queues[num_waiting]
             print(f"{num_waiting:>9,} waiting: {spent_us:.0f} us per served request", flush=True)
-    found = fleet(args.requests, args.engines)
     if args.json:
         print(json.dumps({"us_per_request_by_waiting": queues, "fleet": found}))
-        return
-    for name, value in found.items():
-        print(f"{name:<12}{value:>16,}")
 
 
 if __name__ == "__main__":

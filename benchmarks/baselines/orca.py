@@ -1,7 +1,6 @@
 """Orca as PagedAttention's section 6.1 has it: iteration-level scheduling, reserved memory."""
 
 from collections import deque
-from dataclasses import replace
 from enum import StrEnum
 
 from benchmarks.baselines.buddy import BuddyAllocator, Run, size_of_run
@@ -85,7 +84,7 @@ class Orca:
         if not self._batch.jobs:
             return None
         work = self._batch.work()
-        return replace(work, copied_bytes=self._copied_bytes()) if self._has_copies else work
+        return work._replace(copied_bytes=self._copied_bytes()) if self._has_copies else work
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
         """Everybody has a token more; who is complete leaves."""

@@ -5,7 +5,7 @@ mapped in page groups of 64 KiB to 2 MiB (sections 5 and 7.6.3 of the paper).
 """
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmarks.baselines.continuous import ContinuousBatch, Job
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
@@ -111,7 +111,7 @@ class VAttention:
             self._note_growth(job)
         if not self._batch.jobs:
             return None
-        return replace(self._batch.work(), mapped_pages=mapped * self._groups.num_tensors)
+        return self._batch.work()._replace(mapped_pages=mapped * self._groups.num_tensors)
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
         """Everybody has a token more; who is complete leaves its blocks mapped."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.simulator.held import HeldMemory
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, System, Work
 from benchmarks.simulator.worker_model import Limit, Parts
 
@@ -44,6 +45,9 @@ class Outcome:
         busy_s: in which an engine computed, summed over engines.
         mean_batched: requests with computed tokens in memory, averaged over ``busy_s``.
         limits_s: of ``busy_s``, by what it was spent on.
+        mean_memory: shares of the KV memory by what they are used for, averaged over the time.
+        mean_saved: memory that sequences save each other, as a share of what they would need
+            without.
         moments: samples of memory and queues.
     """
 
@@ -62,6 +66,8 @@ class Outcome:
     busy_s: float
     mean_batched: float
     limits_s: dict[Limit, float]
+    mean_memory: dict[str, float]
+    mean_saved: float
     moments: tuple[Moment, ...]
 
     @property
@@ -92,31 +98,13 @@ class Outcome:
         found: FloatColumn = spent / (self.output_tokens[several] - 1)
         return found
 
-    @property
-    def mean_memory(self) -> dict[str, float]:
-        """Shares of the KV memory by what they are used for, averaged over the samples."""
-        total = sum(moment.memory.total for moment in self.moments)
-        parts = ("token_states", "reserved", "internal", "external", "free")
-        return {
-            part: sum(getattr(moment.memory, part) for moment in self.moments) / max(total, 1)
-            for part in parts
-        }
-
-    @property
-    def mean_saved(self) -> float:
-        """Memory that sequences save each other, as a share of what they would need without."""
-        shared = sum(moment.memory.shared for moment in self.moments)
-        used = sum(
-            moment.memory.total - moment.memory.external - moment.memory.free
-            for moment in self.moments
-        )
-        return shared / max(shared + used, 1)
-
 
 class Recorder:
     """Collects what happens; costs little per iteration."""
 
-    def __init__(self) -> None:
+    def __init__(self, systems: Sequence[System]) -> None:
+        self.held = HeldMemory(systems)
+        self._systems = systems
         self._open: dict[int, list[float]] = {}  # arrival, first token, output tokens; by id
         self._ids = array("q")
         self._output_tokens = array("q")
@@ -129,7 +117,9 @@ class Recorder:
         self._num_prefill_tokens = 0
         self._busy_s = 0.0
         self._batched_s = 0.0
-        self._limits_s = dict.fromkeys(Limit, 0.0)
+        self._compute_s = 0.0
+        self._memory_s = 0.0
+        self._fixed_s = 0.0
         self._moments: list[Moment] = []
 
     @property
@@ -157,9 +147,9 @@ class Recorder:
         self._num_prefill_tokens += work.prefill_tokens
         self._busy_s += duration_s
         self._batched_s += duration_s * num_running
-        self._limits_s[Limit.COMPUTE] += parts.compute_s
-        self._limits_s[Limit.MEMORY_BANDWIDTH] += parts.memory_s
-        self._limits_s[Limit.FIXED_COSTS] += parts.fixed_s
+        self._compute_s += parts.compute_s
+        self._memory_s += parts.memory_s
+        self._fixed_s += parts.fixed_s
 
     def progressed(self, progress: Progress, now_s: float) -> None:
         """An iteration has ended."""
@@ -174,8 +164,9 @@ class Recorder:
             self._ends_s.append(now_s)
             self._output_tokens.append(int(output_tokens))
 
-    def sample(self, time_s: float, systems: Sequence[System]) -> None:
+    def sample(self, time_s: float) -> None:
         """Look at the memory and the queues of all engines."""
+        systems = self._systems
         uses = [system.memory() for system in systems]
         memory = MemoryUse(
             total=sum(use.total for use in uses),
@@ -190,8 +181,9 @@ class Recorder:
         num_waiting = sum(system.num_waiting for system in systems)
         self._moments.append(Moment(time_s, memory, num_running, num_waiting))
 
-    def outcome(self, end_s: float, num_preemptions: int) -> Outcome:
+    def outcome(self, end_s: float) -> Outcome:
         """All of it."""
+        self.held.close(end_s)
         return Outcome(
             ids=np.array(self._ids, np.int64),
             arrivals_s=np.array(self._arrivals_s),
@@ -204,9 +196,15 @@ class Recorder:
             num_iterations=self._num_iterations,
             num_tokens=self._num_tokens,
             num_prefill_tokens=self._num_prefill_tokens,
-            num_preemptions=num_preemptions,
+            num_preemptions=sum(system.num_preemptions for system in self._systems),
             busy_s=self._busy_s,
             mean_batched=self._batched_s / self._busy_s if self._busy_s else 0.0,
-            limits_s=self._limits_s,
+            limits_s={
+                Limit.COMPUTE: self._compute_s,
+                Limit.MEMORY_BANDWIDTH: self._memory_s,
+                Limit.FIXED_COSTS: self._fixed_s,
+            },
+            mean_memory=self.held.shares,
+            mean_saved=self.held.saved,
             moments=tuple(self._moments),
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.simulator.beam_draws import BeamDraws
+from benchmarks.simulator.occupancy import Occupancy
 from benchmarks.simulator.rows import Rows
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
 from benchmarks.simulator.worker_model import Worker
@@ -103,6 +104,8 @@ class PageStream:
         self._sampling: dict[tuple[int, int], SamplingParams] = {}
         self._not_begun: dict[int, int] = {}  # beam searches' requests, by the group's handle
         self._num_preemptions = 0
+        self._occupancy: Occupancy | None = Occupancy(config.block_size)  # None: there are beams
+        self._is_followed = False  # the core has changed nothing since its last plan
 
     def submit(self, request: SimRequest) -> None:
         """Queue a request.
@@ -121,6 +124,8 @@ class PageStream:
             priority=0,
             cache_salt="",
         )
+        if request.beam_width:
+            self._occupancy = None
         for answer in self._core.apply(submit, _AT):
             if isinstance(answer, RequestEnded):
                 raise ValueError(f"request {request.id}: {answer.error}")
@@ -130,9 +135,16 @@ class PageStream:
     def start(self, now_s: float) -> Work | None:
         """Plan as far ahead as the scheduler does; what the earliest plan computes."""
         now_ms = int(1_000 * now_s)
-        plans = self._plans
-        while (plan := self._core.draft(now_ms)) is not None:
+        plans, occupancy = self._plans, self._occupancy
+        self._is_followed = occupancy is not None
+        while len(plans) < self._core_config.max_plans_in_flight:
+            plan = self._core.draft(now_ms)
+            if plan is None:
+                self._is_followed = False  # who has ended since the last plan is in none
+                break
             plans.append(plan)
+            if occupancy is not None:
+                occupancy.plan(plan)
         if not plans:
             return None
         self._started = plans.popleft()
@@ -142,9 +154,11 @@ class PageStream:
         """Give the scheduler the result."""
         assert self._started is not None, "an iteration was started"
         plan, self._started = self._started, None
+        self._is_followed = False
         num_tokens = self._rows.num_sampled
         self._core.apply(self._rows.end(plan.step), _AT)
-        first, finished = [], []
+        first: list[int] = []
+        finished: list[int] = []
         for note in self._core.take_notes():
             if isinstance(note, FirstToken):
                 first.append(int(note.request_id))
@@ -158,8 +172,20 @@ class PageStream:
         return Progress(tuple(first), tuple(finished), num_tokens)
 
     def memory(self) -> MemoryUse:
-        """Looks at every running sequence."""
-        pool, block_size = self._core.pool, self._core_config.block_size
+        """The pool, as of the last plan."""
+        occupancy = self._occupancy
+        if occupancy is None or not self._is_followed:
+            return self._seen()
+        num_tokens = occupancy.num_tokens
+        return self._use(
+            occupancy.num_slots - num_tokens,
+            occupancy.num_useful - num_tokens,
+            occupancy.num_references,
+        )
+
+    def _seen(self) -> MemoryUse:
+        """The same by looking at every running sequence."""
+        block_size = self._core_config.block_size
         reserved: dict[int, int] = {}  # by the last block of each table, which several may share
         unfilled: dict[int, int] = {}
         num_references = 0
@@ -174,17 +200,20 @@ class PageStream:
                     unfilled[table[-1]] = left
                     num_references += len(table)
                     reserved[table[-1]] = min(left, final - num_tokens)
-        num_used = pool.num_used * block_size
-        num_unfilled, num_reserved = sum(unfilled.values()), sum(reserved.values())
-        free = pool.num_free * block_size
-        return MemoryUse(
-            total=self._slots,
-            token_states=num_used - num_unfilled,
-            reserved=num_reserved,
-            internal=num_unfilled - num_reserved,
-            external=self._slots - num_used - free,
-            free=free,
-            shared=(num_references - pool.num_used) * block_size,
+        return self._use(sum(unfilled.values()), sum(reserved.values()), num_references)
+
+    def _use(self, num_unfilled: int, num_reserved: int, num_references: int) -> MemoryUse:
+        pool, block_size = self._core.pool, self._core_config.block_size
+        num_free = pool.num_free
+        num_used = pool.num_blocks - num_free
+        return MemoryUse(  # by position: names would take as long as all the rest of this
+            self._slots,
+            num_used * block_size - num_unfilled,
+            num_reserved,
+            num_unfilled - num_reserved,
+            self._slots - pool.num_blocks * block_size,
+            num_free * block_size,
+            (num_references - num_used) * block_size,
         )
 
     @property

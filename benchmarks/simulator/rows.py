@@ -104,13 +104,12 @@ class Rows:
             num_going_on, context = self._search(plan.beams)
             num_decoding += num_going_on
             decode_context += context
+        num_sampled = self._num_rows + self._num_beams
+        work = Work(num_prefilled, prefill_context, num_decoding, decode_context, num_sampled)
+        if not (plan.swap_out_device or plan.swap_in_device or plan.copy_sources):
+            return work
         num_swapped = len(plan.swap_out_device) + len(plan.swap_in_device)
-        return Work(
-            prefill_tokens=num_prefilled,
-            prefill_context=prefill_context,
-            decode_tokens=num_decoding,
-            decode_context=decode_context,
-            sampled_rows=self._num_rows + self._num_beams,
+        return work._replace(
             swapped_bytes=num_swapped * self._block_bytes,
             copied_bytes=len(plan.copy_sources) * self._block_bytes,
             swap_copies=num_swapped * self._copies_per_block,

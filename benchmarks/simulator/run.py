@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from benchmarks.simulator.outcome import Outcome, Recorder
 from benchmarks.simulator.routers import Router, round_robin
-from benchmarks.simulator.system import SimRequest, System, Work
+from benchmarks.simulator.system import SimRequest, System
 from benchmarks.simulator.worker_model import Worker
 
 _EACH = 4_096  # events between two reports of progress
@@ -55,7 +55,8 @@ def run_many(
         worker: of each engine.
         router: chooses an engine for each request; by default one after the other.
         until_s: look at no event after this time; requests that are not complete then stay so.
-        sample_every_s: how often, of virtual time, the memory of all engines is looked at.
+        sample_every_s: how often, of virtual time, the memory and the queues of all engines are
+            looked at for ``Outcome.moments``.
         on_progress: now and then called with the virtual time and the number of complete requests.
 
     Raises:
@@ -63,47 +64,44 @@ def run_many(
             not complete.
     """
     clock = _Clock(systems, worker, router or round_robin(len(systems)), sample_every_s)
+    clock.on_progress = on_progress
     arrivals = iter(requests)
     coming = next(arrivals, None)
-    num_events = 0
-    while True:
-        next_s = clock.next_end_s
-        if coming is not None and coming.arrival_s <= next_s:
-            if coming.arrival_s > until_s:
-                break
-            now_s = coming.arrival_s
-            while coming is not None and coming.arrival_s == now_s:
-                clock.submit(coming)
-                following = next(arrivals, None)
-                if following is not None and not following.arrival_s >= now_s:
-                    raise ValueError(
-                        f"request {following.id} arrives at {following.arrival_s} s, "
-                        f"request {coming.id} before it at {now_s} s"
-                    )
-                coming = following
-            clock.start_idle()
-        elif next_s <= until_s and clock.is_busy:
-            clock.finish_next()
-        else:
+    while coming is not None:
+        now_s = coming.arrival_s
+        clock.serve(now_s, until_s)
+        if now_s > until_s:
             break
-        num_events += 1
-        if on_progress is not None and num_events % _EACH == 0:
-            on_progress(clock.now_s, clock.recorder.num_complete)
-    return clock.recorder.outcome(
-        min(clock.now_s, until_s), sum(system.num_preemptions for system in systems)
-    )
+        while coming is not None and coming.arrival_s == now_s:
+            clock.submit(coming)
+            following = next(arrivals, None)
+            if following is not None and not following.arrival_s >= now_s:
+                raise ValueError(
+                    f"request {following.id} arrives at {following.arrival_s} s, "
+                    f"request {coming.id} before it at {now_s} s"
+                )
+            coming = following
+        clock.start_idle()
+    clock.serve(float("inf"), until_s)
+    return clock.recorder.outcome(min(clock.now_s, until_s))
 
 
 class _Clock:
-    """Engines, what each computes until when, and what has become of their requests."""
+    """Engines, what each computes until when, and what has become of their requests.
+
+    Attributes:
+        now_s: of the last event.
+        on_progress: see ``run_many``.
+    """
 
     def __init__(
         self, systems: Sequence[System], worker: Worker, router: Router, sample_every_s: float
     ) -> None:
         self.now_s = 0.0
-        self.recorder = Recorder()
+        self.on_progress: Callable[[float, int], None] | None = None
+        self.recorder = Recorder(systems)
         self._systems = systems
-        self._seconds = worker.parts
+        self._parts = worker.parts
         self._router = router
         self._ends: list[tuple[float, int]] = []  # a heap: when, and which engine
         self._idle: set[int] = set()  # of those that got a request since
@@ -111,23 +109,15 @@ class _Clock:
         self._num_open = array("q", [0]) * len(systems)
         self._sample_every_s = sample_every_s
         self._sample_s = 0.0
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether any engine computes."""
-        return bool(self._ends)
-
-    @property
-    def next_end_s(self) -> float:
-        """When the next iteration ends."""
-        return self._ends[0][0] if self._ends else float("inf")
+        self._num_events = 0
 
     def submit(self, request: SimRequest) -> None:
         """A request arrives now."""
         self._pass_time(request.arrival_s)
         engine = self._router(self._num_open)
+        system = self._systems[engine]
         try:
-            self._systems[engine].submit(request)
+            system.submit(request)
         except ValueError:
             self.recorder.refused()
             return
@@ -135,6 +125,8 @@ class _Clock:
         self._num_open[engine] += 1
         if not self._is_busy[engine]:
             self._idle.add(engine)
+        else:
+            self.recorder.held.changes(engine, self.now_s, system.memory())
 
     def start_idle(self) -> None:
         """Wake the engines that have got something to do."""
@@ -142,29 +134,39 @@ class _Clock:
             self._start(engine)
         self._idle.clear()
 
-    def finish_next(self) -> None:
-        """The iteration that ends first has ended."""
-        end_s, engine = heappop(self._ends)
-        self._pass_time(end_s)
-        self._is_busy[engine] = False
-        progress = self._systems[engine].finish(end_s)
-        self.recorder.progressed(progress, end_s)
-        self._num_open[engine] -= len(progress.finished)
-        self._start(engine)
+    def serve(self, before_s: float, until_s: float) -> None:
+        """Let all iterations end that do so before one time, and not after the other."""
+        ends, systems, recorder, num_open = self._ends, self._systems, self.recorder, self._num_open
+        while ends:
+            end_s, engine = ends[0]
+            if end_s >= before_s or end_s > until_s:
+                return
+            heappop(ends)
+            self._pass_time(end_s)
+            self._is_busy[engine] = False
+            progress = systems[engine].finish(end_s)
+            recorder.progressed(progress, end_s)
+            if progress.finished:
+                num_open[engine] -= len(progress.finished)
+            self._start(engine)
 
     def _start(self, engine: int) -> None:
-        system = self._systems[engine]
-        work: Work | None = system.start(self.now_s)
+        system, now_s = self._systems[engine], self.now_s
+        work = system.start(now_s)
+        self.recorder.held.changes(engine, now_s, system.memory())
         if work is None:
             return
-        parts = self._seconds(work)
+        parts = self._parts(work)
         duration_s = parts.compute_s + parts.memory_s + parts.fixed_s
         self.recorder.iteration(work, parts, duration_s, system.num_running)
         self._is_busy[engine] = True
-        heappush(self._ends, (self.now_s + duration_s, engine))
+        heappush(self._ends, (now_s + duration_s, engine))
 
     def _pass_time(self, now_s: float) -> None:
         self.now_s = now_s
         while self._sample_s <= now_s:
-            self.recorder.sample(self._sample_s, self._systems)
+            self.recorder.sample(self._sample_s)
             self._sample_s += self._sample_every_s
+        self._num_events += 1
+        if self.on_progress is not None and self._num_events % _EACH == 0:
+            self.on_progress(now_s, self.recorder.num_complete)

@@ -1,7 +1,7 @@
 """What runs on the virtual clock: a server reduced to its scheduling and its memory."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,7 @@ class SimRequest:
     prefix_block_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):  # made in every iteration: as a tuple it is made fast
     """What one iteration computes and moves, as far as its duration depends on it.
 
     Attributes:
@@ -57,8 +56,7 @@ class Work:
     swap_copies: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
+class MemoryUse(NamedTuple):
     """Where the KV memory is, in token slots; the parts sum to ``total``.
 
     The words of PagedAttention, Figure 2: what is *reserved* will hold a token of this request
@@ -76,8 +74,7 @@ class MemoryUse:
     shared: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What an iteration that has ended brought, for the latencies.
 
     Attributes:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import log2
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from benchmarks.simulator.hardware import Gpu
 from benchmarks.simulator.models import BYTES_PER_VALUE, Model
@@ -84,8 +84,7 @@ class Limit(StrEnum):
     FIXED_COSTS = "fixed costs"
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """Where an iteration's time goes, in seconds."""
 
     compute_s: float = 0.0
