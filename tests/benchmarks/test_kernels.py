@@ -107,7 +107,8 @@ def test_a_part_that_fails_is_named_and_takes_no_other_with_it(tmp_path):
         "from dataclasses import replace\n"
         "tiny = c.smoke_suite()\n"
         "mapped = replace(tiny.mapped, num_heads=3)\n"  # does not share two KV heads
-        "k.smoke_suite = lambda: replace(tiny, attention=(), written_tokens=(5,), mapped=mapped)\n"
+        "few = replace(tiny, attention=(), written_tokens=(5,), layer_rows=(), mapped=mapped)\n"
+        "k.smoke_suite = lambda: few\n"
         f"sys.argv = ['', '--smoke', '--json', {str(file)!r}]\n"
         "sys.exit(k.main())"
     )
