@@ -43,6 +43,7 @@ _LEASE_MS = 5_000
 _HOUSEKEEPING_S = 0.5
 _RETRY_S = 0.5
 _MAX_ENTRIES = 512
+_LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the worker is
 
 log = EventLog(__name__)
 
@@ -244,7 +245,7 @@ class SchedulerService:
             queue_ttl_ms=int(1e3 * settings.queue_ttl),
             resume_window_ms=int(1e3 * settings.resume_window),
         )
-        return _with_costs(config, worker)
+        return _with_speeds(config, worker, settings.prefill_pause)
 
     async def _turn(self, core: Scheduler, epoch: int, history: History) -> None:
         """Read, apply, plan, append: one round trip each way."""
@@ -414,12 +415,17 @@ class SchedulerService:
         log.info("scheduler stopped")
 
 
-def _with_costs(config: SchedulerConfig, worker: WorkerInfo) -> SchedulerConfig:
-    """With what preemption costs on this worker, if it has measured that."""
+def _with_speeds(
+    config: SchedulerConfig, worker: WorkerInfo, prefill_pause_s: float
+) -> SchedulerConfig:
+    """With what preemption costs on this worker, and prompts, if it has measured that."""
     if worker.speeds is None or worker.kv is None:
         return config
+    tokens_per_s = worker.speeds.prefill_tokens_per_s
+    num_tokens = max(_LEAST_PROMPT_TOKENS, int(prefill_pause_s * tokens_per_s))
     return dataclasses.replace(
         config,
-        recompute_us_per_token=1e6 / worker.speeds.prefill_tokens_per_s,
+        max_prompt_tokens=num_tokens if prefill_pause_s else 0,
+        recompute_us_per_token=1e6 / tokens_per_s,
         swap_us_per_block=1e6 * worker.kv.bytes_per_block / worker.speeds.swap_bytes_per_s,
     )

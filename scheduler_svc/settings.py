@@ -14,6 +14,12 @@ class SchedulerSettings(StepSettings):
     max_plans_in_flight: int = setting(
         2, "Plans that may be queued before their results are in.", minimum=1, maximum=8
     )
+    prefill_pause: float = setting(
+        0.25,
+        "Seconds by which prompts may lengthen a step in which others decode, at the speed that "
+        "the worker measured at start; 0: any number.",
+        minimum=0,
+    )
     watermark: float = setting(
         0.01, "Share of the blocks kept free when requests are admitted.", minimum=0, maximum=0.5
     )

@@ -35,6 +35,7 @@ class SchedulerConfig:
     preemption: str = Preemption.AUTO
     recompute_us_per_token: float = 1.0  # what preemption costs, for AUTO
     swap_us_per_block: float = 1.0  # one way
+    max_prompt_tokens: int = 0  # of prompts in a step in which others decode; 0: what fits
     max_pinned_blocks: int = 0  # that prefixes may keep for good
     max_waiting_requests: int = 0  # that were never admitted; 0: any number
     max_waiting_tokens: int = 0  # of their prompts

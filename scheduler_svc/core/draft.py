@@ -16,6 +16,7 @@ class PlanDraft:
 
     step: int
     budget: int = 0  # tokens that may still be added
+    prompt_budget: int = 0  # of them, tokens of prompts
     retired: list[int] = field(default_factory=list)
     beams: list[BeamStep] = field(default_factory=list)
     swap_out_device: list[int] = field(default_factory=list)

@@ -15,7 +15,7 @@ def plan_chunks(group: SequenceGroup, draft: PlanDraft, tables: BlockTables) -> 
     target = group.num_tokens - wait_for_each_other
     has_chunk = False
     for sequence in group.prefilled:
-        num_tokens = min(target - sequence.num_planned, draft.budget)
+        num_tokens = min(target - sequence.num_planned, draft.prompt_budget)
         if num_tokens > 0:
             _plan_chunk(sequence, num_tokens, draft, tables)
             has_chunk = True
@@ -35,6 +35,7 @@ def plan_chunks(group: SequenceGroup, draft: PlanDraft, tables: BlockTables) -> 
 
 def _plan_chunk(sequence: Sequence, num_tokens: int, draft: PlanDraft, tables: BlockTables) -> None:
     draft.chunk(sequence.handle, num_tokens)
+    draft.prompt_budget -= num_tokens
     before = sequence.num_planned
     sequence.num_planned += num_tokens
     tables.register_planned(sequence, before)

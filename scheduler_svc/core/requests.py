@@ -241,14 +241,17 @@ class Requests:
         self._remembered.forget(attach.request_id)
         submit = _delivered_by(attach, submit)
         views = _views(attach, submit)
+        # What was accepted before has had its turn: it may not be late for it now.
+        had_turn = not attach.is_new
         if not views or submit.sampling.beams is not None:
-            return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
+            nothing = dict.fromkeys(range(submit.num_choices), NO_TOKENS)
+            return self._accept(submit, nothing, {}, was_admitted=had_turn)
         outputs, over = continued(views)
         if not outputs:
             return self._finished(submit, over)
         if len(set(map(len, outputs.values()))) > 1:
             return self._cannot_join(submit)
-        return self._accept(submit, outputs, over)
+        return self._accept(submit, outputs, over, was_admitted=had_turn)
 
     def _answer_again(self, ended: EndedRequest, attach: Attach) -> list[Message] | None:
         """What told the end of a request, if it fits what the client has."""

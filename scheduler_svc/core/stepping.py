@@ -89,6 +89,9 @@ class Stepping:
         self._make_room(draft)
         num_decoding = self.queues.num_decoding
         draft.budget -= num_decoding
+        draft.prompt_budget = draft.budget
+        if self._config.max_prompt_tokens and (num_decoding or draft.beams):
+            draft.prompt_budget = min(draft.budget, self._config.max_prompt_tokens)
         self._continue_prefills(draft)
         self._admit(draft)
         if num_decoding == 0 and draft.is_empty:
@@ -300,12 +303,12 @@ class Stepping:
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
         for group in list(self.queues.prefilling):
-            if draft.budget <= 0:
+            if draft.prompt_budget <= 0:
                 return
             self._plan_chunks(group, draft)
 
     def _admit(self, draft: PlanDraft) -> None:
-        while draft.budget > 0 and self._alone is None:
+        while draft.prompt_budget > 0 and self._alone is None:
             group = self._next_to_admit()
             if group is None or self._num_free_seats < group.num_seats:
                 return

@@ -247,6 +247,30 @@ def test_takeovers_that_the_log_has_lost_are_counted_again() -> None:
     assert (state.submit.attachment, state.submit.takeovers) == ("fourth", 3)
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_who_comes_back_is_not_too_late_for_a_turn_that_was_had(
+    is_known: bool, exact: bool
+) -> None:
+    engine = Engine(queue_ttl_ms=100)
+    if is_known:
+        engine.tell(REQUEST)
+        engine.run()
+    engine.tell(attach(REQUEST, view(), exact=exact, after=0))
+    engine.plan(now_ms=1_000)
+    engine.run()
+    assert engine.outputs("r") == {0: expected(5, 12)}
+
+
+def test_who_was_never_heard_of_may_be_too_late() -> None:
+    engine = Engine(queue_ttl_ms=100)
+    engine.tell(replace(attach(REQUEST, view()), is_new=True))
+    engine.plan(now_ms=1_000)
+    assert not engine.plans
+    [ended] = [message for message in engine.log if isinstance(message, RequestEnded)]
+    assert ended.reason == "deadline"
+
+
 def test_a_request_that_the_log_has_lost_goes_on_from_the_view() -> None:
     engine = Engine()
     [state] = engine.tell(attach(REQUEST, view(7, 8)))

@@ -164,6 +164,25 @@ async def test_a_request_is_accepted_planned_and_finished(bus: MemoryBus) -> Non
     assert info.detail == "the scheduler was stopped"
 
 
+@pytest.mark.parametrize(("pause_s", "largest"), [(0.0, 100), (0.002, 20), (0.0001, 16)])
+async def test_prompts_lengthen_the_steps_of_others_by_no_more_than_a_pause(
+    bus: MemoryBus, pause_s: float, largest: int
+) -> None:
+    peer, reader = Peer(bus, "w1"), Reader(bus)  # which computes 10,000 tokens of prompts a second
+    await peer.announce()
+    async with running(service(bus, prefill_pause=pause_s)), working(peer):
+        first = submit("first", range(5), max_tokens=120)
+        await bus.append(Append(KEYS.requests, [encode(first)]))
+        await reader.until(ended("first", 3, reader))
+        late = submit("late", range(100, 200), max_tokens=2)
+        await bus.append(Append(KEYS.requests, [encode(late)]))
+        await reader.until(ended("late", 2, reader))
+        await reader.until(ended("first", 120, reader))
+    results = [message for message in reader.seen if isinstance(message, StepResult)]
+    # One more row is the first request's.
+    assert max(result.num_batched_tokens for result in results) in (largest, largest + 1)
+
+
 async def test_while_no_worker_is_ready_the_engine_says_why(bus: MemoryBus) -> None:
     await Peer(bus, "w1").announce("failed", "bloom is not supported")
     async with running(service(bus)):

@@ -159,4 +159,5 @@ def _random_config(rng: random.Random) -> SchedulerConfig:
         recompute_us_per_token=1.0,
         swap_us_per_block=rng.choice([0.1, 1.0, 4.0]),
         max_pinned_blocks=rng.choice([0, 0, num_blocks // 4, num_blocks // 2]),
+        max_prompt_tokens=rng.choice([0, 0, 1, 5]),
     )
