@@ -163,9 +163,7 @@ class Crowd:
             answer = read_answer(await ask(self._target, _LOAD.body(self._rng, 0)))
             if 1_000 * answer.latency_s < _CALM * usual_ms:
                 return
-            await asyncio.sleep(
-                1.0
-            )  # a look is a request itself: to look all the time were no calm
+            await asyncio.sleep(1.0)  # a look is a request, and a load itself
         raise StreamFailed(f"the engine was not done with slow readers in {_CALM_DEADLINE_S:g} s")
 
 
