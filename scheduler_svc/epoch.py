@@ -84,7 +84,7 @@ async def _fold_until(
     bus: Bus, outputs: str, fence: EntryId, max_model_len: int
 ) -> tuple[Fold, History]:
     fold, last_ids = Fold(max_model_len), dict[int, EntryId]()
-    cursor = START
+    cursor, current = START, START.epoch
     while cursor < fence:
         entries = (await bus.read({outputs: cursor}, 0, _PAGE)).get(outputs, [])
         if not entries:
@@ -96,7 +96,11 @@ async def _fold_until(
             if cursor < fence:
                 last_ids[cursor.epoch] = cursor
             try:
-                fold.add(decode(message) for message in entry.messages)
+                for message in map(decode, entry.messages):
+                    if cursor.epoch != current and not isinstance(message, EpochStarted):
+                        fold.miss_start()
+                    current = cursor.epoch
+                    fold.add([message])
             except DecodeError as error:
                 log.warning("unreadable entry in outputs", entry=entry.id, error=error)
                 fold.lose_sight()

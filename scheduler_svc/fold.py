@@ -138,6 +138,11 @@ class Fold:
         self._by_handle.clear()
         self._searches.clear()
 
+    def miss_start(self) -> None:
+        """The log has lost the EpochStarted of what comes next: other handles, other steps."""
+        self.lose_sight()
+        self._last_step = self._known_step = None
+
     def in_order(self) -> list[Unfinished]:
         """Unfinished requests, earliest first."""
         return sorted(

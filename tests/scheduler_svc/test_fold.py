@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from scheduler_svc.epoch import _fold_until
 from scheduler_svc.fold import Fold
-from shared.bus.api import EntryId
+from shared.bus.api import Append, EntryId
+from shared.bus.memory import MemoryBus
+from shared.codec import encode
 from shared.messages import (
     ChoiceEnded,
     ChoiceState,
@@ -113,6 +116,20 @@ def test_a_repeated_step_is_dropped_and_behind_a_gap_nothing_is_joined() -> None
         result(3, {1: 12}),
         result(4, {1: 13}),
     ) == {"a": [10]}
+
+
+async def test_an_epoch_whose_start_is_lost_is_another_one_all_the_same() -> None:
+    """Redis lost its EpochStarted with the end of the log, and its scheduler did not notice."""
+    bus, log = MemoryBus(lambda: 5), "outputs"
+    await bus.append(Append(log, [encode(STARTED)], 5))
+    await bus.append(Append(log, [encode(state("a", 1, []))], 5))
+    await bus.append(Append(log, [encode(result(1, {1: 10}))], 5))
+    await bus.append(Append(log, [encode(state("a", 2, [10, 11, 12]))], 7))
+    await bus.append(Append(log, [encode(result(1, {2: 13}))], 7))
+    await bus.append(Append(log, [encode(result(2, {2: 14}))], 7))
+    fold, _ = await _fold_until(bus, log, EntryId(8, 0), 100)
+    [found] = fold.in_order()
+    assert found.outputs()[0].tolist() == [10, 11, 12, 13, 14]
 
 
 def test_a_log_whose_beginning_was_trimmed_starts_with_any_step() -> None:
