@@ -131,7 +131,7 @@ class Deliveries:
             delivery.submit,
             gateway=self._instance,
             attachment=attachment,
-            takeovers=delivered.takeovers,
+            takeovers=delivered.takeovers or 0,
         )
         attach = Attach(
             request_id,
@@ -141,7 +141,7 @@ class Deliveries:
             delivered.views(),
             exact=submit.sampling.num_logprobs is not None,
             is_new=not delivery.accepted,
-            takes_over=delivered.takes_over,
+            takes_over=delivered.takeovers is None,
         )
         self._say(delivery, attach, patience_s)
 

@@ -50,8 +50,7 @@ class DeliveredRequest:
         is_search: a beam search, of which nothing is delivered until it is over.
         group: handle of the beams that run.
         was_stated: the log knew the request.
-        takes_over: the log never answered to this delivery: whoever else has the request, loses it.
-        takeovers: that the log had counted when it last answered.
+        takeovers: that the log had counted when it last answered to it; None: it never did.
     """
 
     choices: list[DeliveredChoice]
@@ -62,15 +61,16 @@ class DeliveredRequest:
     group: int | None = None
     was_stated: bool = False
     was_admitted: bool = False
-    takes_over: bool = True
-    takeovers: int = 0
+    takeovers: int | None = None
 
     def is_overtaken_in(self, state: RequestState) -> bool:
         """Another delivery has the request now, and this one will not get it back."""
         submit = state.submit
         if submit.attachment in self.attachments:
             return False
-        return not self.awaits or (not self.takes_over and submit.takeovers > self.takeovers)
+        if not self.awaits:
+            return True
+        return self.takeovers is not None and submit.takeovers > self.takeovers
 
     @property
     def has_ended(self) -> bool:

@@ -87,11 +87,11 @@ class Sessions:
                 not answered.
         """
         choices = [DeliveredChoice(request_id, index, scored) for index in range(num_choices)]
-        request = DeliveredRequest(choices, attachment, {attachment}, is_search)
+        request = DeliveredRequest(
+            choices, attachment, {attachment}, is_search, takeovers=takeovers
+        )
         if views:
             request.begin_with(views)
-        if takeovers is not None:
-            request.takes_over, request.takeovers = False, takeovers
         self._requests[request_id] = request
 
     def attach(self, request_id: str, attachment: str) -> DeliveredRequest:
@@ -267,7 +267,7 @@ class Sessions:
         if request.awaits and attachment != request.attachment:
             return ()  # the log does not know yet what was delivered
         request.attachment = attachment
-        request.takes_over, request.takeovers = False, state.submit.takeovers
+        request.takeovers = state.submit.takeovers
         if request.is_search:
             return self._continue_search(request, state)
         return self._continue_choices(request, state)

@@ -106,8 +106,11 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, seen: set[str] | None 
             continue
         default = "auto" if field.default is None else field.default
         extra = f" One of {', '.join(meta.choices)}." if meta.choices else ""
+        is_switch = isinstance(field.default, bool)  # its flag alone says yes
         group.add_argument(
             flag_name(field),
+            nargs="?" if is_switch else None,
+            const="true" if is_switch else None,
             dest=field.name,
             metavar=field.name.rpartition("_")[2].upper(),
             default=argparse.SUPPRESS,

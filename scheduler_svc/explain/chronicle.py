@@ -71,8 +71,6 @@ class Chronicle:
 
     def __init__(self, story: Story, block_size: int | None) -> None:
         self.phase = Phase.UNSEEN
-        self.gateway = ""
-        self.attachment = ""
         self.submit: Submit | None = None
         self._story = story
         self._request_id = story.request_id
@@ -88,6 +86,16 @@ class Chronicle:
         self._planned: tuple[int, When] | None = None  # the last step whose plan is left
         self._was_admitted = False
         self._kind_unknown = False  # of the last preemption
+
+    @property
+    def gateway(self) -> str:
+        """That delivers the request; empty if that is not known yet."""
+        return "" if self.submit is None else self.submit.gateway
+
+    @property
+    def attachment(self) -> str:
+        """Of that delivery; empty if that is not known yet."""
+        return "" if self.submit is None else self.submit.attachment
 
     @property
     def num_tokens(self) -> dict[int, int]:
@@ -128,7 +136,6 @@ class Chronicle:
             lengths = {str(number): found.num_tokens for number, found in choices.items()}
         self._tell_state(state, old, lengths, when)
         self.submit, self._is_new_epoch = submit, False
-        self.gateway, self.attachment = submit.gateway, submit.attachment
 
     def _tell_state(
         self, state: RequestState, old: dict[int, _Choice], lengths: dict[str, int], when: When

@@ -208,13 +208,19 @@ def test_takeovers_are_counted_once_each() -> None:
     assert (state.submit.attachment, state.submit.takeovers) == ("fourth", 2)
 
 
-@pytest.mark.parametrize("restarts", [False, True])
-def test_who_was_taken_over_does_not_take_back(restarts: bool) -> None:
+def taken_over_twice() -> Engine:
+    """Three tokens into REQUEST; the delivery that was second is not any more."""
     engine = Engine()
     engine.tell(REQUEST)
     engine.step(3)
-    engine.tell(attach(REQUEST, knows=False, attachment="second"))
-    engine.tell(attach(REQUEST, knows=False, attachment="third"))
+    for attachment in ("second", "third"):
+        engine.tell(attach(REQUEST, knows=False, attachment=attachment))
+    return engine
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_was_taken_over_does_not_take_back(restarts: bool) -> None:
+    engine = taken_over_twice()
     engine.owed()
     if restarts:
         engine.start_epoch()
@@ -226,11 +232,7 @@ def test_who_was_taken_over_does_not_take_back(restarts: bool) -> None:
 
 
 def test_who_was_taken_over_does_not_begin_anew_what_has_ended() -> None:
-    engine = Engine()
-    engine.tell(REQUEST)
-    engine.step(3)
-    engine.tell(attach(REQUEST, knows=False, attachment="second"))
-    engine.tell(attach(REQUEST, knows=False, attachment="third"))
+    engine = taken_over_twice()
     engine.run()
     stale = attach(REQUEST, view(*expected(5, 1)), attachment="fourth", exact=True, after=1)
     [state] = engine.tell(stale)

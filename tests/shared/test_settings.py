@@ -1,11 +1,12 @@
 """Settings: flags over environment over defaults, and clear words for what is wrong."""
 
+import argparse
 from dataclasses import dataclass
 
 import pytest
 
 from shared.errors import SettingsError
-from shared.settings import byte_size, check_environment, load, power_of_two, setting
+from shared.settings import add_flags, byte_size, check_environment, load, power_of_two, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,16 @@ def test_defaults_environment_and_flags_in_that_order() -> None:
     assert load(Settings, {"block_size": "64"}, environ).block_size == 64
     assert load(Settings, {"memory": "auto"}, environ).memory is None
     assert load(Settings, {"remote": "yes"}, {}).remote is True
+
+
+@pytest.mark.parametrize(
+    ("given", "is_remote"),
+    [([], False), (["--remote"], True), (["--remote", "false"], False), (["--remote=yes"], True)],
+)
+def test_the_flag_of_a_switch_says_yes_by_itself(given: list[str], is_remote: bool) -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, Settings)
+    assert load(Settings, vars(parser.parse_args(given)), {}).remote is is_remote
 
 
 @pytest.mark.parametrize(
