@@ -10,7 +10,8 @@ from itertools import count, pairwise
 import numpy as np
 import torch
 
-from gpu_worker.executor import BegunStep, Executor
+from gpu_worker.begun_step import BegunStep
+from gpu_worker.executor import Executor
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId

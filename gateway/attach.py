@@ -111,7 +111,7 @@ class Deliveries:
             scored=submit.sampling.num_logprobs is not None,
             is_search=submit.sampling.beams is not None,
             views=views,
-            takeovers=submit.takeovers if accepted else None,
+            overtaken=submit.overtaken,
         )
         self._open[submit.request_id] = _Delivery(
             mailbox, submit.attachment, submit, accepted=accepted
@@ -125,13 +125,13 @@ class Deliveries:
         """
         delivery = self._open[request_id]
         assert delivery.submit is not None, request_id
-        attachment = secrets.token_hex(8)
-        delivered = self._sessions.attach(request_id, attachment)
+        delivered = self._sessions.attach(request_id)
+        attachment = delivered.attachment
         submit = replace(
             delivery.submit,
             gateway=self._instance,
             attachment=attachment,
-            takeovers=delivered.takeovers or 0,
+            overtaken=delivered.overtaken,
         )
         attach = Attach(
             request_id,
@@ -141,7 +141,6 @@ class Deliveries:
             delivered.views(),
             exact=submit.sampling.num_logprobs is not None,
             is_new=not delivery.accepted,
-            takes_over=delivered.takeovers is None,
         )
         self._say(delivery, attach, patience_s)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.messages import ChoiceState, ChoiceView, RequestState
+from shared.messages import ChoiceState, ChoiceView, RequestState, attachment_of, delivery_of
 
 
 @dataclass(slots=True)
@@ -44,33 +44,38 @@ class DeliveredRequest:
     """A request that somebody waits for.
 
     Attributes:
+        delivery: what all its attachments' names begin with.
         attachment: name of this delivery by which the log knows it, or is to know it.
-        attachments: all names that it ever had here.
         awaits: the log can't be followed before it answers to ``attachment``.
         is_search: a beam search, of which nothing is delivered until it is over.
         group: handle of the beams that run.
         was_stated: the log knew the request.
-        takeovers: that the log had counted when it last answered to it; None: it never did.
+        num_attached: how often it has been asked for again.
+        overtaken: deliveries that it was taken over from, as the log said when it last answered.
     """
 
     choices: list[DeliveredChoice]
+    delivery: str
     attachment: str
-    attachments: set[str]
     is_search: bool = False
     awaits: bool = False
     group: int | None = None
     was_stated: bool = False
     was_admitted: bool = False
-    takeovers: int | None = None
+    num_attached: int = 0
+    overtaken: tuple[str, ...] = ()
 
     def is_overtaken_in(self, state: RequestState) -> bool:
         """Another delivery has the request now, and this one will not get it back."""
-        submit = state.submit
-        if submit.attachment in self.attachments:
+        if delivery_of(state.submit.attachment) == self.delivery:
             return False
-        if not self.awaits:
-            return True
-        return self.takeovers is not None and submit.takeovers > self.takeovers
+        return not self.awaits or self.delivery in state.submit.overtaken
+
+    def attach(self) -> None:
+        """Ask for the request again: only an answer to that can be believed."""
+        self.num_attached += 1
+        self.attachment = attachment_of(self.delivery, self.num_attached)
+        self.awaits = True
 
     @property
     def has_ended(self) -> bool:

@@ -36,6 +36,7 @@ from shared.messages import (
     RequestEnded,
     RequestState,
     StepResult,
+    delivery_of,
 )
 
 # Ends of which the log tells all: what led to them need not have been seen.
@@ -76,34 +77,32 @@ class Sessions:
         scored: bool = False,
         is_search: bool = False,
         views: Sequence[ChoiceView] = (),
-        takeovers: int | None = None,
+        overtaken: tuple[str, ...] = (),
     ) -> None:
         """Wait for a request; before its Submit is appended, or its state could be missed.
 
         Args:
             attachment: under which the log will know the delivery.
             views: by choice, what the client has already; empty for nothing at all.
-            takeovers: that the log had counted when it answered to who goes on here; None: it has
-                not answered.
+            overtaken: deliveries that the log has seen taken over, as far as is known.
         """
         choices = [DeliveredChoice(request_id, index, scored) for index in range(num_choices)]
         request = DeliveredRequest(
-            choices, attachment, {attachment}, is_search, takeovers=takeovers
+            choices, delivery_of(attachment), attachment, is_search, overtaken=overtaken
         )
         if views:
             request.begin_with(views)
         self._requests[request_id] = request
 
-    def attach(self, request_id: str, attachment: str) -> DeliveredRequest:
-        """Believe nothing more of a request until the log answers to this attachment.
+    def attach(self, request_id: str) -> DeliveredRequest:
+        """Believe nothing more of a request until the log answers to its new attachment.
 
         Returns:
             What was delivered so far.
         """
         request = self._requests[request_id]
         self._forget_handles(request)
-        request.awaits, request.attachment = True, attachment
-        request.attachments.add(attachment)
+        request.attach()
         return request
 
     def look_up(self, request_id: str, attachment: str) -> None:
@@ -255,9 +254,13 @@ class Sessions:
         self.requests_cursor = EntryId.parse(state.requests_cursor)
         request_id, attachment = state.submit.request_id, state.submit.attachment
         self._unstated.discard(request_id)
-        if self._lookups.get(request_id) == attachment:
+        looking = self._lookups.get(request_id)
+        if looking == attachment:
             del self._lookups[request_id]
             return (_looked_up(state),)
+        if looking in state.submit.overtaken:
+            del self._lookups[request_id]
+            return (Superseded(request_id),)
         request = self._requests.get(request_id)
         if request is None or request.has_ended:
             return ()
@@ -267,7 +270,7 @@ class Sessions:
         if request.awaits and attachment != request.attachment:
             return ()  # the log does not know yet what was delivered
         request.attachment = attachment
-        request.takeovers = state.submit.takeovers
+        request.overtaken = state.submit.overtaken
         if request.is_search:
             return self._continue_search(request, state)
         return self._continue_choices(request, state)

@@ -9,15 +9,15 @@ its own, and left out of the result.
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from gpu_worker.admissible import Limits
-from gpu_worker.batch import Advanced, BatchState
+from gpu_worker.batch import BatchState
+from gpu_worker.begun_step import BegunStep
 from gpu_worker.buckets import Buckets
 from gpu_worker.candidates import beam_candidates
 from gpu_worker.cuda_graphs import GraphRunner
@@ -34,7 +34,6 @@ from gpu_worker.sampling import Chosen, RowSampling, ban_ends, choose, keys_of
 from gpu_worker.step_buffers import StepBuffers, StepSize
 from gpu_worker.step_inputs import InputWriter, StepInputs, first
 from kernels.interface import AttentionBackend
-from shared.codec import IntArray
 from shared.logs import EventLog
 from shared.messages import (
     BeamCandidates,
@@ -65,25 +64,6 @@ class StepLimits:
         """Of its inputs."""
         num_tokens, num_seqs = self.num_tokens, self.num_seqs
         return StepSize(num_tokens, num_seqs, num_seqs, num_tokens, False)
-
-
-@dataclass(slots=True)
-class BegunStep:
-    """A step whose work is queued, and what its result needs beyond the tokens."""
-
-    plan: StepPlan
-    began_s: float
-    num_tokens: int
-    advanced: Advanced
-    outcome: Outcome
-    candidates: tuple[BeamCandidates, ...]
-    logprobs: tuple[TokenLogprobs, ...]
-    scored: tuple[PromptLogprobs, ...]
-    ended_before: list[int] = field(default_factory=list)  # handles, known only since it was begun
-
-    def wait(self) -> None:
-        """Until the device is done with it; from any thread."""
-        self.outcome.wait()
 
 
 class Executor:
@@ -209,7 +189,7 @@ class Executor:
         times = begun.outcome.times()
         step_s = times.ended_s - max(begun.began_s, self._ended_s)
         self.sample_s, self._ended_s = times.sample_s, times.ended_s
-        return _result(begun, tokens, flags, times.model_s, step_s)
+        return begun.result(tokens, flags, times.model_s, step_s)
 
     def _begin(
         self,
@@ -342,39 +322,6 @@ class Executor:
         return self._row_sampling
 
 
-def _result(
-    begun: BegunStep,
-    tokens: npt.NDArray[np.int64],  # [R]
-    flags: npt.NDArray[np.int32],  # [R]
-    model_s: float,
-    step_s: float,
-) -> StepResult:
-    plan, handles, logprobs = begun.plan, begun.advanced.handles, begun.logprobs
-    if begun.ended_before:
-        rows = np.flatnonzero(~np.isin(handles, begun.ended_before))
-        places = {row: place for place, row in enumerate(rows.tolist())}
-        handles, tokens, flags = handles[rows], tokens[rows], flags[rows]
-        logprobs = tuple(
-            replace(found, row=places[found.row]) for found in logprobs if found.row in places
-        )
-    ended = flags.nonzero()[0]
-    return StepResult(
-        step=plan.step,
-        handles=handles,
-        tokens=tokens.astype(np.int32),
-        ended_rows=ended.astype(np.int32),
-        ended_flags=flags[ended],
-        beams=begun.candidates,
-        logprobs=logprobs,
-        prompt_logprobs=begun.scored,
-        admitted_handles=_packed(new.handle for new in plan.admissions),
-        admitted_computed=_packed(new.num_computed for new in plan.admissions),
-        num_batched_tokens=begun.num_tokens,
-        model_us=int(model_s * 1e6),
-        step_us=int(step_s * 1e6),
-    )
-
-
 def _score(rows: Rows, logits: torch.Tensor) -> tuple[PromptLogprobs, ...]:
     """What the model thought of prompts, by the logits [n, V] of their rows."""
     scored, first = [], 0
@@ -384,10 +331,6 @@ def _score(rows: Rows, logits: torch.Tensor) -> tuple[PromptLogprobs, ...]:
             scored.append(prompt_logprobs(logits[first:last], chunk))
             first = last
     return tuple(scored)
-
-
-def _packed(numbers: Iterable[int]) -> IntArray:
-    return np.array(list(numbers), np.int32)
 
 
 def _wanted_rows(rows: Rows) -> tuple[Indices | None, int]:

@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.lease import Lease, LeaseTaken
 from gpu_worker.look_ahead import LookAhead
+from gpu_worker.plan_executor import Pipeline, PlanExecutor, StepObserver
 from gpu_worker.plan_reader import PlanEntry, PlanReader
 from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
@@ -33,56 +34,6 @@ _RETRY_S = 0.5
 _CHUNK_TOKENS = 512  # about as many as schedulers put into a step
 
 log = EventLog(__name__)
-
-
-class PlanExecutor(Protocol):
-    """What carries out plans; the loop knows no more of it."""
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Carry out one plan.
-
-        Raises:
-            PlanRefused: it does not fit what went before.
-        """
-
-    def reset(self) -> None:
-        """Forget all sequences."""
-
-
-class UnfinishedStep(Protocol):
-    """A step that a device is busy with."""
-
-    def wait(self) -> None:
-        """Until the device is done with it; from any thread."""
-
-
-_Step = TypeVar("_Step", bound=UnfinishedStep)
-
-
-class Pipeline(Protocol[_Step]):
-    """Begins a step before the one before has ended; two at most are under way."""
-
-    def begin(self, plan: StepPlan) -> _Step:
-        """Let the device begin.
-
-        Raises:
-            PlanRefused: the plan does not fit what went before.
-        """
-
-    def finish(self, step: _Step) -> StepResult:
-        """The result of the earliest one, on the thread on which steps begin."""
-
-
-class StepObserver(Protocol):
-    """Hears of every step that was computed."""
-
-    def step(self, result: StepResult, overhead_s: float | None) -> None:
-        """Take note of one.
-
-        Args:
-            overhead_s: between the step before and this one, whose plan was there already; None
-                if the worker waited for it.
-        """
 
 
 @dataclass(frozen=True, slots=True)

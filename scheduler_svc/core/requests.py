@@ -34,12 +34,15 @@ from shared.messages import (
     RequestState,
     Stop,
     Submit,
+    delivery_of,
 )
 
 _FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
 # Workers in a row, the last two of them with nothing else to compute. One such death may be a
 # coincidence: workers are also killed from outside.
 _MAX_DEATHS = 4
+# Deliveries of one request that are remembered: who has been overtaken so often will have noticed.
+_MOST_OVERTAKEN = 32
 
 
 class Requests:
@@ -239,7 +242,8 @@ class Requests:
         if attach.is_new and (refusal := self._why_full(submit)) is not None:
             return refusal
         self._remembered.forget(attach.request_id)
-        submit = _delivered_by(attach, submit)
+        known = None if ended is None else ended.submit
+        submit = _delivered_by(attach, submit, known)
         views = _views(attach, submit)
         # What was accepted before has had its turn: it may not be late for it now.
         had_turn = not attach.is_new
@@ -264,7 +268,8 @@ class Requests:
                 return None
             submit = _delivered_by(attach, ended.submit)
             return [self._state_of_ended(submit, ended.choices)]
-        moved = ended.attachment != attach.attachment and attach.submit is not None
+        is_void = ended.submit is not None and attach.is_void_for(ended.submit)
+        moved = ended.attachment != attach.attachment and attach.submit is not None and not is_void
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
             return None  # the client came back another way
         assert message is not None, "it ended by its choices or by a message"
@@ -492,15 +497,22 @@ class Requests:
         return BeamsEnded(request_id, hypotheses, str(self.cursor))
 
 
-def _delivered_by(attach: Attach, submit: Submit) -> Submit:
-    """The request as the gateway that attaches delivers it."""
-    takeovers = submit.takeovers
-    if attach.submit is not None:  # the log may have lost some
-        takeovers = max(takeovers, attach.submit.takeovers)
-    if attach.takes_over and attach.attachment != submit.attachment:  # an Attach may be repeated
-        takeovers += 1
+def _delivered_by(attach: Attach, submit: Submit, known: Submit | None = None) -> Submit:
+    """The request as the gateway that attaches delivers it.
+
+    Args:
+        known: as it was delivered before, if ``submit`` does not say that.
+    """
+    overtaken: dict[str, None] = {}  # in their order
+    for earlier in (submit, known, attach.submit):  # the log may have lost some
+        if earlier is not None:
+            overtaken |= dict.fromkeys((*earlier.overtaken, delivery_of(earlier.attachment)))
+    overtaken.pop(delivery_of(attach.attachment), None)
     return replace(
-        submit, gateway=attach.gateway, attachment=attach.attachment, takeovers=takeovers
+        submit,
+        gateway=attach.gateway,
+        attachment=attach.attachment,
+        overtaken=tuple(overtaken)[-_MOST_OVERTAKEN:],
     )
 
 

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from gateway.attach import Deliveries
 from gateway.events import RequestFailed
 from gateway.mailbox import Mailbox
@@ -41,15 +39,14 @@ async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_
     assert isinstance(failed, RequestFailed)
 
 
-@pytest.mark.parametrize("accepted", [False, True])
-def test_only_who_never_had_an_answer_takes_over(accepted: bool) -> None:
+def test_every_attachment_of_a_delivery_is_named_after_it() -> None:
     sent = list[Attach]()
     deliveries = Deliveries("gateway", Sessions(), sent.append, lambda: 0.0)
-    deliveries.open(replace(submit("a"), takeovers=4), Mailbox(), accepted=accepted)
+    deliveries.open(replace(submit("a"), attachment="first", overtaken=("other",)), Mailbox())
     deliveries.attach("a")
-    [attach] = sent
-    assert attach.submit is not None
-    assert (attach.takes_over, attach.submit.takeovers) == (not accepted, 4 if accepted else 0)
+    deliveries.attach("a")
+    assert [attach.attachment for attach in sent] == ["first.1", "first.2"]
+    assert all(attach.submit and attach.submit.overtaken == ("other",) for attach in sent)
 
 
 async def test_what_the_log_is_silent_about_is_asked_for() -> None:

@@ -42,6 +42,7 @@ from tests.support.requests import submit
 
 # Of all requests in tests.support.requests.
 ATTACHMENT = "attachment"
+AGAIN = f"{ATTACHMENT}.1"
 
 
 class Log:
@@ -73,10 +74,10 @@ class Log:
         output: Sequence[int] = (),
         reason: str = "",
         attachment: str = ATTACHMENT,
-        takeovers: int = 0,
+        overtaken: tuple[str, ...] = (),
     ) -> list[Event]:
         choice = ChoiceState(0, handle, np.array(output, np.int32), reason)
-        known = replace(submit(request_id), attachment=attachment, takeovers=takeovers)
+        known = replace(submit(request_id), attachment=attachment, overtaken=overtaken)
         return self.say(RequestState(known, (choice,), "3-4"))
 
     def step(
@@ -200,7 +201,7 @@ def test_who_began_in_the_middle_of_an_epoch_misses_entries_that_were_trimmed() 
     log.seq += 1  # the first result was trimmed before it was read
     log.number += 1
     assert log.step({1: 11}) == [FollowingLost("a", "entries are missing in the log")]
-    log.sessions.attach("a", "again")
+    log.sessions.attach("a")
     assert log.step({1: 12}) == []
 
 
@@ -211,8 +212,8 @@ def test_who_knows_no_step_cannot_know_that_none_is_missing() -> None:
     log.state("a", 1)
     # The end of the log may have been lost, and its ids have been given out again.
     assert log.step({1: 11}, number=11) == [FollowingLost("a", "results are missing in the log")]
-    log.sessions.attach("a", "again")
-    [joined, event] = log.state("a", 1, [10, 11], attachment="again")
+    log.sessions.attach("a")
+    [joined, event] = log.state("a", 1, [10, 11], attachment=AGAIN)
     assert isinstance(joined, Joined)
     assert event == tokens("a", 10, 11)
     assert log.step({1: 12}) == [tokens("a", 12)]
@@ -384,8 +385,8 @@ def test_a_restart_without_loss_keeps_the_place(log: Log) -> None:
     assert log.sessions.cursor == before
     # What it writes is not believed before it knows what was delivered.
     assert log.step({1: 10}) == []
-    log.sessions.attach("a", "again")
-    log.state("a", 2, [10], attachment="again")
+    log.sessions.attach("a")
+    log.state("a", 2, [10], attachment=AGAIN)
     assert log.step({2: 11}) == [tokens("a", 11)]
 
 
@@ -393,7 +394,7 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     log.state("a", 1)
     log.step({1: 10})
     assert_lost(log.sessions.server_restarted(EntryId(5, 0)), "a", "b")
-    [view] = log.sessions.attach("a", "again").views()
+    [view] = log.sessions.attach("a").views()
     assert (view.tokens.tolist(), view.finish_reason) == ([10], "")
     assert log.sessions.cursor == START
     log.epoch, log.seq, log.number = 5, 0, 0
@@ -403,7 +404,7 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     log.start(6)
     assert log.state("a", 1, [10]) == []
     assert log.step({1: 11}) == []
-    [joined, event] = log.state("a", 2, [10, 12], attachment="again")
+    [joined, event] = log.state("a", 2, [10, 12], attachment=AGAIN)
     assert isinstance(joined, Joined)
     assert event == tokens("a", 12)
     assert log.step({2: 13}) == [tokens("a", 13)]
@@ -462,9 +463,9 @@ def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Lo
     log.start(7)
     log.state("a", 1)
     assert_lost(log.sessions.server_restarted(EntryId(3, 5)), "a", "b")
-    log.sessions.attach("a", "again")
+    log.sessions.attach("a")
     log.start(4)
-    joined, more = log.state("a", 1, [10], attachment="again")
+    joined, more = log.state("a", 1, [10], attachment=AGAIN)
     assert isinstance(joined, Joined)
     assert more == tokens("a", 10)
 
@@ -486,14 +487,14 @@ def attached(log: Log, request_id: str = "a") -> Log:
     log.step({1: 10})
     log.step({1: 11})
     log.step({1: 13}, number=4)
-    [view] = log.sessions.attach(request_id, "again").views()
+    [view] = log.sessions.attach(request_id).views()
     assert view.tokens.tolist() == [10, 11]
     return log
 
 
 def test_an_answer_to_an_attachment_continues_what_was_delivered(log: Log) -> None:
     attached(log)
-    joined, more = log.state("a", 9, [10, 11, 12, 13], attachment="again")
+    joined, more = log.state("a", 9, [10, 11, 12, 13], attachment=AGAIN)
     assert isinstance(joined, Joined)
     assert more == tokens("a", 12, 13)
     assert log.step({1: 99, 9: 14}) == [tokens("a", 14)]
@@ -504,7 +505,7 @@ def test_states_before_the_answer_are_not_believed(log: Log, attachment: str) ->
     attached(log)
     assert log.state("a", 9, [10, 11, 12], attachment=attachment) == []
     assert log.step({9: 13}) == []
-    _, more = log.state("a", 10, [10, 11, 55], attachment="again")
+    _, more = log.state("a", 10, [10, 11, 55], attachment=AGAIN)
     assert more == tokens("a", 55)
 
 
@@ -513,8 +514,8 @@ def test_the_log_cannot_answer_before_the_attachment_has_a_name(log: Log) -> Non
     log.step({1: 10})
     log.step({1: 12}, number=3)
     assert log.state("a", 2, [10, 11]) == []
-    log.sessions.attach("a", "again")
-    _, more = log.state("a", 2, [10, 11], attachment="again")
+    log.sessions.attach("a")
+    _, more = log.state("a", 2, [10, 11], attachment=AGAIN)
     assert more == tokens("a", 11)
 
 
@@ -523,7 +524,7 @@ def test_an_answer_that_contradicts_what_was_delivered_ends_the_request(
     log: Log, output: list[int]
 ) -> None:
     attached(log)
-    _, event = log.state("a", 9, output, attachment="again")
+    _, event = log.state("a", 9, output, attachment=AGAIN)
     assert isinstance(event, RequestFailed)
     assert not event.engine_knows
     assert "cannot be continued" in event.error
@@ -533,7 +534,7 @@ def test_endings_while_an_answer_is_awaited_do_not_tell_the_tokens_before_them(l
     attached(log)
     assert log.say(RequestEnded("a", "stop", "", "8-8")) == []
     assert log.say(ChoiceEnded("a", 0, "stop", "8-8")) == []
-    _, more, end = log.state("a", 0, [10, 11, 12], "stop", attachment="again")
+    _, more, end = log.state("a", 0, [10, 11, 12], "stop", attachment=AGAIN)
     assert (more, end) == (tokens("a", 12), ChoiceFinished("a", 0, FinishReason.STOP))
 
 
@@ -546,7 +547,7 @@ def test_a_request_that_the_engine_gives_up_is_waited_for_no_more(log: Log) -> N
 def test_an_abort_of_an_earlier_delivery_is_no_answer_to_an_attachment(log: Log) -> None:
     attached(log)
     assert log.say(RequestEnded("a", "abort", "", "3-4")) == []
-    _, more = log.state("a", 9, [10, 11, 12], attachment="again")
+    _, more = log.state("a", 9, [10, 11, 12], attachment=AGAIN)
     assert more == tokens("a", 12)
 
 
@@ -555,7 +556,7 @@ def test_that_a_request_is_not_remembered_is_no_answer_to_who_knows_what_was_ask
 ) -> None:
     attached(log)
     assert log.say(RequestEnded("a", "unknown", "", "8-8")) == []
-    _, more = log.state("a", 9, [10, 11, 12], attachment="again")
+    _, more = log.state("a", 9, [10, 11, 12], attachment=AGAIN)
     assert more == tokens("a", 12)
 
 
@@ -568,7 +569,7 @@ def test_who_was_delivering_what_is_not_remembered_says_it_again(log: Log) -> No
 
 
 def test_a_refusal_that_an_attachment_follows_leaves_something_to_abort(log: Log) -> None:
-    log.sessions.attach("a", "again")
+    log.sessions.attach("a")
     [failed] = log.say(RequestEnded("a", "overloaded", "40 requests wait already", "3-4"))
     assert failed == RequestFailed(
         "a", "40 requests wait already", engine_knows=False, overloaded=True
@@ -581,8 +582,8 @@ def test_tokens_whose_scores_were_missed_come_again() -> None:
     log.state("a", 1)
     log.step({1: 10}, logprobs=(scores(10, -0.5, {10: -0.5}),))
     assert_lost(log.step({1: 12}, number=3), "a")
-    log.sessions.attach("a", "again")
-    [joined] = log.state("a", 2, [10], attachment="again")
+    log.sessions.attach("a")
+    [joined] = log.state("a", 2, [10], attachment=AGAIN)
     assert isinstance(joined, Joined)
     [event] = log.step({2: 11}, logprobs=(scores(11, -0.25, {11: -0.25}),))
     assert isinstance(event, TokensArrived)
@@ -594,12 +595,12 @@ def test_tokens_that_came_without_scores_while_an_answer_was_awaited_are_asked_f
     log.start(5)
     log.state("a", 1)
     assert_lost(log.sessions.server_restarted(log.sessions.cursor), "a")
-    log.sessions.attach("a", "again")
-    assert_lost(log.state("a", 2, [10], attachment="again"), "a")
+    log.sessions.attach("a")
+    assert_lost(log.state("a", 2, [10], attachment=AGAIN), "a")
     assert log.step({2: 11}) == []
-    [view] = log.sessions.attach("a", "once more").views()
+    [view] = log.sessions.attach("a").views()
     assert view.tokens.tolist() == []
-    [joined] = log.state("a", 3, attachment="once more")
+    [joined] = log.state("a", 3, attachment=f"{ATTACHMENT}.2")
     assert isinstance(joined, Joined)
 
 
@@ -612,32 +613,40 @@ def test_another_delivery_of_a_request_ends_this_one(log: Log) -> None:
 
 def test_an_earlier_attachment_of_this_gateway_is_no_other_delivery(log: Log) -> None:
     attached(log)
-    log.state("a", 9, [10, 11], attachment="again")
+    log.state("a", 9, [10, 11], attachment=AGAIN)
     # A Submit that was thought to be lost arrives late.
     assert log.state("a", 10, [10, 11, 12]) == [tokens("a", 12)]
     assert log.sessions.attachment_of("a") == ATTACHMENT
 
 
 def test_who_asks_again_learns_that_another_has_taken_over(log: Log) -> None:
-    log.state("a", 1, takeovers=1)
+    log.state("a", 1, overtaken=("long gone",))
     assert_lost(log.step({1: 10}, number=2), "a", "b")
-    assert log.sessions.attach("a", "again").takeovers == 1
-    assert log.state("a", 8, [10], attachment="earlier", takeovers=1) == []
-    assert log.state("a", 9, [10], attachment="other", takeovers=2) == [Superseded("a")]
+    assert log.sessions.attach("a").overtaken == ("long gone",)
+    assert log.state("a", 8, [10], attachment="earlier", overtaken=("long gone",)) == []
+    overtaken = ("long gone", ATTACHMENT)
+    assert log.state("a", 9, [10], attachment="other", overtaken=overtaken) == [Superseded("a")]
 
 
 def test_who_takes_over_waits_for_the_answer_whoever_has_the_request(log: Log) -> None:
     log.sessions.open("c", "first")
-    assert log.sessions.attach("c", "first").takeovers is None
-    assert log.state("c", 8, [10], attachment="other", takeovers=2) == []
-    _, more = log.state("c", 9, [10], attachment="first", takeovers=3)
+    assert log.sessions.attach("c").overtaken == ()
+    assert log.state("c", 8, [10], attachment="other", overtaken=("another",)) == []
+    _, more = log.state("c", 9, [10], attachment="first.1", overtaken=("another", "other"))
     assert more == tokens("c", 10)
 
 
-def test_who_goes_on_after_an_answer_asks_again_only(log: Log) -> None:
-    log.sessions.open("c", "first", takeovers=2)
-    assert log.sessions.attach("c", "first").takeovers == 2
-    assert log.state("c", 8, attachment="other", takeovers=3) == [Superseded("c")]
+def test_who_was_overtaken_before_any_answer_learns_of_it(log: Log) -> None:
+    log.sessions.open("c", "first")
+    log.sessions.attach("c")
+    assert log.state("c", 8, attachment="other.2", overtaken=("first",)) == [Superseded("c")]
+
+
+def test_who_only_looks_and_was_overtaken_learns_of_it(log: Log) -> None:
+    log.sessions.look_up("c", "looks")
+    assert log.state("c", 8, attachment="another", overtaken=("other",)) == []
+    assert log.state("c", 9, attachment="other", overtaken=("looks",)) == [Superseded("c")]
+    assert not log.sessions.awaits("c")
 
 
 def test_a_choice_that_was_cut_is_viewed_as_far_as_it_counts(log: Log) -> None:
@@ -646,7 +655,7 @@ def test_a_choice_that_was_cut_is_viewed_as_far_as_it_counts(log: Log) -> None:
     for number in range(3):
         log.step({5: number, 6: number})
     log.sessions.close_choice("c", 0, 2, FinishReason.STOP)
-    views = log.sessions.attach("c", "again").views()
+    views = log.sessions.attach("c").views()
     assert [view.tokens.tolist() for view in views] == [[0, 1], [0, 1, 2]]
     assert [view.finish_reason for view in views] == ["stop", ""]
 
@@ -654,8 +663,8 @@ def test_a_choice_that_was_cut_is_viewed_as_far_as_it_counts(log: Log) -> None:
 def test_a_request_that_was_shown_elsewhere_goes_on_after_that(log: Log) -> None:
     view = ChoiceView(np.array([10, 11], np.int32), "")
     log.sessions.open("c", "first", views=[view])
-    log.sessions.attach("c", "first")
-    _, more = log.state("c", 5, [10, 11, 12], attachment="first")
+    log.sessions.attach("c")
+    _, more = log.state("c", 5, [10, 11, 12], attachment="first.1")
     assert more == tokens("c", 12)
 
 
@@ -855,7 +864,7 @@ def test_a_search_delivers_all_choices_at_its_end(search: SearchLog) -> None:
 def test_a_search_that_is_out_of_time_ends_with_nothing(search: SearchLog, attached: bool) -> None:
     search.beams((3, [], ""))
     if attached:
-        search.sessions.attach("a", "again")
+        search.sessions.attach("a")
     assert search.say(RequestEnded("a", "deadline", "", "3-4")) == [
         ChoiceFinished("a", 0, FinishReason.DEADLINE),
         ChoiceFinished("a", 1, FinishReason.DEADLINE),
@@ -911,7 +920,7 @@ def test_a_search_that_a_new_epoch_does_not_know_is_lost(search: SearchLog) -> N
     search.beams((3, [5], ""))
     search.start(6)
     assert_lost(search.step({}), "a")
-    assert search.sessions.attach("a", "again").views() == ()
+    assert search.sessions.attach("a").views() == ()
     assert search.end_search(BEST, SECOND) == ANSWER
 
 
@@ -987,7 +996,7 @@ def test_what_the_log_must_speak_of_is_known(log: Log) -> None:
     log.state("a", 1)
     assert not log.sessions.is_unheard_of("a")
     log.step({1: 10})
-    log.sessions.attach("a", "again")
+    log.sessions.attach("a")
     assert not log.sessions.is_unheard_of("a"), "an Attach is repeated anyway"
 
 

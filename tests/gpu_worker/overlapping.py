@@ -1,6 +1,7 @@
 """An executor whose steps overlap, as they do on a GPU."""
 
-from gpu_worker.executor import BegunStep, Executor
+from gpu_worker.begun_step import BegunStep
+from gpu_worker.executor import Executor
 from shared.messages import StepPlan, StepResult
 from tests.gpu_worker.planner import ints
 

@@ -121,14 +121,13 @@ def attach(
     attachment: str = "second",
     knows: bool = True,
     exact: bool = False,
-    after: int | None = None,
+    overtaken: tuple[str, ...] = (),
 ) -> Attach:
-    """By a delivery that comes, or by one that the log answered to ``after`` so many takeovers."""
-    found = replace(request, takeovers=after or 0) if knows else None
-    again = after is not None
-    return Attach(
-        request.request_id, "other", attachment, found, views, exact, takes_over=not again
-    )
+    """By a delivery that knows of those that were ``overtaken``."""
+    found = None
+    if knows:
+        found = replace(request, attachment=attachment, overtaken=overtaken)
+    return Attach(request.request_id, "other", attachment, found, views, exact)
 
 
 def expected(num_prompt: int, count: int) -> list[int]:
@@ -196,16 +195,20 @@ def test_a_client_without_anything_may_ask_for_all_of_it_anew() -> None:
     assert engine.outputs("r") == {0: expected(5, 12)}
 
 
-def test_takeovers_are_counted_once_each() -> None:
+def test_who_was_overtaken_is_remembered_once() -> None:
     engine = Engine()
     engine.tell(REQUEST)
-    for attachment, counted in (("second", 1), ("second", 1), ("third", 2)):
+    first = REQUEST.attachment
+    for attachment, overtaken in (
+        ("second", (first,)),
+        ("second", (first,)),
+        ("third", (first, "second")),
+        ("third.1", (first, "second")),
+        ("third", (first, "second")),  # an Attach may be repeated late
+    ):
         engine.tell(attach(REQUEST, knows=False, attachment=attachment))
         [state] = engine.owed()
-        assert (state.submit.attachment, state.submit.takeovers) == (attachment, counted)
-    engine.tell(attach(REQUEST, attachment="fourth", after=2))  # the third asks again
-    [state] = engine.owed()
-    assert (state.submit.attachment, state.submit.takeovers) == ("fourth", 2)
+        assert (state.submit.attachment, state.submit.overtaken) == (attachment, overtaken)
 
 
 def taken_over_twice() -> Engine:
@@ -218,35 +221,71 @@ def taken_over_twice() -> Engine:
     return engine
 
 
+def stale(attachment: str) -> Attach:
+    """By one that was taken over, and wants log-probabilities."""
+    return attach(REQUEST, view(*expected(5, 1)), attachment=attachment, exact=True)
+
+
+@pytest.mark.parametrize("attachment", [f"{REQUEST.attachment}.1", "second", "second.7"])
 @pytest.mark.parametrize("restarts", [False, True])
-def test_who_was_taken_over_does_not_take_back(restarts: bool) -> None:
+def test_who_was_taken_over_does_not_take_back(restarts: bool, attachment: str) -> None:
     engine = taken_over_twice()
     engine.owed()
     if restarts:
         engine.start_epoch()
-    stale = attach(REQUEST, view(*expected(5, 1)), attachment="fourth", exact=True, after=1)
-    assert engine.tell(stale) == []
+    assert engine.tell(stale(attachment)) == []
     [state] = engine.owed()  # so that it learns of it
-    assert (state.submit.attachment, state.submit.takeovers) == ("third", 2)
+    assert (state.submit.attachment, state.submit.overtaken[-1]) == ("third", "second")
     assert state.choices[0].output.tolist() == expected(5, 3)
 
 
 def test_who_was_taken_over_does_not_begin_anew_what_has_ended() -> None:
     engine = taken_over_twice()
     engine.run()
-    stale = attach(REQUEST, view(*expected(5, 1)), attachment="fourth", exact=True, after=1)
-    [state] = engine.tell(stale)
+    [state] = engine.tell(stale("second.1"))
     assert isinstance(state, RequestState)
     assert state.submit.attachment == "third"
     assert state.choices[0].finish_reason == "length"
 
 
-def test_takeovers_that_the_log_has_lost_are_counted_again() -> None:
+def test_who_was_taken_over_does_not_begin_anew_what_was_aborted() -> None:
+    engine = taken_over_twice()
+    engine.tell(Abort("r", "third", "its client left"))
+    [told] = engine.tell(stale("second.1"))
+    assert isinstance(told, RequestEnded)
+    assert told.reason == "abort"
+    assert engine.core.find("r") is None
+
+
+def test_who_begins_anew_what_has_ended_has_taken_it_over() -> None:
     engine = Engine()
     engine.tell(REQUEST)
-    [state] = engine.tell(attach(REQUEST, view(100), attachment="fourth", after=3))
+    engine.run()
+    [state] = engine.tell(attach(REQUEST, view(), attachment="second", exact=True))
     assert isinstance(state, RequestState)
-    assert (state.submit.attachment, state.submit.takeovers) == ("fourth", 3)
+    assert state.submit.overtaken == (REQUEST.attachment,)
+    assert engine.tell(stale(f"{REQUEST.attachment}.1")) == []
+    [state] = engine.owed()
+    assert state.submit.attachment == "second"
+
+
+def test_who_was_overtaken_as_only_a_client_knows_is_remembered_again() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    knows = attach(REQUEST, view(100), attachment="third.1", overtaken=("second",))
+    [state] = engine.tell(knows)
+    assert isinstance(state, RequestState)
+    assert state.submit.attachment == "third.1"
+    assert set(state.submit.overtaken) == {REQUEST.attachment, "second"}
+
+
+def test_only_so_many_deliveries_are_remembered() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    for number in range(100):
+        engine.tell(attach(REQUEST, knows=False, attachment=f"delivery {number}"))
+    [state] = engine.owed()
+    assert state.submit.overtaken == tuple(f"delivery {number}" for number in range(67, 99))
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -258,7 +297,7 @@ def test_who_comes_back_is_not_too_late_for_a_turn_that_was_had(
     if is_known:
         engine.tell(REQUEST)
         engine.run()
-    engine.tell(attach(REQUEST, view(), exact=exact, after=0))
+    engine.tell(attach(REQUEST, view(), exact=exact))
     engine.plan(now_ms=1_000)
     engine.run()
     assert engine.outputs("r") == {0: expected(5, 12)}

@@ -333,7 +333,7 @@ def test_a_request_moves_to_another_gateway_and_back_to_what_its_client_has() ->
 
 def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
     asks = submit("a")
-    moved = replace(asks, gateway="g2", attachment="second", takeovers=1)
+    moved = replace(asks, gateway="g2", attachment="second", overtaken=(asks.attachment,))
     lives = outputs(
         STARTED,
         state(asks, 1, requests_cursor=f"{EPOCH + 1}-0"),
@@ -341,7 +341,7 @@ def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
         state(moved, 1, output=[5], requests_cursor=f"{EPOCH + 9}-0"),
         result(2, 1),
     )
-    stale = Attach("a", "g1", "third", asks, (), exact=True, takes_over=False)
+    stale = Attach("a", "g1", f"{asks.attachment}.1", asks, (), exact=True)
     requests = asked((EPOCH + 1, asks), (EPOCH + 20, stale))
     story = told(Logs(requests=requests, outputs=lives))
     assert "void, since another delivery has taken over" in only(story, Kind.ATTACH).text

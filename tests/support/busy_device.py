@@ -4,7 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from gpu_worker.executor import BegunStep, Executor
+from gpu_worker.begun_step import BegunStep
+from gpu_worker.executor import Executor
 from shared.messages import StepPlan, StepResult
 
 # Without a next plan a step lasts this long.

@@ -1,0 +1,55 @@
+"""What the worker's loop asks of those that compute, and of those that watch."""
+
+from typing import Protocol, TypeVar
+
+from shared.messages import StepPlan, StepResult
+
+
+class PlanExecutor(Protocol):
+    """What carries out plans; the loop knows no more of it."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan.
+
+        Raises:
+            PlanRefused: it does not fit what went before.
+        """
+
+    def reset(self) -> None:
+        """Forget all sequences."""
+
+
+class UnfinishedStep(Protocol):
+    """A step that a device is busy with."""
+
+    def wait(self) -> None:
+        """Until the device is done with it; from any thread."""
+
+
+_Step = TypeVar("_Step", bound=UnfinishedStep)
+
+
+class Pipeline(Protocol[_Step]):
+    """Begins a step before the one before has ended; two at most are under way."""
+
+    def begin(self, plan: StepPlan) -> _Step:
+        """Let the device begin.
+
+        Raises:
+            PlanRefused: the plan does not fit what went before.
+        """
+
+    def finish(self, step: _Step) -> StepResult:
+        """The result of the earliest one, on the thread on which steps begin."""
+
+
+class StepObserver(Protocol):
+    """Hears of every step that was computed."""
+
+    def step(self, result: StepResult, overhead_s: float | None) -> None:
+        """Take note of one.
+
+        Args:
+            overhead_s: between the step before and this one, whose plan was there already; None
+                if the worker waited for it.
+        """
