@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.codec import IntArray, Message
 from shared.messages import BeamsEnded, Submit
@@ -60,6 +60,12 @@ class RememberedRequests:
         """How a request ended, if that was not too long ago."""
         found = self._ended.get(request_id)
         return None if found is None else found[1]
+
+    def deliver(self, submit: Submit) -> None:
+        """The end of a remembered request is told to another delivery of it."""
+        until_ms, ended = self._ended[submit.request_id]
+        told = replace(ended, submit=submit, attachment=submit.attachment)
+        self._ended[submit.request_id] = (until_ms, told)
 
     def forget(self, request_id: str) -> None:
         """It goes on after all, or is too old."""

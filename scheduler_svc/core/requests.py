@@ -259,23 +259,23 @@ class Requests:
 
     def _answer_again(self, ended: EndedRequest, attach: Attach) -> list[Message] | None:
         """What told the end of a request, if it fits what the client has."""
-        message = ended.message
-        if message is None and ended.submit is not None:
-            if attach.is_void_for(ended.submit):
-                return [self._state_of_ended(ended.submit, ended.choices)]
-            views = _views(attach, ended.submit)
-            if attach.exact or not may_follow(ended.choices, views):
+        message, submit = ended.message, ended.submit
+        is_void = submit is not None and attach.is_void_for(submit)
+        if submit is not None and not is_void:
+            submit = _delivered_by(attach, submit)
+        if message is None and submit is not None:
+            fits = not attach.exact and may_follow(ended.choices, _views(attach, submit))
+            if not fits and not is_void:
                 return None
-            submit = _delivered_by(attach, ended.submit)
+            self._remembered.deliver(submit)
             return [self._state_of_ended(submit, ended.choices)]
-        is_void = ended.submit is not None and attach.is_void_for(ended.submit)
         moved = ended.attachment != attach.attachment and attach.submit is not None and not is_void
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
             return None  # the client came back another way
         assert message is not None, "it ended by its choices or by a message"
         failed = isinstance(message, RequestEnded) and message.reason in _FAILURES
-        if ended.submit is not None and not failed:
-            submit = _delivered_by(attach, ended.submit)
+        if submit is not None and not failed:
+            self._remembered.deliver(submit)
             return [self._state_of_ended(submit, {}), message]
         return [message]
 

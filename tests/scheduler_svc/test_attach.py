@@ -248,6 +248,17 @@ def test_who_was_taken_over_does_not_begin_anew_what_has_ended() -> None:
     assert state.choices[0].finish_reason == "length"
 
 
+def test_who_was_taken_over_after_the_end_does_not_begin_anew() -> None:
+    engine = Engine()
+    engine.tell(REQUEST)
+    engine.run()
+    for attachment in ("second", "third"):
+        [state] = engine.tell(attach(REQUEST, view(*expected(5, 2)), attachment=attachment))
+    [state] = engine.tell(stale("second.1"))
+    assert isinstance(state, RequestState)
+    assert state.submit.attachment == "third"
+
+
 def test_who_was_taken_over_does_not_begin_anew_what_was_aborted() -> None:
     engine = taken_over_twice()
     engine.tell(Abort("r", "third", "its client left"))
@@ -490,10 +501,11 @@ def test_a_beam_search_has_nothing_to_rewind() -> None:
     engine.run()
     ended = [message for message in engine.log if isinstance(message, BeamsEnded)]
     assert len(ended) == 1
-    state, again = engine.tell(attach(request, knows=False))
-    assert isinstance(state, RequestState)
-    assert state.submit.attachment == "second"
-    assert again == ended[0]
+    for attachment in ("second", "third", "second.1"):  # the last was taken over, and learns of it
+        state, again = engine.tell(attach(request, knows=False, attachment=attachment))
+        assert isinstance(state, RequestState)
+        assert again == ended[0]
+    assert state.submit.attachment == "third"
 
 
 # ------------------------------------------------------------------- admission
