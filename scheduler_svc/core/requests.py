@@ -269,9 +269,9 @@ class Requests:
                 return None
             self._remembered.deliver(submit)
             return [self._state_of_ended(submit, ended.choices)]
-        moved = ended.attachment != attach.attachment and attach.submit is not None and not is_void
+        moved = ended.attachment != attach.attachment and attach.submit is not None
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
-            return None  # the client came back another way
+            return None  # the client came back another way, or is where it was all the time
         assert message is not None, "it ended by its choices or by a message"
         failed = isinstance(message, RequestEnded) and message.reason in _FAILURES
         if submit is not None and not failed:

@@ -259,13 +259,13 @@ def test_who_was_taken_over_after_the_end_does_not_begin_anew() -> None:
     assert state.submit.attachment == "third"
 
 
-def test_who_was_taken_over_does_not_begin_anew_what_was_aborted() -> None:
+def test_who_was_taken_over_has_again_what_the_other_gave_up() -> None:
     engine = taken_over_twice()
     engine.tell(Abort("r", "third", "its client left"))
-    [told] = engine.tell(stale("second.1"))
-    assert isinstance(told, RequestEnded)
-    assert told.reason == "abort"
-    assert engine.core.find("r") is None
+    [state] = engine.tell(stale("second.1"))
+    assert isinstance(state, RequestState)
+    assert (state.submit.attachment, state.submit.overtaken[-1]) == ("second.1", "third")
+    assert "second" not in state.submit.overtaken
 
 
 def test_who_begins_anew_what_has_ended_has_taken_it_over() -> None:
