@@ -279,7 +279,7 @@ class Fold:
         if request is None:
             return
         submit = request.submit
-        self.finished[request_id] = EndedRequest(submit, request.ended, message, submit.attachment)
+        self.finished[request_id] = EndedRequest(submit, request.ended, message)
         if len(self.finished) > _MAX_FINISHED:
             self.finished.popitem(last=False)
 

@@ -24,12 +24,18 @@ class EndedRequest:
         submit: the request, None if it was aborted before it came.
         choices: all of them; empty if it did not end by its choices, or had beams.
         message: what ended it otherwise.
+        aborted: attachment of the Abort that came before the request.
     """
 
     submit: Submit | None
     choices: Mapping[int, EndedChoice]
     message: Message | None
-    attachment: str  # the last that it was delivered to
+    aborted: str = ""
+
+    @property
+    def attachment(self) -> str:
+        """The last that it was delivered to."""
+        return self.aborted if self.submit is None else self.submit.attachment
 
 
 class RememberedRequests:
@@ -64,7 +70,7 @@ class RememberedRequests:
     def deliver(self, submit: Submit) -> None:
         """The end of a remembered request is told to another delivery of it."""
         until_ms, ended = self._ended[submit.request_id]
-        told = replace(ended, submit=submit, attachment=submit.attachment)
+        told = replace(ended, submit=submit)
         self._ended[submit.request_id] = (until_ms, told)
 
     def forget(self, request_id: str) -> None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 
 from scheduler_svc.core import notes
+from scheduler_svc.core.answers import Answers
 from scheduler_svc.core.backlog import Deadlines
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import SchedulerConfig
@@ -16,33 +16,26 @@ from scheduler_svc.core.retention import Retention
 from scheduler_svc.core.sequence import NO_TOKENS, GroupState, SequenceGroup
 from scheduler_svc.core.sequence import Sequence as TokenSequence
 from scheduler_svc.core.stepping import Stepping
-from scheduler_svc.core.views import continued, may_follow
-from shared.bus.api import EntryId
+from scheduler_svc.core.views import continued, delivered_by, may_follow, views_of
 from shared.codec import IntArray, Message
 from shared.messages import (
     Abort,
     Attach,
     BeamsEnded,
-    ChoiceEnded,
-    ChoiceState,
     ChoiceView,
     EndFlag,
     FinishReason,
     GatewayLost,
     Pin,
     RequestEnded,
-    RequestState,
     Stop,
     Submit,
-    delivery_of,
 )
 
 _FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
 # Workers in a row, the last two of them with nothing else to compute. One such death may be a
 # coincidence: workers are also killed from outside.
 _MAX_DEATHS = 4
-# Deliveries of one request that are remembered: who has been overtaken so often will have noticed.
-_MOST_OVERTAKEN = 32
 
 
 class Requests:
@@ -53,6 +46,7 @@ class Requests:
         stepping: computes their sequences.
         prefixes: pinned ones.
         retention: decides what the outputs log may forget.
+        answers: what clients are told.
         new_handle: gives every sequence its handle.
         note: takes what happened.
     """
@@ -63,14 +57,15 @@ class Requests:
         stepping: Stepping,
         prefixes: PinnedPrefixes,
         retention: Retention,
+        answers: Answers,
         new_handle: Callable[[], int],
         note: Callable[[notes.Note], None],
     ) -> None:
-        self.cursor: EntryId  # last entry of requests that was applied; the owner moves it
         self._config = config
         self._stepping = stepping
         self._prefixes = prefixes
         self._retention = retention
+        self._answers = answers
         self._new_handle = new_handle
         self._note = note
         self._by_request: dict[str, SequenceGroup] = {}
@@ -109,7 +104,7 @@ class Requests:
         if found is None:
             return None
         self._note(notes.Refused(submit.request_id, found.reason))
-        ended = self._ended(submit.request_id, FinishReason.OVERLOADED, found.reason)
+        ended = self._answers.ended(submit.request_id, FinishReason.OVERLOADED, found.reason)
         return [replace(ended, for_all=found.for_all)]
 
     def recover(
@@ -161,12 +156,12 @@ class Requests:
         if submit.request_id in self._by_request:
             return []
         if search is not None and search.done:
-            return self._told(submit, self._beams_ended(submit.request_id, search))
+            return self._told(submit, self._answers.beams_ended(submit.request_id, search))
         num_prompt = len(submit.prompt)
         max_output = min(submit.sampling.max_tokens, self._config.max_model_len - num_prompt)
         if (reason := why_never(self._config, submit, max_output)) is not None:
             self._note(notes.Refused(submit.request_id, reason))
-            return [self._ended(submit.request_id, FinishReason.ERROR, reason)]
+            return [self._answers.ended(submit.request_id, FinishReason.ERROR, reason)]
         if any(len(output) >= max_output for output in outputs.values()):
             return self._end_too_long(submit, outputs, ended)
         if submit.sampling.beams is not None and search is None:
@@ -185,7 +180,7 @@ class Requests:
         group.was_admitted = was_admitted or has_begun
         self._deadlines.add(group)
         self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
-        return [self._state_of(group, self._stepping.planned_step)]
+        return [self._answers.begun(group)]
 
     def _end_too_long(
         self, submit: Submit, outputs: Mapping[int, IntArray], ended: Mapping[int, EndedChoice]
@@ -238,13 +233,12 @@ class Requests:
             submit = submit or ended.submit
         if submit is None:
             reason = "there is no such request, or it ended too long ago"
-            return [self._ended(attach.request_id, FinishReason.UNKNOWN, reason)]
+            return [self._answers.ended(attach.request_id, FinishReason.UNKNOWN, reason)]
         if attach.is_new and (refusal := self._why_full(submit)) is not None:
             return refusal
         self._remembered.forget(attach.request_id)
-        known = None if ended is None else ended.submit
-        submit = _delivered_by(attach, submit, known)
-        views = _views(attach, submit)
+        submit = delivered_by(attach, submit, ended)
+        views = views_of(attach, submit)
         # What was accepted before has had its turn: it may not be late for it now.
         had_turn = not attach.is_new
         if not views or submit.sampling.beams is not None:
@@ -262,13 +256,13 @@ class Requests:
         message, submit = ended.message, ended.submit
         is_void = submit is not None and attach.is_void_for(submit)
         if submit is not None and not is_void:
-            submit = _delivered_by(attach, submit)
+            submit = delivered_by(attach, submit)
         if message is None and submit is not None:
-            fits = not attach.exact and may_follow(ended.choices, _views(attach, submit))
+            fits = not attach.exact and may_follow(ended.choices, views_of(attach, submit))
             if not fits and not is_void:
                 return None
             self._remembered.deliver(submit)
-            return [self._state_of_ended(submit, ended.choices)]
+            return [self._answers.ended_choices(submit, ended.choices)]
         moved = ended.attachment != attach.attachment and attach.submit is not None
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
             return None  # the client came back another way, or is where it was all the time
@@ -276,15 +270,15 @@ class Requests:
         failed = isinstance(message, RequestEnded) and message.reason in _FAILURES
         if submit is not None and not failed:
             self._remembered.deliver(submit)
-            return [self._state_of_ended(submit, {}), message]
+            return [self._answers.ended_choices(submit, {}), message]
         return [message]
 
     def _attach_to(self, group: SequenceGroup, attach: Attach) -> list[Message]:
         if attach.is_void_for(group.submit):
             self._retention.restate(group)
             return []
-        group.submit = _delivered_by(attach, group.submit)
-        views = _views(attach, group.submit)
+        group.submit = delivered_by(attach, group.submit)
+        views = views_of(attach, group.submit)
         if attach.exact and not views:
             views = (ChoiceView(NO_TOKENS, ""),) * group.submit.num_choices
         if group.search is not None or not views:
@@ -325,49 +319,16 @@ class Requests:
         group.ended = over
         group.was_admitted |= len(sequences[0].output) > 0
         self._note(notes.Rewound(group.request_id, len(sequences[0].output)))
-        return [self._state_of(group, self._stepping.planned_step)]
+        return [self._answers.begun(group)]
 
     def _cannot_join(self, submit: Submit) -> list[Message]:
         reason = "the client has choices of different lengths, which differ from the log's"
         return self._end_at_once(submit, FinishReason.ERROR, reason)
 
     def _finished(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> list[Message]:
-        self._remembered.add(
-            submit.request_id,
-            EndedRequest(submit, choices, None, submit.attachment),
-            self._now_ms,
-        )
-        return [self._state_of_ended(submit, choices)]
-
-    # ------------------------------------------------------------------ states
-
-    def state_of(self, group: SequenceGroup) -> RequestState:
-        """All that the log must know of a request that has its handles already."""
-        return self._state_of(group, self._stepping.applied_step)
-
-    def _state_of(self, group: SequenceGroup, step: int) -> RequestState:
-        if group.search is not None:
-            choices = group.search.choices(group.handle)
-        else:
-            choices = [
-                ChoiceState(found.choice, found.handle, self._stepping.output(found), "")
-                for found in group.sequences
-            ]
-            choices += _states(group.ended)
-            choices.sort(key=attrgetter("choice"))
-        return RequestState(
-            group.submit,
-            tuple(choices),
-            str(self.cursor),
-            group.num_deaths,
-            group.was_admitted,
-            step,
-        )
-
-    def _state_of_ended(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
-        found = sorted(_states(choices), key=attrgetter("choice"))
-        step = self._stepping.planned_step
-        return RequestState(submit, tuple(found), str(self.cursor), step=step)
+        ended = EndedRequest(submit, choices, None)
+        self._remembered.add(submit.request_id, ended, self._now_ms)
+        return [self._answers.ended_choices(submit, choices)]
 
     # ----------------------------------------------------------------- endings
 
@@ -379,7 +340,7 @@ class Requests:
     def finish_search(self, group: SequenceGroup) -> Message:
         """A beam search is over: all that it found at once."""
         assert group.search is not None, f"{group.request_id} has no beams"
-        message = self._beams_ended(group.request_id, group.search)
+        message = self._answers.beams_ended(group.request_id, group.search)
         self._end_search(group, FinishReason.STOP, message)
         return message
 
@@ -400,8 +361,8 @@ class Requests:
         else:
             return []
         if group.state is GroupState.ENDED:
-            return [self._ended(stop.request_id, FinishReason.STOP)]
-        return [ChoiceEnded(stop.request_id, stop.choice, FinishReason.STOP, str(self.cursor))]
+            return [self._answers.ended(stop.request_id, FinishReason.STOP)]
+        return [self._answers.stopped(stop)]
 
     def abort(self, abort: Abort) -> list[Message]:
         """Nobody waits for a request any more, unless another gateway delivers it now."""
@@ -409,7 +370,7 @@ class Requests:
         if group is None:
             if self._remembered.find(abort.request_id) is None:
                 # It may be on its way.
-                message = self._ended(abort.request_id, FinishReason.ABORT)
+                message = self._answers.ended(abort.request_id, FinishReason.ABORT)
                 ended = EndedRequest(None, {}, message, abort.attachment)
                 self._remembered.add(abort.request_id, ended, self._now_ms)
             return []
@@ -444,14 +405,14 @@ class Requests:
 
     def _end_all(self, group: SequenceGroup, reason: FinishReason, error: str = "") -> Message:
         """All that is left of a request."""
-        message = self._ended(group.request_id, reason, error)
+        message = self._answers.ended(group.request_id, reason, error)
         if group.search is not None:
             self._end_search(group, reason, message)
             return message
         for sequence in reversed(list(group.sequences)):
             self._end(group, sequence, reason)
         if reason in _FAILURES and not group.serves_nobody:
-            ended = EndedRequest(group.submit, {}, message, group.submit.attachment)
+            ended = EndedRequest(group.submit, {}, message)
             self._remembered.add(group.request_id, ended, self._now_ms)
         return message
 
@@ -462,11 +423,11 @@ class Requests:
 
     def _end_at_once(self, submit: Submit, reason: FinishReason, error: str = "") -> list[Message]:
         """A request ends that nothing is computed of."""
-        return self._told(submit, self._ended(submit.request_id, reason, error))
+        return self._told(submit, self._answers.ended(submit.request_id, reason, error))
 
     def _told(self, submit: Submit, message: Message) -> list[Message]:
         """This ends a request, also for who asks later."""
-        ended = EndedRequest(submit, {}, message, submit.attachment)
+        ended = EndedRequest(submit, {}, message)
         self._remembered.add(submit.request_id, ended, self._now_ms)
         return [message]
 
@@ -478,48 +439,10 @@ class Requests:
                 self._prefixes.computed(group.request_id)
             return
         self._retention.ended(group)
-        ended = EndedRequest(group.submit, group.ended, message, group.submit.attachment)
+        ended = EndedRequest(group.submit, group.ended, message)
         self._remembered.add(group.request_id, ended, self._now_ms)
         if isinstance(message, BeamsEnded):
             num_generated = sum(len(found.tokens) for found in message.hypotheses)
         else:
             num_generated = sum(len(found.output) for found in group.ended.values())
         self._note(notes.Ended(group.request_id, reason, num_generated))
-
-    def _ended(self, request_id: str, reason: FinishReason, error: str = "") -> RequestEnded:
-        return RequestEnded(request_id, reason, error, str(self.cursor))
-
-    def _beams_ended(self, request_id: str, search: BeamSearch) -> Message:
-        hypotheses, width = search.hypotheses(), search.params.width
-        if len(hypotheses) < width:
-            error = f"the model's logits allow {len(hypotheses)} of {width} beams"
-            return self._ended(request_id, FinishReason.ERROR, error)
-        return BeamsEnded(request_id, hypotheses, str(self.cursor))
-
-
-def _delivered_by(attach: Attach, submit: Submit, known: Submit | None = None) -> Submit:
-    """The request as the gateway that attaches delivers it.
-
-    Args:
-        known: as it was delivered before, if ``submit`` does not say that.
-    """
-    overtaken: dict[str, None] = {}  # in their order
-    for earlier in (submit, known, attach.submit):  # the log may have lost some
-        if earlier is not None:
-            overtaken |= dict.fromkeys((*earlier.overtaken, delivery_of(earlier.attachment)))
-    overtaken.pop(delivery_of(attach.attachment), None)
-    return replace(
-        submit,
-        gateway=attach.gateway,
-        attachment=attach.attachment,
-        overtaken=tuple(overtaken)[-_MOST_OVERTAKEN:],
-    )
-
-
-def _views(attach: Attach, submit: Submit) -> tuple[ChoiceView, ...]:
-    """What clients have, if that can be: a view of each choice."""
-    return attach.views if len(attach.views) == submit.num_choices else ()
-
-
-def _states(choices: Mapping[int, EndedChoice]) -> list[ChoiceState]:
-    return [ChoiceState(choice, 0, found.output, found.reason) for choice, found in choices.items()]

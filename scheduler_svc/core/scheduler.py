@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 
 from scheduler_svc.core import notes
+from scheduler_svc.core.answers import Answers
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
@@ -58,16 +59,17 @@ class Scheduler:
         self._stepping = Stepping(
             config, tables, self._prefixes, new_handle, self._notes.append, self._drop_prefix
         )
+        self._answers = Answers(self._stepping, requests_cursor)
         self._requests = Requests(
             config,
             self._stepping,
             self._prefixes,
             self._retention,
+            self._answers,
             new_handle,
             self._notes.append,
         )
-        self._requests.cursor = requests_cursor
-        self._answers: list[Message] = []
+        self._timed_out: list[Message] = []
         self._idle_turns: list[Turn] = []
         self._turn_cursor = requests_cursor  # last entry of requests before the last turn or plan
         self._was_empty = False  # no request was left at the last idle turn
@@ -75,7 +77,7 @@ class Scheduler:
     @property
     def requests_cursor(self) -> EntryId:
         """Last entry of ``requests`` that was applied."""
-        return self._requests.cursor
+        return self._answers.cursor
 
     @property
     def planned_step(self) -> int:
@@ -136,14 +138,14 @@ class Scheduler:
                     self._retention.stated(group, at)
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
-                requests.cursor = at
+                self._answers.cursor = at
                 return self._apply_request(event)
         self.outputs_cursor = at
         return []
 
     def skip_request(self, at: EntryId) -> None:
         """An entry of ``requests`` that could not be read is done with."""
-        self._requests.cursor = at
+        self._answers.cursor = at
 
     def _apply_request(self, event: Message) -> list[Message]:
         requests = self._requests
@@ -206,7 +208,7 @@ class Scheduler:
             if self.requests_cursor != self._turn_cursor:
                 self._note_idle_turn(now_ms)  # they were applied before the results to come
             return None
-        self._answers += self._requests.pass_time(now_ms)
+        self._timed_out += self._requests.pass_time(now_ms)
         draft = self._stepping.plan()
         if draft is None:
             self._note_idle_turn(now_ms)
@@ -218,7 +220,7 @@ class Scheduler:
 
     def take_answers(self) -> list[Message]:
         """What to append to outputs before the plans made since the last call."""
-        taken, self._answers = self._answers, []
+        taken, self._timed_out = self._timed_out, []
         return taken
 
     def _note_idle_turn(self, now_ms: int) -> None:
@@ -255,7 +257,7 @@ class Scheduler:
 
     def state_of(self, group: SequenceGroup) -> RequestState:
         """All that the log must know of an unfinished request."""
-        return self._requests.state_of(group)
+        return self._answers.state(group)
 
     def suspects(self) -> list[int]:
         """Handles that a worker was computing, if it is dead."""

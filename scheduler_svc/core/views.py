@@ -1,12 +1,41 @@
-"""What clients have of a request, against what the log has."""
+"""Who delivers a request, and what its clients have of it, against what the log has."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.core.remembered import EndedChoice
+from scheduler_svc.core.remembered import EndedChoice, EndedRequest
 from shared.codec import IntArray
-from shared.messages import ChoiceView
+from shared.messages import Attach, ChoiceView, Submit, delivery_of
+
+# Deliveries of one request that are remembered: who has been overtaken so often will have noticed.
+_MOST_OVERTAKEN = 32
+
+
+def delivered_by(attach: Attach, submit: Submit, ended: EndedRequest | None = None) -> Submit:
+    """The request as the gateway that attaches delivers it.
+
+    Args:
+        ended: what it goes on from, if it had ended.
+    """
+    known = None if ended is None else ended.submit
+    overtaken: dict[str, None] = {}  # in their order
+    for earlier in (submit, known, attach.submit):  # the log may have lost some
+        if earlier is not None:
+            overtaken |= dict.fromkeys((*earlier.overtaken, delivery_of(earlier.attachment)))
+    overtaken.pop(delivery_of(attach.attachment), None)
+    return replace(
+        submit,
+        gateway=attach.gateway,
+        attachment=attach.attachment,
+        overtaken=tuple(overtaken)[-_MOST_OVERTAKEN:],
+    )
+
+
+def views_of(attach: Attach, submit: Submit) -> tuple[ChoiceView, ...]:
+    """What clients have, if that can be: a view of each choice."""
+    return attach.views if len(attach.views) == submit.num_choices else ()
 
 
 def may_follow(known: Mapping[int, EndedChoice], views: Sequence[ChoiceView]) -> bool:
