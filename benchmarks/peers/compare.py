@@ -51,6 +51,7 @@ class Server:
 SERVERS = {
     "pagestream": Server("{name}"),
     "vllm": Server("model"),
+    "llama_cpp": Server("model"),
     "transformers": Server("{path}", ("--prompt-as", "text", "--no-ignore-eos")),
 }
 _FIGURES = (
