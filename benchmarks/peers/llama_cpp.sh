@@ -13,7 +13,7 @@ source=$dir/source/vendor/llama.cpp python=$here/../../.venv/bin/python
 
 if [ ! -x "$dir/llama-server" ]; then
   mkdir -p "$dir/source"
-  # Its package says nothing of how to get a single file of it without building it as well.
+  # This only fetches the source.
   "$python" -m pip download --quiet --no-deps --no-binary :all: --dest "$dir" llama-cpp-python
   tar -xzf "$dir"/llama_cpp_python-*.tar.gz -C "$dir/source" --strip-components 1
   cmake -S "$source" -B "$dir/build" -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
