@@ -64,16 +64,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     shapes = observe(model)
     if backend is None:
         backend = _backend(settings, device, shapes)
-    log.info(
-        "model loaded",
-        parameters=model.num_parameters,
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=device,
-        backend=backend.name,
-        layers=len(shapes),
-        threads=torch.get_num_threads(),
-        seconds=round(time.monotonic() - began, 1),
-    )
+    _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
     if device.type == "cpu":
         cpu_draw.warm_up()
     replace_layers(model, shapes, settings, device)
@@ -104,6 +95,25 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         executor.capture_graphs(buckets)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
     return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
+
+
+def _log_loaded(
+    model: RaggedModel,
+    device: torch.device,
+    backend: AttentionBackend,
+    num_layers: int,
+    seconds: float,
+) -> None:
+    log.info(
+        "model loaded",
+        parameters=model.num_parameters,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=device,
+        backend=backend.name,
+        layers=num_layers,
+        threads=torch.get_num_threads(),
+        seconds=round(seconds, 1),
+    )
 
 
 def observe(model: RaggedModel) -> tuple[LayerShape, ...]:

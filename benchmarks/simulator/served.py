@@ -76,7 +76,7 @@ class Engine:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__(None, None, None)
                 raise ServeError(f"the engine did not start:\n{self._output.read_text()}")
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # between two looks; what is waited for is the condition
         return self
 
     def __exit__(

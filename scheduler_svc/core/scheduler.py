@@ -126,14 +126,13 @@ class Scheduler:
         Raises:
             ProtocolError: a result that no plan asked for.
         """
-        requests = self._requests
         match event:
             case StepResult():
                 self.outputs_cursor = at
                 return self._apply_result(event)
             case RequestState():
                 self.outputs_cursor = at
-                group = requests.find(event.submit.request_id)
+                group = self._requests.find(event.submit.request_id)
                 if group is not None and event.submit.attachment == group.submit.attachment:
                     self._retention.stated(group, at)
                 return []
