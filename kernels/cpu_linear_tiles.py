@@ -218,6 +218,21 @@ def add_chunk(typingctx, tag, sums, source):
 
 
 @intrinsic
+def sum_chunk(typingctx, tag, left, right, out):
+    """out = left + right: sixteen elements each, added in float32, then rounded."""
+
+    def codegen(context, builder, signature, args):
+        _, left, right, out = args
+        tag = signature.args[0]
+        total = builder.fadd(
+            simd.load_vector(builder, left, tag), simd.load_vector(builder, right, tag)
+        )
+        store_vector(builder, total, out, tag)
+
+    return types.void(tag, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def round_chunk(typingctx, tag, sums, out):
     """out = sums, sixteen of them, rounded to the element type."""
 
