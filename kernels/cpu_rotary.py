@@ -7,7 +7,6 @@ from numba.extending import intrinsic
 
 from kernels import cpu_linear_jobs as fields
 from kernels import cpu_simd as simd
-from kernels.cpu_linear_tiles import store_vector
 from kernels.cpu_memory import claim, field, item_bytes, load_element, store_element
 
 
@@ -76,9 +75,9 @@ def _rotate_chunk(typingctx, tag, x, cos, sin, out, half):
 
         (left, right), (left_cos, right_cos), (left_sin, right_sin) = map(pair, (x, cos, sin))
         turned = builder.fsub(builder.fmul(left, left_cos), builder.fmul(right, left_sin))
-        store_vector(builder, turned, out, tag)
+        simd.store_vector(builder, turned, out, tag)
         turned = builder.fadd(builder.fmul(right, right_cos), builder.fmul(left, right_sin))
-        store_vector(builder, turned, builder.add(out, half), tag)
+        simd.store_vector(builder, turned, builder.add(out, half), tag)
 
     i64 = types.int64
     return types.void(tag, i64, i64, i64, i64, i64), codegen
