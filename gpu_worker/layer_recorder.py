@@ -55,12 +55,11 @@ def record_layers(
         _run(model, step, num_tokens)
         if recorder.recorded is None:
             raise CannotRecord("its layers were not called")
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # a model's own code raises whatever it likes
         setattr(owner, name, layers)
-        raise CannotRecord(str(error)) from error
-    except CannotRecord:
-        setattr(owner, name, layers)
-        raise
+        if isinstance(error, CannotRecord):
+            raise
+        raise CannotRecord(f"{type(error).__name__}: {error}") from error
     found = RecordedLayers(layers)
     found.recorded = recorder.recorded
     setattr(owner, name, nn.ModuleList([found]))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from gpu_worker.admissible import Limits
 from gpu_worker.executor import Executor
 from gpu_worker.layer_recorder import record_layers
 from gpu_worker.model import LayerShape, RaggedModel
@@ -18,11 +19,11 @@ from kernels.cpu_isa import detect
 from kernels.cpu_layers import CpuLayers
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
+from shared.messages import StepPlan
 
 _NUM_SEQS = 2
 _MOST_PROMPT = 19
 _NUM_DECODES = 2
-
 
 log = EventLog(__name__)
 
@@ -41,6 +42,10 @@ def play_layers(
     instructions = detect()
     if settings.layer_kernels == "off" or instructions is None:
         return
+    plans = trial(executor.limits)
+    if not plans:
+        log.info("layers are called one by one", because="the pool has no room to try them out")
+        return
     try:
         layers = record_layers(
             model,
@@ -53,35 +58,41 @@ def play_layers(
     except CannotRecord as error:
         log.info("layers are called one by one", because=error)
         return
-    if not play_as_called(executor, layers):
+    if not play_as_called(executor, layers, plans):
         log.warning("layers are called one by one: recorded they compute something else")
         layers.recorded = None
 
 
-def play_as_called(executor: Executor, layers: RecordedLayers) -> bool:
-    """Whether a prefill and some decodes have the same logits, bit for bit.
+def play_as_called(executor: Executor, layers: RecordedLayers, plans: Sequence[StepPlan]) -> bool:
+    """Whether all steps have the same logits, bit for bit.
 
     The executor has no sequences, neither before nor after; the pools' contents mean nothing.
     """
-    kv, longest = executor.limits.kv, executor.limits.max_model_len - _NUM_DECODES - 1
-    num_seqs = min(_NUM_SEQS, kv.num_blocks)
-    length = min(_MOST_PROMPT, longest, kv.num_blocks // num_seqs * kv.block_size - _NUM_DECODES)
-    if length < 1:
-        return False  # no room to find out
-    num_blocks = -(-(length + _NUM_DECODES) // kv.block_size)
-    # Of unequal lengths, so that rows and sequences are told apart.
-    lengths = [max(1, length - 5 * index) for index in range(num_seqs)]
-    prompts = [np.arange(n, dtype=np.int32) % executor.limits.vocab_size for n in lengths]
     runner = executor.runner
     executor.runner = both = _Both(runner, layers)
     try:
-        executor.execute(prefill_plan(prompts, num_blocks))
-        for step in range(_NUM_DECODES):
-            executor.execute(decode_plan(step + 2))
+        for plan in plans:
+            executor.execute(plan)
     finally:
         executor.reset()
         executor.runner = runner
     return both.same
+
+
+def trial(limits: Limits) -> list[StepPlan]:
+    """Two prompts and some decodes, as far as the pool has room; nothing if it has none."""
+    kv, longest = limits.kv, limits.max_model_len - _NUM_DECODES - 1
+    num_seqs = min(_NUM_SEQS, kv.num_blocks)
+    room = kv.num_blocks // num_seqs * kv.block_size
+    length = min(_MOST_PROMPT, longest, room - _NUM_DECODES)
+    if length < 1:
+        return []
+    # Of unequal lengths, so that rows and sequences are told apart.
+    lengths = [max(1, length - 5 * index) for index in range(num_seqs)]
+    prompts = [np.arange(n, dtype=np.int32) % limits.vocab_size for n in lengths]
+    num_blocks = -(-(length + _NUM_DECODES) // kv.block_size)
+    decodes = [decode_plan(step + 2) for step in range(_NUM_DECODES)]
+    return [prefill_plan(prompts, num_blocks), *decodes]
 
 
 class _Both:

@@ -9,7 +9,7 @@ from transformers.models.llama import modeling_llama
 
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.attention import PagedStep
-from gpu_worker.played_layers import play_as_called
+from gpu_worker.played_layers import play_as_called, trial
 from gpu_worker.recorded_layers import RecordedLayers
 from gpu_worker.recording import Arena
 from gpu_worker.settings import WorkerSettings
@@ -145,10 +145,11 @@ def test_what_does_not_compute_the_same_is_noticed(make_worker: MakeWorker) -> N
     layers = recorded(worker)
     assert layers is not None
     assert layers.recorded is not None
-    assert play_as_called(worker.executor, layers)
+    plans = trial(worker.executor.limits)
+    assert play_as_called(worker.executor, layers, plans)
     elsewhere = torch.zeros_like(layers.recorded.out)
     layers.recorded = dataclasses.replace(layers.recorded, out=elsewhere)
-    assert not play_as_called(worker.executor, layers)
+    assert not play_as_called(worker.executor, layers, plans)
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
