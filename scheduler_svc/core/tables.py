@@ -174,15 +174,15 @@ class BlockTables:
         if num_computed // self._block_size > first:
             tokens = group.tokens_of(sequence)[first * self._block_size : num_computed]
             prefix.extend(sequence.hashes, group.root, tokens, first, self._block_size)
-            for column in range(first, len(sequence.hashes)):
-                self.pool.register(sequence.block_table[column], sequence.hashes[column])
+            end = len(sequence.hashes)
+            self.pool.register(sequence.block_table[first:end], sequence.hashes[first:])
 
     def register_planned(self, sequence: Sequence, before: int) -> None:
         """Make blocks findable whose last token has been planned since ``before`` tokens were."""
         # What has no hash yet was generated before a swap; it gets one when it is released.
         num_full = min(sequence.num_planned // self._block_size, len(sequence.hashes))
-        for column in range(before // self._block_size, num_full):
-            self.pool.register(sequence.block_table[column], sequence.hashes[column])
+        first = before // self._block_size
+        self.pool.register(sequence.block_table[first:num_full], sequence.hashes[first:num_full])
 
     def _hits(self, group: SequenceGroup, sequence: Sequence) -> list[int]:
         """Known blocks with the beginning of a sequence; at least one token is left to compute."""
