@@ -107,12 +107,16 @@ class Deadlines:
         heapify(self._due)
         self._clean_at = max(_CLEAN_AT, 2 * len(self._due))
 
+    def has_passed(self, now_ms: int) -> bool:
+        """Whether ``passed`` has anybody to look at."""
+        return bool(self._due) and self._due[0][0] <= now_ms
+
     def passed(self, now_ms: int) -> Iterator[tuple[SequenceGroup, str]]:
         """Groups whose time is over, and why; the caller ends each before it asks for the next.
 
         A request that waits too long and is past its own deadline would otherwise end twice.
         """
-        while self._due and self._due[0][0] <= now_ms:
+        while self.has_passed(now_ms):
             _, _, while_waiting, group = heappop(self._due)
             if group.state is ENDED or (while_waiting and group.was_admitted):
                 continue

@@ -395,6 +395,8 @@ class Requests:
         """End what is overdue, and forget what has ended too long ago."""
         self._now_ms = max(self._now_ms, now_ms)
         self._remembered.expire(self._now_ms)
+        if not self._deadlines.has_passed(now_ms):
+            return []
         return [
             self._end_all(group, FinishReason.DEADLINE, why)
             for group, why in self._deadlines.passed(now_ms)

@@ -53,9 +53,12 @@ class Searches:
         Raises:
             ProtocolError: one of them has no candidates, or such that cannot be.
         """
-        candidates = {found.group: found for found in result.beams}
         done: list[SequenceGroup] = []
-        for group in self._awaited.pop(result.step, ()):
+        groups = self._awaited.pop(result.step, None)
+        if groups is None:
+            return done
+        candidates = {found.group: found for found in result.beams}
+        for group in groups:
             if group.state is ENDED:
                 continue
             if group.handle not in candidates:
