@@ -90,34 +90,35 @@ class BlockPool:
 
     def free(self, blocks: Sequence[int]) -> None:
         """One table less refers to these blocks."""
-        references, hash_of = self._references, self._hash_of
+        references, hash_of, cached = self._references, self._hash_of, self._cached
         # The end of a table goes first: its beginning is likelier to be asked for again.
         for block in reversed(blocks):
             left = references[block] - 1
-            assert left >= 0, f"block {block} is freed twice"
             references[block] = left
             if left:
-                continue
-            if block not in hash_of:
+                assert left > 0, f"block {block} is freed twice"
+            elif block not in hash_of:
                 self._free.append(block)
-                continue
-            self._cached[block] = None
-            if not self._keeps_cached:
-                self._evict(1)
+            else:
+                cached[block] = None
+                if not self._keeps_cached:
+                    self._evict(1)
 
     # ------------------------------------------------------------------ the cache
 
     def register(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
         """Make full blocks findable; the first of several with the same content is kept."""
         references, block_of, hash_of = self._references, self._block_of, self._hash_of
+        assert all(map(references.__getitem__, blocks)), f"some of {blocks} are nobody's"
+        pins = self._num_pins
         for block, block_hash in zip(blocks, hashes, strict=True):
-            assert references[block] > 0, f"block {block} is registered but nobody's"
-            if block_hash not in block_of and block not in hash_of:
-                block_of[block_hash] = block
-                hash_of[block] = block_hash
-                if block_hash in self._num_pins:
-                    self._pinned.add(block)
-                    references[block] += 1
+            if block in hash_of or block_hash in block_of:
+                continue
+            block_of[block_hash] = block
+            hash_of[block] = block_hash
+            if pins and block_hash in pins:
+                self._pinned.add(block)
+                references[block] += 1
 
     def find(self, hashes: Sequence[BlockHash]) -> list[int]:
         """The longest run of known blocks that starts with the first hash; takes no reference."""

@@ -219,18 +219,38 @@ class Stepping:
                 due.append(group)
         if not due:
             return
-        tables = self._tables
-        positions = [group.next_position(step) for group in due]
-        blocks = self._pool.allocate(sum(map(tables.num_needed, due, positions)))
+        num_needed = num_inside = 0
+        for group in due:
+            position = group.next_position(step)
+            if position % self._block_size:
+                num_inside += 1
+                num_needed += self._tables.num_needed(group, position)
+            else:
+                num_needed += len(group.sequences)
+        blocks = self._pool.allocate(num_needed)
         if blocks is None:
             self._make_room_by_rank(due, draft)
-            return
-        for group, position in zip(due, positions, strict=True):
-            tables.make_room(group, position, blocks, draft)
-            if group.search is None:
-                self._note_next_block(group, position, step)
-            else:
+        elif num_inside:
+            for group in due:
+                self._go_on(group, blocks, draft)
+        else:
+            self._open_blocks(due, blocks, draft)
+
+    def _open_blocks(self, due: list[SequenceGroup], blocks: list[int], draft: PlanDraft) -> None:
+        """All of them write at the beginning of a block."""
+        full_at = draft.step + self._block_size
+        for group in due:
+            for sequence in group.sequences:
+                block = blocks.pop()
+                sequence.block_table.append(block)
+                draft.grown_handles.append(sequence.handle)
+                draft.grown_blocks.append(block)
+            if group.search is not None:
                 self._search_on(group, draft)
+                continue
+            group.next_block_step = full_at
+            if full_at <= group.last_step:
+                self._opens_block[full_at].append(group)
 
     def _make_room_by_rank(self, due: list[SequenceGroup], draft: PlanDraft) -> None:
         """The same when not all can have what they need: the latest have to go."""
@@ -240,11 +260,7 @@ class Stepping:
             position = group.next_position(draft.step)
             blocks = self._blocks_for(group, position, draft)
             if blocks is not None:
-                self._tables.make_room(group, position, blocks, draft)
-                if group.search is None:
-                    self._note_next_block(group, position, draft.step)
-                else:
-                    self._search_on(group, draft)
+                self._go_on(group, blocks, draft)
 
     def _blocks_for(
         self, group: SequenceGroup, position: int, draft: PlanDraft
@@ -260,6 +276,15 @@ class Stepping:
             if victim is group:
                 return None
         return blocks
+
+    def _go_on(self, group: SequenceGroup, blocks: list[int], draft: PlanDraft) -> None:
+        """Let a group write, in the last of these blocks as far as it needs any."""
+        position = group.next_position(draft.step)
+        self._tables.make_room(group, position, blocks, draft)
+        if group.search is None:
+            self._note_next_block(group, position, draft.step)
+        else:
+            self._search_on(group, draft)
 
     def _search_on(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """The beams of a group have room for their last tokens."""
