@@ -95,7 +95,10 @@ class NullExecutor:
 class _Silent:
     """Takes what a worker counts, and counts nothing."""
 
-    def step(self, result: StepResult, overhead_s: float | None) -> None:
+    def look(self) -> None:
+        """Nothing."""
+
+    def step(self, result: StepResult, look: object, overhead_s: float | None) -> None:
         """Nothing."""
 
 

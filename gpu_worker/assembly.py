@@ -16,6 +16,7 @@ from gpu_worker.layers import check_layer_settings, replace_layers
 from gpu_worker.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.memory import KVMemory, check_block_size
 from gpu_worker.model import LayerShape, RaggedModel
+from gpu_worker.played_layers import play_layers
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks
 from gpu_worker.speeds import measure_speeds
@@ -93,6 +94,8 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     executor = Executor(model, memory, backend, limits, largest)
     if buckets is not None:
         executor.capture_graphs(buckets)
+    if device.type == "cpu":
+        play_layers(executor, model, shapes, backend, settings)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
     return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
 

@@ -65,6 +65,15 @@ class PagedStep:
         self._layers = layers
         self._batch = batch
 
+    @property
+    def batch(self) -> RaggedBatch:
+        """Where the tokens lie."""
+        return self._batch
+
+    def lies_where(self, other: "PagedStep") -> bool:
+        """Whether both are over the same pool, by the same kernels."""
+        return self._layers is other._layers and self._backend is other._backend
+
     def attend(
         self,
         layer: nn.Module,

@@ -5,6 +5,7 @@ normalization in one pass. Where something else computes differently from the mo
 is kept.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpu_worker.fused_layers import (
     SharedInput,
     SharedInputLinear,
 )
+from gpu_worker.rotary import RotarySurgeon
 from gpu_worker.surgery import (
     QKV,
     Place,
@@ -45,6 +47,7 @@ class Fusion:
         shared_inputs: attention layers whose queries, keys and values are one call.
         gated_mlps: MLPs whose gate and up are one call.
         norms: RMS normalizations.
+        rotaries: attention layers that turn queries and keys in one call.
         narrow: linear weights that bfloat16 holds without loss, kept as such.
         embeddings_shared: embeddings that read the packed weights of the output layer.
         embeddings_copied: embeddings whose weight the output layer has packed once more.
@@ -55,6 +58,7 @@ class Fusion:
     shared_inputs: int = 0
     gated_mlps: int = 0
     norms: int = 0
+    rotaries: int = 0
     narrow: int = 0
     embeddings_shared: int = 0
     embeddings_copied: int = 0
@@ -73,15 +77,20 @@ class Fusion:
 
 
 @torch.inference_mode()
-def fuse(model: nn.Module, kernels: CpuLayers, dtype: torch.dtype) -> Fusion:
+def fuse(
+    model: nn.Module, kernels: CpuLayers, dtype: torch.dtype, attention: Iterable[nn.Module] = ()
+) -> Fusion:
     """Replace what can be, in place; weights that were packed are freed as it goes.
 
     Args:
         model: of transformers, on the CPU, in evaluation mode.
         kernels: what the new layers call.
         dtype: of the model.
+        attention: its attention layers.
     """
     surgeon = _Surgeon(kernels, dtype)
+    for module in attention:
+        surgeon.replace_rotary(module)
     for module in list(model.modules()):
         surgeon.join_qkv(module)
     for parent, name, module in places(model):
@@ -102,6 +111,11 @@ class _Surgeon:
         self._dtype = dtype
         self._refused: set[type[nn.Module]] = set()
         self._proven: set[type[nn.Module]] = set()
+        self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU)
+
+    def replace_rotary(self, module: nn.Module) -> None:
+        """Let a layer's own code call the compiled rotary embedding."""
+        self.done.rotaries += self._rotary.replace(module, self._dtype)
 
     def join_qkv(self, module: nn.Module) -> None:
         """Let the projections of an attention layer run at once."""

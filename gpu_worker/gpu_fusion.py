@@ -6,9 +6,8 @@ own code is left as it is. In deterministic mode every linear layer is one whose
 on each other; torch's choose their order of sums by the number of rows.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,23 +20,18 @@ from gpu_worker.gpu_layers import (
     RowLinear,
     TritonGatedMLP,
     TritonRMSNorm,
-    TritonRotary,
     linear_function,
 )
+from gpu_worker.rotary import RotarySurgeon
 from gpu_worker.surgery import (
     QKV,
     agrees,
-    close,
     gated_linears,
     norm_factors,
     places,
     plain_linears,
-    random_rows,
 )
-from kernels.triton_layers import DTYPES, can_norm
-
-_ROTARY = "apply_rotary_pos_emb"
-"""The name of the function that the code of transformers' attention layers calls."""
+from kernels.triton_layers import DTYPES, can_norm, rotate
 
 
 @dataclass(slots=True)
@@ -98,7 +92,7 @@ class _Surgeon:
         self._deterministic = deterministic
         self._linear = linear_function(deterministic)
         self._mlps: dict[type[nn.Module], bool] = {}  # whether those of a type compute the same
-        self._forwards: dict[type[nn.Module], FunctionType | None] = {}
+        self._rotary = RotarySurgeon(rotate, DTYPES, device)
 
     def join_qkv(self, module: nn.Module) -> None:
         """Let the projections of an attention layer run at once."""
@@ -156,61 +150,9 @@ class _Surgeon:
                 return
 
     def replace_rotary(self, module: nn.Module) -> None:
-        """Let a layer's own code call the fused rotary embedding.
-
-        Transformers' code is not touched: the layer gets a copy of its ``forward`` that sees
-        another function under this name.
-        """
-        kind = type(module)
-        if kind not in self._forwards:
-            self._forwards[kind] = self._with_rotary(module)
-        forward = self._forwards[kind]
-        if forward is not None:
-            module.forward = MethodType(forward, module)
-            self.done.rotaries += 1
-
-    def _with_rotary(self, module: nn.Module) -> FunctionType | None:
-        forward: Any = type(module).forward
-        names = getattr(getattr(forward, "__code__", None), "co_names", ())
-        own = getattr(forward, "__globals__", {}).get(_ROTARY)
-        head_dim = getattr(module, "head_dim", None)
-        if _ROTARY not in names or not callable(own) or not isinstance(head_dim, int):
-            return None
-        fused = TritonRotary(own)
-        dtype = next(module.parameters()).dtype
-        if dtype not in DTYPES or not _rotates_alike(own, fused, head_dim, dtype, self._device):
-            return None
-        copied = FunctionType(
-            forward.__code__,
-            {**forward.__globals__, _ROTARY: fused},
-            forward.__name__,
-            forward.__defaults__,
-            forward.__closure__,
-        )
-        copied.__kwdefaults__ = forward.__kwdefaults__
-        return copied
+        """Let a layer's own code call the fused rotary embedding."""
+        self.done.rotaries += self._rotary.replace(module, next(module.parameters()).dtype)
 
 
 def _served(linears: list[nn.Linear]) -> bool:
     return linears[0].weight.dtype in DTYPES
-
-
-def _rotates_alike(
-    own: Callable[..., Any],
-    fused: TritonRotary,
-    head_dim: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> bool:
-    """Whether both turn random queries and keys alike; cosines and sines are any numbers."""
-    num_tokens = 5
-    rows = random_rows((num_tokens, 7, head_dim), dtype, device).transpose(0, 1)[None]
-    query, key, cos, sin = rows[:, :3], rows[:, 3:5], rows[:, 5], rows[:, 6]
-    try:
-        expected = own(query, key, cos, sin)
-    except (IndexError, RuntimeError, TypeError, ValueError):  # it wants something else
-        return False
-    if not isinstance(expected, tuple) or len(expected) != 2:
-        return False
-    found = fused(query, key, cos, sin)
-    return all(close(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

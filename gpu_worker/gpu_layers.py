@@ -1,7 +1,6 @@
 """Layers that take the place of transformers' own and run the Triton kernels."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -111,44 +110,6 @@ class TritonRMSNorm(nn.Module):
     ) -> torch.Tensor:
         """Normalized rows [..., K]."""
         return triton_layers.rms_norm(x, self.weight, self._epsilon)
-
-
-class TritonRotary:
-    """Rotary embeddings of queries and keys in one launch, called as transformers calls its own.
-
-    Args:
-        own: the function of the model's code, which serves every call that is not the usual one.
-    """
-
-    def __init__(self, own: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._own = own
-
-    def __call__(
-        self,
-        query: torch.Tensor,  # [1, H, T, D]
-        key: torch.Tensor,  # [1, Hkv, T, D]
-        cos: torch.Tensor,  # [1, T, D]
-        sin: torch.Tensor,  # [1, T, D]
-        *more: Any,
-        **others: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries and keys of the same shapes."""
-        if more or others or not _is_usual(query, key, cos, sin):
-            return self._own(query, key, cos, sin, *more, **others)
-        query, key = triton_layers.rotate(
-            query[0].transpose(0, 1), key[0].transpose(0, 1), cos[0], sin[0]
-        )
-        return query.transpose(0, 1)[None], key.transpose(0, 1)[None]
-
-
-def _is_usual(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> bool:
-    if query.dim() != 4 or key.dim() != 4 or not len(query) == len(key) == 1:
-        return False
-    of_tokens = (1, *query.shape[2:])
-    fits = query.shape[2:] == key.shape[2:] and cos.shape == sin.shape == of_tokens
-    one_type = len({each.dtype for each in (query, key, cos, sin)}) == 1
-    lies = all(each.stride(-1) == 1 for each in (query, key, cos, sin))
-    return fits and one_type and lies and query.shape[3] % 2 == 0
 
 
 def _frozen(weight: torch.Tensor) -> nn.Parameter:

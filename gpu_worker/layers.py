@@ -53,19 +53,22 @@ def replace_layers(
     elif settings.layer_kernels == "off":
         return
     elif device.type == "cpu":
-        _compile_on_cpu(model, settings.deterministic)
+        _compile_on_cpu(model, shapes, settings.deterministic)
     elif device.type == "cuda":
         _fuse_on_gpu(model, shapes, settings.deterministic)
 
 
-def _compile_on_cpu(model: RaggedModel, deterministic: bool) -> None:
+def _compile_on_cpu(
+    model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool
+) -> None:
     began = time.monotonic()
     instructions = detect()
     if instructions is None or model.dtype not in CpuLayers.dtypes:
         _stay(deterministic, f"there are none for this CPU and {model.dtype}")
         return
     check = LayerCheck(model, _INSTEAD)
-    found = fuse(model.model, CpuLayers(instructions), model.dtype)
+    attention = [shape.module for shape in shapes]
+    found = fuse(model.model, CpuLayers(instructions), model.dtype, attention)
     model.packed_bytes = found.weight_bytes
     _log_replaced(
         "layers compiled",

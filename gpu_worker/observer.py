@@ -1,10 +1,29 @@
 """What a worker's loop tells the metrics."""
 
 import time
+from dataclasses import dataclass
 
 from gpu_worker.executor import Executor
+from gpu_worker.memory import MappingStats
 from shared.messages import StepResult
 from shared.metrics import WorkerMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is to be seen of an executor between two steps.
+
+    Attributes:
+        now_s: when that was.
+        sample_s: seconds of sampling in the last step.
+        mapping: of its memory.
+        num_resident: sequences that are here.
+    """
+
+    now_s: float
+    sample_s: float
+    mapping: MappingStats | None
+    num_resident: int
 
 
 class Observer:
@@ -20,22 +39,29 @@ class Observer:
         self._executor = executor
         self._ended_s: float | None = None  # when the last step was computed
 
-    def step(self, result: StepResult, overhead_s: float | None) -> None:
-        """A step was computed; the next is not begun."""
-        now = time.perf_counter()
+    def look(self) -> Look:
+        """What is to be seen when a step was computed and the next is not begun."""
+        executor = self._executor
+        return Look(
+            time.perf_counter(), executor.sample_s, executor.memory.mapping, len(executor.batch)
+        )
+
+    def step(self, result: StepResult, look: Look, overhead_s: float | None) -> None:
+        """A step was computed, with this to be seen."""
         metrics = self._metrics
         metrics.steps.inc()
         metrics.step_seconds.observe(result.step_us / 1e6)
         metrics.model_seconds.observe(result.model_us / 1e6)
-        metrics.sample_seconds.observe(self._executor.sample_s)
-        if (mapping := self._executor.memory.mapping) is not None:
+        metrics.sample_seconds.observe(look.sample_s)
+        if (mapping := look.mapping) is not None:
             metrics.kv_map_seconds.observe(mapping.map_s)
             metrics.kv_map_wait_seconds.observe(mapping.wait_s)
             metrics.kv_mapped_bytes.set(mapping.in_use_bytes)
             metrics.kv_mappings.set(mapping.num_mappings)
-        metrics.resident_sequences.set(len(self._executor.batch))
+        metrics.resident_sequences.set(look.num_resident)
         if self._ended_s is not None:
-            metrics.wait_seconds.observe(max(0.0, now - self._ended_s - result.step_us / 1e6))
+            waited_s = look.now_s - self._ended_s - result.step_us / 1e6
+            metrics.wait_seconds.observe(max(0.0, waited_s))
         if overhead_s is not None:
             metrics.loop_overhead_seconds.observe(max(0.0, overhead_s))
-        self._ended_s = now
+        self._ended_s = look.now_s

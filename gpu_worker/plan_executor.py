@@ -27,6 +27,7 @@ class UnfinishedStep(Protocol):
 
 
 _Step = TypeVar("_Step", bound=UnfinishedStep)
+_Look = TypeVar("_Look")
 
 
 class Pipeline(Protocol[_Step]):
@@ -43,13 +44,17 @@ class Pipeline(Protocol[_Step]):
         """The result of the earliest one, on the thread on which steps begin."""
 
 
-class StepObserver(Protocol):
+class StepObserver(Protocol[_Look]):
     """Hears of every step that was computed."""
 
-    def step(self, result: StepResult, overhead_s: float | None) -> None:
-        """Take note of one.
+    def look(self) -> _Look:
+        """What is to be seen when a step was computed and the next is not begun."""
+
+    def step(self, result: StepResult, look: _Look, overhead_s: float | None) -> None:
+        """Take note of a step.
 
         Args:
+            look: what was seen then.
             overhead_s: between the step before and this one, whose plan was there already; None
                 if the worker waited for it.
         """

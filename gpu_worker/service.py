@@ -1,18 +1,20 @@
 """The worker's loop: plans in, results out, for as long as an epoch names this worker.
 
-While a step computes, the loop appends the result of the step before, renews the lease and reads
-the next plan. The order of everything that is told is that of the plans: a result is appended when
-the one before it is in the log, and not at all if that failed. A step that was computed by then is
-forgotten with the rest; a result that nobody was told of never was.
+While a step computes, the loop appends the result of the step before, renews the lease, reads the
+next plan and leaves it with the thread that computes. The order of everything that is told is that
+of the plans: a result is appended when the one before it is in the log, and not at all if that
+failed. A step that was computed by then is forgotten with the rest; a result that nobody was told
+of never was.
 
-On a GPU a step is begun before the one before has ended: its plan only has to be there.
+On a GPU a step is begun before the one before has ended, its plan only has to be there; on a CPU it
+begins when that one has ended, without asking the loop.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent import futures
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -43,6 +45,16 @@ class _Computed:
     result: asyncio.Future[StepResult]  # there already, but for a device that is still busy
     epoch: int
     trim_below: EntryId  # of the outputs
+
+
+@dataclass(frozen=True, slots=True)
+class _Executed:
+    """A step that was carried out, and when."""
+
+    result: StepResult
+    began_s: float
+    ended_s: float
+    look: Any  # the observer's
 
 
 class InstanceOver(PageStreamError):
@@ -77,7 +89,7 @@ class WorkerService:
         model: ModelInfo,
         kv: KVGeometry,
         speeds: Speeds,
-        observer: StepObserver,
+        observer: StepObserver[Any],
         rank: int = 0,
         clock_s: Callable[[], float] = time.monotonic,
         ready: Callable[[], None] = lambda: None,
@@ -112,6 +124,7 @@ class WorkerService:
         self._untold: _Computed | None = None
         self._last: asyncio.Future[StepResult] | None = None  # of the step that was begun last
         self._ended_s: float | None = None  # when it was computed, if the next plan was there
+        self._failed: Exception | None = None  # in a step; those behind it are not carried out
 
     def stop(self) -> None:
         """End after the current step."""
@@ -232,7 +245,9 @@ class WorkerService:
         """Forget the epoch and its sequences, once no step is under way."""
         last, self._last = self._last, None
         if last is not None:
-            await last
+            with suppress(InstanceOver):  # of a plan that nobody wants any more
+                await last
+        self._failed = None
         self._epoch = None
         self._step = 0
         self._untold = None
@@ -263,37 +278,51 @@ class WorkerService:
         self._untold = _Computed(computing.result(), epoch, trim_below)
 
     async def _compute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
-        """Execute a plan, wherever that is done, or let a device begin with it.
+        """Execute a plan, or see to it that it will be: behind the one before.
 
         Raises:
             InstanceOver: the plan was refused.
         """
-        if self._pipeline is None:
-            result: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
-            result.set_result(await self._execute_now(plan))
-        else:
+        if self._pipeline is not None:
             result = await self._begin(plan, self._pipeline)
+        elif self._thread is not None:
+            result = self._queue(plan, self._thread)
+        else:
+            result = asyncio.get_running_loop().create_future()
+            result.set_result(self._note(self._execute(plan)))
         self._last = result
         return result
 
-    async def _execute_now(self, plan: StepPlan) -> StepResult:
-        if self._thread is None:
-            result, began_s, ended_s = self._execute(plan)
-        else:
-            loop = asyncio.get_running_loop()
-            result, began_s, ended_s = await loop.run_in_executor(self._thread, self._execute, plan)
+    def _queue(self, plan: StepPlan, thread: futures.Executor) -> asyncio.Future[StepResult]:
+        """Let the thread go on with this plan as soon as it is done with what it has."""
+        computed = asyncio.get_running_loop().run_in_executor(thread, self._execute, plan)
+
+        async def finish() -> StepResult:
+            return self._note(await computed)
+
+        return asyncio.create_task(finish())
+
+    def _execute(self, plan: StepPlan) -> _Executed:
+        """Carry out a plan, unless one before it failed; on whatever thread."""
+        if self._failed is not None:
+            raise self._failed
+        began_s = self._clock_s()
+        try:
+            with self._refusing(plan):
+                result = self._executor.execute(plan)
+        except Exception as error:
+            self._failed = error
+            raise
+        return _Executed(result, began_s, self._clock_s(), self._observer.look())
+
+    def _note(self, executed: _Executed) -> StepResult:
+        """Take note of when a step was computed, on the loop."""
+        began_s, ended_s = executed.began_s, executed.ended_s
         self._longest_step_s = max(self._longest_step_s, ended_s - began_s)
         overhead_s = None if self._ended_s is None else began_s - self._ended_s
         self._ended_s = ended_s
-        self._observer.step(result, overhead_s)
-        return result
-
-    def _execute(self, plan: StepPlan) -> tuple[StepResult, float, float]:
-        """A plan's result, when it was begun and when it was there."""
-        began_s = self._clock_s()
-        with self._refusing(plan):
-            result = self._executor.execute(plan)
-        return result, began_s, self._clock_s()
+        self._observer.step(executed.result, executed.look, overhead_s)
+        return executed.result
 
     async def _begin(self, plan: StepPlan, pipeline: Pipeline[Any]) -> asyncio.Future[StepResult]:
         """Let the device begin; the result comes when it is done."""
@@ -308,13 +337,17 @@ class WorkerService:
 
         async def finish() -> StepResult:
             await loop.run_in_executor(self._waiting, step.wait)
-            result = await loop.run_in_executor(self._thread, pipeline.finish, step)
+            result, look = await loop.run_in_executor(self._thread, self._finish, step)
             self._ended_s = self._clock_s()
             self._longest_step_s = max(self._longest_step_s, self._ended_s - began_s)
-            self._observer.step(result, overhead_s)
+            self._observer.step(result, look, overhead_s)
             return result
 
         return asyncio.create_task(finish())
+
+    def _finish(self, step: Any) -> tuple[StepResult, Any]:
+        assert self._pipeline is not None, step
+        return self._pipeline.finish(step), self._observer.look()
 
     @contextmanager
     def _refusing(self, plan: StepPlan) -> Iterator[None]:

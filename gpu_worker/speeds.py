@@ -8,9 +8,9 @@ import torch
 
 from gpu_worker.executor import Executor
 from gpu_worker.memory import KVMemory
+from gpu_worker.own_plans import prefill_plan
 from shared.codec import IntArray
-from shared.messages import Admission, Speeds, StepPlan
-from shared.sampling import SamplingParams
+from shared.messages import Speeds
 
 # A typical victim: both ways of preemption are measured on as many tokens.
 _NUM_TOKENS = 256
@@ -20,8 +20,6 @@ _SWAPS = 9
 _SWAP_BUDGET_S = 0.05
 # Without a host pool nothing is ever swapped; but who computes costs divides by speeds.
 _NO_SWAPPING = 1.0
-
-_GREEDY = SamplingParams.greedy(2)
 
 
 def measure_speeds(executor: Executor, memory: KVMemory) -> Speeds:
@@ -41,7 +39,8 @@ def measure_speeds(executor: Executor, memory: KVMemory) -> Speeds:
 
 def _prefill_s(executor: Executor, num_tokens: int, num_blocks: int, on_gpu: bool) -> float:
     """Seconds of the forward pass over a chunk, when it is fastest."""
-    plan = _plan(np.arange(num_tokens, dtype=np.int32) % executor.limits.vocab_size, num_blocks)
+    tokens = np.arange(num_tokens, dtype=np.int32) % executor.limits.vocab_size
+    plan = prefill_plan([tokens], num_blocks)
     # On a GPU the first pass compiles kernels. On a CPU nothing is left to compile, and a large
     # model's one pass takes long enough.
     least = 2 if on_gpu else 1
@@ -76,43 +75,3 @@ def _swap_s(memory: KVMemory, blocks: IntArray, on_gpu: bool) -> float:
     if on_gpu:
         torch.cuda.synchronize()
     return time.perf_counter() - began
-
-
-def _plan(tokens: IntArray, num_blocks: int) -> StepPlan:
-    """One sequence, computed in one chunk, in the first blocks of the pool."""
-    none = np.empty(0, np.int32)
-    handle = 1
-    admission = Admission(
-        handle=handle,
-        choice=0,
-        tokens=tokens,
-        num_prompt_tokens=len(tokens),
-        num_computed=0,
-        block_table=np.arange(num_blocks, dtype=np.int32),
-        sampling=_GREEDY,
-    )
-    return StepPlan(
-        step=1,
-        now_ms=0,
-        requests_cursor="0-0",
-        outputs_cursor="0-0",
-        outputs_min_id="0-0",
-        retired=none,
-        beams=(),
-        swap_out_device=none,
-        swap_out_host=none,
-        swap_in_host=none,
-        swap_in_device=none,
-        copy_sources=none,
-        copy_targets=none,
-        replaced_handles=none,
-        replaced_columns=none,
-        admissions=(admission,),
-        fork_parents=none,
-        fork_children=none,
-        fork_choices=none,
-        grown_handles=none,
-        grown_blocks=none,
-        chunk_handles=np.array([handle], np.int32),
-        chunk_tokens=np.array([len(tokens)], np.int32),
-    )

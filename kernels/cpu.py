@@ -81,7 +81,7 @@ class CpuBackend:
         job[cpu_jobs.ROW_BYTES] = head_dim * size
         num_bytes = 2 * num_tokens * num_kv_heads * head_dim * size
         threads = 1 if num_bytes < _SERIAL_WRITE_BYTES else self._team.num_threads()
-        self._team.run(write_kernel().address, ctypes.addressof(job), threads)
+        self._team.run(write_kernel(), ctypes.addressof(job), threads)
 
     def attend(
         self,
@@ -126,7 +126,7 @@ class CpuBackend:
         job[cpu_jobs.SOFTCAP] = _float_bits(params.softcap or 0.0)
         job[cpu_jobs.SCRATCH] = self._scratch_for(threads * scratch_bytes)
         job[cpu_jobs.SCRATCH_BYTES] = scratch_bytes
-        self._team.run(attend_kernel(query.dtype).address, ctypes.addressof(job), threads)
+        self._team.run(attend_kernel(query.dtype), ctypes.addressof(job), threads)
 
     def _scratch_for(self, num_bytes: int) -> int:
         """Address of that much memory, aligned to a cache line, reused from call to call."""

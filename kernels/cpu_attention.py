@@ -7,7 +7,7 @@ read once for the whole group of query heads.
 
 import math
 
-from numba import njit
+from numba import njit, types
 
 from kernels import cpu_jobs as fields
 from kernels.cpu_memory import (
@@ -16,15 +16,14 @@ from kernels.cpu_memory import (
     item_bytes,
     load_element,
     load_i32,
-    load_i64,
-    prefetch,
     store_element,
     store_i64,
 )
 from kernels.cpu_simd import float32_tag
 from kernels.cpu_tiles import (
+    scale_chunk,
     score_columns,
-    score_rows,
+    score_keys,
     softcap_chunk,
     softmax_columns,
     softmax_row,
@@ -127,16 +126,16 @@ def _attend_rows(job, tag, scratch, sequence, head, first_token, num_tokens, pos
         token, member = divmod(r, group)
         at = source + token * field(job, fields.QUERY_TOKEN)
         at += member * field(job, fields.QUERY_HEAD)
+        for d in range(0, head_dim, 16):
+            from_at, to_at = at + d * item_bytes(tag), query + r * wide + 4 * d
+            scale_chunk(tag, float32_tag, from_at, scale, to_at)
         for d in range(head_dim):
-            element = load_element(tag, at + d * item_bytes(tag))
-            store_element(float32_tag, query + r * wide + 4 * d, element * scale)
             store_element(float32_tag, sums + r * wide + 4 * d, 0.0)
         store_element(float32_tag, maximum + 4 * r, -math.inf)
         store_element(float32_tag, total + 4 * r, 0.0)
 
     begin = max(0, position - window + 1)
     end = position + num_tokens
-    row_bytes = head_dim * item_bytes(tag)
     ahead = 8 * fields.KV_TILE
     stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
     _locate_keys(job, sequence, head, begin, stop, keys, values)
@@ -146,14 +145,12 @@ def _attend_rows(job, tag, scratch, sequence, head, first_token, num_tokens, pos
         chunks = (count + 15) // 16
         following = min(end, stop + fields.KV_TILE)
         _locate_keys(job, sequence, head, stop, following, keys + ahead, values + ahead)
-        to_fetch = following - stop
-        for n in range(count):
-            key = load_i64(keys + 8 * n)
-            # Blocks lie anywhere, so the hardware cannot foresee where the next tile is.
-            if n < to_fetch:
-                _prefetch_row(load_i64(keys + ahead + 8 * n), row_bytes)
-                _prefetch_row(load_i64(values + ahead + 8 * n), row_bytes)
-            _score_key(tag, rows, key, query, wide, head_dim // 16, scores + 4 * n)
+        # Blocks lie anywhere, so the hardware cannot foresee where the next tile is. Where a table
+        # ends are older addresses: to bring those in costs nothing.
+        coming = ahead if following > stop else 0
+        _score_tile_rows(
+            tag, rows, head_dim // 16, keys, count, query, scores, keys + coming, values + coming
+        )
         for r in range(rows):
             row = scores + r * 4 * fields.KV_TILE
             if softcap != 0:
@@ -177,31 +174,56 @@ def _attend_rows(job, tag, scratch, sequence, head, first_token, num_tokens, pos
         token, member = divmod(r, group)
         at = target + token * field(job, fields.OUT_TOKEN)
         at += member * field(job, fields.OUT_HEAD)
-        share = 1 / load_element(float32_tag, total + 4 * r)
-        for d in range(head_dim):
-            element = load_element(float32_tag, sums + r * wide + 4 * d) * share
-            store_element(tag, at + d * item_bytes(tag), element)
+        share = types.float32(1 / load_element(float32_tag, total + 4 * r))
+        for d in range(0, head_dim, 16):
+            from_at, to_at = sums + r * wide + 4 * d, at + d * item_bytes(tag)
+            scale_chunk(float32_tag, tag, from_at, share, to_at)
 
 
 @njit
-def _prefetch_row(row, row_bytes):
-    for line in range(0, row_bytes, 64):
-        prefetch(row + line)
+def _score_tile_rows(tag, rows, chunks, keys, count, query, scores, next_keys, next_values):
+    """scores [rows, KV_TILE] = query @ keys, in register blocks of rows; the usual D unrolled."""
+    if chunks == 4:
+        _score_blocks(tag, 4, rows, chunks, keys, count, query, scores, next_keys, next_values)
+    elif chunks == 8:
+        _score_blocks(tag, 8, rows, chunks, keys, count, query, scores, next_keys, next_values)
+    else:
+        _score_blocks(tag, 0, rows, chunks, keys, count, query, scores, next_keys, next_values)
 
 
 @njit
-def _score_key(tag, rows, key, query, wide, chunks, out):
-    """Scores of one key for all rows: out[r * KV_TILE]."""
-    r = 0
-    step = 4 * fields.KV_TILE
+def _score_blocks(tag, unrolled, rows, chunks, keys, count, query, scores, next_keys, next_values):
+    wide, step = 64 * chunks, 4 * fields.KV_TILE
+    if rows >= 4:
+        score_keys(
+            tag, 4, unrolled, 1, keys, count, query, wide, chunks, scores, step,
+            next_keys, next_values,
+        )  # fmt: skip
+        r = 4
+    elif rows >= 2:
+        score_keys(
+            tag, 2, unrolled, 1, keys, count, query, wide, chunks, scores, step,
+            next_keys, next_values,
+        )  # fmt: skip
+        r = 2
+    else:
+        score_keys(
+            tag, 1, unrolled, 1, keys, count, query, wide, chunks, scores, step,
+            next_keys, next_values,
+        )  # fmt: skip
+        r = 1
     while r + 4 <= rows:
-        score_rows(tag, 4, key, query + r * wide, wide, chunks, out + r * step, step)
+        score_keys(
+            tag, 4, unrolled, 0, keys, count, query + r * wide, wide, chunks, scores + r * step,
+            step, keys, keys,
+        )  # fmt: skip
         r += 4
-    if r + 2 <= rows:
-        score_rows(tag, 2, key, query + r * wide, wide, chunks, out + r * step, step)
-        r += 2
-    if r < rows:
-        score_rows(tag, 1, key, query + r * wide, wide, chunks, out + r * step, step)
+    while r < rows:
+        score_keys(
+            tag, 1, unrolled, 0, keys, count, query + r * wide, wide, chunks, scores + r * step,
+            step, keys, keys,
+        )  # fmt: skip
+        r += 1
 
 
 @njit

@@ -11,7 +11,9 @@ import torch
 from numba import cfunc, types
 
 from kernels.cpu_attention import attend_tasks
+from kernels.cpu_job_kinds import ATTEND, MOVE, TAPE, WRITE, JobKind
 from kernels.cpu_move import move_tasks
+from kernels.cpu_play import play_tape
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 from kernels.cpu_write import write_tasks
 
@@ -23,6 +25,7 @@ _SOURCES = (
     "cpu_jobs.py",
     "cpu_memory.py",
     "cpu_move.py",
+    "cpu_play.py",
     "cpu_simd.py",
     "cpu_tiles.py",
     "cpu_write.py",
@@ -34,6 +37,7 @@ class Kernel:
     """A compiled ``void kernel(int64 job)`` that threads may enter together."""
 
     address: int
+    kind: JobKind
     from_cache: bool
     code: object  # what owns the memory at the address
 
@@ -47,7 +51,7 @@ def write_kernel() -> Kernel:
         if version:
             write_tasks(job)
 
-    return compile_entry(write)
+    return compile_entry(write, WRITE)
 
 
 @cache
@@ -59,7 +63,19 @@ def move_kernel() -> Kernel:
         if version:
             move_tasks(job)
 
-    return compile_entry(move)
+    return compile_entry(move, MOVE)
+
+
+@cache
+def tape_kernel() -> Kernel:
+    """Jobs of all kinds, one after the other."""
+    version = source_version(_SOURCES)
+
+    def tape(job):
+        if version:
+            play_tape(job)
+
+    return compile_entry(tape, TAPE)
 
 
 @cache
@@ -80,9 +96,9 @@ def attend_kernel(dtype: torch.dtype) -> Kernel:
             attend_tasks(job, bfloat16_tag)
 
     if dtype == torch.float32:
-        return compile_entry(attend_float32)
+        return compile_entry(attend_float32, ATTEND)
     if dtype == torch.bfloat16:
-        return compile_entry(attend_bfloat16)
+        return compile_entry(attend_bfloat16, ATTEND)
     raise ValueError(f"no CPU attention kernel for {dtype}")
 
 
@@ -98,11 +114,11 @@ def source_version(names: Sequence[str]) -> int:
     return int.from_bytes(digest.digest()[:6], "little") | 1
 
 
-def compile_entry(entry: Callable[[int], None]) -> Kernel:
-    """A C function, from numba's cache when it has it."""
+def compile_entry(entry: Callable[[int], None], kind: JobKind) -> Kernel:
+    """A C function for jobs of a kind, from numba's cache when it has it."""
     try:
         compiled = cfunc(_SIGNATURE, cache=True)(entry)
     except RuntimeError as error:  # no folder to write the cache to
         logger.warning("kernels are compiled at every start: %s", error)
         compiled = cfunc(_SIGNATURE)(entry)
-    return Kernel(compiled.address, compiled.cache_hits > 0, compiled)
+    return Kernel(compiled.address, kind, compiled.cache_hits > 0, compiled)

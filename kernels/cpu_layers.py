@@ -8,7 +8,7 @@ import torch
 from kernels import cpu_linear_jobs as jobs
 from kernels.cpu_compile import Kernel
 from kernels.cpu_isa import Instructions
-from kernels.cpu_linear_compile import linear_kernel, norm_kernel
+from kernels.cpu_linear_compile import add_kernel, linear_kernel, norm_kernel, rotary_kernel
 from kernels.cpu_pack import PackedLayers
 from kernels.cpu_threads import TeamRunner
 
@@ -43,13 +43,35 @@ class CpuLayers:
         """A normalization for inputs of a type; compiled now, or loaded from numba's cache."""
         return CompiledNorm(self, weight, epsilon, dtype)
 
+    def rotary(self, dtype: torch.dtype) -> "CompiledRotary":
+        """Rotary embeddings for elements of a type; compiled now, or loaded from numba's cache."""
+        return CompiledRotary(self, dtype)
+
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        """left + right, of one shape and type, contiguous.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if left.shape != right.shape or left.dtype != right.dtype:
+            raise ValueError(f"{left.dtype} {tuple(left.shape)} + {right.dtype} {right.shape}")
+        if not (left.is_contiguous() and right.is_contiguous()):
+            raise ValueError("summands must be contiguous")
+        out = torch.empty_like(left)
+        job = (ctypes.c_int64 * jobs.ADD_FIELDS)()
+        size = left.numel()
+        job[2:6] = [left.data_ptr(), right.data_ptr(), out.data_ptr(), size]
+        threads = 1 if size < _SERIAL_ELEMENTS else self.num_threads()
+        self.run(add_kernel(left.dtype), ctypes.addressof(job), threads)
+        return out
+
     def num_threads(self) -> int:
         """Threads that a large job gets."""
         return self._team.num_threads()
 
     def run(self, kernel: Kernel, job: int, num_threads: int) -> None:
         """Enter a kernel with so many threads; returns when all are done."""
-        self._team.run(kernel.address, job, num_threads)
+        self._team.run(kernel, job, num_threads)
 
     def scratch(self, num_bytes: int) -> int:
         """Address of that much memory, aligned to a cache line, reused from call to call."""
@@ -193,3 +215,66 @@ class CompiledNorm:
         threads = 1 if size < _SERIAL_ELEMENTS else self._kernels.num_threads()
         self._kernels.run(self._kernel, self._address, threads)
         return out
+
+
+class CompiledRotary:
+    """Queries and keys turned by their positions: x * cos + (-right, left) * sin.
+
+    Left and right are the halves of a head (RoFormer, in the order of GPT-NeoX).
+
+    Args:
+        kernels: of the model.
+        dtype: of all inputs and outputs.
+    """
+
+    def __init__(self, kernels: CpuLayers, dtype: torch.dtype) -> None:
+        self._kernels = kernels
+        self._kernel = rotary_kernel(dtype)
+        self._dtype = dtype
+        self._job = (ctypes.c_int64 * jobs.ROTARY_FIELDS)()
+        self._address = ctypes.addressof(self._job)
+
+    def __call__(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        key: torch.Tensor,  # [T, Hkv, D]
+        cos: torch.Tensor,  # [T, D]
+        sin: torch.Tensor,  # [T, D]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [T, H, D] and keys [T, Hkv, D], contiguous.
+
+        Raises:
+            ValueError: shapes or types do not fit each other.
+        """
+        num_tokens, num_heads, head_dim = query.shape
+        num_kv_heads = key.shape[1]
+        if key.shape != (num_tokens, num_kv_heads, head_dim):
+            raise ValueError(f"query {tuple(query.shape)} and key {tuple(key.shape)} do not fit")
+        if head_dim % 2 or not cos.shape == sin.shape == (num_tokens, head_dim):
+            raise ValueError(f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} for D {head_dim}")
+        if any(each.dtype != self._dtype for each in (query, key, cos, sin)):
+            raise ValueError(f"{query.dtype}, {key.dtype}, {cos.dtype}; expected {self._dtype}")
+        if not query.stride(2) == key.stride(2) == cos.stride(1) == sin.stride(1) == 1:
+            raise ValueError("D must be contiguous")
+        query_out, key_out = query.new_empty(query.shape), key.new_empty(key.shape)
+        if num_tokens == 0:
+            return query_out, key_out
+        size = self._dtype.itemsize
+        self._job[0:2] = [0, 0]
+        for at, x, out in ((jobs.QUERY, query, query_out), (jobs.KEY, key, key_out)):
+            token, head, _ = x.stride()
+            self._job[at : at + 4] = [x.data_ptr(), token * size, head * size, out.data_ptr()]
+        self._job[jobs.COS : jobs.ROTARY_FIELDS] = [
+            cos.data_ptr(),
+            cos.stride(0) * size,
+            sin.data_ptr(),
+            sin.stride(0) * size,
+            num_tokens,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+        ]
+        serial = query.numel() < _SERIAL_ELEMENTS
+        threads = 1 if serial else self._kernels.num_threads()
+        self._kernels.run(self._kernel, self._address, threads)
+        return query_out, key_out

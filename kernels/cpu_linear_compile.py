@@ -4,19 +4,24 @@ from functools import cache
 
 import torch
 
+from kernels.cpu_add import add_tasks
 from kernels.cpu_compile import Kernel, compile_entry, source_version
 from kernels.cpu_isa import Dot, Instructions
+from kernels.cpu_job_kinds import ADD, LINEAR, NORM, ROTARY
 from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
 from kernels.cpu_linear_tiles import emulated_pair_tag, pair_tag
 from kernels.cpu_norm import norm_tasks
+from kernels.cpu_rotary import rotate_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 
 _SOURCES = (
+    "cpu_add.py",
     "cpu_linear.py",
     "cpu_linear_jobs.py",
     "cpu_linear_tiles.py",
     "cpu_memory.py",
     "cpu_norm.py",
+    "cpu_rotary.py",
     "cpu_simd.py",
 )
 
@@ -52,16 +57,16 @@ def linear_kernel(weight: torch.dtype, dtype: torch.dtype, instructions: Instruc
             linear_tasks(job, bfloat16_tag, emulated_pair_tag, bfloat16_tag, registers)
 
     if (weight, dtype) == (torch.float32, torch.float32):
-        return compile_entry(linear_float32)
+        return compile_entry(linear_float32, LINEAR)
     if (weight, dtype) == (torch.bfloat16, torch.float32):
-        return compile_entry(linear_narrow_weights)
+        return compile_entry(linear_narrow_weights, LINEAR)
     if (weight, dtype) == (torch.bfloat16, torch.bfloat16):
         entries = {
             Dot.WIDENED: linear_bfloat16,
             Dot.NATIVE: linear_bfloat16_pairs,
             Dot.EMULATED: linear_bfloat16_emulated,
         }
-        return compile_entry(entries[instructions.dot])
+        return compile_entry(entries[instructions.dot], LINEAR)
     raise ValueError(f"no CPU kernel for weights of {weight} and inputs of {dtype}")
 
 
@@ -83,7 +88,55 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
             norm_tasks(job, bfloat16_tag)
 
     if dtype == torch.float32:
-        return compile_entry(norm_float32)
+        return compile_entry(norm_float32, NORM)
     if dtype == torch.bfloat16:
-        return compile_entry(norm_bfloat16)
+        return compile_entry(norm_bfloat16, NORM)
     raise ValueError(f"no CPU kernel normalizes {dtype}")
+
+
+@cache
+def rotary_kernel(dtype: torch.dtype) -> Kernel:
+    """Rotary embeddings of elements of this type.
+
+    Raises:
+        ValueError: if there is no kernel for the type.
+    """
+    version = source_version(_SOURCES)
+
+    def rotate_float32(job):
+        if version:
+            rotate_tasks(job, float32_tag)
+
+    def rotate_bfloat16(job):
+        if version:
+            rotate_tasks(job, bfloat16_tag)
+
+    if dtype == torch.float32:
+        return compile_entry(rotate_float32, ROTARY)
+    if dtype == torch.bfloat16:
+        return compile_entry(rotate_bfloat16, ROTARY)
+    raise ValueError(f"no CPU kernel rotates {dtype}")
+
+
+@cache
+def add_kernel(dtype: torch.dtype) -> Kernel:
+    """Sums of elements of this type.
+
+    Raises:
+        ValueError: if there is no kernel for the type.
+    """
+    version = source_version(_SOURCES)
+
+    def add_float32(job):
+        if version:
+            add_tasks(job, float32_tag)
+
+    def add_bfloat16(job):
+        if version:
+            add_tasks(job, bfloat16_tag)
+
+    if dtype == torch.float32:
+        return compile_entry(add_float32, ADD)
+    if dtype == torch.bfloat16:
+        return compile_entry(add_bfloat16, ADD)
+    raise ValueError(f"no CPU kernel adds {dtype}")

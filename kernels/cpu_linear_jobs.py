@@ -1,4 +1,4 @@
-"""What a compiled linear layer is told: a row of int64 numbers (see cpu_jobs)."""
+"""What compiled layers other than attention are told: rows of int64 numbers (see cpu_jobs)."""
 
 # Every job starts with two counters that its threads share.
 NEXT_TASK = 0
@@ -46,6 +46,24 @@ NORM_EPSILON = 9  # float32 bits
 NORM_FIELDS = 10
 # Rows that one task normalizes.
 NORM_TASK_ROWS = 8
+
+# Rotary embeddings; outputs are contiguous.
+QUERY, QUERY_TOKEN, QUERY_HEAD, QUERY_OUT = 2, 3, 4, 5
+KEY, KEY_TOKEN, KEY_HEAD, KEY_OUT = 6, 7, 8, 9
+COS, COS_TOKEN = 10, 11
+SIN, SIN_TOKEN = 12, 13
+ROTARY_TOKENS = 14
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 15, 16, 17
+ROTARY_FIELDS = 18
+# Tokens that one task turns.
+ROTARY_TASK_TOKENS = 8
+
+# Sums of two tensors, all contiguous.
+LEFT, RIGHT, SUM = 2, 3, 4
+ADD_ELEMENTS = 5
+ADD_FIELDS = 6
+# Elements that one task adds.
+ADD_TASK_ELEMENTS = 4096
 
 
 def widened_stride(in_features: int) -> int:

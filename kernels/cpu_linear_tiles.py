@@ -164,25 +164,6 @@ def accumulate(
     return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
 
 
-def store_vector(builder, value, address, tag):
-    """Sixteen float32 as elements, rounded to the nearest, ties to even."""
-    if tag == types.float32:
-        simd.store(builder, value, address, 4)
-        return
-    bits = builder.bitcast(value, simd.VI32)
-
-    def constant(number):
-        return ir.Constant(simd.VI32, [ir.Constant(simd.I32, number)] * LANES)
-
-    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-    rounded = builder.add(bits, builder.add(odd, constant(0x7FFF)))
-    # Rounding could carry a NaN into infinity or zero.
-    is_nan = builder.fcmp_unordered("uno", value, value)
-    rounded = builder.select(is_nan, constant(0x7FC00000), rounded)
-    high = builder.trunc(builder.lshr(rounded, constant(16)), simd.VI16)
-    simd.store(builder, high, address, 2)
-
-
 @intrinsic
 def clear_chunk(typingctx, address):
     """Sixteen float32 become zero."""
@@ -218,12 +199,27 @@ def add_chunk(typingctx, tag, sums, source):
 
 
 @intrinsic
+def sum_chunk(typingctx, tag, left, right, out):
+    """out = left + right: sixteen elements each, added in float32, then rounded."""
+
+    def codegen(context, builder, signature, args):
+        _, left, right, out = args
+        tag = signature.args[0]
+        total = builder.fadd(
+            simd.load_vector(builder, left, tag), simd.load_vector(builder, right, tag)
+        )
+        simd.store_vector(builder, total, out, tag)
+
+    return types.void(tag, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
 def round_chunk(typingctx, tag, sums, out):
     """out = sums, sixteen of them, rounded to the element type."""
 
     def codegen(context, builder, signature, args):
         _, sums, out = args
-        store_vector(builder, simd.load(builder, sums, simd.VF32, 4), out, signature.args[0])
+        simd.store_vector(builder, simd.load(builder, sums, simd.VF32, 4), out, signature.args[0])
 
     return types.void(tag, types.int64, types.int64), codegen
 

@@ -51,23 +51,6 @@ def claim(typingctx, address):
 
 
 @intrinsic
-def prefetch(typingctx, address):
-    """Start to bring a cache line in; any address will do."""
-
-    def codegen(context, builder, signature, args):
-        byte = ir.IntType(8).as_pointer()
-        number = [ir.Constant(simd.I32, value) for value in (0, 2, 1)]  # read, to L2, data
-        function = builder.module.declare_intrinsic(
-            "llvm.prefetch.p0",
-            (),
-            ir.FunctionType(ir.VoidType(), (byte, simd.I32, simd.I32, simd.I32)),
-        )
-        builder.call(function, [builder.inttoptr(args[0], byte), *number])
-
-    return types.void(types.int64), codegen
-
-
-@intrinsic
 def item_bytes(typingctx, tag):
     """Size of an element."""
 

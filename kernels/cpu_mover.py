@@ -68,7 +68,7 @@ class CpuMover(CheckedMover):
         job[cpu_jobs.NUM_PAIRS] = len(sources)
         num_bytes = len(sources) * self.bytes_per_block
         threads = 1 if num_bytes < _SERIAL_BYTES else self._team.num_threads()
-        self._team.run(move_kernel().address, ctypes.addressof(job), threads)
+        self._team.run(move_kernel(), ctypes.addressof(job), threads)
 
 
 def _describe(sources: Sequence[LayerCache], targets: Sequence[LayerCache]) -> torch.Tensor:

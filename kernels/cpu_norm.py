@@ -9,7 +9,6 @@ from numba.extending import intrinsic
 
 from kernels import cpu_linear_jobs as fields
 from kernels import cpu_simd as simd
-from kernels.cpu_linear_tiles import store_vector
 from kernels.cpu_memory import claim, field, item_bytes, load_element
 from kernels.cpu_simd import LANES, float32_tag, size_of
 
@@ -69,7 +68,7 @@ def _scale_chunk(typingctx, tag, x, weight, scale, out):
         tag = signature.args[0]
         scaled = builder.fmul(simd.load_vector(builder, x, tag), simd.splat(builder, scale))
         scaled = builder.fmul(scaled, simd.load(builder, weight, simd.VF32, 4))
-        store_vector(builder, scaled, out, tag)
+        simd.store_vector(builder, scaled, out, tag)
 
     i64 = types.int64
     return types.void(tag, i64, i64, types.float32, i64), codegen

@@ -83,6 +83,25 @@ def store_scalar(builder, value, address, tag):
     store(builder, high, address, 2)
 
 
+def store_vector(builder, value, address, tag):
+    """Store sixteen float32 as elements, rounded to the nearest, ties to even."""
+    if tag == types.float32:
+        store(builder, value, address, 4)
+        return
+    bits = builder.bitcast(value, VI32)
+
+    def constant(number):
+        return ir.Constant(VI32, [ir.Constant(I32, number)] * LANES)
+
+    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    rounded = builder.add(bits, builder.add(odd, constant(0x7FFF)))
+    # Rounding could carry a NaN into infinity or zero.
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    rounded = builder.select(is_nan, constant(0x7FC00000), rounded)
+    high = builder.trunc(builder.lshr(rounded, constant(16)), VI16)
+    store(builder, high, address, 2)
+
+
 def splat(builder, scalar):
     lane0 = builder.insert_element(ir.Constant(VF32, ir.Undefined), scalar, ir.Constant(I32, 0))
     mask = ir.Constant(VI32, [ir.Constant(I32, 0)] * LANES)
@@ -107,6 +126,16 @@ def reduce_add(builder, vector):
 def larger(builder, a, b):
     """Lanewise maximum in which a NaN never wins."""
     return builder.select(builder.fcmp_ordered("ogt", a, b), a, b)
+
+
+def prefetch(builder, address):
+    """Start to bring a cache line in; any address will do."""
+    byte = ir.IntType(8).as_pointer()
+    number = [ir.Constant(I32, value) for value in (0, 2, 1)]  # read, to L2, data
+    function = builder.module.declare_intrinsic(
+        "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), (byte, I32, I32, I32))
+    )
+    builder.call(function, [builder.inttoptr(address, byte), *number])
 
 
 def loop(builder, count, initial, body):

@@ -14,38 +14,99 @@ from numba.extending import intrinsic
 from kernels import cpu_simd as simd
 from kernels.cpu_simd import LANES, size_of
 
+_LINE = 64
+
 
 @intrinsic(prefer_literal=True)
-def score_rows(typingctx, tag, rows, key, query, query_stride, num_chunks, out, out_stride):
-    """out[r] = query[r] . key for one key: query [rows, D] float32, key [D] elements."""
+def score_keys(
+    typingctx, tag, rows, chunks, fetch, keys, count, query, q_stride, num_chunks, out, o_stride,
+    next_keys, next_values,
+):  # fmt: skip
+    """out[r, n] = query[r] . key[n]: query [rows, D] float32, keys [count, D] elements.
+
+    ``keys`` is a table of addresses. ``chunks`` says at compile time how many vectors there are in
+    D, or is zero; with ``fetch`` the rows at the addresses in two more tables are brought in
+    meanwhile.
+    """
     num_rows = rows.literal_value
 
     def codegen(context, builder, signature, args):
-        _, _, key, query, query_stride, num_chunks, out, out_stride = args
+        _, _, _, _, keys, count, query, q_stride, num_chunks, out, o_stride, *following = args
         tag = signature.args[0]
+        step = LANES * size_of(tag)
 
-        def body(chunk, sums):
-            keys = simd.load_vector(
-                builder,
-                simd.offset(builder, key, chunk, simd.i64(LANES * size_of(tag))),
-                tag,
-            )  # [16]
+        def add_products(chunk, key, sums):
+            loaded = simd.load_vector(
+                builder, simd.offset(builder, key, chunk, simd.i64(step)), tag
+            )
             result = []
             for row, partial in enumerate(sums):
-                at = simd.offset(builder, query, simd.i64(row), query_stride)
+                at = simd.offset(builder, query, simd.i64(row), q_stride)
                 at = simd.offset(builder, at, chunk, simd.i64(LANES * 4))
-                result.append(
-                    simd.multiply_add(builder, simd.load(builder, at, simd.VF32, 4), keys, partial)
-                )
+                element = simd.load(builder, at, simd.VF32, 4)
+                result.append(simd.multiply_add(builder, element, loaded, partial))
             return result
 
-        sums = simd.loop(builder, num_chunks, [simd.vector(0.0)] * num_rows, body)
-        for row, partial in enumerate(sums):
-            at = simd.offset(builder, out, simd.i64(row), out_stride)
-            simd.store(builder, simd.reduce_add(builder, partial), at, 4)
+        def score(n, _):
+            key = _entry(builder, keys, n)
+            if fetch.literal_value:
+                for table in following:
+                    _fetch(builder, _entry(builder, table, n), chunks, num_chunks, step)
+            sums = [simd.vector(0.0)] * num_rows
+            if chunks.literal_value:
+                for chunk in range(chunks.literal_value):
+                    sums = add_products(simd.i64(chunk), key, sums)
+            else:
+                sums = simd.loop(
+                    builder, num_chunks, sums, lambda chunk, sums: add_products(chunk, key, sums)
+                )
+            for row, partial in enumerate(sums):
+                at = simd.offset(builder, out, simd.i64(row), o_stride)
+                at = simd.offset(builder, at, n, simd.i64(4))
+                simd.store(builder, simd.reduce_add(builder, partial), at, 4)
+            return []
+
+        simd.loop(builder, count, [], score)
 
     i64 = types.int64
-    return types.void(tag, rows, i64, i64, i64, i64, i64, i64), codegen
+    return types.void(tag, rows, chunks, fetch, *(i64,) * 9), codegen
+
+
+def _entry(builder, table, n):
+    """An address from a table."""
+    return simd.load(builder, simd.offset(builder, table, n, simd.i64(8)), simd.I64, 8)
+
+
+def _fetch(builder, row, chunks, num_chunks, step):
+    """Start to bring in a row of so many vectors; any address will do."""
+    every = max(1, _LINE // step)  # vectors in a cache line
+    if chunks.literal_value:
+        for line in range(0, chunks.literal_value, every):
+            simd.prefetch(builder, builder.add(row, simd.i64(line * step)))
+        return
+
+    def fetch(line, _):
+        simd.prefetch(builder, simd.offset(builder, row, line, simd.i64(every * step)))
+        return []
+
+    num_lines = builder.sdiv(builder.add(num_chunks, simd.i64(every - 1)), simd.i64(every))
+    simd.loop(builder, num_lines, [], fetch)
+
+
+@intrinsic
+def scale_chunk(typingctx, from_tag, to_tag, source, scale, target):
+    """target = source * scale: sixteen elements, each side of its own type."""
+
+    def codegen(context, builder, signature, args):
+        _, _, source, scale, target = args
+        from_tag, to_tag = signature.args[:2]
+        scaled = builder.fmul(
+            simd.load_vector(builder, source, from_tag), simd.splat(builder, scale)
+        )
+        simd.store_vector(builder, scaled, target, to_tag)
+
+    i64 = types.int64
+    return types.void(from_tag, to_tag, i64, types.float32, i64), codegen
 
 
 @intrinsic(prefer_literal=True)

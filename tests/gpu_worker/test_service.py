@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -96,6 +97,7 @@ class HeldExecutor(FakeExecutor):
         self.began = threading.Event()
         self.release = threading.Event()
         self.resets_while_held = 0
+        self.fail_once: Exception | None = None
         self._held_step = held_step
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -104,6 +106,9 @@ class HeldExecutor(FakeExecutor):
             self.began.set()
             assert self.release.wait(10)
             self.resets_while_held = self.resets - resets
+            if self.fail_once is not None:
+                error, self.fail_once = self.fail_once, None
+                raise error
         return super().execute(plan)
 
 
@@ -158,7 +163,10 @@ class Overheads:
     def __init__(self) -> None:
         self.seen: list[float | None] = []
 
-    def step(self, result: StepResult, overhead_s: float | None) -> None:
+    def look(self) -> None:
+        pass
+
+    def step(self, result: StepResult, look: None, overhead_s: float | None) -> None:
         self.seen.append(overhead_s)
 
 
@@ -529,6 +537,39 @@ async def test_the_loop_says_how_long_a_plan_that_was_there_waited(held: HeldSta
     first, *others = held.stage.observer.seen
     assert first is None  # nothing was computed before
     assert all(overhead is not None and 0 <= overhead < 1 for overhead in others)
+
+
+async def test_the_next_step_begins_without_the_loop(held: HeldStage) -> None:
+    await held.hold()
+    await held.stage.quiet()  # the third plan is there, too
+    held.executor.release.set()
+    deadline = time.monotonic() + 5
+    while held.executor.steps != [1, 2, 3] and time.monotonic() < deadline:
+        pass  # nothing is awaited: the loop does nothing
+    assert held.executor.steps == [1, 2, 3]
+    assert await held.stage.results(3) == [(10, 1), (10, 2), (10, 3)]
+
+
+@pytest.mark.parametrize("why", ["refused", "failed"])
+async def test_what_lies_behind_a_step_that_fails_is_not_carried_out(
+    held: HeldStage, why: str
+) -> None:
+    await held.hold()
+    await held.stage.quiet()  # the third plan is there, too
+    held.executor.fail_once = PlanRefused("unknown") if why == "refused" else OSError("broken")
+    held.executor.release.set()
+    if why == "refused":
+        instance = await held.stage.instance(other_than=held.instance)
+        await held.stage.start_epoch(20, instance)
+        await held.stage.plan(20, 1)
+        assert await held.stage.results(2) == [(10, 1), (20, 1)]
+        assert held.executor.steps == [1]
+    else:
+        with pytest.raises(OSError, match="broken"):
+            await held.stage.task
+        assert await held.stage.results_now() == [(10, 1)]
+        assert held.executor.steps == [1]
+        held.stage.task = asyncio.create_task(asyncio.sleep(0))
 
 
 @dataclass

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from kernels.cpu import CpuBackend
-from kernels.cpu_threads import find_parallel_region
+from kernels.cpu_threads import find_openmp
 from kernels.interface import LayerCache
 from tests.kernels.cases import (
     SHAPES,
@@ -175,7 +175,7 @@ def test_refuses_arguments_that_do_not_fit(backend):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch's OpenMP runtime differs elsewhere")
 def test_kernels_enter_torchs_own_thread_pool():
-    assert find_parallel_region() is not None
+    assert find_openmp() is not None
 
 
 START = """

@@ -91,7 +91,10 @@ class Unwatched:
 
 
 class _Silent:
-    def step(self, result: StepResult, overhead_s: float | None) -> None:
+    def look(self) -> None:
+        pass
+
+    def step(self, result: StepResult, look: object, overhead_s: float | None) -> None:
         pass
 
 

@@ -1,0 +1,197 @@
+"""Records a model's decoder layers, where that is possible (CPU)."""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpu_worker.attention import STEP_KEYWORD, PagedStep
+from gpu_worker.compiled import decoder_layers
+from gpu_worker.model import RaggedModel
+from gpu_worker.recorded_layers import LayerCall, Recorded, RecordedLayers
+from gpu_worker.recording import Arena, CannotRecord, Recording
+from gpu_worker.surgery import places
+from kernels.cpu_layers import CpuLayers
+from kernels.cpu_tape import JobRecorder, NotedJob, Tape
+from kernels.cpu_threads import recording
+from kernels.interface import AttentionBackend, AttentionParams, LayerCache, RaggedBatch
+from shared.logs import EventLog
+
+log = EventLog(__name__)
+
+_PROBE_TOKENS = 2
+
+
+def record_layers(
+    model: RaggedModel,
+    attention: Sequence[nn.Module],
+    kernels: CpuLayers,
+    backend: AttentionBackend,
+    caches: Mapping[nn.Module, LayerCache],
+    num_tokens: int,
+) -> RecordedLayers:
+    """Let the model play its layers, in place.
+
+    Args:
+        model: with compiled layers.
+        attention: its attention layers.
+        kernels: for what is computed between the layers' own calls.
+        backend: kernels that run on the CPU.
+        caches: what they write to and attend over.
+        num_tokens: of the largest step.
+
+    Raises:
+        CannotRecord: the model is as it was.
+    """
+    began = time.monotonic()
+    owner, name, layers = _layer_list(model, attention)
+    _require_same_calls(model, layers)
+    recorder = _Recorder(layers, kernels)
+    setattr(owner, name, nn.ModuleList([recorder]))
+    step = PagedStep(backend, caches, _widest_batch(num_tokens))
+    try:
+        _run(model, step, num_tokens)
+        if recorder.recorded is None:
+            raise CannotRecord("its layers were not called")
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        setattr(owner, name, layers)
+        raise CannotRecord(str(error)) from error
+    except CannotRecord:
+        setattr(owner, name, layers)
+        raise
+    found = RecordedLayers(layers)
+    found.recorded = recorder.recorded
+    setattr(owner, name, nn.ModuleList([found]))
+    log.info(
+        "layers recorded",
+        jobs=len(found.recorded.tape),
+        tokens=num_tokens,
+        bytes=found.recorded.tape.nbytes + found.recorded.arena.nbytes,
+        seconds=round(time.monotonic() - began, 2),
+    )
+    return found
+
+
+class _Recorder(nn.Module):
+    """In the place of the layers for one forward pass: notes their jobs, computes nothing."""
+
+    def __init__(self, layers: nn.ModuleList, kernels: CpuLayers) -> None:
+        super().__init__()
+        self.layers = layers
+        self.recorded: Recorded | None = None
+        self._kernels = kernels
+
+    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
+        step = others[STEP_KEYWORD]
+        arena, jobs = Arena(), JobRecorder()
+        given = LayerCall(more, others).tensors()
+        own = [arena.empty(tuple(each.shape), each.dtype) for each in given]
+        replaced = dict(zip(map(id, given), own, strict=True))
+        more, others = _replace(more, replaced), _replace(others, replaced)
+        first = out = arena.empty(tuple(hidden.shape), hidden.dtype)
+        with recording(jobs), Recording(arena, self._kernels.add):
+            for layer in self.layers:
+                out = layer(out, *more, **others)
+        if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:
+            raise CannotRecord("its layers do not hand on hidden states alone")
+        tape = Tape(jobs.jobs, hidden.shape[1])
+        read = [(n, each) for n, each in enumerate(own) if _is_read(each, jobs.jobs)]
+        for tensor in (first, *(each for _, each in read)):
+            if tensor.shape[:2] != hidden.shape[:2]:
+                raise CannotRecord(f"its layers read a tensor of shape {tuple(tensor.shape)}")
+        self.recorded = Recorded(tape, step, first, tuple(read), out, arena)
+        return hidden
+
+
+class _Nothing:
+    """A step that attends to nothing."""
+
+    def attend(
+        self,
+        layer: nn.Module,  # noqa: ARG002
+        query: torch.Tensor,
+        key: torch.Tensor,  # noqa: ARG002
+        value: torch.Tensor,  # noqa: ARG002
+        params: AttentionParams,  # noqa: ARG002
+    ) -> torch.Tensor:
+        return torch.zeros_like(query)
+
+
+def _layer_list(
+    model: RaggedModel, attention: Sequence[nn.Module]
+) -> tuple[nn.Module, str, nn.ModuleList]:
+    """The one list of decoder layers, and where it is."""
+    layers = decoder_layers(model.model, attention)
+    for owner, name, child in places(model.model):
+        if isinstance(child, nn.ModuleList) and list(child) == layers:
+            return owner, name, child
+    raise CannotRecord("it has no single list of layers")
+
+
+def _require_same_calls(model: RaggedModel, layers: nn.ModuleList) -> None:
+    """Refuse layers that are told different things, or do not follow each other.
+
+    Raises:
+        CannotRecord: they cannot be one.
+    """
+    calls: list[LayerCall] = []
+    outputs: list[Any] = []
+
+    def called(_: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
+        if not args:
+            raise CannotRecord("its layers get their hidden states by name")
+        if outputs and args[0] is not outputs[-1]:
+            raise CannotRecord("something is computed between its layers")
+        calls.append(LayerCall(args[1:], others))
+
+    def returned(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+        outputs.append(output)
+
+    hooks = [layer.register_forward_pre_hook(called, with_kwargs=True) for layer in layers]
+    hooks += [layer.register_forward_hook(returned) for layer in layers]
+    try:
+        _run(model, _Nothing(), _PROBE_TOKENS)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(calls) != len(layers) or not all(calls[0].same(call) for call in calls):
+        raise CannotRecord("its layers are not called alike")
+
+
+def _run(model: RaggedModel, step: Any, num_tokens: int) -> None:
+    """A forward pass whose result nobody wants."""
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64)
+    model.forward(token_ids, torch.arange(num_tokens), step, rows=token_ids[:1])
+
+
+def _widest_batch(num_tokens: int) -> RaggedBatch:
+    """Of so many sequences of one token."""
+    count = torch.arange(num_tokens + 1, dtype=torch.int32)
+    return RaggedBatch(
+        slot_mapping=torch.full((num_tokens,), -1),
+        block_tables=torch.zeros(num_tokens, 1, dtype=torch.int32),
+        context_lens=torch.ones(num_tokens, dtype=torch.int32),
+        query_starts=count,
+        max_query_len=1,
+        max_context_len=1,
+    )
+
+
+def _replace(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
+    """The same, with other tensors."""
+    if isinstance(value, torch.Tensor):
+        return tensors[id(value)]
+    if isinstance(value, Mapping):
+        return {name: _replace(each, tensors) for name, each in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_replace(each, tensors) for each in value)
+    return value
+
+
+def _is_read(tensor: torch.Tensor, jobs: Sequence[NotedJob]) -> bool:
+    """Whether a job knows an address inside."""
+    begin = tensor.data_ptr()
+    behind = begin + tensor.nbytes
+    return any(begin <= word < behind for job in jobs for word in job.words)

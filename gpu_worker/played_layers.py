@@ -1,0 +1,100 @@
+"""Layers that are played instead of called one by one, where that computes the same (CPU)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gpu_worker.executor import Executor
+from gpu_worker.layer_recorder import record_layers
+from gpu_worker.model import LayerShape, RaggedModel
+from gpu_worker.own_plans import decode_plan, prefill_plan
+from gpu_worker.recorded_layers import RecordedLayers
+from gpu_worker.recording import CannotRecord
+from gpu_worker.runner import StepRunner
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.step_inputs import StepInputs
+from kernels.cpu_isa import detect
+from kernels.cpu_layers import CpuLayers
+from kernels.interface import AttentionBackend
+from shared.logs import EventLog
+
+_NUM_SEQS = 2
+_MOST_PROMPT = 19
+_NUM_DECODES = 2
+
+
+log = EventLog(__name__)
+
+
+def play_layers(
+    executor: Executor,
+    model: RaggedModel,
+    shapes: Sequence[LayerShape],
+    backend: AttentionBackend,
+    settings: WorkerSettings,
+) -> None:
+    """Play the layers from now on, if they can be recorded; else they stay as they are.
+
+    The executor has no sequences; the pools' contents mean nothing.
+    """
+    instructions = detect()
+    if settings.layer_kernels == "off" or instructions is None:
+        return
+    try:
+        layers = record_layers(
+            model,
+            [shape.module for shape in shapes],
+            CpuLayers(instructions),
+            backend,
+            executor.memory.caches,
+            settings.max_num_batched_tokens,
+        )
+    except CannotRecord as error:
+        log.info("layers are called one by one", because=error)
+        return
+    if not play_as_called(executor, layers):
+        log.warning("layers are called one by one: recorded they compute something else")
+        layers.recorded = None
+
+
+def play_as_called(executor: Executor, layers: RecordedLayers) -> bool:
+    """Whether a prefill and some decodes have the same logits, bit for bit.
+
+    The executor has no sequences, neither before nor after; the pools' contents mean nothing.
+    """
+    kv, longest = executor.limits.kv, executor.limits.max_model_len - _NUM_DECODES - 1
+    num_seqs = min(_NUM_SEQS, kv.num_blocks)
+    length = min(_MOST_PROMPT, longest, kv.num_blocks // num_seqs * kv.block_size - _NUM_DECODES)
+    if length < 1:
+        return False  # no room to find out
+    num_blocks = -(-(length + _NUM_DECODES) // kv.block_size)
+    # Of unequal lengths, so that rows and sequences are told apart.
+    lengths = [max(1, length - 5 * index) for index in range(num_seqs)]
+    prompts = [np.arange(n, dtype=np.int32) % executor.limits.vocab_size for n in lengths]
+    runner = executor.runner
+    executor.runner = both = _Both(runner, layers)
+    try:
+        executor.execute(prefill_plan(prompts, num_blocks))
+        for step in range(_NUM_DECODES):
+            executor.execute(decode_plan(step + 2))
+    finally:
+        executor.reset()
+        executor.runner = runner
+    return both.same
+
+
+class _Both:
+    """Computes every step twice; the second time writes the same keys and values."""
+
+    def __init__(self, runner: StepRunner, layers: RecordedLayers) -> None:
+        self.same = True
+        self._runner = runner
+        self._layers = layers
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        played = self._runner.run(inputs).clone()
+        with self._layers.one_by_one():
+            called = self._runner.run(inputs)
+        self.same &= torch.equal(played, called)
+        return called

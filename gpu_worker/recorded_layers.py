@@ -1,0 +1,122 @@
+"""A model's decoder layers, recorded once and played as one call (CPU)."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpu_worker.attention import STEP_KEYWORD, PagedStep
+from gpu_worker.recording import Arena
+from kernels.cpu_tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """What a layer is called with, beside hidden states."""
+
+    more: tuple[Any, ...]
+    others: Mapping[str, Any]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors among the arguments, in a fixed order."""
+        found: list[torch.Tensor] = []
+        _gather(self.more, found)
+        _gather(self.others, found)
+        return found
+
+    def same(self, other: "LayerCall") -> bool:
+        """Whether the other layer is told the very same."""
+        return (
+            len(self.more) == len(other.more)
+            and self.others.keys() == other.others.keys()
+            and all(a is b for a, b in zip(self.more, other.more, strict=True))
+            and all(value is other.others[name] for name, value in self.others.items())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A tape, and where it reads and writes; of all tensors [1, N, ...] a step uses the first T.
+
+    Attributes:
+        tape: the layers' jobs.
+        step: the step it was recorded for: it knows the caches and kernels.
+        hidden: what the first layer reads.
+        read: other arguments that jobs read: which of the call's tensors, and where it goes.
+        out: what the last layer writes.
+        arena: the memory of all that, and of what lies between.
+    """
+
+    tape: Tape
+    step: PagedStep
+    hidden: torch.Tensor
+    read: tuple[tuple[int, torch.Tensor], ...]
+    out: torch.Tensor
+    arena: Arena
+
+    def serves(self, hidden: torch.Tensor, step: PagedStep) -> bool:
+        """Whether the step is over the same memory, and not too large."""
+        return (
+            step.lies_where(self.step)
+            and len(hidden) == 1
+            and hidden.shape[1] <= self.tape.num_tokens
+        )
+
+    def play(self, hidden: torch.Tensor, call: LayerCall, step: PagedStep) -> torch.Tensor:
+        """Hidden states [1, T, K] behind the last layer, until the next call."""
+        num_tokens = hidden.shape[1]
+        self.hidden[:, :num_tokens].copy_(hidden)
+        given = call.tensors() if self.read else ()
+        for index, place in self.read:
+            place[:, :num_tokens].copy_(given[index])
+        self.tape.play(num_tokens, step.batch)
+        return self.out[:, :num_tokens]
+
+
+class RecordedLayers(nn.Module):
+    """Decoder layers in the place of the list that a model walks through, as a list of one.
+
+    Args:
+        layers: the model's own, one after the other, all called with the same arguments.
+
+    Attributes:
+        recorded: plays them; what it does not serve is computed layer by layer.
+    """
+
+    def __init__(self, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.layers = layers
+        self.recorded: Recorded | None = None
+
+    @contextmanager
+    def one_by_one(self) -> Iterator[None]:
+        """Meanwhile nothing is played."""
+        recorded, self.recorded = self.recorded, None
+        try:
+            yield
+        finally:
+            self.recorded = recorded
+
+    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
+        """Hidden states [1, T, K] behind the last layer."""
+        step: Any = others.get(STEP_KEYWORD)
+        recorded = self.recorded if isinstance(step, PagedStep) else None
+        if recorded is not None and recorded.serves(hidden, step):
+            return recorded.play(hidden, LayerCall(more, others), step)
+        for layer in self.layers:
+            hidden = layer(hidden, *more, **others)
+        return hidden
+
+
+def _gather(value: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            _gather(each, found)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            _gather(each, found)

@@ -1,0 +1,175 @@
+"""Layers that are recorded and played, against the same layers called one by one."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama
+
+from gpu_worker.assembly import Worker, build_worker
+from gpu_worker.attention import PagedStep
+from gpu_worker.played_layers import play_as_called
+from gpu_worker.recorded_layers import RecordedLayers
+from gpu_worker.recording import Arena
+from gpu_worker.settings import WorkerSettings
+from kernels.cpu_isa import detect
+from kernels.interface import RaggedBatch
+from tests.gpu_worker.conftest import MakeWorker, ModelPath
+
+pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
+
+RECORDED = ("llama", "qwen3", "mistral")
+BLOCK_SIZE = 8
+
+
+def recorded(worker: Worker) -> RecordedLayers | None:
+    """The layers that are played, if they are."""
+    found = [
+        module
+        for module in worker.executor._model.model.modules()
+        if isinstance(module, RecordedLayers)
+    ]
+    return found[0] if found else None
+
+
+def ragged(sizes: list[int], contexts: list[int]) -> RaggedBatch:
+    """Sequences in blocks that lie scattered, so many new tokens behind what is there already."""
+    width = -(-max(contexts) // BLOCK_SIZE)
+    tables = torch.arange(len(sizes) * width, dtype=torch.int32).flip(0).view(-1, width)
+    slots = [
+        tables[row, position // BLOCK_SIZE].item() * BLOCK_SIZE + position % BLOCK_SIZE
+        for row, (size, context) in enumerate(zip(sizes, contexts, strict=True))
+        for position in range(context - size, context)
+    ]
+    starts = torch.tensor([0, *sizes]).cumsum(0)
+    return RaggedBatch(
+        slot_mapping=torch.tensor(slots),
+        block_tables=tables,
+        context_lens=torch.tensor(contexts, dtype=torch.int32),
+        query_starts=starts.int(),
+        max_query_len=max(sizes),
+        max_context_len=max(contexts),
+    )
+
+
+def logits(worker: Worker, batch: RaggedBatch, seed: int) -> torch.Tensor:
+    """Of a step with these tokens."""
+    executor = worker.executor
+    step = PagedStep(executor.runner._backend, executor.memory.caches, batch)
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens = len(batch.slot_mapping)
+    tokens = torch.randint(4096, (num_tokens,), generator=generator)
+    contexts, starts = batch.context_lens.tolist(), batch.query_starts.tolist()
+    positions = [
+        torch.arange(context - (stop - start), context)
+        for context, start, stop in zip(contexts, starts, starts[1:], strict=False)
+    ]
+    return executor._model.forward(tokens, torch.cat(positions), step, rows=None)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", RECORDED)
+def test_played_layers_have_the_same_bits_for_steps_of_any_shape(
+    kind: str, dtype: str, threads: int, make_worker: MakeWorker
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        worker = make_worker(kind, dtype=dtype, block_size=BLOCK_SIZE, num_threads=threads)
+        layers = recorded(worker)
+        assert layers is not None
+        steps = [
+            ([17, 1, 30], [17, 1, 30]),  # prompts
+            ([1, 1, 1], [18, 2, 31]),  # decodes
+            ([1, 9, 1], [19, 11, 32]),  # both
+            ([1], [20]),
+            ([120], [120]),  # more rows than a task of a linear layer handles
+        ]
+        for seed, (sizes, contexts) in enumerate(steps):
+            batch = ragged(sizes, contexts)
+            played = logits(worker, batch, seed).clone()
+            with layers.one_by_one():
+                called = logits(worker, batch, seed)
+            assert torch.equal(played, called)
+            assert played.isfinite().all()
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_step_larger_than_recorded_is_computed_layer_by_layer(make_worker: MakeWorker) -> None:
+    worker = make_worker("llama", block_size=BLOCK_SIZE, max_num_batched_tokens=20)
+    layers = recorded(worker)
+    assert layers is not None
+    small, large = ragged([20], [20]), ragged([21], [21])
+    found = logits(worker, large, 0)
+    with layers.one_by_one():
+        assert torch.equal(found, logits(worker, large, 0))
+        expected = logits(worker, small, 1)
+    assert torch.equal(logits(worker, small, 1), expected)
+
+
+@pytest.mark.parametrize("kind", ["opt", "gpt2", "gemma2"])
+def test_layers_that_compute_with_torch_are_called_one_by_one(
+    kind: str, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        worker = make_worker(kind)
+    assert recorded(worker) is None
+    (said,) = [each for each in caplog.records if "called one by one" in each.getMessage()]
+    assert "it calls aten" in str(said.__dict__)
+
+
+def test_without_compiled_layers_nothing_is_recorded(make_worker: MakeWorker) -> None:
+    assert recorded(make_worker("llama", layer_kernels="off")) is None
+
+
+def test_something_between_layers_keeps_them_apart(
+    model_path: ModelPath, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    forward = modeling_llama.LlamaDecoderLayer.__call__
+
+    def scaled(self: Any, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
+        return forward(self, hidden, *more, **others) * 1.0
+
+    monkeypatch.setattr(modeling_llama.LlamaDecoderLayer, "__call__", scaled)
+    settings = WorkerSettings(model=str(model_path("llama")), device="cpu", num_blocks=8)
+    with caplog.at_level("INFO"):
+        worker = build_worker(settings)
+    assert recorded(worker) is None
+    assert "something is computed between" in str([each.__dict__ for each in caplog.records])
+
+
+def test_what_does_not_compute_the_same_is_noticed(make_worker: MakeWorker) -> None:
+    worker = make_worker("llama")
+    layers = recorded(worker)
+    assert layers is not None
+    assert layers.recorded is not None
+    assert play_as_called(worker.executor, layers)
+    elsewhere = torch.zeros_like(layers.recorded.out)
+    layers.recorded = dataclasses.replace(layers.recorded, out=elsewhere)
+    assert not play_as_called(worker.executor, layers)
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 3])
+def test_the_smallest_pools_do(num_blocks: int, model_path: ModelPath) -> None:
+    worker = build_worker(
+        WorkerSettings(
+            model=str(model_path("llama")), device="cpu", num_blocks=num_blocks, block_size=1
+        )
+    )
+    assert not worker.executor.batch.taken.any()
+
+
+def test_memory_that_nobody_holds_is_given_out_again() -> None:
+    arena = Arena()
+    first = arena.empty((4, 16), torch.bfloat16)
+    view, address = first[1:].transpose(0, 1), first.data_ptr()
+    assert address % 64 == 0
+    del first
+    other = arena.empty((4, 16), torch.bfloat16)
+    assert other.data_ptr() != address  # a view is left
+    del view
+    again = arena.empty((8, 8), torch.bfloat16)
+    assert again.data_ptr() == address
+    assert arena.nbytes == 2 * 128

@@ -1,0 +1,190 @@
+"""Rotary embeddings and sums against torch, and jobs that are noted once and run again."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.cpu_isa import detect
+from kernels.cpu_layers import CpuLayers
+from kernels.cpu_pack import pack
+from kernels.cpu_tape import JobRecorder, Tape
+from kernels.cpu_threads import recording
+from kernels.interface import RaggedBatch
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuLayers:
+    instructions = detect()
+    assert instructions is not None
+    return CpuLayers(instructions)
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """[T, H, D] turned, as transformers does it."""
+    left, right = x.chunk(2, -1)
+    return x * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]
+
+
+@pytest.mark.parametrize("head_dim", [6, 64, 80])
+@pytest.mark.parametrize("num_tokens", [1, 9, 300])
+def test_rotary_embeddings_are_torchs_bit_for_bit(
+    kernels: CpuLayers, threads: None, num_tokens: int, head_dim: int
+) -> None:
+    rows = random(num_tokens, 5, 2 * head_dim)[:, :, :head_dim]  # heads lie apart
+    query, key = rows[:, :3], rows[:, 3:]
+    cos, sin = random(2, num_tokens, head_dim, seed=1)
+    found = kernels.rotary(torch.float32)(query, key, cos, sin)
+    for ours, x in zip(found, (query, key), strict=True):
+        assert torch.equal(ours, rotated(x, cos, sin))
+
+
+def test_rotary_embeddings_in_bfloat16_are_rounded_once(kernels: CpuLayers) -> None:
+    query, key = random(2, 7, 4, 32, dtype=torch.bfloat16)
+    cos, sin = random(2, 7, 32, seed=1, dtype=torch.bfloat16)
+    found = kernels.rotary(torch.bfloat16)(query, key, cos, sin)
+    for ours, x in zip(found, (query, key), strict=True):
+        assert torch.equal(ours, rotated(x.float(), cos.float(), sin.float()).bfloat16())
+
+
+def test_rotary_embeddings_refuse_what_does_not_fit(kernels: CpuLayers) -> None:
+    rotary = kernels.rotary(torch.float32)
+    x, angles = random(3, 2, 16), random(3, 16)
+    with pytest.raises(ValueError, match="key"):
+        rotary(x, x[:2], angles, angles)
+    with pytest.raises(ValueError, match="cos"):
+        rotary(x, x, angles[:, :8], angles)
+    with pytest.raises(ValueError, match="bfloat16"):
+        rotary(x, x.bfloat16(), angles, angles)
+    with pytest.raises(ValueError, match="contiguous"):
+        rotary(x, random(3, 2, 32)[:, :, ::2], angles, angles)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1,), (3, 37), (40, 5000)])
+def test_sums_are_torchs(
+    kernels: CpuLayers, threads: None, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    left, right = random(2, *shape, dtype=dtype)
+    assert torch.equal(kernels.add(left, right), left + right)
+
+
+def test_sums_of_other_shapes_are_refused(kernels: CpuLayers) -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        kernels.add(random(4, 4).T, random(4, 4))
+    with pytest.raises(ValueError, match=r"\(4, 1\)"):
+        kernels.add(random(4, 1), random(4, 4))
+
+
+def batch(num_tokens: int) -> RaggedBatch:
+    """One row for each of so many sequences."""
+    return RaggedBatch(
+        slot_mapping=torch.full((num_tokens,), -1),
+        block_tables=torch.zeros(num_tokens, 1, dtype=torch.int32),
+        context_lens=torch.ones(num_tokens, dtype=torch.int32),
+        query_starts=torch.arange(num_tokens + 1, dtype=torch.int32),
+        max_query_len=1,
+        max_context_len=1,
+    )
+
+
+class Chain:
+    """Layers that read what those before have written, so that every wait is needed."""
+
+    def __init__(self, kernels: CpuLayers, num_features: int, num_tokens: int) -> None:
+        self.kernels = kernels
+        weights = [random(num_features, num_features, seed=n) for n in range(6)]
+        self.layers = [kernels.linear(pack([weight]), torch.float32) for weight in weights]
+        self.norm = kernels.rms_norm(torch.ones(num_features), 1e-6, torch.float32)
+        self.x = random(num_tokens, num_features, seed=9)
+        recorder = JobRecorder()
+        with recording(recorder):
+            self.kept, self.out = self.compute(self.x)
+        self.jobs = recorder.jobs
+        self.tape = Tape(self.jobs, num_tokens)
+
+    def compute(self, x: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """All that was computed on the way, and the last of it."""
+        kept = []
+        for layer in self.layers:
+            normed = self.norm(x)
+            (y,) = layer(normed)
+            x = self.kernels.add(x, y)
+            kept += [normed, y, x]
+        return kept, x
+
+
+def test_what_is_noted_is_not_run(kernels: CpuLayers) -> None:
+    recorder = JobRecorder()
+    with recording(recorder):
+        out = kernels.add(random(64), random(64))
+        out.fill_(7)
+    assert len(recorder.jobs) == 1
+    assert (out == 7).all()
+    assert not (kernels.add(random(64), random(64)) == 7).any()  # and now all runs again
+
+
+@pytest.mark.parametrize("num_features", [64, 1024])  # one thread is enough, or it is not
+def test_a_tape_computes_what_its_jobs_computed_for_any_number_of_rows(
+    kernels: CpuLayers, threads: None, num_features: int
+) -> None:
+    chain = Chain(kernels, num_features, num_tokens=200)
+    for num_tokens in (200, 1, 2, 97, 1, 200):
+        chain.x.copy_(random(200, num_features, seed=num_tokens))
+        chain.out.fill_(torch.nan)
+        chain.tape.play(num_tokens, batch(num_tokens))
+        _, expected = chain.compute(chain.x[:num_tokens])
+        assert torch.equal(chain.out[:num_tokens], expected)
+        assert chain.out[num_tokens:].isnan().all()
+
+
+def test_threads_never_overtake_each_other(kernels: CpuLayers, threads: None) -> None:
+    chain = Chain(kernels, 1024, num_tokens=2)
+    _, expected = chain.compute(chain.x)
+    for _ in range(300):
+        chain.tape.play(2, batch(2))
+        assert torch.equal(chain.out, expected)
+
+
+def test_a_tape_serves_with_fewer_threads_than_it_was_made_for(kernels: CpuLayers) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        chain = Chain(kernels, 1024, num_tokens=3)
+        for num_threads in (2, 1, 4, 6):
+            torch.set_num_threads(num_threads)
+            _, expected = chain.compute(chain.x)
+            chain.tape.play(3, batch(3))
+            assert torch.equal(chain.out, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_tape_refuses_steps_that_it_is_not_made_for(kernels: CpuLayers) -> None:
+    tape = Chain(kernels, 64, num_tokens=3).tape
+    with pytest.raises(ValueError, match="4 tokens"):
+        tape.play(4, batch(4))
+    with pytest.raises(ValueError, match="2 tokens with 3 slots"):
+        tape.play(2, batch(3))
+
+
+def test_rows_must_be_those_of_tokens(kernels: CpuLayers) -> None:
+    jobs = Chain(kernels, 64, num_tokens=3).jobs
+    with pytest.raises(ValueError, match="3 rows for 2 tokens"):
+        Tape(jobs, 2)
