@@ -136,16 +136,15 @@ def _plans(path: Path) -> Iterator[StepPlan]:
 
 def _draft(plan: StepPlan) -> PlanDraft:
     """What a plan was packed from, as far as it decides what is computed."""
-    return PlanDraft(
-        plan.step,
-        retired=plan.retired.tolist(),
-        admissions=list(plan.admissions),
-        fork_parents=plan.fork_parents.tolist(),
-        fork_children=plan.fork_children.tolist(),
-        fork_choices=plan.fork_choices.tolist(),
-        chunk_handles=plan.chunk_handles.tolist(),
-        chunk_tokens=plan.chunk_tokens.tolist(),
-    )
+    draft = PlanDraft(plan.step)
+    draft.retired = plan.retired.tolist()
+    draft.admissions = list(plan.admissions)
+    draft.fork_parents = plan.fork_parents.tolist()
+    draft.fork_children = plan.fork_children.tolist()
+    draft.fork_choices = plan.fork_choices.tolist()
+    draft.chunk_handles = plan.chunk_handles.tolist()
+    draft.chunk_tokens = plan.chunk_tokens.tolist()
+    return draft
 
 
 def _features(work: Work) -> tuple[float, float, float, float]:

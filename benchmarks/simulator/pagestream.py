@@ -92,6 +92,9 @@ class PageStream:
         config = config or PageStreamConfig()
         self._core_config = config.for_core(worker)
         self._slots = worker.kv_slots if config.kv_slots is None else config.kv_slots
+        self._num_blocks = self._core_config.num_blocks
+        self._block_size = self._core_config.block_size
+        self._num_lost = self._slots - self._num_blocks * self._block_size
         self._core = Scheduler(self._core_config)
         self._rows = Rows(
             config.max_num_sequences,
@@ -99,6 +102,7 @@ class PageStream:
             worker.swap_copies(1),
             BeamDraws(np.random.default_rng(seed)),
         )
+        self._max_plans_in_flight = self._core_config.max_plans_in_flight
         self._plans: deque[PlanDraft] = deque()
         self._started: PlanDraft | None = None
         self._sampling: dict[tuple[int, int], SamplingParams] = {}
@@ -137,7 +141,7 @@ class PageStream:
         now_ms = int(1_000 * now_s)
         plans, occupancy = self._plans, self._occupancy
         self._is_followed = occupancy is not None
-        while len(plans) < self._core_config.max_plans_in_flight:
+        while len(plans) < self._max_plans_in_flight:
             plan = self._core.draft(now_ms)
             if plan is None:
                 self._is_followed = False  # who has ended since the last plan is in none
@@ -173,19 +177,16 @@ class PageStream:
 
     def memory(self) -> MemoryUse:
         """The pool, as of the last plan."""
-        occupancy = self._occupancy
-        if occupancy is None or not self._is_followed:
+        found = self._occupancy
+        if found is None or not self._is_followed:
             return self._seen()
-        num_tokens = occupancy.num_tokens
-        return self._use(
-            occupancy.num_slots - num_tokens,
-            occupancy.num_useful - num_tokens,
-            occupancy.num_references,
-        )
+        num_tokens = found.num_tokens
+        num_unfilled, num_reserved = found.num_slots - num_tokens, found.num_useful - num_tokens
+        return self._use(num_unfilled, num_reserved, found.num_references)
 
     def _seen(self) -> MemoryUse:
         """The same by looking at every running sequence."""
-        block_size = self._core_config.block_size
+        block_size = self._block_size
         reserved: dict[int, int] = {}  # by the last block of each table, which several may share
         unfilled: dict[int, int] = {}
         num_references = 0
@@ -203,15 +204,15 @@ class PageStream:
         return self._use(sum(unfilled.values()), sum(reserved.values()), num_references)
 
     def _use(self, num_unfilled: int, num_reserved: int, num_references: int) -> MemoryUse:
-        pool, block_size = self._core.pool, self._core_config.block_size
-        num_free = pool.num_free
-        num_used = pool.num_blocks - num_free
+        block_size = self._block_size
+        num_free = self._core.pool.num_free
+        num_used = self._num_blocks - num_free
         return MemoryUse(  # by position: names would take as long as all the rest of this
             self._slots,
             num_used * block_size - num_unfilled,
             num_reserved,
             num_unfilled - num_reserved,
-            self._slots - pool.num_blocks * block_size,
+            self._num_lost,
             num_free * block_size,
             (num_references - num_used) * block_size,
         )
@@ -256,7 +257,9 @@ def _prompt(request: SimRequest) -> IntArray:
     """Tokens that are equal where prefixes are; the rest is like no other request's."""
     own = -1 - request.id
     if not request.prefix:
-        return np.full(request.prompt_tokens, own, np.int32)
+        prompt = np.empty(request.prompt_tokens, np.int32)
+        prompt.fill(own)
+        return prompt
     ids = np.array(request.prefix, np.int64).astype(np.int32) & 0x7FFFFFFF
     shared = np.repeat(ids, request.prefix_block_tokens)[: request.prompt_tokens]
     rest = np.full(request.prompt_tokens - len(shared), own, np.int32)

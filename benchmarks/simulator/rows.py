@@ -61,16 +61,22 @@ class Rows:
         # Rows that sample: [:_num_rows] of the arrays, in any order.
         self._num_rows = 0
         self._handles = np.zeros(max_num_sequences, np.int32)
+        self._flags = np.full(max_num_sequences, EndFlag.LENGTH, np.int32)
         self._tokens = np.zeros(max_num_sequences, np.int32)
         self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
         self._ends = [0] * max_num_sequences  # step that gives its last token
         self._row_of: dict[int, int] = {}  # by handle
         self._sum_of_bases = 0
         self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by step
+        self._ended: list[int] = []  # handles whose rows go when the next plan comes
 
     def begin(self, plan: PlanDraft) -> Work:
         """Take in a plan; what it computes and moves."""
         step = plan.step
+        if self._ended:
+            for handle in self._ended:
+                self._remove(handle)
+            self._ended = []
         for handle in plan.retired:
             if handle in self._row_of:
                 self._remove(handle)
@@ -116,31 +122,29 @@ class Rows:
         )
 
     def end(self, step: int) -> StepResult:
-        """What the plan taken in last has given."""
+        """What the plan taken in last has given; the arrays hold good until the next one comes."""
         num_rows = self._num_rows
-        ended = [handle for handle in self._ending.pop(step, ()) if self._ends_in(handle, step)]
-        ended_rows, flags = _NOTHING, _NOTHING
-        handles, tokens = self._handles[:num_rows], self._tokens[:num_rows]
-        if ended:
+        ended_rows = _NOTHING
+        num_ended = 0
+        if step in self._ending:
+            ended = [handle for handle in self._ending.pop(step) if self._ends_in(handle, step)]
+            num_ended = len(ended)
             ended_rows = np.array([self._row_of[handle] for handle in ended], np.int32)
-            flags = np.full(len(ended), EndFlag.LENGTH, np.int32)
-            handles, tokens = handles.copy(), tokens.copy()
-            for handle in ended:
-                self._remove(handle)
-        return StepResult(
-            step=step,
-            handles=handles,
-            tokens=tokens,
-            ended_rows=ended_rows,
-            ended_flags=flags,
-            beams=self._candidates,
-            logprobs=(),
-            prompt_logprobs=(),
-            admitted_handles=_NOTHING,
-            admitted_computed=_NOTHING,
-            num_batched_tokens=num_rows,
-            model_us=0,
-            step_us=0,
+            self._ended = ended
+        return StepResult(  # by position: names would take as long as all the rest of this
+            step,
+            self._handles[:num_rows],
+            self._tokens[:num_rows],
+            ended_rows,
+            self._flags[:num_ended] if num_ended else _NOTHING,
+            self._candidates,
+            (),  # log-probabilities
+            (),
+            _NOTHING,  # of admissions
+            _NOTHING,
+            num_rows,
+            0,  # durations
+            0,
         )
 
     @property

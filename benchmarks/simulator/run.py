@@ -136,7 +136,7 @@ class _Clock:
 
     def serve(self, before_s: float, until_s: float) -> None:
         """Let all iterations end that do so before one time, and not after the other."""
-        ends, systems, recorder, num_open = self._ends, self._systems, self.recorder, self._num_open
+        ends, systems, progressed = self._ends, self._systems, self.recorder.progressed
         while ends:
             end_s, engine = ends[0]
             if end_s >= before_s or end_s > until_s:
@@ -145,20 +145,20 @@ class _Clock:
             self._pass_time(end_s)
             self._is_busy[engine] = False
             progress = systems[engine].finish(end_s)
-            recorder.progressed(progress, end_s)
+            progressed(progress, end_s)
             if progress.finished:
-                num_open[engine] -= len(progress.finished)
+                self._num_open[engine] -= len(progress.finished)
             self._start(engine)
 
     def _start(self, engine: int) -> None:
-        system, now_s = self._systems[engine], self.now_s
+        system, now_s, recorder = self._systems[engine], self.now_s, self.recorder
         work = system.start(now_s)
-        self.recorder.held.changes(engine, now_s, system.memory())
+        recorder.held.changes(engine, now_s, system.memory())
         if work is None:
             return
-        parts = self._parts(work)
-        duration_s = parts.compute_s + parts.memory_s + parts.fixed_s
-        self.recorder.iteration(work, parts, duration_s, system.num_running)
+        parts = compute_s, memory_s, fixed_s = self._parts(work)
+        duration_s = compute_s + memory_s + fixed_s
+        recorder.iteration(work, parts, duration_s, system.num_running)
         self._is_busy[engine] = True
         heappush(self._ends, (now_s + duration_s, engine))
 
@@ -168,5 +168,5 @@ class _Clock:
             self.recorder.sample(self._sample_s)
             self._sample_s += self._sample_every_s
         self._num_events += 1
-        if self.on_progress is not None and self._num_events % _EACH == 0:
+        if self._num_events % _EACH == 0 and self.on_progress is not None:
             self.on_progress(now_s, self.recorder.num_complete)

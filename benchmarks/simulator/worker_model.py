@@ -175,10 +175,9 @@ class WorkerModel:
 
     def parts(self, work: Work) -> Parts:
         """The same, by what it is spent on; of a pass's weights the slower half counts."""
-        prefill, decode = work.prefill_tokens, work.decode_tokens
-        rows = work.sampled_rows
-        compute = work.prefill_context * self._pair_s
-        memory = work.decode_context * self._kv_token_s
+        prefill, prefill_context, decode, decode_context, rows, swapped, copied, mapped, _ = work
+        compute = prefill_context * self._pair_s
+        memory = decode_context * self._kv_token_s
         passes: tuple[tuple[int, int], ...] = ((prefill + decode, rows),)
         if prefill and decode and not self.mixes_passes:
             first = max(rows - decode, 0)
@@ -195,8 +194,8 @@ class WorkerModel:
                 memory += self._weights_s
         fixed = num_passes * self._pass_s + rows * self._row_s
         fixed += (prefill + decode) * self._peer_token_s
-        memory += work.copied_bytes * self._copy_byte_s
-        if work.swapped_bytes or work.mapped_pages:
+        memory += copied * self._copy_byte_s
+        if swapped or mapped:
             fixed += self._moved_s(work)
         return Parts(compute, memory, fixed)
 

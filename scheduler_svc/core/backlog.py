@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.sequence import GroupState, SequenceGroup
+from scheduler_svc.core.sequence import (
+    ENDED,
+    SequenceGroup,
+)
 from shared.messages import Submit
 
 _CLEAN_AT = 1_024  # deadlines; beyond, those of ended requests are dropped now and then
@@ -100,18 +103,22 @@ class Deadlines:
 
     def _forget_ended(self) -> None:
         """Most requests end long before their deadlines."""
-        self._due = [entry for entry in self._due if entry[3].state is not GroupState.ENDED]
+        self._due = [entry for entry in self._due if entry[3].state is not ENDED]
         heapify(self._due)
         self._clean_at = max(_CLEAN_AT, 2 * len(self._due))
+
+    def has_passed(self, now_ms: int) -> bool:
+        """Whether ``passed`` has anybody to look at."""
+        return bool(self._due) and self._due[0][0] <= now_ms
 
     def passed(self, now_ms: int) -> Iterator[tuple[SequenceGroup, str]]:
         """Groups whose time is over, and why; the caller ends each before it asks for the next.
 
         A request that waits too long and is past its own deadline would otherwise end twice.
         """
-        while self._due and self._due[0][0] <= now_ms:
+        while self.has_passed(now_ms):
             _, _, while_waiting, group = heappop(self._due)
-            if group.state is GroupState.ENDED or (while_waiting and group.was_admitted):
+            if group.state is ENDED or (while_waiting and group.was_admitted):
                 continue
             why = "it waited too long for its turn" if while_waiting else "its deadline has passed"
             yield group, why

@@ -68,14 +68,18 @@ class BlockPool:
 
     def allocate(self, count: int) -> list[int] | None:
         """``count`` blocks, or None, and nothing changed, if there are not as many."""
-        if count > self.num_free:
-            return None
-        while len(self._free) < count:
-            self._evict()
-        blocks = self._free[len(self._free) - count :]
-        del self._free[len(self._free) - count :]
+        free = self._free
+        num_missing = count - len(free)
+        if num_missing > 0:
+            if num_missing > len(self._cached):
+                return None
+            self._evict(num_missing)
+        first = len(free) - count
+        blocks = free[first:]
+        del free[first:]
+        references = self._references
         for block in blocks:
-            self._references[block] = 1
+            references[block] = 1
         return blocks
 
     def fork(self, blocks: Sequence[int]) -> None:
@@ -86,24 +90,35 @@ class BlockPool:
 
     def free(self, blocks: Sequence[int]) -> None:
         """One table less refers to these blocks."""
+        references, hash_of, cached = self._references, self._hash_of, self._cached
         # The end of a table goes first: its beginning is likelier to be asked for again.
         for block in reversed(blocks):
-            assert self._references[block] > 0, f"block {block} is freed twice"
-            self._references[block] -= 1
-            if self._references[block] == 0:
-                self._set_aside(block)
+            left = references[block] - 1
+            references[block] = left
+            if left:
+                assert left > 0, f"block {block} is freed twice"
+            elif block not in hash_of:
+                self._free.append(block)
+            else:
+                cached[block] = None
+                if not self._keeps_cached:
+                    self._evict(1)
 
     # ------------------------------------------------------------------ the cache
 
-    def register(self, block: int, block_hash: BlockHash) -> None:
-        """Make a full block findable; the first of several with the same content is kept."""
-        assert self._references[block] > 0, f"block {block} is registered but nobody's"
-        if block_hash not in self._block_of and block not in self._hash_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
-            if block_hash in self._num_pins:
+    def register(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
+        """Make full blocks findable; the first of several with the same content is kept."""
+        references, block_of, hash_of = self._references, self._block_of, self._hash_of
+        assert all(map(references.__getitem__, blocks)), f"some of {blocks} are nobody's"
+        pins = self._num_pins
+        for block, block_hash in zip(blocks, hashes, strict=True):
+            if block in hash_of or block_hash in block_of:
+                continue
+            block_of[block_hash] = block
+            hash_of[block] = block_hash
+            if pins and block_hash in pins:
                 self._pinned.add(block)
-                self._references[block] += 1
+                references[block] += 1
 
     def find(self, hashes: Sequence[BlockHash]) -> list[int]:
         """The longest run of known blocks that starts with the first hash; takes no reference."""
@@ -150,16 +165,10 @@ class BlockPool:
         """Blocks that would be pinned at most if this content were pinned too."""
         return len(self._num_pins) + sum(found not in self._num_pins for found in hashes)
 
-    def _set_aside(self, block: int) -> None:
-        """Nobody refers to the block any more."""
-        if block not in self._hash_of:
-            self._free.append(block)
-            return
-        self._cached[block] = None
-        if not self._keeps_cached:
-            self._evict()
-
-    def _evict(self) -> None:
-        block, _ = self._cached.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
-        self._free.append(block)
+    def _evict(self, count: int) -> None:
+        """Give up the content of the least recently used of the cached blocks."""
+        cached, hash_of, block_of, free = self._cached, self._hash_of, self._block_of, self._free
+        for _ in range(count):
+            block, _ = cached.popitem(last=False)
+            del block_of[hash_of.pop(block)]
+            free.append(block)

@@ -28,10 +28,9 @@ def extend(
     """
     previous = hashes[-1] if hashes else root
     assert len(hashes) == first, f"{len(hashes)} hashes, expected {first}"
-    data = memoryview(tokens.tobytes())
+    data = tokens.tobytes()
     width = block_size * tokens.itemsize
     for start in range(0, len(tokens) // block_size * width, width):
-        digest = blake2b(previous, digest_size=_DIGEST_BYTES)
-        digest.update(data[start : start + width])
-        previous = digest.digest()
+        content = previous + data[start : start + width]
+        previous = blake2b(content, digest_size=_DIGEST_BYTES).digest()
         hashes.append(previous)

@@ -6,9 +6,17 @@ from operator import attrgetter
 
 from scheduler_svc.core.backlog import Backlog
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.sequence import GroupState, SequenceGroup
+from scheduler_svc.core.sequence import (
+    DECODING,
+    DRAINING,
+    ENDED,
+    PREEMPTED,
+    PREFILLING,
+    WAITING,
+    GroupState,
+    SequenceGroup,
+)
 
-_S = GroupState
 BY_RANK = attrgetter("rank")
 
 
@@ -45,19 +53,19 @@ class Queues:
     def first_waiting(self) -> SequenceGroup | None:
         """The group to admit next, unless a preempted one waits."""
         waiting = self._waiting
-        while waiting and waiting[0][1].state is not _S.WAITING:
+        while waiting and waiting[0][1].state is not WAITING:
             heappop(waiting)  # ended while it waited
         return waiting[0][1] if waiting else None
 
     def admit(self, group: SequenceGroup) -> None:
         """The first of a queue has got its blocks."""
-        if group.state is _S.WAITING:
+        if group.state is WAITING:
             heappop(self._waiting)
             self.num_waiting -= 1
             self.backlog.remove(group.submit)
         else:
             _remove(self.preempted, group)
-        group.move_to(_S.PREFILLING)
+        group.move_to(PREFILLING)
         if group.search is not None:
             self.num_beams += group.search.params.width
         insort(self.running, group, key=BY_RANK)
@@ -67,53 +75,53 @@ class Queues:
         """All of a group's tokens are planned; it goes on in this state."""
         _remove(self.prefilling, group)
         group.move_to(state)
-        if state is _S.DECODING:
+        if state is DECODING:
             self.num_decoding += len(group.sequences)
 
     def drain(self, group: SequenceGroup) -> None:
         """A decoding group's last possible token is planned."""
-        group.move_to(_S.DRAINING)
+        group.move_to(DRAINING)
         self.num_decoding -= len(group.sequences)
 
     def preempt(self, group: SequenceGroup) -> None:
         """A running group loses its blocks."""
         self._stop_running(group)
-        group.move_to(_S.PREEMPTED)
+        group.move_to(PREEMPTED)
         insort(self.preempted, group, key=BY_RANK)
 
     def wait_again(self, group: SequenceGroup) -> None:
         """A running group goes back to where it came from."""
         self._stop_running(group)
-        group.move_to(_S.WAITING)
+        group.move_to(WAITING)
         self.wait(group)
 
     def victim(self) -> SequenceGroup:
         """Who has to go when blocks are short: the latest of those that are not done anyway."""
-        return next(found for found in reversed(self.running) if found.state is not _S.DRAINING)
+        return next(found for found in reversed(self.running) if found.state is not DRAINING)
 
     def end(self, group: SequenceGroup) -> None:
         """A group is done, whatever it was doing."""
-        if group.state is _S.WAITING:
+        if group.state is WAITING:
             self.num_waiting -= 1
             self.backlog.remove(group.submit)
-        elif group.state is _S.PREEMPTED:
+        elif group.state is PREEMPTED:
             _remove(self.preempted, group)
         else:
             self._stop_running(group)
-        group.move_to(_S.ENDED)
+        group.move_to(ENDED)
 
     def end_sequence(self, group: SequenceGroup) -> None:
         """One of several sequences of a group is done."""
-        if group.state is _S.DECODING:
+        if group.state is DECODING:
             self.num_decoding -= 1
 
     def _stop_running(self, group: SequenceGroup) -> None:
         _remove(self.running, group)
         if group.search is not None:
             self.num_beams -= group.search.params.width
-        if group.state is _S.PREFILLING:
+        if group.state is PREFILLING:
             _remove(self.prefilling, group)
-        elif group.state is _S.DECODING:
+        elif group.state is DECODING:
             self.num_decoding -= len(group.sequences)
 
 

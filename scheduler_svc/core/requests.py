@@ -13,7 +13,12 @@ from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.prefix import first_hash
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest, RememberedRequests
 from scheduler_svc.core.retention import Retention
-from scheduler_svc.core.sequence import NO_TOKENS, GroupState, SequenceGroup
+from scheduler_svc.core.sequence import (
+    ENDED,
+    NO_TOKENS,
+    PREFILLING,
+    SequenceGroup,
+)
 from scheduler_svc.core.sequence import Sequence as TokenSequence
 from scheduler_svc.core.stepping import Stepping
 from scheduler_svc.core.views import continued, delivered_by, may_follow, views_of
@@ -349,7 +354,7 @@ class Requests:
         group = self._by_request.get(stop.request_id)
         if group is None or group.search is not None:
             return []
-        prefilling = group.state is GroupState.PREFILLING
+        prefilling = group.state is PREFILLING
         if prefilling and len(group.prefilled) < len(group.sequences):
             return []  # no choice has a token yet: nothing can have been found in it
         for sequence in group.sequences:
@@ -360,7 +365,7 @@ class Requests:
                 break
         else:
             return []
-        if group.state is GroupState.ENDED:
+        if group.state is ENDED:
             return [self._answers.ended(stop.request_id, FinishReason.STOP)]
         return [self._answers.stopped(stop)]
 
@@ -390,6 +395,8 @@ class Requests:
         """End what is overdue, and forget what has ended too long ago."""
         self._now_ms = max(self._now_ms, now_ms)
         self._remembered.expire(self._now_ms)
+        if not self._deadlines.has_passed(now_ms):
+            return []
         return [
             self._end_all(group, FinishReason.DEADLINE, why)
             for group, why in self._deadlines.passed(now_ms)
@@ -400,7 +407,7 @@ class Requests:
         self._stepping.end_sequence(group, sequence)
         group.ended[sequence.choice] = EndedChoice(sequence.output, reason)
         del self._by_handle[sequence.handle]
-        if group.state is GroupState.ENDED:
+        if group.state is ENDED:
             self._forget(group, reason, None)
 
     def _end_all(self, group: SequenceGroup, reason: FinishReason, error: str = "") -> Message:

@@ -166,16 +166,9 @@ class Scheduler:
         return []
 
     def _apply_result(self, result: StepResult) -> list[Message]:
-        ended_handles: list[int] = []
-        flags: list[EndFlag] = []
-        try:
-            if len(result.ended_rows):
-                ended_handles = result.handles[result.ended_rows].tolist()
-                flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
-        except (IndexError, ValueError) as error:
-            raise ProtocolError(f"result of step {result.step}: {error}") from None
+        ended = _ended(result) if len(result.ended_rows) else ()
         done = self._stepping.apply(result)
-        for handle, flag in zip(ended_handles, flags, strict=False):
+        for handle, flag in ended:
             self._requests.flagged(handle, flag)
         return [self._requests.finish_search(group) for group in done]
 
@@ -316,3 +309,13 @@ class Scheduler:
             num_pinned_prefixes=len(self._prefixes),
             step=self.planned_step,
         )
+
+
+def _ended(result: StepResult) -> list[tuple[int, EndFlag]]:
+    """Sequences that have ended, and why."""
+    try:
+        handles = result.handles[result.ended_rows].tolist()
+        flags = map(EndFlag, result.ended_flags.tolist())
+        return list(zip(handles, flags, strict=False))
+    except (IndexError, ValueError) as error:
+        raise ProtocolError(f"result of step {result.step}: {error}") from None

@@ -10,7 +10,13 @@ from collections.abc import Callable
 
 from scheduler_svc.core.beams import Turnover
 from scheduler_svc.core.config import ProtocolError
-from scheduler_svc.core.sequence import NO_TOKENS, GroupState, Sequence, SequenceGroup
+from scheduler_svc.core.sequence import (
+    ENDED,
+    NO_TOKENS,
+    SEARCHING,
+    Sequence,
+    SequenceGroup,
+)
 from scheduler_svc.core.tables import BlockTables
 from shared.messages import BeamCandidates, StepResult
 
@@ -39,7 +45,7 @@ class Searches:
         """Groups whose beams have new last tokens, for the plan that is being made."""
         due, self._due = self._due, []
         # One may have been ended since its result was applied.
-        return [group for group in due if group.state is GroupState.SEARCHING]
+        return [group for group in due if group.state is SEARCHING]
 
     def apply(self, result: StepResult) -> list[SequenceGroup]:
         """Let all searches take their turn that waited for this step; those that are done.
@@ -47,10 +53,13 @@ class Searches:
         Raises:
             ProtocolError: one of them has no candidates, or such that cannot be.
         """
-        candidates = {found.group: found for found in result.beams}
         done: list[SequenceGroup] = []
-        for group in self._awaited.pop(result.step, ()):
-            if group.state is GroupState.ENDED:
+        groups = self._awaited.pop(result.step, None)
+        if groups is None:
+            return done
+        candidates = {found.group: found for found in result.beams}
+        for group in groups:
+            if group.state is ENDED:
                 continue
             if group.handle not in candidates:
                 raise ProtocolError(
@@ -59,7 +68,7 @@ class Searches:
             group.awaited_step = 0
             if self._advance(group, candidates[group.handle]):
                 done.append(group)
-            elif group.state is GroupState.SEARCHING:
+            elif group.state is SEARCHING:
                 self._due.append(group)
         return done
 
@@ -96,6 +105,6 @@ class Searches:
             self._tables.give_up(old[index])
             self._tables.drop_swapped(old[index])
         group.sequences = sequences
-        if group.state is GroupState.SEARCHING:
+        if group.state is SEARCHING:
             group.parents = [old[index].handle for index in turn.parents]
             group.num_tokens += 1

@@ -24,23 +24,26 @@ class GroupState(Enum):
     PREEMPTED = auto()  # lost its blocks, waits to get them back
     ENDED = auto()
 
+    __hash__ = object.__hash__  # members are singletons; Enum would hash their names each time
 
-_S = GroupState
+
+# Every step asks for them many times, and as attributes of the Enum they take ten times as long.
+WAITING, PREFILLING, DECODING, SEARCHING, DRAINING, PREEMPTED, ENDED = GroupState
 _TRANSITIONS = {
-    _S.WAITING: {_S.PREFILLING, _S.ENDED},
-    _S.PREFILLING: {
-        _S.WAITING,  # only what nobody waits for
-        _S.DECODING,
-        _S.SEARCHING,
-        _S.DRAINING,
-        _S.PREEMPTED,
-        _S.ENDED,
+    WAITING: {PREFILLING, ENDED},
+    PREFILLING: {
+        WAITING,  # only what nobody waits for
+        DECODING,
+        SEARCHING,
+        DRAINING,
+        PREEMPTED,
+        ENDED,
     },
-    _S.DECODING: {_S.DRAINING, _S.PREEMPTED, _S.ENDED},
-    _S.SEARCHING: {_S.PREEMPTED, _S.ENDED},
-    _S.DRAINING: {_S.PREEMPTED, _S.ENDED},  # the former if a client has seen something else
-    _S.PREEMPTED: {_S.PREFILLING, _S.ENDED},
-    _S.ENDED: set(),
+    DECODING: {DRAINING, PREEMPTED, ENDED},
+    SEARCHING: {PREEMPTED, ENDED},
+    DRAINING: {PREEMPTED, ENDED},  # the former if a client has seen something else
+    PREEMPTED: {PREFILLING, ENDED},
+    ENDED: set(),
 }
 
 NO_TOKENS: IntArray = np.empty(0, np.int32)
@@ -76,7 +79,7 @@ class SequenceGroup:
     sequences: list[Sequence]  # those that have not ended; of a beam search, by running beam
     ended: dict[int, EndedChoice] = field(default_factory=dict)  # by choice
     prefilled: list[Sequence] = field(default_factory=list)  # those whose prefill makes the group
-    state: GroupState = GroupState.WAITING
+    state: GroupState = WAITING
     num_tokens: int = 0  # prompt and output of each sequence when they were admitted
     decode_from: int = 0  # first step that computes a token behind those
     next_block_step: int = 0  # step whose token opens a new block
@@ -140,14 +143,14 @@ class SequenceGroup:
 
     def next_position(self, step: int) -> int:
         """Where the sequences of a running group write in this step."""
-        if self.state is _S.SEARCHING:
+        if self.state is SEARCHING:
             return self.num_tokens - 1
         return self.num_tokens + step - self.decode_from
 
     def kv_tokens_at(self, step: int, sequence: Sequence) -> int:
         """Tokens with keys and values of a sequence once ``step`` is done."""
-        if self.state in (_S.DECODING, _S.DRAINING):
+        if self.state in (DECODING, DRAINING):
             return self.num_tokens + min(step, self.last_step) - self.decode_from + 1
-        if self.state is _S.SEARCHING:
+        if self.state is SEARCHING:
             return self.num_tokens - (self.awaited_step == 0)
         return sequence.num_planned if sequence.block_table else 0

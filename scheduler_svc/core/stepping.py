@@ -17,13 +17,20 @@ from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.prefill import plan_chunks
 from scheduler_svc.core.queues import BY_RANK, Queues
 from scheduler_svc.core.searches import Searches
-from scheduler_svc.core.sequence import GroupState, Sequence, SequenceGroup
+from scheduler_svc.core.sequence import (
+    DECODING,
+    DRAINING,
+    PREEMPTED,
+    PREFILLING,
+    SEARCHING,
+    WAITING,
+    Sequence,
+    SequenceGroup,
+)
 from scheduler_svc.core.tables import BlockTables
 from scheduler_svc.core.tokens import TokenStore
 from shared.codec import IntArray
 from shared.messages import StepResult
-
-_S = GroupState
 
 # A request that was computed when a worker died, and again when the next one did, has the third to
 # itself until it has got further.
@@ -63,6 +70,7 @@ class Stepping:
         self.is_draining = False
         self.queues = Queues(config)
         self._config = config
+        self._block_size = config.block_size
         self._tables = tables
         self._prefixes = prefixes
         self._note = note
@@ -142,7 +150,7 @@ class Stepping:
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
         """A sequence is over; what it held is free for the next plan."""
-        if group.state is _S.PREFILLING and len(group.sequences) > 1:
+        if group.state is PREFILLING and len(group.sequences) > 1:
             self._leave_prefill(group, sequence)
         self._give_up_blocks(group, sequence)
         self._tables.drop_swapped(sequence)
@@ -163,7 +171,7 @@ class Stepping:
 
     def replace(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
         """Let a group go on with other sequences, that have all their tokens but no blocks."""
-        if group.state not in (_S.WAITING, _S.PREEMPTED):
+        if group.state not in (WAITING, PREEMPTED):
             self._wait_for_blocks(group)
         for sequence in group.sequences:
             self._tables.drop_swapped(sequence)
@@ -198,7 +206,7 @@ class Stepping:
 
     def _drain_those_at_their_limit(self, step: int) -> None:
         for group in self._reaches_limit.pop(step - 1, ()):
-            if group.state is _S.DECODING and group.last_step == step - 1:
+            if group.state is DECODING and group.last_step == step - 1:
                 self.queues.drain(group)
 
     def _make_room(self, draft: PlanDraft) -> None:
@@ -206,30 +214,53 @@ class Stepping:
         step = draft.step
         due = self._searches.take_due()
         for group in self._opens_block.pop(step, ()):
-            if group.state is _S.DECODING and group.next_block_step == step:
+            if group.state is DECODING and group.next_block_step == step:
                 group.next_block_step = 0  # preempted and back, it may be noted here twice
                 due.append(group)
-        tables = self._tables
-        positions = [group.next_position(step) for group in due]
-        needed = sum(map(tables.num_needed, due, positions))
-        blocks = self._pool.allocate(needed)
+        if not due:
+            return
+        num_needed = num_inside = 0
+        for group in due:
+            position = group.next_position(step)
+            if position % self._block_size:
+                num_inside += 1
+                num_needed += self._tables.num_needed(group, position)
+            else:
+                num_needed += len(group.sequences)
+        blocks = self._pool.allocate(num_needed)
         if blocks is None:
             self._make_room_by_rank(due, draft)
-            return
-        for group, position in zip(due, positions, strict=True):
-            tables.make_room(group, position, blocks, draft)
-            self._go_on(group, position, draft)
+        elif num_inside:
+            for group in due:
+                self._go_on(group, blocks, draft)
+        else:
+            self._open_blocks(due, blocks, draft)
+
+    def _open_blocks(self, due: list[SequenceGroup], blocks: list[int], draft: PlanDraft) -> None:
+        """All of them write at the beginning of a block."""
+        full_at = draft.step + self._block_size
+        for group in due:
+            for sequence in group.sequences:
+                block = blocks.pop()
+                sequence.block_table.append(block)
+                draft.grown_handles.append(sequence.handle)
+                draft.grown_blocks.append(block)
+            if group.search is not None:
+                self._search_on(group, draft)
+                continue
+            group.next_block_step = full_at
+            if full_at <= group.last_step:
+                self._opens_block[full_at].append(group)
 
     def _make_room_by_rank(self, due: list[SequenceGroup], draft: PlanDraft) -> None:
         """The same when not all can have what they need: the latest have to go."""
         for group in sorted(due, key=BY_RANK):
-            if group.state is _S.PREEMPTED:
+            if group.state is PREEMPTED:
                 continue
             position = group.next_position(draft.step)
             blocks = self._blocks_for(group, position, draft)
             if blocks is not None:
-                self._tables.make_room(group, position, blocks, draft)
-                self._go_on(group, position, draft)
+                self._go_on(group, blocks, draft)
 
     def _blocks_for(
         self, group: SequenceGroup, position: int, draft: PlanDraft
@@ -246,17 +277,23 @@ class Stepping:
                 return None
         return blocks
 
-    def _go_on(self, group: SequenceGroup, position: int, draft: PlanDraft) -> None:
-        """The group has room to write at ``position``."""
-        if group.state is _S.SEARCHING:
-            draft.search(group)
-            self._searches.planned(group, draft.step)
-        else:
+    def _go_on(self, group: SequenceGroup, blocks: list[int], draft: PlanDraft) -> None:
+        """Let a group write, in the last of these blocks as far as it needs any."""
+        position = group.next_position(draft.step)
+        self._tables.make_room(group, position, blocks, draft)
+        if group.search is None:
             self._note_next_block(group, position, draft.step)
+        else:
+            self._search_on(group, draft)
+
+    def _search_on(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """The beams of a group have room for their last tokens."""
+        draft.search(group)
+        self._searches.planned(group, draft.step)
 
     def _note_next_block(self, group: SequenceGroup, position: int, step: int) -> None:
         """``step`` has room to write at ``position``; note when the block is full."""
-        due = step + self._config.block_size - position % self._config.block_size
+        due = step + self._block_size - position % self._block_size
         group.next_block_step = due
         if due <= group.last_step:
             self._opens_block[due].append(group)
@@ -296,13 +333,13 @@ class Stepping:
         group.last_step = self.planned_step  # its results may come until then
 
     def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
-        if victim.state is _S.PREFILLING:
+        if victim.state is PREFILLING:
             return Preemption.RECOMPUTE  # half a prompt is not worth keeping
         num_blocks = self._tables.num_blocks_of(victim)
         return kind_of_preemption(self._config, num_blocks, self._tables.host_pool.num_free)
 
     def _continue_prefills(self, draft: PlanDraft) -> None:
-        for group in list(self.queues.prefilling):
+        for group in self.queues.prefilling.copy():
             if draft.prompt_budget <= 0:
                 return
             self._plan_chunks(group, draft)
@@ -375,9 +412,8 @@ class Stepping:
             return
         if group.num_deaths:
             self._survives[draft.step].append(group)
-        self.queues.prefilled(group, _S.SEARCHING)
-        draft.search(group)
-        self._searches.planned(group, draft.step)
+        self.queues.prefilled(group, SEARCHING)
+        self._search_on(group, draft)
 
     def _start_decoding(self, group: SequenceGroup, step: int) -> None:
         """``step`` samples a token; from the next one on the group decodes by itself."""
@@ -389,14 +425,14 @@ class Stepping:
         if group.num_deaths:
             self._survives[min(group.decode_from, group.last_step)].append(group)
         if group.last_step == step:
-            self.queues.prefilled(group, _S.DRAINING)
+            self.queues.prefilled(group, DRAINING)
             return
-        self.queues.prefilled(group, _S.DECODING)
+        self.queues.prefilled(group, DECODING)
         self._reaches_limit[group.last_step].append(group)
         # Step decode_from computes the token at position num_tokens: at a border it needs a new
         # block, and forks need room of their own.
         position = group.num_tokens
-        if position % self._config.block_size == 0 or self._tables.num_needed(group, position):
+        if position % self._block_size == 0 or self._tables.num_needed(group, position):
             group.next_block_step = group.decode_from
             self._opens_block[group.decode_from].append(group)
         else:
@@ -407,7 +443,7 @@ class Stepping:
         if not sequence.block_table:
             return
         num_computed = sequence.num_planned
-        if group.state is not _S.PREFILLING:
+        if group.state is not PREFILLING:
             if sequence.slot is not None:
                 sequence.output = self._tokens.output(sequence.slot)
             # The last token that is known was sampled, but is not computed for sure.

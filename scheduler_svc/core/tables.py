@@ -1,5 +1,7 @@
 """Block tables: which blocks hold which tokens of which sequence, and what they share."""
 
+from itertools import chain
+
 from scheduler_svc.core import prefix
 from scheduler_svc.core.blocks import BlockHash, BlockPool
 from scheduler_svc.core.config import SchedulerConfig
@@ -31,8 +33,10 @@ class BlockTables:
         Args:
             reserve: blocks that must stay free.
         """
-        hits = [self._hits(group, sequence) for sequence in group.prefilled]
         num_blocks = -(-group.num_tokens // self._block_size)
+        if len(group.prefilled) == 1:
+            return self._admit_one(group, group.prefilled[0], num_blocks, reserve)
+        hits = [self._hits(group, sequence) for sequence in group.prefilled]
         lengths = self._num_shared_blocks(group, hits)
         fresh = sum(num_blocks - length for length in lengths)
         taken = self.pool.num_cached_in({block for found in hits for block in found})
@@ -52,6 +56,22 @@ class BlockTables:
             sequence.block_table = table + rest + more
             sequence.num_planned = length * self._block_size
             promised.update(zip(sequence.hashes, sequence.block_table, strict=False))
+        return True
+
+    def _admit_one(
+        self, group: SequenceGroup, sequence: Sequence, num_blocks: int, reserve: int
+    ) -> bool:
+        """The same for a single sequence, as most groups have: whoever waits asks in every step."""
+        found = self._hits(group, sequence)
+        pool = self.pool
+        fresh = num_blocks - len(found)
+        if fresh + reserve + (pool.num_cached_in(found) if found else 0) > pool.num_free:
+            return False
+        pool.take(found)
+        more = pool.allocate(fresh)
+        assert more is not None, "the blocks were counted"
+        sequence.num_planned = len(found) * self._block_size
+        sequence.block_table = found + more
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
@@ -79,7 +99,8 @@ class BlockTables:
             for sequence in group.sequences:
                 block = blocks.pop()
                 sequence.block_table.append(block)
-                draft.grow(sequence.handle, block)
+                draft.grown_handles.append(sequence.handle)
+                draft.grown_blocks.append(block)
             return
         column = position // self._block_size
         for sequence in group.sequences:
@@ -91,21 +112,23 @@ class BlockTables:
 
     def num_blocks_of(self, group: SequenceGroup) -> int:
         """Device blocks that the group's tables refer to, each counted once."""
-        return len({block for found in group.sequences for block in found.block_table})
+        return len(_distinct(group))
 
     def swap_out(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Keep the group's blocks in the host pool, which must have room; sharing is kept."""
-        host_of: dict[int, int] = {}
+        blocks = _distinct(group)
+        hosts = self.host_pool.allocate(len(blocks))
+        assert hosts is not None, "the host pool was asked"
+        hosts.reverse()  # as if they were asked for one by one
+        draft.swap_out_device += blocks
+        draft.swap_out_host += hosts
+        host_of = dict(zip(blocks, hosts, strict=True))
         for sequence in group.sequences:
-            for block in sequence.block_table:
-                if block in host_of:
-                    self.host_pool.fork([host_of[block]])
-                else:
-                    found = self.host_pool.allocate(1)
-                    assert found is not None, "the host pool was asked"
-                    [host_of[block]] = found
-                    draft.swap_out(block, host_of[block])
-                sequence.host_table.append(host_of[block])
+            sequence.host_table = [host_of[block] for block in sequence.block_table]
+        if len(group.sequences) > 1:
+            for sequence in group.sequences:
+                self.host_pool.fork(sequence.host_table)
+            self.host_pool.free(hosts)  # only the tables refer to them
 
     def swap_in(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
         """Bring a swapped group back to the device, or nothing.
@@ -115,27 +138,30 @@ class BlockTables:
         """
         num_blocks = -(-group.num_tokens // self._block_size)
         column = num_blocks - 1
-        shared = {block for found in group.sequences for block in found.host_table[:column]}
-        needed = len(shared) + len(group.sequences)
+        needed = num_blocks
+        if len(group.sequences) > 1:
+            shared = {block for found in group.sequences for block in found.host_table[:column]}
+            needed = len(shared) + len(group.sequences)
         if needed + reserve > self.pool.num_free:
             return False
         blocks = self.pool.allocate(needed)
         assert blocks is not None, "the blocks were counted"
         device_of: dict[int, int] = {}
         for sequence in group.sequences:
+            table = sequence.block_table
             for host in sequence.host_table[:column]:
-                if host in device_of:
-                    self.pool.fork([device_of[host]])
+                device = device_of.get(host)
+                if device is None:
+                    device = device_of[host] = blocks.pop()
+                    draft.swap_in(host, device)
                 else:
-                    device_of[host] = blocks.pop()
-                    draft.swap_in(host, device_of[host])
-                sequence.block_table.append(device_of[host])
-            sequence.block_table.append(blocks.pop())
+                    self.pool.fork([device])
+                table.append(device)
+            table.append(blocks.pop())
             for host in sequence.host_table[column:]:  # empty if the next token opens a block
-                draft.swap_in(host, sequence.block_table[column])
+                draft.swap_in(host, table[column])
             sequence.num_planned = group.num_tokens - 1
             self.register_planned(sequence, before=0)
-        for sequence in group.sequences:
             self.drop_swapped(sequence)
         return True
 
@@ -174,15 +200,15 @@ class BlockTables:
         if num_computed // self._block_size > first:
             tokens = group.tokens_of(sequence)[first * self._block_size : num_computed]
             prefix.extend(sequence.hashes, group.root, tokens, first, self._block_size)
-            for column in range(first, len(sequence.hashes)):
-                self.pool.register(sequence.block_table[column], sequence.hashes[column])
+            end = len(sequence.hashes)
+            self.pool.register(sequence.block_table[first:end], sequence.hashes[first:])
 
     def register_planned(self, sequence: Sequence, before: int) -> None:
         """Make blocks findable whose last token has been planned since ``before`` tokens were."""
         # What has no hash yet was generated before a swap; it gets one when it is released.
         num_full = min(sequence.num_planned // self._block_size, len(sequence.hashes))
-        for column in range(before // self._block_size, num_full):
-            self.pool.register(sequence.block_table[column], sequence.hashes[column])
+        first = before // self._block_size
+        self.pool.register(sequence.block_table[first:num_full], sequence.hashes[first:num_full])
 
     def _hits(self, group: SequenceGroup, sequence: Sequence) -> list[int]:
         """Known blocks with the beginning of a sequence; at least one token is left to compute."""
@@ -200,8 +226,6 @@ class BlockTables:
 
         At least the prompt's full blocks: they make a group fit that was said to fit.
         """
-        if len(hits) == 1:
-            return [len(hits[0])]
         limit = (group.num_tokens - 1) // self._block_size
         seen: set[BlockHash] = set()
         lengths = []
@@ -212,3 +236,10 @@ class BlockTables:
             lengths.append(length)
             seen.update(sequence.hashes)
         return lengths
+
+
+def _distinct(group: SequenceGroup) -> list[int]:
+    """Device blocks of a group, in the order of its tables."""
+    if len(group.sequences) == 1:
+        return group.sequences[0].block_table
+    return list(dict.fromkeys(chain(*(found.block_table for found in group.sequences))))
