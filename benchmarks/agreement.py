@@ -3,9 +3,10 @@
     python -m benchmarks.agreement [--requests 200] [--rate 8] [--runs 3] [--json]
 
 The demo model is served on this machine's CPU with a pool so small that requests are preempted.
-First a short load of other requests: the costs of an iteration are fitted to it, and to requests
-of one token, sent one after the other, what a request costs outside of the engine. Then the load
-that is compared: how often requests were preempted, and the mean latency that clients see.
+Before and after what is compared there is a short load of other requests: the costs of an
+iteration are fitted to both, so that a machine that becomes faster or slower does so for the fit as
+well; and to requests of one token, sent one after the other, what a request costs outside of the
+engine. Compared are how often requests were preempted, and the mean latency that clients see.
 
 Both ends of the comparison are the same scheduler with the same settings; what is tested is what
 the simulator makes up, time and the worker. A busy machine disturbs: several runs are made.
@@ -81,25 +82,28 @@ def compare(num_requests: int, rate: float, num_blocks: int, seed: int) -> Compa
     """
     random = np.random.default_rng(seed)
     config = replace(_CONFIG, kv_slots=num_blocks * _CONFIG.block_size)
-    measured = _requests(num_requests // 3, rate, random, first_id=10_000)
+    earlier = _requests(num_requests // 4, rate, random, first_id=10_000)
     compared = _requests(num_requests, rate, random, first_id=20_000)
+    later = _requests(num_requests // 4, rate, random, first_id=30_000)
     alone = [SimRequest(number, 0.0, 32, 1) for number in range(_NUM_ALONE)]
     with tempfile.TemporaryDirectory(prefix="pagestream-") as folder:
         flags = _flags(config, num_blocks)
         with Engine(Path(folder), flags) as engine:
             engine.serve(_requests(_WARM_UP, rate, random, first_id=1_000))
             outside = [engine.serve([request])[0].latency_s for request in alone]
-            engine.serve(measured)
-            num_before = len(timed_steps(engine.recording))
+            engine.serve(earlier)
+            first = len(timed_steps(engine.recording))
             served = engine.serve(compared)
+            behind = len(timed_steps(engine.recording))
+            engine.serve(later)
             recording = engine.recording
         steps = timed_steps(recording)
         slots = num_blocks * _CONFIG.block_size
-        worker = fit(steps[_NUM_ALONE:num_before], _DEMO, slots)
+        worker = fit(steps[_NUM_ALONE:first] + steps[behind:], _DEMO, slots)
         num_preempted = sum(
             isinstance(note, Preempted)
             for moment in replay(recording)
-            if moment.step > num_before + 2
+            if first + 2 < moment.step <= behind + 2
             for note in moment.notes
         )
     outside_s = max(0.0, float(np.median(outside)) - _alone_s(worker))

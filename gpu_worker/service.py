@@ -140,7 +140,16 @@ class WorkerService:
             while not self._stopping.is_set():
                 await self._live_once()
         finally:
+            await self._end_last()
             await self._leave()
+
+    async def _end_last(self) -> None:
+        """Wait for a step that is under way; nobody wants its result, nor why there is none."""
+        last, self._last = self._last, None
+        if last is not None and not last.done():
+            await asyncio.wait([last])
+        if last is not None and not last.cancelled():
+            last.exception()
 
     async def _live_once(self) -> None:
         try:

@@ -93,6 +93,15 @@ def check_attend(
         raise ValueError(f"query {query.dtype}, out {out.dtype}, cache {cache.key.dtype}")
     if query.stride(2) != 1 or out.stride(2) != 1:
         raise ValueError(f"strides {query.stride()} {out.stride()}: D must be contiguous")
+    check_batch(batch)
+
+
+def check_batch(batch: RaggedBatch) -> None:
+    """There are a length, a start and a block table for each sequence.
+
+    Raises:
+        ValueError: if there are not.
+    """
     num_seqs = batch.context_lens.shape[0]
     if batch.query_starts.shape[0] != num_seqs + 1 or batch.block_tables.shape[0] != num_seqs:
         raise ValueError(
@@ -106,6 +115,17 @@ def check_attend(
             f"block_tables {batch.block_tables.dtype} {batch.block_tables.stride()}: "
             "int32 with contiguous rows expected"
         )
+
+
+def check_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
+    """There is a slot for each token.
+
+    Raises:
+        ValueError: if there is not.
+    """
+    _check_vector("slot_mapping", slot_mapping, torch.int64)
+    if len(slot_mapping) != num_tokens:
+        raise ValueError(f"{len(slot_mapping)} slots for {num_tokens} tokens")
 
 
 def _check_vector(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from kernels import cpu_jobs
 from kernels import cpu_linear_jobs as linear
+from kernels.checks import check_batch, check_slots
 from kernels.cpu_compile import Kernel, tape_kernel
 from kernels.cpu_job_kinds import LINEAR, OfStep
 from kernels.cpu_threads import TeamRunner, find_give_way
@@ -97,20 +98,17 @@ class Tape:
         Raises:
             ValueError: the tape is not made for it.
         """
-        tables = batch.block_tables
-        num_seqs = len(batch.context_lens)
-        if not 0 < num_tokens <= self.num_tokens or len(batch.slot_mapping) != num_tokens:
-            slots = len(batch.slot_mapping)
-            raise ValueError(f"{num_tokens} tokens with {slots} slots; at most {self.num_tokens}")
-        if len(tables) != num_seqs or len(batch.query_starts) != num_seqs + 1:
-            raise ValueError(f"{num_seqs} sequences with {len(tables)} block tables")
+        if not 0 < num_tokens <= self.num_tokens:
+            raise ValueError(f"{num_tokens} tokens; 1 to {self.num_tokens} are served")
+        check_slots(batch.slot_mapping, num_tokens)
+        check_batch(batch)
         self._step[:] = (
             batch.slot_mapping.data_ptr(),
-            tables.data_ptr(),
-            4 * tables.stride(0),
+            batch.block_tables.data_ptr(),
+            4 * batch.block_tables.stride(0),
             batch.context_lens.data_ptr(),
             batch.query_starts.data_ptr(),
-            num_seqs,
+            len(batch.context_lens),
         )
         self._patches.apply(self._words, num_tokens, self._step)
         self._entries[:, cpu_jobs.ARRIVED] = 0

@@ -1,5 +1,6 @@
 """Rotary embeddings and sums against torch, and jobs that are noted once and run again."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -180,8 +181,11 @@ def test_a_tape_refuses_steps_that_it_is_not_made_for(kernels: CpuLayers) -> Non
     tape = Chain(kernels, 64, num_tokens=3).tape
     with pytest.raises(ValueError, match="4 tokens"):
         tape.play(4, batch(4))
-    with pytest.raises(ValueError, match="2 tokens with 3 slots"):
+    with pytest.raises(ValueError, match="3 slots for 2 tokens"):
         tape.play(2, batch(3))
+    wrong = dataclasses.replace(batch(2), block_tables=batch(2).block_tables.long())
+    with pytest.raises(ValueError, match="block_tables"):
+        tape.play(2, wrong)
 
 
 def test_rows_must_be_those_of_tokens(kernels: CpuLayers) -> None:
