@@ -42,7 +42,7 @@ log = EventLog(__name__)
 class _Computed:
     """A step whose result is not in the log yet."""
 
-    result: asyncio.Future[StepResult]  # there already, but for a device that is still busy
+    result: asyncio.Future[StepResult]  # there when the thread, or the device, is done
     epoch: int
     trim_below: EntryId  # of the outputs
 

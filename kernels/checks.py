@@ -96,6 +96,28 @@ def check_attend(
     check_batch(batch)
 
 
+def check_rotary(
+    query: torch.Tensor,  # [T, H, D]
+    key: torch.Tensor,  # [T, Hkv, D]
+    cos: torch.Tensor,  # [T, D]
+    sin: torch.Tensor,  # [T, D]
+) -> None:
+    """Queries, keys, cosines and sines fit each other.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    num_tokens, _, head_dim = query.shape
+    if key.shape != (num_tokens, key.shape[1], head_dim):
+        raise ValueError(f"query {tuple(query.shape)} and key {tuple(key.shape)} do not fit")
+    if head_dim % 2 or not cos.shape == sin.shape == (num_tokens, head_dim):
+        raise ValueError(f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} for D {head_dim}")
+    if query.dtype != key.dtype:
+        raise ValueError(f"query {query.dtype} and key {key.dtype} do not fit")
+    if not query.stride(2) == key.stride(2) == cos.stride(1) == sin.stride(1) == 1:
+        raise ValueError("D must be contiguous")
+
+
 def check_batch(batch: RaggedBatch) -> None:
     """There are a length, a start and a block table for each sequence.
 

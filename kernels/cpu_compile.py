@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from numba import cfunc, types
@@ -85,21 +86,26 @@ def attend_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version = source_version(_SOURCES)
+    version, tag = source_version(_SOURCES), element_tag(dtype)
 
-    def attend_float32(job):
+    def attend(job):
         if version:
-            attend_tasks(job, float32_tag)
+            attend_tasks(job, tag)
 
-    def attend_bfloat16(job):
-        if version:
-            attend_tasks(job, bfloat16_tag)
+    return compile_entry(attend, ATTEND)
 
+
+def element_tag(dtype: torch.dtype) -> Any:
+    """How kernels know elements of a type (see cpu_simd).
+
+    Raises:
+        ValueError: if they do not.
+    """
     if dtype == torch.float32:
-        return compile_entry(attend_float32, ATTEND)
+        return float32_tag
     if dtype == torch.bfloat16:
-        return compile_entry(attend_bfloat16, ATTEND)
-    raise ValueError(f"no CPU attention kernel for {dtype}")
+        return bfloat16_tag
+    raise ValueError(f"no CPU kernel for {dtype}")
 
 
 def source_version(names: Sequence[str]) -> int:

@@ -6,6 +6,7 @@ import struct
 import torch
 
 from kernels import cpu_linear_jobs as jobs
+from kernels.checks import check_rotary
 from kernels.cpu_compile import Kernel
 from kernels.cpu_isa import Instructions
 from kernels.cpu_linear_compile import add_kernel, linear_kernel, norm_kernel, rotary_kernel
@@ -246,16 +247,10 @@ class CompiledRotary:
         Raises:
             ValueError: shapes or types do not fit each other.
         """
+        check_rotary(query, key, cos, sin)
+        if not query.dtype == cos.dtype == sin.dtype == self._dtype:
+            raise ValueError(f"{query.dtype}, cos {cos.dtype}; expected {self._dtype}")
         num_tokens, num_heads, head_dim = query.shape
-        num_kv_heads = key.shape[1]
-        if key.shape != (num_tokens, num_kv_heads, head_dim):
-            raise ValueError(f"query {tuple(query.shape)} and key {tuple(key.shape)} do not fit")
-        if head_dim % 2 or not cos.shape == sin.shape == (num_tokens, head_dim):
-            raise ValueError(f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} for D {head_dim}")
-        if any(each.dtype != self._dtype for each in (query, key, cos, sin)):
-            raise ValueError(f"{query.dtype}, {key.dtype}, {cos.dtype}; expected {self._dtype}")
-        if not query.stride(2) == key.stride(2) == cos.stride(1) == sin.stride(1) == 1:
-            raise ValueError("D must be contiguous")
         query_out, key_out = query.new_empty(query.shape), key.new_empty(key.shape)
         if num_tokens == 0:
             return query_out, key_out
@@ -271,7 +266,7 @@ class CompiledRotary:
             sin.stride(0) * size,
             num_tokens,
             num_heads,
-            num_kv_heads,
+            key.shape[1],
             head_dim,
         ]
         serial = query.numel() < _SERIAL_ELEMENTS

@@ -5,7 +5,7 @@ from functools import cache
 import torch
 
 from kernels.cpu_add import add_tasks
-from kernels.cpu_compile import Kernel, compile_entry, source_version
+from kernels.cpu_compile import Kernel, compile_entry, element_tag, source_version
 from kernels.cpu_isa import Dot, Instructions
 from kernels.cpu_job_kinds import ADD, LINEAR, NORM, ROTARY
 from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
@@ -77,21 +77,13 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version = source_version(_SOURCES)
+    version, tag = source_version(_SOURCES), element_tag(dtype)
 
-    def norm_float32(job):
+    def norm(job):
         if version:
-            norm_tasks(job, float32_tag)
+            norm_tasks(job, tag)
 
-    def norm_bfloat16(job):
-        if version:
-            norm_tasks(job, bfloat16_tag)
-
-    if dtype == torch.float32:
-        return compile_entry(norm_float32, NORM)
-    if dtype == torch.bfloat16:
-        return compile_entry(norm_bfloat16, NORM)
-    raise ValueError(f"no CPU kernel normalizes {dtype}")
+    return compile_entry(norm, NORM)
 
 
 @cache
@@ -101,21 +93,13 @@ def rotary_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version = source_version(_SOURCES)
+    version, tag = source_version(_SOURCES), element_tag(dtype)
 
-    def rotate_float32(job):
+    def rotate(job):
         if version:
-            rotate_tasks(job, float32_tag)
+            rotate_tasks(job, tag)
 
-    def rotate_bfloat16(job):
-        if version:
-            rotate_tasks(job, bfloat16_tag)
-
-    if dtype == torch.float32:
-        return compile_entry(rotate_float32, ROTARY)
-    if dtype == torch.bfloat16:
-        return compile_entry(rotate_bfloat16, ROTARY)
-    raise ValueError(f"no CPU kernel rotates {dtype}")
+    return compile_entry(rotate, ROTARY)
 
 
 @cache
@@ -125,18 +109,10 @@ def add_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version = source_version(_SOURCES)
+    version, tag = source_version(_SOURCES), element_tag(dtype)
 
-    def add_float32(job):
+    def add(job):
         if version:
-            add_tasks(job, float32_tag)
+            add_tasks(job, tag)
 
-    def add_bfloat16(job):
-        if version:
-            add_tasks(job, bfloat16_tag)
-
-    if dtype == torch.float32:
-        return compile_entry(add_float32, ADD)
-    if dtype == torch.bfloat16:
-        return compile_entry(add_bfloat16, ADD)
-    raise ValueError(f"no CPU kernel adds {dtype}")
+    return compile_entry(add, ADD)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from kernels.checks import check_rotary
 from kernels.triton_gate import silu_gate_kernel
 from kernels.triton_linear import linear_kernel
 from kernels.triton_norm import rms_norm_kernel
@@ -119,16 +120,10 @@ def rotate(
     Raises:
         ValueError: shapes or types do not fit each other.
     """
+    check_rotary(query, key, cos, sin)
+    _require_dtype(query)
     num_tokens, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[1]
-    of_tokens = (num_tokens, head_dim)
-    if head_dim % 2 or cos.shape != of_tokens or sin.shape != of_tokens:
-        raise ValueError(f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} for {of_tokens}")
-    if key.shape != (num_tokens, num_kv_heads, head_dim) or key.dtype != query.dtype:
-        raise ValueError(f"query {tuple(query.shape)} and key {tuple(key.shape)} do not fit")
-    _require_dtype(query)
-    if not query.stride(2) == key.stride(2) == cos.stride(1) == sin.stride(1) == 1:
-        raise ValueError("D must be contiguous")
     query_out = query.new_empty(query.shape)
     key_out = key.new_empty(key.shape)
     if num_tokens:

@@ -96,11 +96,6 @@ class PlanDraft:
             or self.admissions
         )
 
-    def swap_out(self, device: int, host: int) -> None:
-        """Keep a block's content in the host pool."""
-        self.swap_out_device.append(device)
-        self.swap_out_host.append(host)
-
     def swap_in(self, host: int, device: int) -> None:
         """Bring a block's content back."""
         self.swap_in_host.append(host)

@@ -13,12 +13,7 @@ from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.prefix import first_hash
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest, RememberedRequests
 from scheduler_svc.core.retention import Retention
-from scheduler_svc.core.sequence import (
-    ENDED,
-    NO_TOKENS,
-    PREFILLING,
-    SequenceGroup,
-)
+from scheduler_svc.core.sequence import ENDED, NO_TOKENS, PREFILLING, SequenceGroup
 from scheduler_svc.core.sequence import Sequence as TokenSequence
 from scheduler_svc.core.stepping import Stepping
 from scheduler_svc.core.views import continued, delivered_by, may_follow, views_of

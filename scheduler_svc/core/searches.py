@@ -10,13 +10,7 @@ from collections.abc import Callable
 
 from scheduler_svc.core.beams import Turnover
 from scheduler_svc.core.config import ProtocolError
-from scheduler_svc.core.sequence import (
-    ENDED,
-    NO_TOKENS,
-    SEARCHING,
-    Sequence,
-    SequenceGroup,
-)
+from scheduler_svc.core.sequence import ENDED, NO_TOKENS, SEARCHING, Sequence, SequenceGroup
 from scheduler_svc.core.tables import BlockTables
 from shared.messages import BeamCandidates, StepResult
 
