@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from kernels.cpu_elements import Activation, CpuElements
 from kernels.cpu_layers import CompiledLinear, CpuLayers
 from kernels.cpu_pack import PackedLayers, unpack_rows
 
@@ -82,6 +83,38 @@ class GatedMLP(nn.Module):
     ) -> torch.Tensor:
         """Outputs [..., hidden]."""
         return self._down(self._gate_up(x)[0])[0]
+
+
+class ActivatedMLP(nn.Module):
+    """down(f(gate(x)) * up(x)) in three calls.
+
+    Args:
+        gate_up: both of them, one after the other.
+        activation: f.
+        elements: computes it.
+        down: the last layer.
+    """
+
+    def __init__(
+        self,
+        gate_up: CompiledLinear,
+        activation: Activation,
+        elements: CpuElements,
+        down: CompiledLinear,
+    ) -> None:
+        super().__init__()
+        self._gate_up = gate_up
+        self._activation = activation
+        self._elements = elements
+        self._down = down
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., hidden]
+    ) -> torch.Tensor:
+        """Outputs [..., hidden]."""
+        gate, up = self._gate_up(x)
+        return self._down(self._elements.activate(self._activation, gate, up))[0]
 
 
 class FusedRMSNorm(nn.Module):

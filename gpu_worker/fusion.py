@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from gpu_worker.activations import find_activation
 from gpu_worker.fused_layers import (
+    ActivatedMLP,
     FusedRMSNorm,
     GatedMLP,
     PackedEmbedding,
@@ -31,6 +33,7 @@ from gpu_worker.surgery import (
     places,
     plain_linears,
 )
+from kernels.cpu_elements import Activation
 from kernels.cpu_layers import CompiledLinear, CpuLayers
 from kernels.cpu_linear_jobs import PANEL
 from kernels.cpu_pack import PackedLayers, can_gate, can_pack, pack, pack_gated
@@ -129,17 +132,21 @@ class _Surgeon:
         self.done.shared_inputs += 1
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Join the gate, SiLU and up of an MLP that consists of nothing else."""
+        """Join the gate, its activation and up of an MLP that consists of nothing else."""
         linears = _packable(gated_linears(module))
         if linears is None or type(module) in self._refused:
             return
         gate, up, down = linears
-        if not can_gate(gate.weight):
-            return
-        biases = None if gate.bias is None else (gate.bias, up.bias)
-        joined = pack_gated(gate.weight, up.weight, biases)
+        activation = find_activation(getattr(module, "act_fn", None))
+        if activation is None:
+            if not can_gate(gate.weight):
+                return
+            biases = None if gate.bias is None else (gate.bias, up.bias)
+            joined = pack_gated(gate.weight, up.weight, biases)
+        else:
+            joined = pack([gate.weight, up.weight], [gate.bias, up.bias])
         last = pack([down.weight], [down.bias])
-        fused = GatedMLP(self._compile(joined), self._compile(last))
+        fused = self._gated_mlp(joined, activation, last)
         if type(module) not in self._proven and not self._agrees(module, fused, gate.in_features):
             self._refused.add(type(module))
             return
@@ -148,6 +155,15 @@ class _Surgeon:
         self._note(last)
         setattr(parent, name, fused)
         self.done.gated_mlps += 1
+
+    def _gated_mlp(
+        self, joined: PackedLayers, activation: Activation | None, last: PackedLayers
+    ) -> nn.Module:
+        """Gate and up, SiLU or another activation, and down."""
+        gate_up, down = self._compile(joined), self._compile(last)
+        if activation is None:
+            return GatedMLP(gate_up, down)
+        return ActivatedMLP(gate_up, activation, self._kernels.elements, down)
 
     def replace_linear(
         self,

@@ -90,7 +90,7 @@ class _Recorder(nn.Module):
         replaced = dict(zip(map(id, given), own, strict=True))
         more, others = _replace(more, replaced), _replace(others, replaced)
         first = out = arena.empty(tuple(hidden.shape), hidden.dtype)
-        with recording(jobs), Recording(arena, self._kernels.add):
+        with recording(jobs), Recording(arena, self._kernels.elements):
             for layer in self.layers:
                 out = layer(out, *more, **others)
         if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:

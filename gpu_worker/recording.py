@@ -5,12 +5,14 @@ All else would happen once, at recording, and not when the tape is played: it is
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.cpu_elements import CpuElements
 
 _aten = torch.ops.aten
 
@@ -55,15 +57,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         arena: of the tape.
-        add: left + right as a job.
+        elements: sums as jobs.
     """
 
-    def __init__(
-        self, arena: Arena, add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, arena: Arena, elements: CpuElements) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
-        self._add = add
+        self._elements = elements
 
     def __torch_dispatch__(
         self,
@@ -93,7 +93,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotRecord(f"it adds {type(left).__name__} and {type(right).__name__}")
         try:
             with self:  # the sum lies in the arena
-                return self._add(left, right)
+                return self._elements.add(left, right)
         except ValueError as error:
             raise CannotRecord(f"it adds: {error}") from error
 

@@ -8,8 +8,9 @@ import torch
 from kernels import cpu_linear_jobs as jobs
 from kernels.checks import check_rotary
 from kernels.cpu_compile import Kernel
+from kernels.cpu_elements import CpuElements
 from kernels.cpu_isa import Instructions
-from kernels.cpu_linear_compile import add_kernel, linear_kernel, norm_kernel, rotary_kernel
+from kernels.cpu_linear_compile import linear_kernel, norm_kernel, rotary_kernel
 from kernels.cpu_pack import PackedLayers
 from kernels.cpu_threads import TeamRunner
 
@@ -27,6 +28,9 @@ class CpuLayers:
 
     Args:
         instructions: what the kernels may use.
+
+    Attributes:
+        elements: what is computed element by element.
     """
 
     dtypes = (torch.float32, torch.bfloat16)
@@ -34,6 +38,7 @@ class CpuLayers:
     def __init__(self, instructions: Instructions) -> None:
         self.instructions = instructions
         self._team = TeamRunner()
+        self.elements = CpuElements(self._team)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def linear(self, layers: PackedLayers, dtype: torch.dtype) -> "CompiledLinear":
@@ -47,24 +52,6 @@ class CpuLayers:
     def rotary(self, dtype: torch.dtype) -> "CompiledRotary":
         """Rotary embeddings for elements of a type; compiled now, or loaded from numba's cache."""
         return CompiledRotary(self, dtype)
-
-    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """left + right, of one shape and type, contiguous.
-
-        Raises:
-            ValueError: they are not.
-        """
-        if left.shape != right.shape or left.dtype != right.dtype:
-            raise ValueError(f"{left.dtype} {tuple(left.shape)} + {right.dtype} {right.shape}")
-        if not (left.is_contiguous() and right.is_contiguous()):
-            raise ValueError("summands must be contiguous")
-        out = torch.empty_like(left)
-        job = (ctypes.c_int64 * jobs.ADD_FIELDS)()
-        size = left.numel()
-        job[2:6] = [left.data_ptr(), right.data_ptr(), out.data_ptr(), size]
-        threads = 1 if size < _SERIAL_ELEMENTS else self.num_threads()
-        self.run(add_kernel(left.dtype), ctypes.addressof(job), threads)
-        return out
 
     def num_threads(self) -> int:
         """Threads that a large job gets."""

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 
+from gpu_worker.activations import find_activation
 from gpu_worker.assembly import build_worker
 from gpu_worker.fused_layers import SharedInput
 from gpu_worker.fusion import Fusion, fuse
 from gpu_worker.loader import load_model
 from gpu_worker.model import RaggedModel
 from gpu_worker.settings import WorkerSettings
+from kernels.cpu_elements import Activation
 from kernels.cpu_isa import detect
 from kernels.cpu_layers import CpuLayers
 from kernels.cpu_pack import pack
@@ -73,7 +76,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
     [
         ("llama", {"shared_inputs": 2, "gated_mlps": 2, "norms": 5, "packed": 3}),
         ("qwen3", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
-        ("gemma2", {"shared_inputs": 2, "gated_mlps": 0, "norms": 9, "packed": 9}),
+        ("gemma2", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
         ("gpt2", {"shared_inputs": 0, "packed": 9, "embeddings_shared": 1}),
     ],
 )
@@ -111,6 +114,31 @@ def test_an_embedding_tied_to_the_output_layer_is_kept_once(
     vocabulary = 4096 * 64
     assert sum(weight.numel() for weight in model.model.parameters()) < vocabulary
     assert sum(layers.weight.numel() for layers in found.layers) < 2 * vocabulary
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("relu", Activation.RELU),
+        ("gelu", Activation.GELU),
+        ("gelu_python", Activation.GELU),
+        ("gelu_new", Activation.GELU_TANH),
+        ("gelu_fast", Activation.GELU_TANH),
+        ("gelu_pytorch_tanh", Activation.GELU_TANH),
+        ("gelu_10", None),  # clipped
+        ("quick_gelu", None),
+        ("relu6", None),
+        ("silu", None),
+        ("prelu", None),  # with a weight of its own
+    ],
+)
+def test_activations_are_known_by_what_they_compute(name: str, expected: Activation | None) -> None:
+    assert find_activation(ACT2FN[name]) == expected
+
+
+def test_a_module_from_elsewhere_is_no_activation() -> None:
+    assert find_activation(nn.Flatten(0)) is None
+    assert find_activation(None) is None
 
 
 class Doubled(nn.Module):

@@ -83,14 +83,14 @@ def test_sums_are_torchs(
     kernels: CpuLayers, threads: None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     left, right = random(2, *shape, dtype=dtype)
-    assert torch.equal(kernels.add(left, right), left + right)
+    assert torch.equal(kernels.elements.add(left, right), left + right)
 
 
 def test_sums_of_other_shapes_are_refused(kernels: CpuLayers) -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        kernels.add(random(4, 4).T, random(4, 4))
+        kernels.elements.add(random(4, 4).T, random(4, 4))
     with pytest.raises(ValueError, match=r"\(4, 1\)"):
-        kernels.add(random(4, 1), random(4, 4))
+        kernels.elements.add(random(4, 1), random(4, 4))
 
 
 def batch(num_tokens: int) -> RaggedBatch:
@@ -126,7 +126,7 @@ class Chain:
         for layer in self.layers:
             normed = self.norm(x)
             (y,) = layer(normed)
-            x = self.kernels.add(x, y)
+            x = self.kernels.elements.add(x, y)
             kept += [normed, y, x]
         return kept, x
 
@@ -134,11 +134,11 @@ class Chain:
 def test_what_is_noted_is_not_run(kernels: CpuLayers) -> None:
     recorder = JobRecorder()
     with recording(recorder):
-        out = kernels.add(random(64), random(64))
+        out = kernels.elements.add(random(64), random(64))
         out.fill_(7)
     assert len(recorder.jobs) == 1
     assert (out == 7).all()
-    assert not (kernels.add(random(64), random(64)) == 7).any()  # and now all runs again
+    assert not (kernels.elements.add(random(64), random(64)) == 7).any()  # and now all runs again
 
 
 @pytest.mark.parametrize("num_features", [64, 1024])  # one thread is enough, or it is not
