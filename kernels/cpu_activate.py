@@ -110,7 +110,7 @@ def _relu(builder, x):
 
 
 def _gelu(builder, x):
-    """x * Phi(x), by way of h = Phi(-|x|) <= 1/2: Phi(x) is 1 - h above zero, so nothing cancels."""
+    """x * Phi(x), by way of h = Phi(-|x|), which is small, so that nothing cancels."""
     zero, one = simd.vector(0.0), simd.vector(1.0)
     negative = builder.fcmp_ordered("olt", x, zero)
     magnitude = builder.select(negative, builder.fneg(x), x)

@@ -194,6 +194,8 @@ class CompiledNorm:
             expected = f"[..., {self._dim}] of {self._dtype}"
             raise ValueError(f"input {tuple(x.shape)} of {x.dtype}; expected {expected}")
         if not x.is_contiguous():
+            if x.dim() == 4 and x.transpose(1, 2).is_contiguous():  # heads, turned before
+                return self(x.transpose(1, 2)).transpose(1, 2)
             x = x.contiguous()
         out = torch.empty_like(x)
         size = x.numel()

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers.models.llama import modeling_llama
 
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.attention import PagedStep
 from gpu_worker.played_layers import play_as_called, trial
-from gpu_worker.recorded_layers import RecordedLayers
+from gpu_worker.recorded_layers import EarlierLayer, LayerCall, RecordedLayers
 from gpu_worker.recording import Arena
 from gpu_worker.settings import WorkerSettings
 from kernels.cpu_isa import detect
@@ -19,7 +20,7 @@ from tests.gpu_worker.conftest import MakeWorker, ModelPath
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
-RECORDED = ("llama", "qwen3", "mistral", "gemma2")
+RECORDED = ("llama", "qwen3", "mistral", "gemma2", "gemma3")
 BLOCK_SIZE = 8
 
 
@@ -138,6 +139,24 @@ def test_something_between_layers_keeps_them_apart(
         worker = build_worker(settings)
     assert recorded(worker) is None
     assert "something is computed between" in str([each.__dict__ for each in caplog.records])
+
+
+class Scaled(nn.Module):
+    """A layer that does as it is told."""
+
+    def forward(self, hidden: torch.Tensor, by: float) -> torch.Tensor:
+        return hidden * by
+
+
+def test_each_layer_is_told_what_the_model_told_the_first_of_its_kind() -> None:
+    calls: list[LayerCall] = []
+    first, second = (EarlierLayer(calls, index) for index in range(2))
+    last = RecordedLayers(nn.ModuleList([Scaled() for _ in range(4)]), [0, 1, 2, 1], calls)
+    hidden = torch.ones(1, 1, 1)
+    first(hidden, 5.0)  # a pass that is not finished
+    for by in (2.0, 7.0):
+        out = last(second(first(hidden, by), by=3.0), 10.0)
+        assert out.item() == by * 3 * 10 * 3
 
 
 def test_what_does_not_compute_the_same_is_noticed(make_worker: MakeWorker) -> None:

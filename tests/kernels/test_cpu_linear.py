@@ -198,6 +198,8 @@ def test_normalization_equals_float64(
     torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=1e-6)
     assert torch.equal(norm(x[:1]), out[:1])
     assert torch.equal(norm(x.view(1, num_rows, dim)[:, ::2]), out[None, ::2])
+    heads = random(1, num_rows, 3, dim, seed=2).to(dtype)
+    assert torch.equal(norm(heads.transpose(1, 2)), norm(heads).transpose(1, 2))
 
 
 def test_a_row_of_zeros_is_normalized_to_zeros(kernels: CpuLayers) -> None:
