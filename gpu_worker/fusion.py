@@ -1,8 +1,8 @@
 """Puts compiled layers for CPUs in the place of a loaded model's own.
 
-Linear layers are packed; those that share an input run at once, a gated MLP in two calls, RMS
-normalization in one pass. Where something else computes differently from the model's own code, that
-is kept.
+Linear layers are packed; those that share an input run at once, a gated MLP in two or three calls,
+normalizations and activations in one pass. Where something else computes differently from the
+model's own code, that is kept.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,8 @@ from transformers.pytorch_utils import Conv1D
 from gpu_worker.activations import find_activation
 from gpu_worker.fused_layers import (
     ActivatedMLP,
-    FusedRMSNorm,
+    FusedActivation,
+    FusedNorm,
     GatedMLP,
     PackedEmbedding,
     PackedLinear,
@@ -29,6 +30,7 @@ from gpu_worker.surgery import (
     Place,
     agrees,
     gated_linears,
+    layer_norm_terms,
     norm_factors,
     places,
     plain_linears,
@@ -49,7 +51,8 @@ class Fusion:
         packed: linear layers that run one by one.
         shared_inputs: attention layers whose queries, keys and values are one call.
         gated_mlps: MLPs whose gate and up are one call.
-        norms: RMS normalizations.
+        norms: normalizations.
+        activations: those that stand alone.
         rotaries: attention layers that turn queries and keys in one call.
         narrow: linear weights that bfloat16 holds without loss, kept as such.
         embeddings_shared: embeddings that read the packed weights of the output layer.
@@ -61,6 +64,7 @@ class Fusion:
     shared_inputs: int = 0
     gated_mlps: int = 0
     norms: int = 0
+    activations: int = 0
     rotaries: int = 0
     narrow: int = 0
     embeddings_shared: int = 0
@@ -102,6 +106,7 @@ def fuse(
     for parent, name, module in places(model):
         surgeon.replace_linear(parent, name, module, embeddings)
         surgeon.replace_norm(parent, name, module)
+        surgeon.replace_activation(parent, name, module)
     return surgeon.done
 
 
@@ -194,19 +199,40 @@ class _Surgeon:
             self.done.embeddings_copied += 1
 
     def replace_norm(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Compile an RMS normalization that multiplies by its weight, or by 1 + its weight."""
-        found = norm_factors(module)
-        if found is None:
+        """Compile a normalization: by the root mean square, or by mean and variance."""
+        dtype = self._dtype
+        root_mean_square, by_variance = norm_factors(module), layer_norm_terms(module)
+        if root_mean_square is not None:
+            epsilon, factors = root_mean_square
+            for factor in factors:  # its weight, or 1 + its weight
+                if len(factor) % PANEL == 0:
+                    norm = self._kernels.rms_norm(factor, epsilon, dtype)
+                    if self._put_norm(parent, name, module, FusedNorm(norm, factor)):
+                        return
+        elif by_variance is not None:
+            epsilon, weight, bias = by_variance
+            if len(weight) % PANEL == 0:
+                norm = self._kernels.layer_norm(weight, bias, epsilon, dtype)
+                self._put_norm(parent, name, module, FusedNorm(norm, weight, bias))
+
+    def _put_norm(self, parent: nn.Module, name: str, module: nn.Module, fused: FusedNorm) -> bool:
+        """Whether it does the same, and is there now; rows have a mean, which may matter."""
+        width = len(fused.weight)
+        if not agrees(module, fused, width, self._dtype, _CPU, mean=1.0):
+            return False
+        setattr(parent, name, fused)
+        self.done.norms += 1
+        return True
+
+    def replace_activation(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Compile an activation that is none of a gated MLP's."""
+        activation = find_activation(module)
+        if activation is None or self._dtype not in self._kernels.dtypes:
             return
-        epsilon, factors = found
-        for factor in factors:
-            if len(factor) % PANEL:
-                return
-            fused = FusedRMSNorm(self._kernels, factor, epsilon, self._dtype)
-            if self._agrees(module, fused, len(factor)):
-                setattr(parent, name, fused)
-                self.done.norms += 1
-                return
+        fused = FusedActivation(activation, self._kernels.elements, module, self._dtype)
+        if self._agrees(module, fused, PANEL):
+            setattr(parent, name, fused)
+            self.done.activations += 1
 
     def _agrees(self, own: nn.Module, fused: nn.Module, num_features: int) -> bool:
         return agrees(own, fused, num_features, self._dtype, _CPU)

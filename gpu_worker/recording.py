@@ -57,7 +57,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         arena: of the tape.
-        elements: sums as jobs.
+        elements: sums and multiples as jobs.
     """
 
     def __init__(self, arena: Arena, elements: CpuElements) -> None:
@@ -81,9 +81,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._arena.empty(tuple(args[0].shape), kwargs.get("dtype") or args[0].dtype)
         if func is _aten.add.Tensor and len(args) == 2 and not kwargs:
             return self._sum(*args)
+        if func is _aten.dropout.default and not args[2]:
+            return args[0]
+        if func is _aten.mul.Tensor and len(args) == 2 and isinstance(args[1], float):
+            return self._multiple(*args)
         if func.is_view:
             found = func(*args, **kwargs)
-            if _memory(found) == _memory(args[0]):
+            parts = found if isinstance(found, tuple | list) else (found,)
+            if all(_memory(part) == _memory(args[0]) for part in parts):
                 return found
             raise CannotRecord(f"{func} copies")
         raise CannotRecord(f"it calls {func}")
@@ -96,6 +101,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._elements.add(left, right)
         except ValueError as error:
             raise CannotRecord(f"it adds: {error}") from error
+
+    def _multiple(self, x: torch.Tensor, number: float) -> torch.Tensor:
+        try:
+            with self:
+                return self._elements.scale(x, number)
+        except ValueError as error:
+            raise CannotRecord(f"it multiplies: {error}") from error
 
 
 def _memory(tensor: Any) -> int | None:

@@ -67,15 +67,32 @@ def norm_factors(module: nn.Module) -> tuple[float, Iterator[torch.Tensor]] | No
     return epsilon, iter((plain.clone(), 1 + plain))
 
 
+def layer_norm_terms(module: nn.Module) -> tuple[float, torch.Tensor, torch.Tensor] | None:
+    """Epsilon of what looks like a normalization by mean and variance, its weight and bias.
+
+    Both [K] float32, where it has none of ones and zeros.
+    """
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    shape = getattr(module, "normalized_shape", getattr(weight, "shape", ()))
+    if not type(module).__name__.endswith("LayerNorm") or not isinstance(epsilon, float):
+        return None
+    if len(shape) != 1 or any(each is not None and each.shape != shape for each in (weight, bias)):
+        return None
+    weight = torch.ones(shape) if weight is None else weight.detach().float().clone()
+    return epsilon, weight, torch.zeros(shape) if bias is None else bias.detach().float().clone()
+
+
 def agrees(
     own: Callable[..., Any],
     other: Callable[..., Any],
     num_features: int,
     dtype: torch.dtype,
     device: torch.device,
+    mean: float = 0.0,
 ) -> bool:
-    """Whether both do the same to random rows, but for rounding."""
-    rows = random_rows((1, _PROBE_ROWS, num_features), dtype, device)
+    """Whether both do the same to random rows of this mean, but for rounding."""
+    rows = random_rows((1, _PROBE_ROWS, num_features), dtype, device) + mean
     return close(other(rows), own(rows))
 
 

@@ -10,7 +10,8 @@ from numba.extending import intrinsic
 
 from kernels import cpu_linear_jobs as fields
 from kernels import cpu_simd as simd
-from kernels.cpu_memory import claim, field, item_bytes
+from kernels.cpu_memory import claim, field, item_bytes, load_element
+from kernels.cpu_simd import float32_tag
 
 # log(erfc(z) / t) + z^2 as a polynomial in t = 1 / (1 + z / 2), for z >= 0 to a relative error of
 # 1.2e-7 in erfc (Press et al., Numerical Recipes, section 6.2); the constant first.
@@ -25,6 +26,7 @@ def activate_tasks(job, tag):
     """Claim elements until none is left: out = f(x) or f(x) * factor in float32, then rounded."""
     elements = field(job, fields.ACTIVATE_ELEMENTS)
     activation = field(job, fields.ACTIVATION)
+    slope = load_element(float32_tag, job + 8 * fields.SLOPE)
     x, factor = field(job, fields.ACTIVATED), field(job, fields.FACTOR)
     out = field(job, fields.ACTIVATE_OUT)
     while True:
@@ -36,20 +38,20 @@ def activate_tasks(job, tag):
             begin = at * item_bytes(tag)
             factor_at = 0 if factor == 0 else factor + begin
             if at + fields.PANEL <= stop:
-                _activate(tag, 16, activation, x + begin, factor_at, out + begin)
+                _activate(tag, 16, activation, slope, x + begin, factor_at, out + begin)
                 at += fields.PANEL
             else:
-                _activate(tag, 1, activation, x + begin, factor_at, out + begin)
+                _activate(tag, 1, activation, slope, x + begin, factor_at, out + begin)
                 at += 1
 
 
 @intrinsic(prefer_literal=True)
-def _activate(typingctx, tag, lanes, activation, x, factor, out):
+def _activate(typingctx, tag, lanes, activation, slope, x, factor, out):
     """Sixteen elements, or one: it has the bits that it has among sixteen."""
     is_vector = lanes.literal_value == simd.LANES
 
     def codegen(context, builder, signature, args):
-        _, _, activation, x, factor, out = args
+        _, _, activation, slope, x, factor, out = args
         tag = signature.args[0]
 
         def load(address):
@@ -57,7 +59,7 @@ def _activate(typingctx, tag, lanes, activation, x, factor, out):
                 return simd.load_vector(builder, address, tag)
             return simd.splat(builder, simd.load_scalar(builder, address, tag))
 
-        result = _choose(builder, activation, load(x))
+        result = _choose(builder, activation, slope, load(x))
         result = builder.fmul(result, _factors(builder, factor, load))
         if is_vector:
             simd.store_vector(builder, result, out, tag)
@@ -66,7 +68,7 @@ def _activate(typingctx, tag, lanes, activation, x, factor, out):
             simd.store_scalar(builder, lane0, out, tag)
 
     i64 = types.int64
-    return types.void(tag, lanes, i64, i64, i64, i64), codegen
+    return types.void(tag, lanes, i64, types.float32, i64, i64, i64), codegen
 
 
 def _factors(builder, address, load):
@@ -81,10 +83,19 @@ def _factors(builder, address, load):
     return factors
 
 
-def _choose(builder, activation, x):
+def _choose(builder, activation, slope, x):
     """f(x) of the activation with this number."""
     after = builder.append_basic_block("activated")
-    functions = {fields.RELU: _relu, fields.GELU: _gelu, fields.GELU_TANH: _gelu_tanh}
+
+    def scale(builder, x):
+        return builder.fmul(x, simd.splat(builder, slope))
+
+    functions = {
+        fields.LINEAR: scale,
+        fields.RELU: _relu,
+        fields.GELU: _gelu,
+        fields.GELU_TANH: _gelu_tanh,
+    }
     results = []
     unknown = builder.append_basic_block("unknown")
     choice = builder.switch(activation, unknown)

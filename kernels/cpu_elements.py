@@ -6,6 +6,7 @@ from enum import IntEnum
 import torch
 
 from kernels import cpu_linear_jobs as jobs
+from kernels.cpu_jobs import float_bits
 from kernels.cpu_linear_compile import activate_kernel, add_kernel
 from kernels.cpu_threads import TeamRunner
 
@@ -58,6 +59,19 @@ class CpuElements:
         Raises:
             ValueError: shapes or types are not the same, or something is not contiguous.
         """
+        return self._activate(activation, 1.0, x, factor)
+
+    def scale(self, x: torch.Tensor, number: float) -> torch.Tensor:
+        """x * number, as float32 has it.
+
+        Raises:
+            ValueError: x is not contiguous.
+        """
+        return self._activate(jobs.LINEAR, number, x, None)
+
+    def _activate(
+        self, function: int, slope: float, x: torch.Tensor, factor: torch.Tensor | None
+    ) -> torch.Tensor:
         _check_pair(x, x if factor is None else factor)
         out = torch.empty_like(x)
         size = x.numel()
@@ -66,7 +80,8 @@ class CpuElements:
         job[jobs.FACTOR] = 0 if factor is None else factor.data_ptr()
         job[jobs.ACTIVATE_OUT] = out.data_ptr()
         job[jobs.ACTIVATE_ELEMENTS] = size
-        job[jobs.ACTIVATION] = activation
+        job[jobs.ACTIVATION] = function
+        job[jobs.SLOPE] = float_bits(slope)
         self._team.run(activate_kernel(x.dtype), ctypes.addressof(job), self._threads(size))
         return out
 

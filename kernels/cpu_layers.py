@@ -1,7 +1,6 @@
 """Linear layers and normalization on CPUs, compiled, over packed weights."""
 
 import ctypes
-import struct
 
 import torch
 
@@ -10,7 +9,8 @@ from kernels.checks import check_rotary
 from kernels.cpu_compile import Kernel
 from kernels.cpu_elements import CpuElements
 from kernels.cpu_isa import Instructions
-from kernels.cpu_linear_compile import linear_kernel, norm_kernel, rotary_kernel
+from kernels.cpu_jobs import float_bits
+from kernels.cpu_linear_compile import layer_norm_kernel, linear_kernel, norm_kernel, rotary_kernel
 from kernels.cpu_pack import PackedLayers
 from kernels.cpu_threads import TeamRunner
 
@@ -47,7 +47,13 @@ class CpuLayers:
 
     def rms_norm(self, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> "CompiledNorm":
         """A normalization for inputs of a type; compiled now, or loaded from numba's cache."""
-        return CompiledNorm(self, weight, epsilon, dtype)
+        return CompiledNorm(self, norm_kernel(dtype), weight, None, epsilon, dtype)
+
+    def layer_norm(
+        self, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, dtype: torch.dtype
+    ) -> "CompiledNorm":
+        """The same by mean and variance."""
+        return CompiledNorm(self, layer_norm_kernel(dtype), weight, bias, epsilon, dtype)
 
     def rotary(self, dtype: torch.dtype) -> "CompiledRotary":
         """Rotary embeddings for elements of a type; compiled now, or loaded from numba's cache."""
@@ -155,22 +161,35 @@ class CompiledLinear:
 
 
 class CompiledNorm:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, computed in float32.
+    """Rows brought to one size, times a weight, computed in float32.
+
+    By the root mean square: x / sqrt(mean(x^2) + epsilon) * weight. By mean and variance:
+    (x - mean) / sqrt(variance + epsilon) * weight + bias.
 
     Args:
         kernels: of the model.
+        kernel: for inputs and outputs of ``dtype``.
         weight: [D] float32.
+        bias: [D] float32, for the kernel that adds one.
         epsilon: keeps rows of zeros finite.
         dtype: of inputs and outputs.
     """
 
     def __init__(
-        self, kernels: CpuLayers, weight: torch.Tensor, epsilon: float, dtype: torch.dtype
+        self,
+        kernels: CpuLayers,
+        kernel: Kernel,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        epsilon: float,
+        dtype: torch.dtype,
     ) -> None:
-        if weight.dtype != torch.float32 or len(weight) % jobs.PANEL:
-            raise ValueError(f"weight [{len(weight)}] of {weight.dtype} is not served")
+        for each in (weight, weight if bias is None else bias):
+            if each.dtype != torch.float32 or len(each) % jobs.PANEL or len(each) != len(weight):
+                raise ValueError(f"weight [{len(each)}] of {each.dtype} is not served")
         self._kernels = kernels
-        self._kernel = norm_kernel(dtype)
+        self._kernel = kernel
+        self._bias = bias
         self._weight = weight
         self._dim = len(weight)
         self._dtype = dtype
@@ -178,8 +197,8 @@ class CompiledNorm:
         self._address = ctypes.addressof(self._job)
         self._job[jobs.NORM_DIM] = self._dim
         self._job[jobs.NORM_WEIGHT] = weight.data_ptr()
-        bits = struct.unpack("<I", struct.pack("<f", epsilon))[0]
-        self._job[jobs.NORM_EPSILON] = bits
+        self._job[jobs.NORM_EPSILON] = float_bits(epsilon)
+        self._job[jobs.NORM_BIAS] = 0 if bias is None else bias.data_ptr()
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ from kernels.cpu_isa import Dot, Instructions
 from kernels.cpu_job_kinds import ACTIVATE, ADD, LINEAR, NORM, ROTARY
 from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
 from kernels.cpu_linear_tiles import emulated_pair_tag, pair_tag
-from kernels.cpu_norm import norm_tasks
+from kernels.cpu_norm import layer_norm_tasks, norm_tasks
 from kernels.cpu_rotary import rotate_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 
@@ -86,6 +86,22 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
             norm_tasks(job, tag)
 
     return compile_entry(norm, NORM)
+
+
+@cache
+def layer_norm_kernel(dtype: torch.dtype) -> Kernel:
+    """Normalization of elements of this type by mean and variance.
+
+    Raises:
+        ValueError: if there is no kernel for the type.
+    """
+    version, tag = source_version(_SOURCES), element_tag(dtype)
+
+    def layer_norm(job):
+        if version:
+            layer_norm_tasks(job, tag)
+
+    return compile_entry(layer_norm, NORM)
 
 
 @cache

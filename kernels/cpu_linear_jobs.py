@@ -70,11 +70,12 @@ ADD_TASK_ELEMENTS = 4096
 ACTIVATED, FACTOR, ACTIVATE_OUT = 2, 3, 4  # no factor: zero
 ACTIVATE_ELEMENTS = 5
 ACTIVATION = 6
-ACTIVATE_FIELDS = 7
+SLOPE = 7  # float32 bits, of what is linear
+ACTIVATE_FIELDS = 8
 # Elements that one task computes.
 ACTIVATE_TASK_ELEMENTS = 1024
 # Which function.
-RELU, GELU, GELU_TANH = range(3)
+LINEAR, RELU, GELU, GELU_TANH = range(4)
 
 
 def widened_stride(in_features: int) -> int:

@@ -77,7 +77,8 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
         ("llama", {"shared_inputs": 2, "gated_mlps": 2, "norms": 5, "packed": 3}),
         ("qwen3", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
         ("gemma2", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
-        ("gpt2", {"shared_inputs": 0, "packed": 9, "embeddings_shared": 1}),
+        ("gpt2", {"packed": 9, "embeddings_shared": 1, "norms": 5, "activations": 2}),
+        ("opt", {"shared_inputs": 2, "packed": 7, "norms": 5, "activations": 2}),
     ],
 )
 def test_layers_are_found_by_their_names(
@@ -165,6 +166,48 @@ class CentredRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.layer_norm(x, (32,), self.weight)
+
+
+class UncentredLayerNorm(nn.Module):
+    """Named like a normalization by mean and variance, but not one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(32))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, (32,), self.weight, self.eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norms_name_alone_does_not_make_it_one(kernels: CpuLayers, dtype: torch.dtype) -> None:
+    norms = [CentredRMSNorm(), UncentredLayerNorm(), nn.LayerNorm(20), nn.LayerNorm((2, 16))]
+    found = fuse(nn.Sequential(*norms).to(dtype), kernels, dtype)
+    assert found.norms == 0
+
+
+def test_norms_without_weights_or_biases_are_compiled(kernels: CpuLayers) -> None:
+    model = nn.Sequential(
+        nn.LayerNorm(32, elementwise_affine=False), nn.LayerNorm(32, bias=False), nn.LayerNorm(32)
+    ).requires_grad_(False)
+    model[2].weight.uniform_()
+    model[2].bias.uniform_()
+    x = torch.randn(1, 5, 32)
+    expected = model(x)
+    assert fuse(model, kernels, torch.float32).norms == 3
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_activations_of_another_type_than_the_models_stay_what_they_were(
+    kernels: CpuLayers,
+) -> None:
+    model = nn.Sequential(nn.GELU(), nn.ReLU())
+    assert fuse(model, kernels, torch.bfloat16).activations == 2
+    x = torch.randn(3, 20).half()
+    assert torch.equal(model(x), nn.functional.relu(nn.functional.gelu(x)))
+    columns = torch.randn(20, 3, dtype=torch.bfloat16).T
+    torch.testing.assert_close(model(columns), nn.functional.gelu(columns).relu())
 
 
 def test_a_name_alone_does_not_make_a_layer(kernels: CpuLayers) -> None:

@@ -1,6 +1,7 @@
 """Layers that are recorded and played, against the same layers called one by one."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from gpu_worker.settings import WorkerSettings
 from kernels.cpu_isa import detect
 from kernels.interface import RaggedBatch
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
+from tests.support.models import tiny_model
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
-RECORDED = ("llama", "qwen3", "mistral", "gemma2", "gemma3")
+RECORDED = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt")
 BLOCK_SIZE = 8
 
 
@@ -110,15 +112,29 @@ def test_a_step_larger_than_recorded_is_computed_layer_by_layer(make_worker: Mak
     assert torch.equal(logits(worker, small, 1), expected)
 
 
-@pytest.mark.parametrize("kind", ["opt", "gpt2"])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("gpt2", {"activation_function": "quick_gelu"}),
+        ("gemma2", {"hidden_activation": "sigmoid"}),
+        ("opt", {"activation_function": "prelu"}),
+    ],
+)
 def test_layers_that_compute_with_torch_are_called_one_by_one(
-    kind: str, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+    kind: str, change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    path = tiny_model(kind, tmp_path, **change)
     with caplog.at_level("INFO"):
-        worker = make_worker(kind)
+        worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
     assert recorded(worker) is None
     (said,) = [each for each in caplog.records if "called one by one" in each.getMessage()]
     assert "it calls aten" in str(said.__dict__)
+
+
+def test_norms_behind_their_layers_are_played_too(tmp_path: Path) -> None:
+    path = tiny_model("opt", tmp_path, do_layer_norm_before=False)
+    worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+    assert recorded(worker) is not None
 
 
 def test_without_compiled_layers_nothing_is_recorded(make_worker: MakeWorker) -> None:

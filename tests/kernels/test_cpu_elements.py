@@ -1,4 +1,4 @@
-"""Activations on CPUs against torch in float64."""
+"""Activations and multiples on CPUs against torch."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -87,6 +87,16 @@ def test_far_from_zero_nothing_overflows_and_a_nan_stays(
     assert found[9].isnan()
 
 
+@pytest.mark.parametrize("number", [0.125, 80**-0.5, -3.0])
+@pytest.mark.parametrize("shape", [(0,), (7,), (3, 5000)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_multiples_are_torchs_bit_for_bit(
+    elements: CpuElements, dtype: torch.dtype, shape: tuple[int, ...], number: float
+) -> None:
+    x = random(*shape, dtype=dtype)
+    assert torch.equal(elements.scale(x, number), x * number)
+
+
 def test_operands_that_do_not_fit_are_refused(elements: CpuElements) -> None:
     with pytest.raises(ValueError, match="not alike"):
         elements.activate(Activation.GELU, random(4, 4), random(4, 5))
@@ -94,3 +104,5 @@ def test_operands_that_do_not_fit_are_refused(elements: CpuElements) -> None:
         elements.activate(Activation.GELU, random(4).bfloat16(), random(4))
     with pytest.raises(ValueError, match="contiguous"):
         elements.activate(Activation.GELU, random(4, 4).T)
+    with pytest.raises(ValueError, match="contiguous"):
+        elements.scale(random(4, 4).T, 2.0)
