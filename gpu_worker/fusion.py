@@ -119,7 +119,7 @@ class _Surgeon:
         self._dtype = dtype
         self._refused: set[type[nn.Module]] = set()
         self._proven: set[type[nn.Module]] = set()
-        self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU)
+        self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU, partial=True)
 
     def replace_rotary(self, module: nn.Module) -> None:
         """Let a layer's own code call the compiled rotary embedding."""

@@ -229,7 +229,8 @@ class CompiledNorm:
 class CompiledRotary:
     """Queries and keys turned by their positions: x * cos + (-right, left) * sin.
 
-    Left and right are the halves of a head (RoFormer, in the order of GPT-NeoX).
+    Left and right are the halves of a head, or of its first Dr elements (RoFormer, in the order of
+    GPT-NeoX).
 
     Args:
         kernels: of the model.
@@ -247,8 +248,8 @@ class CompiledRotary:
         self,
         query: torch.Tensor,  # [T, H, D]
         key: torch.Tensor,  # [T, Hkv, D]
-        cos: torch.Tensor,  # [T, D]
-        sin: torch.Tensor,  # [T, D]
+        cos: torch.Tensor,  # [T, Dr]
+        sin: torch.Tensor,  # [T, Dr]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [T, H, D] and keys [T, Hkv, D], contiguous.
 
@@ -276,6 +277,7 @@ class CompiledRotary:
             num_heads,
             key.shape[1],
             head_dim,
+            cos.shape[1],
         ]
         serial = query.numel() < _SERIAL_ELEMENTS
         threads = 1 if serial else self._kernels.num_threads()

@@ -55,7 +55,8 @@ COS, COS_TOKEN = 10, 11
 SIN, SIN_TOKEN = 12, 13
 ROTARY_TOKENS = 14
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 15, 16, 17
-ROTARY_FIELDS = 18
+ROTARY_DIM = 18  # elements of a head that are turned; the rest is copied
+ROTARY_FIELDS = 19
 # Tokens that one task turns.
 ROTARY_TASK_TOKENS = 8
 

@@ -79,6 +79,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
         ("gemma2", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
         ("gpt2", {"packed": 9, "embeddings_shared": 1, "norms": 5, "activations": 2}),
         ("opt", {"shared_inputs": 2, "packed": 7, "norms": 5, "activations": 2}),
+        ("gpt_neox", {"packed": 9, "norms": 5, "activations": 2}),
     ],
 )
 def test_layers_are_found_by_their_names(

@@ -18,11 +18,11 @@ from gpu_worker.settings import WorkerSettings
 from kernels.cpu_isa import detect
 from kernels.interface import RaggedBatch
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
-from tests.support.models import tiny_model
+from tests.support.models import SERVED, tiny_model
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
-RECORDED = ("llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt2", "opt")
+RECORDED = SERVED
 BLOCK_SIZE = 8
 
 
@@ -131,8 +131,20 @@ def test_layers_that_compute_with_torch_are_called_one_by_one(
     assert "it calls aten" in str(said.__dict__)
 
 
-def test_norms_behind_their_layers_are_played_too(tmp_path: Path) -> None:
-    path = tiny_model("opt", tmp_path, do_layer_norm_before=False)
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("opt", {"do_layer_norm_before": False}),
+        ("opt", {"layer_norm_elementwise_affine": False}),
+        ("gpt_neox", {"use_parallel_residual": False}),
+        ("gpt_neox", {"hidden_act": "gelu_new"}),
+        ("gemma2", {"hidden_activation": "gelu"}),
+    ],
+)
+def test_variants_of_a_family_are_played_too(
+    kind: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tiny_model(kind, tmp_path, **change)
     worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
     assert recorded(worker) is not None
 

@@ -38,19 +38,23 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[T, H, D] turned, as transformers does it."""
+    """[T, H, D] turned, as far as there are cosines, as transformers does it."""
+    x, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     left, right = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]
+    turned = x * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]
+    return torch.cat((turned, rest), -1)
 
 
-@pytest.mark.parametrize("head_dim", [6, 64, 80])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"), [(6, 6), (64, 64), (80, 80), (6, 2), (64, 16), (80, 32), (96, 70)]
+)
 @pytest.mark.parametrize("num_tokens", [1, 9, 300])
 def test_rotary_embeddings_are_torchs_bit_for_bit(
-    kernels: CpuLayers, threads: None, num_tokens: int, head_dim: int
+    kernels: CpuLayers, threads: None, num_tokens: int, head_dim: int, rotary_dim: int
 ) -> None:
     rows = random(num_tokens, 5, 2 * head_dim)[:, :, :head_dim]  # heads lie apart
     query, key = rows[:, :3], rows[:, 3:]
-    cos, sin = random(2, num_tokens, head_dim, seed=1)
+    cos, sin = random(2, num_tokens, rotary_dim, seed=1)
     found = kernels.rotary(torch.float32)(query, key, cos, sin)
     for ours, x in zip(found, (query, key), strict=True):
         assert torch.equal(ours, rotated(x, cos, sin))
@@ -69,8 +73,11 @@ def test_rotary_embeddings_refuse_what_does_not_fit(kernels: CpuLayers) -> None:
     x, angles = random(3, 2, 16), random(3, 16)
     with pytest.raises(ValueError, match="key"):
         rotary(x, x[:2], angles, angles)
+    for cos, sin in ((angles[:, :8], angles), (angles[:2], angles[:2]), (angles[:, :7],) * 2):
+        with pytest.raises(ValueError, match="cos"):
+            rotary(x, x, cos, sin)
     with pytest.raises(ValueError, match="cos"):
-        rotary(x, x, angles[:, :8], angles)
+        rotary(x, x, *random(2, 3, 18))
     with pytest.raises(ValueError, match="bfloat16"):
         rotary(x, x.bfloat16(), angles, angles)
     with pytest.raises(ValueError, match="contiguous"):
