@@ -30,6 +30,7 @@ from gpu_worker.surgery import (
     Place,
     agrees,
     gated_linears,
+    joined_gated_linears,
     layer_norm_terms,
     norm_factors,
     places,
@@ -138,11 +139,13 @@ class _Surgeon:
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
         """Join the gate, its activation and up of an MLP that consists of nothing else."""
-        linears = _packable(gated_linears(module))
+        linears = _packable(gated_linears(module) or joined_gated_linears(module))
         if linears is None or type(module) in self._refused:
             return
         gate, up, down = linears
-        activation = find_activation(getattr(module, "act_fn", None))
+        activation = find_activation(
+            getattr(module, "act_fn", getattr(module, "activation_fn", None))
+        )
         if activation is None:
             if not can_gate(gate.weight):
                 return

@@ -16,6 +16,9 @@ QKV = ("q_proj", "k_proj", "v_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 """Linear layers of a gated MLP."""
 
+JOINED_MLP = ("gate_up_proj", "down_proj")
+"""The same, where gate and up are one layer."""
+
 _PROBE_ROWS = 3
 # Of the spread of the outputs: what rounding alone explains.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -53,6 +56,28 @@ def gated_linears(module: nn.Module) -> list[nn.Linear] | None:
     gate, up, _ = linears
     same = gate.weight.shape == up.weight.shape and (gate.bias is None) == (up.bias is None)
     return linears if same and not others else None
+
+
+def joined_gated_linears(module: nn.Module) -> list[nn.Linear] | None:
+    """The same of an MLP whose gate and up are the halves of one layer; they share its memory."""
+    linears = plain_linears(module, JOINED_MLP)
+    if linears is None or linears[0].out_features % 2:
+        return None
+    others = {child for child, _ in module.named_children()} - {*JOINED_MLP, "activation_fn"}
+    joined, down = linears
+    return None if others else [*_halves(joined), down]
+
+
+def _halves(linear: nn.Linear) -> list[nn.Linear]:
+    """Layers of the first and of the second half of its outputs."""
+    found: list[nn.Linear] = []
+    biases = (None, None) if linear.bias is None else linear.bias.chunk(2)
+    for weight, bias in zip(linear.weight.chunk(2), biases, strict=True):
+        half = nn.Linear(linear.in_features, len(weight), bias=False, device="meta")
+        half.weight = nn.Parameter(weight, requires_grad=False)
+        half.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        found.append(half)
+    return found
 
 
 def norm_factors(module: nn.Module) -> tuple[float, Iterator[torch.Tensor]] | None:

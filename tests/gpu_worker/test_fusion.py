@@ -77,6 +77,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
         ("llama", {"shared_inputs": 2, "gated_mlps": 2, "norms": 5, "packed": 3}),
         ("qwen3", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
         ("gemma2", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
+        ("phi3", {"shared_inputs": 0, "gated_mlps": 2, "norms": 5, "packed": 5}),
         ("gpt2", {"packed": 9, "embeddings_shared": 1, "norms": 5, "activations": 2}),
         ("opt", {"shared_inputs": 2, "packed": 7, "norms": 5, "activations": 2}),
         ("gpt_neox", {"packed": 9, "norms": 5, "activations": 2}),
@@ -167,6 +168,33 @@ class CentredRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.layer_norm(x, (32,), self.weight)
+
+
+class JoinedMLP(nn.Module):
+    """Gate and up are one layer; with biases, and which is which may be the other way round."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(32, 96)
+        self.down_proj = nn.Linear(48, 32)
+        self.activation_fn = nn.GELU()
+        self.turned = turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        if self.turned:
+            gate, up = up, gate
+        return self.down_proj(self.activation_fn(gate) * up)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_gate_and_up_in_one_layer_are_told_apart(kernels: CpuLayers, turned: bool) -> None:
+    model = nn.Sequential(JoinedMLP(turned)).requires_grad_(False)
+    x = torch.randn(1, 5, 32)
+    expected = model(x)
+    found = fuse(model, kernels, torch.float32)
+    assert found.gated_mlps == (0 if turned else 1)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
 class UncentredLayerNorm(nn.Module):

@@ -88,6 +88,13 @@ def _mistral() -> PretrainedConfig:
     return transformers.MistralConfig(**_LLAMA, sliding_window=24)
 
 
+def _phi3() -> PretrainedConfig:
+    return transformers.Phi3Config(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        partial_rotary_factor=0.5,
+    )
+
+
 def _gpt_neox() -> PretrainedConfig:
     return transformers.GPTNeoXConfig(
         **_COMMON,
@@ -120,7 +127,7 @@ def _t5() -> PretrainedConfig:
     )
 
 
-SERVED = ("llama", "opt", "gpt2", "qwen3", "gemma2", "gemma3", "mistral", "gpt_neox")
+SERVED = ("llama", "opt", "gpt2", "qwen3", "gemma2", "gemma3", "mistral", "phi3", "gpt_neox")
 """Kinds that the worker serves."""
 
 _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -131,6 +138,7 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "mistral": _mistral,
+    "phi3": _phi3,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
     "falcon": _falcon,
