@@ -118,8 +118,9 @@ class _Surgeon:
         self.done = Fusion()
         self._kernels = kernels
         self._dtype = dtype
-        self._refused: set[type[nn.Module]] = set()
-        self._proven: set[type[nn.Module]] = set()
+        # MLPs by their type and activation; None: SiLU, if the type is not refused.
+        self._refused: set[tuple[type[nn.Module], Activation | None]] = set()
+        self._proven: set[tuple[type[nn.Module], Activation | None]] = set()
         self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU, partial=True)
 
     def replace_rotary(self, module: nn.Module) -> None:
@@ -140,25 +141,25 @@ class _Surgeon:
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
         """Join the gate, its activation and up of an MLP that consists of nothing else."""
         linears = _packable(gated_linears(module) or joined_gated_linears(module))
-        if linears is None or type(module) in self._refused:
+        if linears is None:
             return
         gate, up, down = linears
-        activation = find_activation(
-            getattr(module, "act_fn", getattr(module, "activation_fn", None))
-        )
+        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+        activation = find_activation(function)
+        kind = type(module), activation
+        if kind in self._refused or (activation is None and not can_gate(gate.weight)):
+            return
         if activation is None:
-            if not can_gate(gate.weight):
-                return
             biases = None if gate.bias is None else (gate.bias, up.bias)
             joined = pack_gated(gate.weight, up.weight, biases)
         else:
             joined = pack([gate.weight, up.weight], [gate.bias, up.bias])
         last = pack([down.weight], [down.bias])
         fused = self._gated_mlp(joined, activation, last)
-        if type(module) not in self._proven and not self._agrees(module, fused, gate.in_features):
-            self._refused.add(type(module))
+        if kind not in self._proven and not self._agrees(module, fused, gate.in_features):
+            self._refused.add(kind)
             return
-        self._proven.add(type(module))
+        self._proven.add(kind)
         self._note(joined)
         self._note(last)
         setattr(parent, name, fused)
