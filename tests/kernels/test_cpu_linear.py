@@ -176,7 +176,8 @@ def test_any_shape_is_served(
 ) -> None:
     in_features = 16 * vectors
     weights = [random(n, in_features, seed=n).to(dtype) for n in outputs]
-    x = random(num_rows, in_features, seed=9).to(dtype)
+    # Not a seed of weights: rows times themselves are larger than the tolerance thinks of.
+    x = random(num_rows, in_features, seed=1_000).to(dtype)
     found = kernels.linear(pack(weights), dtype)(x)
     for weight, out in zip(weights, found, strict=True):
         assert out.shape == (num_rows, len(weight))
