@@ -14,9 +14,7 @@ from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.system import Work
 from scheduler_svc.core.draft import PlanDraft
 from shared.codec import IntArray
-from shared.messages import Admission, BeamCandidates, BeamStep, EndFlag, StepResult
-
-_NOTHING: IntArray = np.empty(0, np.int32)
+from shared.messages import Admission, BeamCandidates, BeamStep
 
 
 @dataclass(slots=True)
@@ -46,37 +44,40 @@ class Rows:
         block_bytes: keys and values of a block.
         copies_per_block: transfers that it takes to swap one.
         draws: for beams.
+
+    Attributes:
+        ended: handles whose token, in the step that has ended last, was their last.
+        candidates: of the beam searches in it.
     """
 
     def __init__(
         self, max_num_sequences: int, block_bytes: int, copies_per_block: int, draws: BeamDraws
     ) -> None:
+        self.ended: list[int] = []
+        self.candidates: tuple[BeamCandidates, ...] = ()
         self._block_bytes = block_bytes
         self._copies_per_block = copies_per_block
         self._draws = draws
         self._prefills: dict[int, _Prefill] = {}
         self._searches: dict[int, _Search] = {}
-        self._candidates: tuple[BeamCandidates, ...] = ()
         self._num_beams = 0  # that compute in this step
         # Rows that sample: [:_num_rows] of the arrays, in any order.
         self._num_rows = 0
         self._handles = np.zeros(max_num_sequences, np.int32)
-        self._flags = np.full(max_num_sequences, EndFlag.LENGTH, np.int32)
         self._tokens = np.zeros(max_num_sequences, np.int32)
         self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
         self._ends = [0] * max_num_sequences  # step that gives its last token
         self._row_of: dict[int, int] = {}  # by handle
         self._sum_of_bases = 0
         self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by step
-        self._ended: list[int] = []  # handles whose rows go when the next plan comes
 
     def begin(self, plan: PlanDraft) -> Work:
         """Take in a plan; what it computes and moves."""
         step = plan.step
-        if self._ended:
-            for handle in self._ended:
+        if self.ended:
+            for handle in self.ended:
                 self._remove(handle)
-            self._ended = []
+            self.ended = []
         for handle in plan.retired:
             if handle in self._row_of:
                 self._remove(handle)
@@ -105,7 +106,7 @@ class Rows:
                 if prefill.num_computed == prefill.num_tokens:
                     self._computed(prefill, step, plan)
         self._num_beams = 0
-        self._candidates = ()
+        self.candidates = ()
         if plan.beams:
             num_going_on, context = self._search(plan.beams)
             num_decoding += num_going_on
@@ -121,31 +122,16 @@ class Rows:
             swap_copies=num_swapped * self._copies_per_block,
         )
 
-    def end(self, step: int) -> StepResult:
-        """What the plan taken in last has given; the arrays hold good until the next one comes."""
+    def end(self, step: int) -> tuple[IntArray, IntArray]:
+        """Handles that the plan taken in last has sampled for, and a token for each of them.
+
+        The arrays hold good until the next plan comes.
+        """
         num_rows = self._num_rows
-        ended_rows = _NOTHING
-        num_ended = 0
-        if step in self._ending:
-            ended = [handle for handle in self._ending.pop(step) if self._ends_in(handle, step)]
-            num_ended = len(ended)
-            ended_rows = np.array([self._row_of[handle] for handle in ended], np.int32)
-            self._ended = ended
-        return StepResult(  # by position: names would take as long as all the rest of this
-            step,
-            self._handles[:num_rows],
-            self._tokens[:num_rows],
-            ended_rows,
-            self._flags[:num_ended] if num_ended else _NOTHING,
-            self._candidates,
-            (),  # log-probabilities
-            (),
-            _NOTHING,  # of admissions
-            _NOTHING,
-            num_rows,
-            0,  # durations
-            0,
-        )
+        ending = self._ending.pop(step, None)
+        if ending is not None:
+            self.ended = [handle for handle in ending if self._ends_in(handle, step)]
+        return self._handles[:num_rows], self._tokens[:num_rows]
 
     @property
     def num_sampled(self) -> int:
@@ -221,7 +207,7 @@ class Rows:
             searches.append(search)
         are_last = [search.num_generated == search.max_tokens for search in searches]
         widths = [search.width for search in searches]
-        self._candidates = self._draws.candidates(steps, widths, are_last)
+        self.candidates = self._draws.candidates(steps, widths, are_last)
         for step, is_last in zip(steps, are_last, strict=True):
             if is_last:
                 del self._searches[step.group]

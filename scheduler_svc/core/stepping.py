@@ -7,7 +7,7 @@ which step it opens a block, has filled one, and ends at the latest.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scheduler_svc.core import notes
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
@@ -30,7 +30,7 @@ from scheduler_svc.core.sequence import (
 from scheduler_svc.core.tables import BlockTables
 from scheduler_svc.core.tokens import TokenStore
 from shared.codec import IntArray
-from shared.messages import StepResult
+from shared.messages import BeamCandidates
 
 # A request that was computed when a worker died, and again when the next one did, has the third to
 # itself until it has got further.
@@ -107,13 +107,14 @@ class Stepping:
         self.planned_step = draft.step
         return draft
 
-    def apply(self, result: StepResult) -> list[SequenceGroup]:
+    def apply(
+        self, step: int, handles: IntArray, tokens: IntArray, beams: Iterable[BeamCandidates]
+    ) -> list[SequenceGroup]:
         """Take in the tokens of the next step; groups whose beam search is done.
 
         Raises:
             ProtocolError: a result that no plan asked for.
         """
-        step = result.step
         if step != self.applied_step + 1 or step > self.planned_step:
             raise ProtocolError(
                 f"result of step {step}: {self.applied_step} steps are applied, "
@@ -121,14 +122,14 @@ class Stepping:
             )
         self.applied_step = step
         try:
-            self._tokens.append(result.handles, result.tokens)
+            self._tokens.append(handles, tokens)
         except IndexError as error:
             raise ProtocolError(f"result of step {step}: {error}") from None
         for group in self._samples_first.pop(step, ()):
             self._note(notes.FirstToken(group.request_id))
         for group in self._survives.pop(step, ()):
             self._acquit(group)
-        return self._searches.apply(result)
+        return self._searches.apply(step, beams)
 
     def output(self, sequence: Sequence) -> IntArray:
         """Tokens that a sequence has generated."""
