@@ -210,7 +210,7 @@ class PageStream:
         block_size = self._block_size
         num_free = self._core.pool.num_free
         num_used = self._num_blocks - num_free
-        return MemoryUse(  # by position: names would take as long as all the rest of this
+        return MemoryUse(
             self._slots,
             num_used * block_size - num_unfilled,
             num_reserved,

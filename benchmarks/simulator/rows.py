@@ -113,14 +113,12 @@ class Rows:
             decode_context += context
         num_sampled = self._num_rows + self._num_beams
         work = Work(num_prefilled, prefill_context, num_decoding, decode_context, num_sampled)
-        if not (plan.swap_out_device or plan.swap_in_device or plan.copy_sources):
-            return work
-        num_swapped = len(plan.swap_out_device) + len(plan.swap_in_device)
-        return work._replace(
-            swapped_bytes=num_swapped * self._block_bytes,
-            copied_bytes=len(plan.copy_sources) * self._block_bytes,
-            swap_copies=num_swapped * self._copies_per_block,
-        )
+        if plan.swap_out_device or plan.swap_in_device or plan.copy_sources:
+            num_swapped = len(plan.swap_out_device) + len(plan.swap_in_device)
+            work.swapped_bytes = num_swapped * self._block_bytes
+            work.copied_bytes = len(plan.copy_sources) * self._block_bytes
+            work.swap_copies = num_swapped * self._copies_per_block
+        return work
 
     def end(self, step: int) -> tuple[IntArray, IntArray]:
         """Handles that the plan taken in last has sampled for, and a token for each of them.
