@@ -65,6 +65,7 @@ class Rows:
         self._num_rows = 0
         self._handles = np.zeros(max_num_sequences, np.int32)
         self._tokens = np.zeros(max_num_sequences, np.int32)
+        self._sampled = self._handles[:0], self._tokens[:0]  # views: no need to make them each time
         self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
         self._ends = [0] * max_num_sequences  # step that gives its last token
         self._row_of: dict[int, int] = {}  # by handle
@@ -129,7 +130,9 @@ class Rows:
         ending = self._ending.pop(step, None)
         if ending is not None:
             self.ended = [handle for handle in ending if self._ends_in(handle, step)]
-        return self._handles[:num_rows], self._tokens[:num_rows]
+        if len(self._sampled[0]) != num_rows:
+            self._sampled = self._handles[:num_rows], self._tokens[:num_rows]
+        return self._sampled
 
     @property
     def num_sampled(self) -> int:

@@ -84,6 +84,9 @@ class Stepping:
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._alone: SequenceGroup | None = None  # it may be what killed workers
+        # Who was looked at in vain to be admitted, and what the pool's chances were then.
+        self._too_large: SequenceGroup | None = None
+        self._num_chances = 0
 
     @property
     def is_full(self) -> bool:
@@ -153,6 +156,7 @@ class Stepping:
         """A sequence is over; what it held is free for the next plan."""
         if group.state is PREFILLING and len(group.sequences) > 1:
             self._leave_prefill(group, sequence)
+        self._too_large = None  # it may be this group, which is smaller now
         self._give_up_blocks(group, sequence)
         self._tables.drop_swapped(sequence)
         self._hand_in_slot(sequence)
@@ -172,6 +176,7 @@ class Stepping:
 
     def replace(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
         """Let a group go on with other sequences, that have all their tokens but no blocks."""
+        self._too_large = None
         if group.state not in (WAITING, PREEMPTED):
             self._wait_for_blocks(group)
         for sequence in group.sequences:
@@ -352,14 +357,25 @@ class Stepping:
                 return
             if group.num_deaths >= ALONE_AFTER and self.queues.running:
                 return
+            if self._is_still_too_large(group):
+                return
             reserve = self._config.num_watermark_blocks if self.queues.running else 0
             group.prepare_prefill()
             while not self._get_blocks(group, reserve, draft):
                 is_alone = not self.queues.running and not group.serves_nobody
                 if not is_alone or not self._give_up_prefix(group):
+                    self._too_large, self._num_chances = group, self._pool.num_chances
                     return
             self._open(group, draft)
             self._plan_chunks(group, draft)
+
+    def _is_still_too_large(self, group: SequenceGroup) -> bool:
+        """There is no need to look again: most steps give nobody's blocks back."""
+        return (
+            group is self._too_large
+            and self._pool.num_chances == self._num_chances
+            and len(self.queues.running) > 0  # or else prefixes are given up for it
+        )
 
     def _get_blocks(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
         """Blocks for all of a group, or nothing; what was swapped out comes back."""
