@@ -12,18 +12,17 @@ import numpy as np
 
 from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.system import Work
-from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.draft import Entrant, PlanDraft
 from shared.codec import IntArray
-from shared.messages import Admission, BeamCandidates, BeamStep
+from shared.messages import BeamCandidates, BeamStep
 
 
 @dataclass(slots=True)
 class _Prefill:
     """A sequence some of whose tokens are still to be computed."""
 
-    admission: Admission
+    entrant: Entrant
     num_computed: int
-    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -84,10 +83,8 @@ class Rows:
                 self._remove(handle)
             else:
                 self._prefills.pop(handle, None)
-        for admission in plan.admissions:
-            self._prefills[admission.handle] = _Prefill(
-                admission, admission.num_computed, len(admission.tokens)
-            )
+        for entrant in plan.admissions:
+            self._prefills[entrant.handle] = _Prefill(entrant, entrant.num_computed)
         num_decoding = self._num_rows
         decode_context = self._sum_of_bases + num_decoding * step
         num_prefilled = prefill_context = 0
@@ -104,7 +101,7 @@ class Rows:
                 else:
                     num_prefilled += count
                     prefill_context += count * begin + count * (count + 1) // 2
-                if prefill.num_computed == prefill.num_tokens:
+                if prefill.num_computed == prefill.entrant.num_tokens:
                     self._computed(prefill, step, plan)
         self._num_beams = 0
         self.candidates = ()
@@ -143,17 +140,17 @@ class Rows:
 
     def _computed(self, prefill: _Prefill, step: int, plan: PlanDraft) -> None:
         """All known tokens of a sequence are computed; those that fork from it start, too."""
-        admission = prefill.admission
-        if admission.sampling.beams is not None:
+        entrant = prefill.entrant
+        if entrant.sampling.beams is not None:
             return  # its search takes it from here
-        del self._prefills[admission.handle]
-        num_generated = prefill.num_tokens - admission.num_prompt_tokens
-        last_step = step + admission.sampling.max_tokens - num_generated - 1
-        base = prefill.num_tokens - step
-        self._add(admission.handle, admission.choice, base, last_step)
+        del self._prefills[entrant.handle]
+        num_generated = entrant.num_tokens - entrant.num_prompt_tokens
+        last_step = step + entrant.sampling.max_tokens - num_generated - 1
+        base = entrant.num_tokens - step
+        self._add(entrant.handle, entrant.choice, base, last_step)
         forks = zip(plan.fork_parents, plan.fork_children, plan.fork_choices, strict=True)
         for parent, child, choice in forks:
-            if parent == admission.handle:
+            if parent == entrant.handle:
                 self._add(child, choice, base, last_step)
 
     def _add(self, handle: int, choice: int, base: int, last_step: int) -> None:
@@ -215,7 +212,7 @@ class Rows:
         return num_going_on, context
 
     def _new_search(self, handle: int) -> _Search:
-        admission = self._prefills[handle].admission
-        beams = admission.sampling.beams
+        entrant = self._prefills[handle].entrant
+        beams = entrant.sampling.beams
         assert beams is not None, f"{handle} is not a beam"
-        return _Search(admission.num_prompt_tokens, 0, admission.sampling.max_tokens, beams.width)
+        return _Search(entrant.num_prompt_tokens, 0, entrant.sampling.max_tokens, beams.width)
