@@ -107,6 +107,7 @@ class TokenStore:
     def _settle(self) -> None:
         """Write down how far the rows have grown; the sink never fills."""
         if self._num_new:
+            assert self._places is not None, f"{self._num_new} tokens came to places unknown"
             self._ends[self._slots] = self._places + self._num_new
             self._ends[self._sink] = self._sink * self._width
             self._most += self._num_new
