@@ -112,6 +112,7 @@ def _why_not() -> str | None:
 
 
 def _build(tree: Path, scratch: Path, optimization: int) -> None:
+    # Only here: the commands run without them.
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.errors import BaseError
