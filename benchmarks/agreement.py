@@ -9,7 +9,9 @@ well; and to requests of one token, sent one after the other, what a request cos
 engine. Compared are how often requests were preempted, and the mean latency that clients see.
 
 Both ends of the comparison are the same scheduler with the same settings; what is tested is what
-the simulator makes up, time and the worker. A busy machine disturbs: several runs are made.
+the simulator makes up, time and the worker. A machine whose speed changes from one load to the
+next disturbs, and a queue makes more of it: so what is compared is also simulated with the speed
+that the machine had in each second, by how long that second's iterations took against the fit.
 """
 
 import argparse
@@ -17,12 +19,13 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
+from benchmarks.simulator.drift import DriftingEngine, DriftingWorker, slowdowns
 from benchmarks.simulator.fitted import FittedWorker, fit, timed_steps
 from benchmarks.simulator.models import Model
 from benchmarks.simulator.options import positive, whole
@@ -49,29 +52,33 @@ class Comparison:
     """A run.
 
     Attributes:
-        preemptions: for real, and simulated.
+        preemptions: for real, simulated, and simulated at the speed that the machine had then.
         latencies_s: means, likewise.
+        slowdowns: of the machine against the fit while it served what is compared: the mean, and
+            of its seconds the tenth and the ninetieth percentile.
         costs_us: fitted, of an iteration, of a prompt token, of a decoding sequence, and of 1,000
             tokens that are attended to.
         outside_ms: what a request costs outside of the engine.
     """
 
-    preemptions: tuple[int, int]
-    latencies_s: tuple[float, float]
+    preemptions: tuple[int, int, int]
+    latencies_s: tuple[float, float, float]
+    slowdowns: tuple[float, float, float]
     costs_us: tuple[float, ...]
     outside_ms: float
 
     @property
-    def preemption_ratio(self) -> float:
-        """Simulated to real."""
-        real, simulated = self.preemptions
-        return simulated / real if real else float("nan")
+    def preemption_ratios(self) -> tuple[float, float]:
+        """Simulated to real, with the fit and at the machine's speed."""
+        real, *simulated = self.preemptions
+        first, second = (found / real if real else float("nan") for found in simulated)
+        return first, second
 
     @property
-    def latency_ratio(self) -> float:
-        """Simulated to real."""
-        real, simulated = self.latencies_s
-        return simulated / real
+    def latency_ratios(self) -> tuple[float, float]:
+        """Likewise."""
+        real, fitted, corrected = self.latencies_s
+        return fitted / real, corrected / real
 
 
 def compare(num_requests: int, rate: float, num_blocks: int, seed: int) -> Comparison:
@@ -106,11 +113,19 @@ def compare(num_requests: int, rate: float, num_blocks: int, seed: int) -> Compa
             if first + 2 < moment.step <= behind + 2
             for note in moment.notes
         )
+    seconds = slowdowns(steps[first:behind], worker)
     outside_s = max(0.0, float(np.median(outside)) - _alone_s(worker))
-    simulated = run(PageStream(worker, config), compared, worker)
+    fitted = run(PageStream(worker, config), compared, worker)
+    drifting = DriftingWorker(worker, seconds, compared[0].arrival_s)
+    corrected = run(DriftingEngine(drifting, config), compared, drifting)
     return Comparison(
-        (num_preempted, simulated.num_preemptions),
-        (_mean_latency(served, compared), float(simulated.latencies_s.mean()) + outside_s),
+        (num_preempted, fitted.num_preemptions, corrected.num_preemptions),
+        (
+            _mean_latency(served, compared),
+            float(fitted.latencies_s.mean()) + outside_s,
+            float(corrected.latencies_s.mean()) + outside_s,
+        ),
+        (float(np.mean(seconds)), *np.percentile(seconds, (10, 90)).tolist()),
         _costs_us(worker),
         1_000 * outside_s,
     )
@@ -162,14 +177,27 @@ def _costs_us(worker: FittedWorker) -> tuple[float, ...]:
 def as_text(found: Comparison) -> str:
     """One run."""
     iteration, prefill, decode, context = found.costs_us
-    return (
-        f"preemptions {found.preemptions[0]} real, {found.preemptions[1]} simulated "
-        f"({found.preemption_ratio:.3f}); mean latency {found.latencies_s[0]:.3f} s real, "
-        f"{found.latencies_s[1]:.3f} s simulated ({found.latency_ratio:.3f})\n"
+    real, *simulated = found.preemptions
+    real_s, *simulated_s = found.latencies_s
+    lines = [f"{real} preemptions, mean latency {real_s:.3f} s"]
+    mean, low, high = found.slowdowns
+    speeds = ("as fitted", "at the machine's speed")
+    for speed, number, seconds, ratio, latency_ratio in zip(
+        speeds, simulated, simulated_s, found.preemption_ratios, found.latency_ratios, strict=True
+    ):
+        lines.append(
+            f"    simulated, {speed}: {number} preemptions ({ratio:.2f}), {seconds:.3f} s "
+            f"({latency_ratio:.2f})"
+        )
+    lines.append(
+        f"    costs were {mean:.2f} times as high, {low:.2f} to {high:.2f} from second to second"
+    )
+    lines.append(
         f"    fitted: {iteration:.0f} us per iteration, {prefill:.1f} per prompt token, "
         f"{decode:.1f} per decoding sequence, {context:.1f} per 1,000 tokens attended to; "
         f"{found.outside_ms:.1f} ms per request outside of the engine"
     )
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -195,20 +223,16 @@ def main() -> None:
     except PageStreamError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    ratios = {
-        "preemptions": float(np.mean([each.preemption_ratio for each in found])),
-        "latency": float(np.mean([each.latency_ratio for each in found])),
-    }
     if args.json:
-        runs = [
-            {"preemptions": each.preemptions, "mean_latency_s": each.latencies_s} for each in found
-        ]
-        print(json.dumps({"simulated_to_real": ratios, "runs": runs}))
+        print(json.dumps({"runs": [asdict(each) for each in found]}))
         return
-    print(
-        f"simulated to real: {ratios['preemptions']:.3f} of the preemptions, "
-        f"{ratios['latency']:.3f} of the mean latency"
-    )
+    for name, index in (("as fitted", 0), ("at the machine's speed", 1)):
+        preemptions = np.mean([each.preemption_ratios[index] for each in found])
+        latency = np.mean([each.latency_ratios[index] for each in found])
+        print(
+            f"simulated to real, {name}: {preemptions:.2f} of the preemptions, "
+            f"{latency:.2f} of the mean latency"
+        )
 
 
 if __name__ == "__main__":

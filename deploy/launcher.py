@@ -12,7 +12,7 @@ from collections.abc import Callable
 from deploy.options import Options
 from deploy.ports import free_port
 from deploy.probe import forget_keys, health_address, is_ready, reachable_host, redis_answers
-from deploy.redis_server import find_redis_server, server_command
+from deploy.redis_server import find_redis_server, server_command, server_url
 from deploy.signals import Signals
 from deploy.state_dir import StateDir
 from deploy.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
@@ -89,8 +89,9 @@ class Launcher:
 
     def _start_redis(self) -> None:
         port = free_port()
-        self._environ["REDIS_URL"] = f"redis://127.0.0.1:{port}/0"
-        redis = self._start("redis", server_command(find_redis_server(), port, self._state.redis))
+        folder = self._state.redis
+        self._environ["REDIS_URL"] = server_url(port, folder)
+        redis = self._start("redis", server_command(find_redis_server(), port, folder))
 
         # Whoever held a lease when this Redis last ran has ended, but a lease that was killed off
         # in mid-life is still in the data, and a gateway would take its holder for alive.

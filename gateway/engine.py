@@ -34,6 +34,7 @@ _log = EventLog("gateway.engine")
 _BLOCK_MS = 1_000
 _MAX_ENTRIES = 512
 _POLL_S = 0.5
+_POLL_AWAY_S = 0.1  # somebody waits for the engine to come
 _LEASE_MS = 10_000
 _RENEW_S = 2.0
 
@@ -315,7 +316,7 @@ class EngineClient:
             self._status = status
             self._metrics.outputs_lag_seconds.set(self.log_lag_s)
             self._tend_deliveries()
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(_POLL_S if isinstance(self.status, Engine) else _POLL_AWAY_S)
 
     def _tend_deliveries(self) -> None:
         if not self._outbox.is_behind:

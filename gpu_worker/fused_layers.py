@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from kernels.cpu_layers import CompiledLinear, CpuLayers
+from kernels.cpu_elements import Activation, CpuElements
+from kernels.cpu_layers import CompiledLinear, CompiledNorm
 from kernels.cpu_pack import PackedLayers, unpack_rows
 
 
@@ -84,19 +85,54 @@ class GatedMLP(nn.Module):
         return self._down(self._gate_up(x)[0])[0]
 
 
-class FusedRMSNorm(nn.Module):
-    """Root-mean-square normalization in one pass.
+class ActivatedMLP(nn.Module):
+    """down(f(gate(x)) * up(x)) in three calls.
 
     Args:
-        weight: [D] float32, by which normalized rows are multiplied.
+        gate_up: both of them, one after the other.
+        activation: f.
+        elements: computes it.
+        down: the last layer.
     """
 
     def __init__(
-        self, kernels: CpuLayers, weight: torch.Tensor, epsilon: float, dtype: torch.dtype
+        self,
+        gate_up: CompiledLinear,
+        activation: Activation,
+        elements: CpuElements,
+        down: CompiledLinear,
+    ) -> None:
+        super().__init__()
+        self._gate_up = gate_up
+        self._activation = activation
+        self._elements = elements
+        self._down = down
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., hidden]
+    ) -> torch.Tensor:
+        """Outputs [..., hidden]."""
+        gate, up = self._gate_up(x)
+        return self._down(self._elements.activate(self._activation, gate, up))[0]
+
+
+class FusedNorm(nn.Module):
+    """Normalization in one pass.
+
+    Args:
+        norm: what computes it.
+        weight: [D] float32, by which normalized rows are multiplied.
+        bias: [D] float32, added then.
+    """
+
+    def __init__(
+        self, norm: CompiledNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
-        self._norm = kernels.rms_norm(weight, epsilon, dtype)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._norm = norm
 
     def forward(
         self,
@@ -104,6 +140,33 @@ class FusedRMSNorm(nn.Module):
     ) -> torch.Tensor:
         """Normalized rows [..., D]."""
         return self._norm(x)
+
+
+class FusedActivation(nn.Module):
+    """An activation that is compiled for one type.
+
+    Args:
+        activation: which.
+        elements: computes it.
+        own: the module it replaces, which serves all other types.
+        dtype: that of the model.
+    """
+
+    def __init__(
+        self, activation: Activation, elements: CpuElements, own: nn.Module, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self._activation = activation
+        self._elements = elements
+        self._own = own
+        self._dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Elements of x's shape and type."""
+        if x.dtype != self._dtype:
+            found: torch.Tensor = self._own(x)
+            return found
+        return self._elements.activate(self._activation, x.contiguous())
 
 
 class PackedEmbedding(nn.Module):

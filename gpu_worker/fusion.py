@@ -1,8 +1,8 @@
 """Puts compiled layers for CPUs in the place of a loaded model's own.
 
-Linear layers are packed; those that share an input run at once, a gated MLP in two calls, RMS
-normalization in one pass. Where something else computes differently from the model's own code, that
-is kept.
+Linear layers are packed; those that share an input run at once, a gated MLP in two or three calls,
+normalizations and activations in one pass. Where something else computes differently from the
+model's own code, that is kept.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from gpu_worker.activations import find_activation
 from gpu_worker.fused_layers import (
-    FusedRMSNorm,
+    ActivatedMLP,
+    FusedActivation,
+    FusedNorm,
     GatedMLP,
     PackedEmbedding,
     PackedLinear,
@@ -27,10 +30,13 @@ from gpu_worker.surgery import (
     Place,
     agrees,
     gated_linears,
+    joined_gated_linears,
+    layer_norm_terms,
     norm_factors,
     places,
     plain_linears,
 )
+from kernels.cpu_elements import Activation
 from kernels.cpu_layers import CompiledLinear, CpuLayers
 from kernels.cpu_linear_jobs import PANEL
 from kernels.cpu_pack import PackedLayers, can_gate, can_pack, pack, pack_gated
@@ -46,7 +52,8 @@ class Fusion:
         packed: linear layers that run one by one.
         shared_inputs: attention layers whose queries, keys and values are one call.
         gated_mlps: MLPs whose gate and up are one call.
-        norms: RMS normalizations.
+        norms: normalizations.
+        activations: those that stand alone.
         rotaries: attention layers that turn queries and keys in one call.
         narrow: linear weights that bfloat16 holds without loss, kept as such.
         embeddings_shared: embeddings that read the packed weights of the output layer.
@@ -58,6 +65,7 @@ class Fusion:
     shared_inputs: int = 0
     gated_mlps: int = 0
     norms: int = 0
+    activations: int = 0
     rotaries: int = 0
     narrow: int = 0
     embeddings_shared: int = 0
@@ -99,6 +107,7 @@ def fuse(
     for parent, name, module in places(model):
         surgeon.replace_linear(parent, name, module, embeddings)
         surgeon.replace_norm(parent, name, module)
+        surgeon.replace_activation(parent, name, module)
     return surgeon.done
 
 
@@ -109,9 +118,10 @@ class _Surgeon:
         self.done = Fusion()
         self._kernels = kernels
         self._dtype = dtype
-        self._refused: set[type[nn.Module]] = set()
-        self._proven: set[type[nn.Module]] = set()
-        self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU)
+        # MLPs by their type and activation; None: SiLU, if the type is not refused.
+        self._refused: set[tuple[type[nn.Module], Activation | None]] = set()
+        self._proven: set[tuple[type[nn.Module], Activation | None]] = set()
+        self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU, partial=True)
 
     def replace_rotary(self, module: nn.Module) -> None:
         """Let a layer's own code call the compiled rotary embedding."""
@@ -129,25 +139,40 @@ class _Surgeon:
         self.done.shared_inputs += 1
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Join the gate, SiLU and up of an MLP that consists of nothing else."""
-        linears = _packable(gated_linears(module))
-        if linears is None or type(module) in self._refused:
+        """Join the gate, its activation and up of an MLP that consists of nothing else."""
+        linears = _packable(gated_linears(module) or joined_gated_linears(module))
+        if linears is None:
             return
         gate, up, down = linears
-        if not can_gate(gate.weight):
+        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+        activation = find_activation(function)
+        kind = type(module), activation
+        if kind in self._refused or (activation is None and not can_gate(gate.weight)):
             return
-        biases = None if gate.bias is None else (gate.bias, up.bias)
-        joined = pack_gated(gate.weight, up.weight, biases)
+        if activation is None:
+            biases = None if gate.bias is None else (gate.bias, up.bias)
+            joined = pack_gated(gate.weight, up.weight, biases)
+        else:
+            joined = pack([gate.weight, up.weight], [gate.bias, up.bias])
         last = pack([down.weight], [down.bias])
-        fused = GatedMLP(self._compile(joined), self._compile(last))
-        if type(module) not in self._proven and not self._agrees(module, fused, gate.in_features):
-            self._refused.add(type(module))
+        fused = self._gated_mlp(joined, activation, last)
+        if kind not in self._proven and not self._agrees(module, fused, gate.in_features):
+            self._refused.add(kind)
             return
-        self._proven.add(type(module))
+        self._proven.add(kind)
         self._note(joined)
         self._note(last)
         setattr(parent, name, fused)
         self.done.gated_mlps += 1
+
+    def _gated_mlp(
+        self, joined: PackedLayers, activation: Activation | None, last: PackedLayers
+    ) -> nn.Module:
+        """Gate and up, SiLU or another activation, and down."""
+        gate_up, down = self._compile(joined), self._compile(last)
+        if activation is None:
+            return GatedMLP(gate_up, down)
+        return ActivatedMLP(gate_up, activation, self._kernels.elements, down)
 
     def replace_linear(
         self,
@@ -178,19 +203,40 @@ class _Surgeon:
             self.done.embeddings_copied += 1
 
     def replace_norm(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Compile an RMS normalization that multiplies by its weight, or by 1 + its weight."""
-        found = norm_factors(module)
-        if found is None:
+        """Compile a normalization: by the root mean square, or by mean and variance."""
+        dtype = self._dtype
+        root_mean_square, by_variance = norm_factors(module), layer_norm_terms(module)
+        if root_mean_square is not None:
+            epsilon, factors = root_mean_square
+            for factor in factors:  # its weight, or 1 + its weight
+                if len(factor) % PANEL == 0:
+                    norm = self._kernels.rms_norm(factor, epsilon, dtype)
+                    if self._put_norm(parent, name, module, FusedNorm(norm, factor)):
+                        return
+        elif by_variance is not None:
+            epsilon, weight, bias = by_variance
+            if len(weight) % PANEL == 0:
+                norm = self._kernels.layer_norm(weight, bias, epsilon, dtype)
+                self._put_norm(parent, name, module, FusedNorm(norm, weight, bias))
+
+    def _put_norm(self, parent: nn.Module, name: str, module: nn.Module, fused: FusedNorm) -> bool:
+        """Whether it does the same, and is there now; rows have a mean, which may matter."""
+        width = len(fused.weight)
+        if not agrees(module, fused, width, self._dtype, _CPU, mean=1.0):
+            return False
+        setattr(parent, name, fused)
+        self.done.norms += 1
+        return True
+
+    def replace_activation(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Compile an activation that is none of a gated MLP's."""
+        activation = find_activation(module)
+        if activation is None or self._dtype not in self._kernels.dtypes:
             return
-        epsilon, factors = found
-        for factor in factors:
-            if len(factor) % PANEL:
-                return
-            fused = FusedRMSNorm(self._kernels, factor, epsilon, self._dtype)
-            if self._agrees(module, fused, len(factor)):
-                setattr(parent, name, fused)
-                self.done.norms += 1
-                return
+        fused = FusedActivation(activation, self._kernels.elements, module, self._dtype)
+        if self._agrees(module, fused, PANEL):
+            setattr(parent, name, fused)
+            self.done.activations += 1
 
     def _agrees(self, own: nn.Module, fused: nn.Module, num_features: int) -> bool:
         return agrees(own, fused, num_features, self._dtype, _CPU)

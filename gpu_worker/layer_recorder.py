@@ -10,7 +10,7 @@ from torch import nn
 from gpu_worker.attention import STEP_KEYWORD, PagedStep
 from gpu_worker.compiled import decoder_layers
 from gpu_worker.model import RaggedModel
-from gpu_worker.recorded_layers import LayerCall, Recorded, RecordedLayers
+from gpu_worker.recorded_layers import EarlierLayer, LayerCall, Recorded, RecordedLayers
 from gpu_worker.recording import Arena, CannotRecord, Recording
 from gpu_worker.surgery import places
 from kernels.cpu_layers import CpuLayers
@@ -47,9 +47,11 @@ def record_layers(
     """
     began = time.monotonic()
     owner, name, layers = _layer_list(model, attention)
-    _require_same_calls(model, layers)
-    recorder = _Recorder(layers, kernels)
-    setattr(owner, name, nn.ModuleList([recorder]))
+    told = _who_is_told_what(model, layers)
+    calls: list[LayerCall] = []
+    earlier = [EarlierLayer(calls, index) for index in range(max(told))]
+    recorder = _Recorder(layers, told, calls, kernels)
+    setattr(owner, name, nn.ModuleList([*earlier, recorder]))
     step = PagedStep(backend, caches, _widest_batch(num_tokens))
     try:
         _run(model, step, num_tokens)
@@ -60,9 +62,9 @@ def record_layers(
         if isinstance(error, CannotRecord):
             raise
         raise CannotRecord(f"{type(error).__name__}: {error}") from error
-    found = RecordedLayers(layers)
+    found = RecordedLayers(layers, told, calls)
     found.recorded = recorder.recorded
-    setattr(owner, name, nn.ModuleList([found]))
+    setattr(owner, name, nn.ModuleList([*earlier, found]))
     log.info(
         "layers recorded",
         jobs=len(found.recorded.tape),
@@ -76,32 +78,64 @@ def record_layers(
 class _Recorder(nn.Module):
     """In the place of the layers for one forward pass: notes their jobs, computes nothing."""
 
-    def __init__(self, layers: nn.ModuleList, kernels: CpuLayers) -> None:
+    def __init__(
+        self,
+        layers: nn.ModuleList,
+        told: Sequence[int],
+        calls: list[LayerCall],
+        kernels: CpuLayers,
+    ) -> None:
         super().__init__()
         self.layers = layers
         self.recorded: Recorded | None = None
+        self._told = told
+        self._calls = calls
         self._kernels = kernels
 
     def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
         step = others[STEP_KEYWORD]
         arena, jobs = Arena(), JobRecorder()
-        given = LayerCall(more, others).tensors()
-        own = [arena.empty(tuple(each.shape), each.dtype) for each in given]
-        replaced = dict(zip(map(id, given), own, strict=True))
-        more, others = _replace(more, replaced), _replace(others, replaced)
+        given, own = [*self._calls, LayerCall(more, others)], _OwnTensors(arena)
+        calls = [LayerCall(own.replace(call.more), own.replace(call.others)) for call in given]
         first = out = arena.empty(tuple(hidden.shape), hidden.dtype)
-        with recording(jobs), Recording(arena, self._kernels.add):
-            for layer in self.layers:
-                out = layer(out, *more, **others)
+        with recording(jobs), Recording(arena, self._kernels.elements):
+            for layer, told in zip(self.layers, self._told, strict=True):
+                out = layer(out, *calls[told].more, **calls[told].others)
         if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:
             raise CannotRecord("its layers do not hand on hidden states alone")
         tape = Tape(jobs.jobs, hidden.shape[1])
-        read = [(n, each) for n, each in enumerate(own) if _is_read(each, jobs.jobs)]
-        for tensor in (first, *(each for _, each in read)):
+        read = [
+            (number, index, tensor)
+            for number, call in enumerate(calls)
+            for index, tensor in enumerate(call.tensors())
+            if number in self._told and _is_read(tensor, jobs.jobs)
+        ]
+        for tensor in (first, *(tensor for _, _, tensor in read)):
             if tensor.shape[:2] != hidden.shape[:2]:
                 raise CannotRecord(f"its layers read a tensor of shape {tuple(tensor.shape)}")
         self.recorded = Recorded(tape, step, first, tuple(read), out, arena)
         return hidden
+
+
+class _OwnTensors:
+    """Memory of a tape's own for what layers are told."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def replace(self, value: Any) -> Any:
+        """The same, with other tensors: one for each."""
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._own:
+                own = self._arena.empty(tuple(value.shape), value.dtype)
+                self._own[id(value)] = value, own
+            return self._own[id(value)][1]
+        if isinstance(value, Mapping):
+            return {name: self.replace(each) for name, each in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(self.replace(each) for each in value)
+        return value
 
 
 class _Nothing:
@@ -129,11 +163,11 @@ def _layer_list(
     raise CannotRecord("it has no single list of layers")
 
 
-def _require_same_calls(model: RaggedModel, layers: nn.ModuleList) -> None:
-    """Refuse layers that are told different things, or do not follow each other.
+def _who_is_told_what(model: RaggedModel, layers: nn.ModuleList) -> list[int]:
+    """For each layer, the first one that is called with the same arguments.
 
     Raises:
-        CannotRecord: they cannot be one.
+        CannotRecord: the layers do not follow each other.
     """
     calls: list[LayerCall] = []
     outputs: list[Any] = []
@@ -155,8 +189,9 @@ def _require_same_calls(model: RaggedModel, layers: nn.ModuleList) -> None:
     finally:
         for hook in hooks:
             hook.remove()
-    if len(calls) != len(layers) or not all(calls[0].same(call) for call in calls):
-        raise CannotRecord("its layers are not called alike")
+    if len(calls) != len(layers):
+        raise CannotRecord("its layers are not called once each")
+    return [next(n for n, each in enumerate(calls) if each.same(call)) for call in calls]
 
 
 def _run(model: RaggedModel, step: Any, num_tokens: int) -> None:
@@ -176,17 +211,6 @@ def _widest_batch(num_tokens: int) -> RaggedBatch:
         max_query_len=1,
         max_context_len=1,
     )
-
-
-def _replace(value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
-    """The same, with other tensors."""
-    if isinstance(value, torch.Tensor):
-        return tensors[id(value)]
-    if isinstance(value, Mapping):
-        return {name: _replace(each, tensors) for name, each in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_replace(each, tensors) for each in value)
-    return value
 
 
 def _is_read(tensor: torch.Tensor, jobs: Sequence[NotedJob]) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from shared.bus.api import Bus, EntryId
 from shared.codec import Message, decode
@@ -62,6 +63,16 @@ class PlanReader:
             await asyncio.wait([self._reading])
             self._collect()
         return self._entries.popleft() if self._entries else None
+
+    async def next_or(self, other: asyncio.Future[Any]) -> None:
+        """Return as soon as there is an entry, or the other is done.
+
+        Raises:
+            BusUnavailable: the log could not be read.
+        """
+        while not self.has_next() and not other.done():
+            either: list[asyncio.Future[Any]] = [self._reading, other]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
     async def peek(self) -> Message | None:
         """What the next entry begins with, as soon as there is one; it stays the next.

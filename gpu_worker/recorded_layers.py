@@ -1,6 +1,6 @@
 """A model's decoder layers, recorded once and played as one call (CPU)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,7 @@ class Recorded:
         tape: the layers' jobs.
         step: the step it was recorded for: it knows the caches and kernels.
         hidden: what the first layer reads.
-        read: other arguments that jobs read: which of the call's tensors, and where it goes.
+        read: other arguments that jobs read: which call, which of its tensors, and where it goes.
         out: what the last layer writes.
         arena: the memory of all that, and of what lies between.
     """
@@ -53,7 +53,7 @@ class Recorded:
     tape: Tape
     step: PagedStep
     hidden: torch.Tensor
-    read: tuple[tuple[int, torch.Tensor], ...]
+    read: tuple[tuple[int, int, torch.Tensor], ...]
     out: torch.Tensor
     arena: Arena
 
@@ -65,31 +65,57 @@ class Recorded:
             and hidden.shape[1] <= self.tape.num_tokens
         )
 
-    def play(self, hidden: torch.Tensor, call: LayerCall, step: PagedStep) -> torch.Tensor:
+    def play(
+        self, hidden: torch.Tensor, calls: Sequence[LayerCall], step: PagedStep
+    ) -> torch.Tensor:
         """Hidden states [1, T, K] behind the last layer, until the next call."""
         num_tokens = hidden.shape[1]
         self.hidden[:, :num_tokens].copy_(hidden)
-        given = call.tensors() if self.read else ()
-        for index, place in self.read:
-            place[:, :num_tokens].copy_(given[index])
+        given = [call.tensors() for call in calls] if self.read else ()
+        for call, index, place in self.read:
+            place[:, :num_tokens].copy_(given[call][index])
         self.tape.play(num_tokens, step.batch)
         return self.out[:, :num_tokens]
 
 
-class RecordedLayers(nn.Module):
-    """Decoder layers in the place of the list that a model walks through, as a list of one.
+class EarlierLayer(nn.Module):
+    """In the place of a layer: notes what it is told, and hands hidden states on as they are.
 
     Args:
-        layers: the model's own, one after the other, all called with the same arguments.
+        calls: of this pass so far, shared with those that follow.
+        index: of this call.
+    """
+
+    def __init__(self, calls: list[LayerCall], index: int) -> None:
+        super().__init__()
+        self._calls = calls
+        self._index = index
+
+    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
+        """Hidden states [1, T, K], unchanged."""
+        del self._calls[self._index :]  # a pass may have ended before its last layer
+        self._calls.append(LayerCall(more, others))
+        return hidden
+
+
+class RecordedLayers(nn.Module):
+    """A model's decoder layers, behind as many ``EarlierLayer`` as there are calls to know.
+
+    Args:
+        layers: the model's own, one after the other.
+        told: for each of them, which of the calls it gets its arguments from.
+        calls: what the earlier layers have noted.
 
     Attributes:
         recorded: plays them; what it does not serve is computed layer by layer.
     """
 
-    def __init__(self, layers: nn.ModuleList) -> None:
+    def __init__(self, layers: nn.ModuleList, told: Sequence[int], calls: list[LayerCall]) -> None:
         super().__init__()
         self.layers = layers
         self.recorded: Recorded | None = None
+        self._told = told
+        self._calls = calls
 
     @contextmanager
     def one_by_one(self) -> Iterator[None]:
@@ -102,12 +128,14 @@ class RecordedLayers(nn.Module):
 
     def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
         """Hidden states [1, T, K] behind the last layer."""
+        calls = [*self._calls, LayerCall(more, others)]
+        self._calls.clear()
         step: Any = others.get(STEP_KEYWORD)
         recorded = self.recorded if isinstance(step, PagedStep) else None
         if recorded is not None and recorded.serves(hidden, step):
-            return recorded.play(hidden, LayerCall(more, others), step)
-        for layer in self.layers:
-            hidden = layer(hidden, *more, **others)
+            return recorded.play(hidden, calls, step)
+        for layer, told in zip(self.layers, self._told, strict=True):
+            hidden = layer(hidden, *calls[told].more, **calls[told].others)
         return hidden
 
 

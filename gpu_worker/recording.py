@@ -5,12 +5,14 @@ All else would happen once, at recording, and not when the tape is played: it is
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernels.cpu_elements import CpuElements
 
 _aten = torch.ops.aten
 
@@ -55,15 +57,13 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         arena: of the tape.
-        add: left + right as a job.
+        elements: sums and multiples as jobs.
     """
 
-    def __init__(
-        self, arena: Arena, add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    ) -> None:
+    def __init__(self, arena: Arena, elements: CpuElements) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
-        self._add = add
+        self._elements = elements
 
     def __torch_dispatch__(
         self,
@@ -81,9 +81,14 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._arena.empty(tuple(args[0].shape), kwargs.get("dtype") or args[0].dtype)
         if func is _aten.add.Tensor and len(args) == 2 and not kwargs:
             return self._sum(*args)
+        if func is _aten.dropout.default and not args[2]:
+            return args[0]
+        if func is _aten.mul.Tensor and len(args) == 2 and isinstance(args[1], float):
+            return self._multiple(*args)
         if func.is_view:
             found = func(*args, **kwargs)
-            if _memory(found) == _memory(args[0]):
+            parts = found if isinstance(found, tuple | list) else (found,)
+            if all(_memory(part) == _memory(args[0]) for part in parts):
                 return found
             raise CannotRecord(f"{func} copies")
         raise CannotRecord(f"it calls {func}")
@@ -93,9 +98,16 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise CannotRecord(f"it adds {type(left).__name__} and {type(right).__name__}")
         try:
             with self:  # the sum lies in the arena
-                return self._add(left, right)
+                return self._elements.add(left, right)
         except ValueError as error:
             raise CannotRecord(f"it adds: {error}") from error
+
+    def _multiple(self, x: torch.Tensor, number: float) -> torch.Tensor:
+        try:
+            with self:
+                return self._elements.scale(x, number)
+        except ValueError as error:
+            raise CannotRecord(f"it multiplies: {error}") from error
 
 
 def _memory(tensor: Any) -> int | None:

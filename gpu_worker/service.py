@@ -5,21 +5,19 @@ next plan and leaves it with the thread that computes. The order of everything t
 of the plans: a result is appended when the one before it is in the log, and not at all if that
 failed. A step that was computed by then is forgotten with the rest; a result that nobody was told
 of never was.
-
-On a GPU a step is begun before the one before has ended, its plan only has to be there; on a CPU it
-begins when that one has ended, without asking the loop.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from concurrent import futures
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from gpu_worker.admissible import PlanRefused
+from gpu_worker.computing import Computing
 from gpu_worker.lease import Lease, LeaseTaken
 from gpu_worker.look_ahead import LookAhead
 from gpu_worker.plan_executor import Pipeline, PlanExecutor, StepObserver
@@ -42,19 +40,10 @@ log = EventLog(__name__)
 class _Computed:
     """A step whose result is not in the log yet."""
 
+    step: int
     result: asyncio.Future[StepResult]  # there when the thread, or the device, is done
     epoch: int
     trim_below: EntryId  # of the outputs
-
-
-@dataclass(frozen=True, slots=True)
-class _Executed:
-    """A step that was carried out, and when."""
-
-    result: StepResult
-    began_s: float
-    ended_s: float
-    look: Any  # the observer's
 
 
 class InstanceOver(PageStreamError):
@@ -101,30 +90,25 @@ class WorkerService:
         self._bus = bus
         self._ready = ready
         self._keys = EngineKeys(engine_id)
-        self._executor = executor
+        self._computing = Computing(executor, observer, clock_s, thread, pipeline, waiting)
         self._model = model
         self._kv = kv
         self._speeds = speeds
-        self._observer = observer
-        self._rank = rank
-        self._clock_s = clock_s
-        self._thread = thread
         self._look_ahead = look_ahead
-        self._pipeline = pipeline
-        self._waiting = waiting
         self._lease = Lease(bus, self._keys, rank, clock_s)
         self._stopping = asyncio.Event()
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
-        self._longest_step_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
+        self._first_chunk_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
         self._instance = ""
         self._life = uuid4().hex
         self._run_id = ""
         self._epoch: int | None = None  # None: not named, so nothing is executed
         self._step = 0  # last one executed
         self._untold: _Computed | None = None
-        self._last: asyncio.Future[StepResult] | None = None  # of the step that was begun last
-        self._ended_s: float | None = None  # when it was computed, if the next plan was there
-        self._failed: Exception | None = None  # in a step; those behind it are not carried out
+
+    @property
+    def _longest_step_s(self) -> float:
+        return max(self._first_chunk_s, self._computing.longest_s)
 
     def stop(self) -> None:
         """End after the current step."""
@@ -140,16 +124,8 @@ class WorkerService:
             while not self._stopping.is_set():
                 await self._live_once()
         finally:
-            await self._end_last()
+            await self._computing.end()
             await self._leave()
-
-    async def _end_last(self) -> None:
-        """Wait for a step that is under way; nobody wants its result, nor why there is none."""
-        last, self._last = self._last, None
-        if last is not None and not last.done():
-            await asyncio.wait([last])
-        if last is not None and not last.cancelled():
-            last.exception()
 
     async def _live_once(self) -> None:
         try:
@@ -178,10 +154,10 @@ class WorkerService:
         plans = PlanReader(self._bus, self._keys.plans, cursor, _BLOCK_MS)
         try:
             while not self._stopping.is_set():
+                if (unfinished := self._computing.unfinished) is not None:
+                    await plans.next_or(unfinished)
                 if not plans.has_next():
-                    await self._end_or_plan(plans)
-                if not plans.has_next():
-                    self._ended_s = None
+                    self._computing.plan_is_late()
                     if not await self._tell():
                         await self._idle()
                     await self._keep_lease()
@@ -194,18 +170,6 @@ class WorkerService:
             raise
         finally:
             await plans.close()
-
-    async def _end_or_plan(self, plans: PlanReader) -> None:
-        """While a device is busy: until it is not, or can be given the next plan."""
-        if self._last is None or self._last.done():
-            return
-        coming = asyncio.create_task(plans.peek())
-        either: list[asyncio.Future[Any]] = [coming, self._last]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        coming.cancel()
-        await asyncio.wait([coming])
-        if not coming.cancelled():
-            coming.exception()  # whoever asks for the plan meets it, too
 
     async def _keep_lease(self) -> None:
         if not await self._lease.renew_if_due(self._longest_step_s):
@@ -252,16 +216,10 @@ class WorkerService:
 
     async def _idle(self) -> None:
         """Forget the epoch and its sequences, once no step is under way."""
-        last, self._last = self._last, None
-        if last is not None:
-            with suppress(InstanceOver):  # of a plan that nobody wants any more
-                await last
-        self._failed = None
         self._epoch = None
         self._step = 0
         self._untold = None
-        self._ended_s = None
-        self._executor.reset()
+        await self._computing.reset()
 
     async def _carry_out(self, plan: StepPlan) -> None:
         if plan.step <= self._step:
@@ -270,102 +228,14 @@ class WorkerService:
             raise InstanceOver(f"step {plan.step} follows {self._step} in plans")
         assert self._epoch is not None, plan.step
         epoch, trim_below = self._epoch, _parse_id(plan)
-        computing = asyncio.create_task(self._compute(plan))
-        try:
-            is_ours = await self._tell()
-            await self._keep_lease()
-        finally:
-            # Whatever went wrong: a step cannot be stopped, and nothing may begin beside it.
-            await asyncio.wait([computing])
-            failure = computing.exception()
-        if failure is not None:
-            raise failure
+        result = self._computing.begin(plan)
+        is_ours = await self._tell()
+        await self._keep_lease()
         if not is_ours:
             await self._idle()  # what was computed is nobody's
             return
         self._step = plan.step
-        self._untold = _Computed(computing.result(), epoch, trim_below)
-
-    async def _compute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
-        """Execute a plan, or see to it that it will be: behind the one before.
-
-        Raises:
-            InstanceOver: the plan was refused.
-        """
-        if self._pipeline is not None:
-            result = await self._begin(plan, self._pipeline)
-        elif self._thread is not None:
-            result = self._queue(plan, self._thread)
-        else:
-            result = asyncio.get_running_loop().create_future()
-            result.set_result(self._note(self._execute(plan)))
-        self._last = result
-        return result
-
-    def _queue(self, plan: StepPlan, thread: futures.Executor) -> asyncio.Future[StepResult]:
-        """Let the thread go on with this plan as soon as it is done with what it has."""
-        computed = asyncio.get_running_loop().run_in_executor(thread, self._execute, plan)
-
-        async def finish() -> StepResult:
-            return self._note(await computed)
-
-        return asyncio.create_task(finish())
-
-    def _execute(self, plan: StepPlan) -> _Executed:
-        """Carry out a plan, unless one before it failed; on whatever thread."""
-        if self._failed is not None:
-            raise self._failed
-        began_s = self._clock_s()
-        try:
-            with self._refusing(plan):
-                result = self._executor.execute(plan)
-        except Exception as error:
-            self._failed = error
-            raise
-        return _Executed(result, began_s, self._clock_s(), self._observer.look())
-
-    def _note(self, executed: _Executed) -> StepResult:
-        """Take note of when a step was computed, on the loop."""
-        began_s, ended_s = executed.began_s, executed.ended_s
-        self._longest_step_s = max(self._longest_step_s, ended_s - began_s)
-        overhead_s = None if self._ended_s is None else began_s - self._ended_s
-        self._ended_s = ended_s
-        self._observer.step(executed.result, executed.look, overhead_s)
-        return executed.result
-
-    async def _begin(self, plan: StepPlan, pipeline: Pipeline[Any]) -> asyncio.Future[StepResult]:
-        """Let the device begin; the result comes when it is done."""
-        loop = asyncio.get_running_loop()
-        before, began_s = self._last, self._clock_s()
-        busy = before is not None and not before.done()
-        with self._refusing(plan):
-            step = await loop.run_in_executor(self._thread, pipeline.begin, plan)
-        overhead_s: float | None = 0.0
-        if not busy:
-            overhead_s = None if self._ended_s is None else began_s - self._ended_s
-
-        async def finish() -> StepResult:
-            await loop.run_in_executor(self._waiting, step.wait)
-            result, look = await loop.run_in_executor(self._thread, self._finish, step)
-            self._ended_s = self._clock_s()
-            self._longest_step_s = max(self._longest_step_s, self._ended_s - began_s)
-            self._observer.step(result, look, overhead_s)
-            return result
-
-        return asyncio.create_task(finish())
-
-    def _finish(self, step: Any) -> tuple[StepResult, Any]:
-        assert self._pipeline is not None, step
-        return self._pipeline.finish(step), self._observer.look()
-
-    @contextmanager
-    def _refusing(self, plan: StepPlan) -> Iterator[None]:
-        """A plan that is refused ends the instance."""
-        try:
-            yield
-        except PlanRefused as error:
-            self._life = uuid4().hex  # something in the plan may be to blame, as for a death
-            raise InstanceOver(f"plan of step {plan.step}: {error}") from error
+        self._untold = _Computed(plan.step, result, epoch, trim_below)
 
     async def _tell(self) -> bool:
         """Append the result that is not in the log yet, if there is one.
@@ -374,16 +244,19 @@ class WorkerService:
             Whether the epoch is still this worker's.
 
         Raises:
+            InstanceOver: the plan was refused.
             Exception: whatever the model raised.
         """
         computed, self._untold = self._untold, None
         if computed is None:
             return True
+        try:
+            result = await computed.result
+        except PlanRefused as error:
+            self._life = uuid4().hex  # something in the plan may be to blame, as for a death
+            raise InstanceOver(f"plan of step {computed.step}: {error}") from error
         append = Append(
-            self._keys.outputs,
-            [encode(await computed.result)],
-            computed.epoch,
-            trim_below=computed.trim_below,
+            self._keys.outputs, [encode(result)], computed.epoch, trim_below=computed.trim_below
         )
         try:
             await self._bus.append(append)

@@ -16,6 +16,9 @@ QKV = ("q_proj", "k_proj", "v_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 """Linear layers of a gated MLP."""
 
+JOINED_MLP = ("gate_up_proj", "down_proj")
+"""The same, where gate and up are one layer."""
+
 _PROBE_ROWS = 3
 # Of the spread of the outputs: what rounding alone explains.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -55,6 +58,28 @@ def gated_linears(module: nn.Module) -> list[nn.Linear] | None:
     return linears if same and not others else None
 
 
+def joined_gated_linears(module: nn.Module) -> list[nn.Linear] | None:
+    """The same of an MLP whose gate and up are the halves of one layer; they share its memory."""
+    linears = plain_linears(module, JOINED_MLP)
+    if linears is None or linears[0].out_features % 2:
+        return None
+    others = {child for child, _ in module.named_children()} - {*JOINED_MLP, "activation_fn"}
+    joined, down = linears
+    return None if others else [*_halves(joined), down]
+
+
+def _halves(linear: nn.Linear) -> list[nn.Linear]:
+    """Layers of the first and of the second half of its outputs."""
+    found: list[nn.Linear] = []
+    biases = (None, None) if linear.bias is None else linear.bias.chunk(2)
+    for weight, bias in zip(linear.weight.chunk(2), biases, strict=True):
+        half = nn.Linear(linear.in_features, len(weight), bias=False, device="meta")
+        half.weight = nn.Parameter(weight, requires_grad=False)
+        half.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        found.append(half)
+    return found
+
+
 def norm_factors(module: nn.Module) -> tuple[float, Iterator[torch.Tensor]] | None:
     """Epsilon of what looks like an RMS normalization, and by what it may multiply [K] float32."""
     weight = getattr(module, "weight", None)
@@ -67,15 +92,32 @@ def norm_factors(module: nn.Module) -> tuple[float, Iterator[torch.Tensor]] | No
     return epsilon, iter((plain.clone(), 1 + plain))
 
 
+def layer_norm_terms(module: nn.Module) -> tuple[float, torch.Tensor, torch.Tensor] | None:
+    """Epsilon of what looks like a normalization by mean and variance, its weight and bias.
+
+    Both [K] float32, where it has none of ones and zeros.
+    """
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    shape = getattr(module, "normalized_shape", getattr(weight, "shape", ()))
+    if not type(module).__name__.endswith("LayerNorm") or not isinstance(epsilon, float):
+        return None
+    if len(shape) != 1 or any(each is not None and each.shape != shape for each in (weight, bias)):
+        return None
+    weight = torch.ones(shape) if weight is None else weight.detach().float().clone()
+    return epsilon, weight, torch.zeros(shape) if bias is None else bias.detach().float().clone()
+
+
 def agrees(
     own: Callable[..., Any],
     other: Callable[..., Any],
     num_features: int,
     dtype: torch.dtype,
     device: torch.device,
+    mean: float = 0.0,
 ) -> bool:
-    """Whether both do the same to random rows, but for rounding."""
-    rows = random_rows((1, _PROBE_ROWS, num_features), dtype, device)
+    """Whether both do the same to random rows of this mean, but for rounding."""
+    rows = random_rows((1, _PROBE_ROWS, num_features), dtype, device) + mean
     return close(other(rows), own(rows))
 
 

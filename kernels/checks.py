@@ -99,10 +99,10 @@ def check_attend(
 def check_rotary(
     query: torch.Tensor,  # [T, H, D]
     key: torch.Tensor,  # [T, Hkv, D]
-    cos: torch.Tensor,  # [T, D]
-    sin: torch.Tensor,  # [T, D]
+    cos: torch.Tensor,  # [T, Dr]
+    sin: torch.Tensor,  # [T, Dr]
 ) -> None:
-    """Queries, keys, cosines and sines fit each other.
+    """Queries, keys, cosines and sines fit each other; Dr is at most D.
 
     Raises:
         ValueError: if they do not.
@@ -110,7 +110,8 @@ def check_rotary(
     num_tokens, _, head_dim = query.shape
     if key.shape != (num_tokens, key.shape[1], head_dim):
         raise ValueError(f"query {tuple(query.shape)} and key {tuple(key.shape)} do not fit")
-    if head_dim % 2 or not cos.shape == sin.shape == (num_tokens, head_dim):
+    fits = cos.dim() == 2 and cos.shape == sin.shape and len(cos) == num_tokens
+    if not fits or cos.shape[1] % 2 or cos.shape[1] > head_dim:
         raise ValueError(f"cos {tuple(cos.shape)}, sin {tuple(sin.shape)} for D {head_dim}")
     if query.dtype != key.dtype:
         raise ValueError(f"query {query.dtype} and key {key.dtype} do not fit")

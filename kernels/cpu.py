@@ -1,7 +1,6 @@
 """Paged attention on CPUs: compiled kernels that read keys and values in place."""
 
 import ctypes
-import struct
 
 import torch
 
@@ -122,8 +121,8 @@ class CpuBackend:
         job[cpu_jobs.HEAD_DIM] = head_dim
         job[cpu_jobs.TILE_TOKENS] = max(1, cpu_jobs.MAX_TILE_ROWS // group)
         job[cpu_jobs.WINDOW] = params.sliding_window or _NO_WINDOW
-        job[cpu_jobs.SCALE] = _float_bits(params.scale)
-        job[cpu_jobs.SOFTCAP] = _float_bits(params.softcap or 0.0)
+        job[cpu_jobs.SCALE] = cpu_jobs.float_bits(params.scale)
+        job[cpu_jobs.SOFTCAP] = cpu_jobs.float_bits(params.softcap or 0.0)
         job[cpu_jobs.SCRATCH] = self._scratch_for(threads * scratch_bytes)
         job[cpu_jobs.SCRATCH_BYTES] = scratch_bytes
         self._team.run(attend_kernel(query.dtype), ctypes.addressof(job), threads)
@@ -143,9 +142,3 @@ def _describe_cache(job: "ctypes.Array[ctypes.c_int64]", cache: LayerCache) -> N
     job[12:16] = [cache.value.data_ptr(), block * size, head * size, slot * size]
     job[cpu_jobs.NUM_KV_HEADS] = cache.key.shape[1]
     job[cpu_jobs.BLOCK_SIZE] = cache.key.shape[2]
-
-
-def _float_bits(number: float) -> int:
-    """The bits of a float32, in the low half of an int64."""
-    bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
-    return bits

@@ -51,6 +51,7 @@ LINEAR = JobKind(
 NORM = JobKind(linear.NORM_FIELDS, rows=linear.NORM_ROWS)
 ROTARY = JobKind(linear.ROTARY_FIELDS, rows=linear.ROTARY_TOKENS)
 ADD = JobKind(linear.ADD_FIELDS, rows=linear.ADD_ELEMENTS)
+ACTIVATE = JobKind(linear.ACTIVATE_FIELDS, rows=linear.ACTIVATE_ELEMENTS)
 WRITE = JobKind(jobs.WRITE_FIELDS, rows=jobs.NUM_TOKENS, of_step=((jobs.SLOTS, OfStep.SLOTS),))
 ATTEND = JobKind(
     jobs.ATTEND_FIELDS,

@@ -4,6 +4,8 @@ One address crosses from Python to the kernel, instead of ten arrays whose unpac
 more than a small kernel runs.
 """
 
+import struct
+
 # Every job starts with two counters that its threads share.
 NEXT_TASK = 0
 NEXT_THREAD = 1
@@ -68,3 +70,9 @@ def scratch_bytes(group: int, head_dim: int) -> int:
     rows = padded_rows(group)
     floats = 2 * rows * head_dim + rows * KV_TILE + 3 * rows
     return 2 * 2 * 8 * KV_TILE + 4 * floats
+
+
+def float_bits(number: float) -> int:
+    """The bits of a float32, in the low half of an int64."""
+    bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
+    return bits

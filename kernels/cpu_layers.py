@@ -1,15 +1,16 @@
 """Linear layers and normalization on CPUs, compiled, over packed weights."""
 
 import ctypes
-import struct
 
 import torch
 
 from kernels import cpu_linear_jobs as jobs
 from kernels.checks import check_rotary
 from kernels.cpu_compile import Kernel
+from kernels.cpu_elements import CpuElements
 from kernels.cpu_isa import Instructions
-from kernels.cpu_linear_compile import add_kernel, linear_kernel, norm_kernel, rotary_kernel
+from kernels.cpu_jobs import float_bits
+from kernels.cpu_linear_compile import layer_norm_kernel, linear_kernel, norm_kernel, rotary_kernel
 from kernels.cpu_pack import PackedLayers
 from kernels.cpu_threads import TeamRunner
 
@@ -27,6 +28,9 @@ class CpuLayers:
 
     Args:
         instructions: what the kernels may use.
+
+    Attributes:
+        elements: what is computed element by element.
     """
 
     dtypes = (torch.float32, torch.bfloat16)
@@ -34,6 +38,7 @@ class CpuLayers:
     def __init__(self, instructions: Instructions) -> None:
         self.instructions = instructions
         self._team = TeamRunner()
+        self.elements = CpuElements(self._team)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def linear(self, layers: PackedLayers, dtype: torch.dtype) -> "CompiledLinear":
@@ -42,29 +47,17 @@ class CpuLayers:
 
     def rms_norm(self, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> "CompiledNorm":
         """A normalization for inputs of a type; compiled now, or loaded from numba's cache."""
-        return CompiledNorm(self, weight, epsilon, dtype)
+        return CompiledNorm(self, norm_kernel(dtype), weight, None, epsilon, dtype)
+
+    def layer_norm(
+        self, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, dtype: torch.dtype
+    ) -> "CompiledNorm":
+        """The same by mean and variance."""
+        return CompiledNorm(self, layer_norm_kernel(dtype), weight, bias, epsilon, dtype)
 
     def rotary(self, dtype: torch.dtype) -> "CompiledRotary":
         """Rotary embeddings for elements of a type; compiled now, or loaded from numba's cache."""
         return CompiledRotary(self, dtype)
-
-    def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """left + right, of one shape and type, contiguous.
-
-        Raises:
-            ValueError: they are not.
-        """
-        if left.shape != right.shape or left.dtype != right.dtype:
-            raise ValueError(f"{left.dtype} {tuple(left.shape)} + {right.dtype} {right.shape}")
-        if not (left.is_contiguous() and right.is_contiguous()):
-            raise ValueError("summands must be contiguous")
-        out = torch.empty_like(left)
-        job = (ctypes.c_int64 * jobs.ADD_FIELDS)()
-        size = left.numel()
-        job[2:6] = [left.data_ptr(), right.data_ptr(), out.data_ptr(), size]
-        threads = 1 if size < _SERIAL_ELEMENTS else self.num_threads()
-        self.run(add_kernel(left.dtype), ctypes.addressof(job), threads)
-        return out
 
     def num_threads(self) -> int:
         """Threads that a large job gets."""
@@ -168,22 +161,35 @@ class CompiledLinear:
 
 
 class CompiledNorm:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last dimension, computed in float32.
+    """Rows brought to one size, times a weight, computed in float32.
+
+    By the root mean square: x / sqrt(mean(x^2) + epsilon) * weight. By mean and variance:
+    (x - mean) / sqrt(variance + epsilon) * weight + bias.
 
     Args:
         kernels: of the model.
+        kernel: for inputs and outputs of ``dtype``.
         weight: [D] float32.
+        bias: [D] float32, for the kernel that adds one.
         epsilon: keeps rows of zeros finite.
         dtype: of inputs and outputs.
     """
 
     def __init__(
-        self, kernels: CpuLayers, weight: torch.Tensor, epsilon: float, dtype: torch.dtype
+        self,
+        kernels: CpuLayers,
+        kernel: Kernel,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        epsilon: float,
+        dtype: torch.dtype,
     ) -> None:
-        if weight.dtype != torch.float32 or len(weight) % jobs.PANEL:
-            raise ValueError(f"weight [{len(weight)}] of {weight.dtype} is not served")
+        for each in (weight, weight if bias is None else bias):
+            if each.dtype != torch.float32 or len(each) % jobs.PANEL or len(each) != len(weight):
+                raise ValueError(f"weight [{len(each)}] of {each.dtype} is not served")
         self._kernels = kernels
-        self._kernel = norm_kernel(dtype)
+        self._kernel = kernel
+        self._bias = bias
         self._weight = weight
         self._dim = len(weight)
         self._dtype = dtype
@@ -191,8 +197,8 @@ class CompiledNorm:
         self._address = ctypes.addressof(self._job)
         self._job[jobs.NORM_DIM] = self._dim
         self._job[jobs.NORM_WEIGHT] = weight.data_ptr()
-        bits = struct.unpack("<I", struct.pack("<f", epsilon))[0]
-        self._job[jobs.NORM_EPSILON] = bits
+        self._job[jobs.NORM_EPSILON] = float_bits(epsilon)
+        self._job[jobs.NORM_BIAS] = 0 if bias is None else bias.data_ptr()
 
     def __call__(
         self,
@@ -207,6 +213,8 @@ class CompiledNorm:
             expected = f"[..., {self._dim}] of {self._dtype}"
             raise ValueError(f"input {tuple(x.shape)} of {x.dtype}; expected {expected}")
         if not x.is_contiguous():
+            if x.dim() == 4 and x.transpose(1, 2).is_contiguous():  # heads, turned before
+                return self(x.transpose(1, 2)).transpose(1, 2)
             x = x.contiguous()
         out = torch.empty_like(x)
         size = x.numel()
@@ -221,7 +229,8 @@ class CompiledNorm:
 class CompiledRotary:
     """Queries and keys turned by their positions: x * cos + (-right, left) * sin.
 
-    Left and right are the halves of a head (RoFormer, in the order of GPT-NeoX).
+    Left and right are the halves of a head, or of its first Dr elements (RoFormer, in the order of
+    GPT-NeoX).
 
     Args:
         kernels: of the model.
@@ -239,8 +248,8 @@ class CompiledRotary:
         self,
         query: torch.Tensor,  # [T, H, D]
         key: torch.Tensor,  # [T, Hkv, D]
-        cos: torch.Tensor,  # [T, D]
-        sin: torch.Tensor,  # [T, D]
+        cos: torch.Tensor,  # [T, Dr]
+        sin: torch.Tensor,  # [T, Dr]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [T, H, D] and keys [T, Hkv, D], contiguous.
 
@@ -268,6 +277,7 @@ class CompiledRotary:
             num_heads,
             key.shape[1],
             head_dim,
+            cos.shape[1],
         ]
         serial = query.numel() < _SERIAL_ELEMENTS
         threads = 1 if serial else self._kernels.num_threads()

@@ -4,17 +4,19 @@ from functools import cache
 
 import torch
 
+from kernels.cpu_activate import activate_tasks
 from kernels.cpu_add import add_tasks
 from kernels.cpu_compile import Kernel, compile_entry, element_tag, source_version
 from kernels.cpu_isa import Dot, Instructions
-from kernels.cpu_job_kinds import ADD, LINEAR, NORM, ROTARY
+from kernels.cpu_job_kinds import ACTIVATE, ADD, LINEAR, NORM, ROTARY
 from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
 from kernels.cpu_linear_tiles import emulated_pair_tag, pair_tag
-from kernels.cpu_norm import norm_tasks
+from kernels.cpu_norm import layer_norm_tasks, norm_tasks
 from kernels.cpu_rotary import rotate_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 
 _SOURCES = (
+    "cpu_activate.py",
     "cpu_add.py",
     "cpu_linear.py",
     "cpu_linear_jobs.py",
@@ -87,6 +89,22 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
 
 
 @cache
+def layer_norm_kernel(dtype: torch.dtype) -> Kernel:
+    """Normalization of elements of this type by mean and variance.
+
+    Raises:
+        ValueError: if there is no kernel for the type.
+    """
+    version, tag = source_version(_SOURCES), element_tag(dtype)
+
+    def layer_norm(job):
+        if version:
+            layer_norm_tasks(job, tag)
+
+    return compile_entry(layer_norm, NORM)
+
+
+@cache
 def rotary_kernel(dtype: torch.dtype) -> Kernel:
     """Rotary embeddings of elements of this type.
 
@@ -116,3 +134,19 @@ def add_kernel(dtype: torch.dtype) -> Kernel:
             add_tasks(job, tag)
 
     return compile_entry(add, ADD)
+
+
+@cache
+def activate_kernel(dtype: torch.dtype) -> Kernel:
+    """Activations of elements of this type.
+
+    Raises:
+        ValueError: if there is no kernel for the type.
+    """
+    version, tag = source_version(_SOURCES), element_tag(dtype)
+
+    def activate(job):
+        if version:
+            activate_tasks(job, tag)
+
+    return compile_entry(activate, ACTIVATE)

@@ -43,7 +43,8 @@ NORM_OUT, NORM_OUT_ROW = 4, 5
 NORM_ROWS, NORM_DIM = 6, 7
 NORM_WEIGHT = 8  # float32
 NORM_EPSILON = 9  # float32 bits
-NORM_FIELDS = 10
+NORM_BIAS = 10  # float32; read where means are subtracted
+NORM_FIELDS = 11
 # Rows that one task normalizes.
 NORM_TASK_ROWS = 8
 
@@ -54,7 +55,8 @@ COS, COS_TOKEN = 10, 11
 SIN, SIN_TOKEN = 12, 13
 ROTARY_TOKENS = 14
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 15, 16, 17
-ROTARY_FIELDS = 18
+ROTARY_DIM = 18  # elements of a head that are turned; the rest is copied
+ROTARY_FIELDS = 19
 # Tokens that one task turns.
 ROTARY_TASK_TOKENS = 8
 
@@ -64,6 +66,17 @@ ADD_ELEMENTS = 5
 ADD_FIELDS = 6
 # Elements that one task adds.
 ADD_TASK_ELEMENTS = 4096
+
+# Activations, all contiguous.
+ACTIVATED, FACTOR, ACTIVATE_OUT = 2, 3, 4  # no factor: zero
+ACTIVATE_ELEMENTS = 5
+ACTIVATION = 6
+SLOPE = 7  # float32 bits, of what is linear
+ACTIVATE_FIELDS = 8
+# Elements that one task computes.
+ACTIVATE_TASK_ELEMENTS = 1024
+# Which function.
+LINEAR, RELU, GELU, GELU_TANH = range(4)
 
 
 def widened_stride(in_features: int) -> int:

@@ -7,19 +7,21 @@ from numba.extending import intrinsic
 
 from kernels import cpu_linear_jobs as fields
 from kernels import cpu_simd as simd
-from kernels.cpu_memory import claim, field, item_bytes, load_element, store_element
+from kernels.cpu_memory import claim, copy_bytes, field, item_bytes, load_element, store_element
 
 
 @njit
 def rotate_tasks(job, tag):
     """Claim tokens until none is left: x * cos + (-right, left) * sin.
 
-    Left and right are the halves of a head, and cosines and sines [D] those of the token.
+    Left and right are the halves of a head's first Dr elements, all of them for most models, and
+    cosines and sines [Dr] those of the token.
     """
     num_tokens = field(job, fields.ROTARY_TOKENS)
     num_heads = field(job, fields.NUM_HEADS)
     num_kv_heads = field(job, fields.NUM_KV_HEADS)
     head_bytes = field(job, fields.HEAD_DIM) * item_bytes(tag)
+    rotary_bytes = field(job, fields.ROTARY_DIM) * item_bytes(tag)
     while True:
         begin = claim(job + 8 * fields.NEXT_TASK) * fields.ROTARY_TASK_TOKENS
         if begin >= num_tokens:
@@ -30,20 +32,20 @@ def rotate_tasks(job, tag):
             x = field(job, fields.QUERY) + token * field(job, fields.QUERY_TOKEN)
             out = field(job, fields.QUERY_OUT) + token * num_heads * head_bytes
             for _ in range(num_heads):
-                _rotate_head(tag, x, cos, sin, out, head_bytes)
+                _rotate_head(tag, x, cos, sin, out, rotary_bytes, head_bytes)
                 x += field(job, fields.QUERY_HEAD)
                 out += head_bytes
             x = field(job, fields.KEY) + token * field(job, fields.KEY_TOKEN)
             out = field(job, fields.KEY_OUT) + token * num_kv_heads * head_bytes
             for _ in range(num_kv_heads):
-                _rotate_head(tag, x, cos, sin, out, head_bytes)
+                _rotate_head(tag, x, cos, sin, out, rotary_bytes, head_bytes)
                 x += field(job, fields.KEY_HEAD)
                 out += head_bytes
 
 
 @njit
-def _rotate_head(tag, x, cos, sin, out, head_bytes):
-    half = head_bytes // 2
+def _rotate_head(tag, x, cos, sin, out, rotary_bytes, head_bytes):
+    half = rotary_bytes // 2
     at = 0
     while at + fields.PANEL * item_bytes(tag) <= half:
         _rotate_chunk(tag, x + at, cos + at, sin + at, out + at, half)
@@ -56,6 +58,8 @@ def _rotate_head(tag, x, cos, sin, out, head_bytes):
         rotated += left * load_element(tag, sin + half + at)
         store_element(tag, out + half + at, rotated)
         at += item_bytes(tag)
+    if rotary_bytes < head_bytes:
+        copy_bytes(out + rotary_bytes, x + rotary_bytes, head_bytes - rotary_bytes)
 
 
 @intrinsic

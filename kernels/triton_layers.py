@@ -123,6 +123,8 @@ def rotate(
     check_rotary(query, key, cos, sin)
     _require_dtype(query)
     num_tokens, num_heads, head_dim = query.shape
+    if cos.shape[1] != head_dim:
+        raise ValueError(f"cos {tuple(cos.shape)}: all of D {head_dim} must be turned")
     num_kv_heads = key.shape[1]
     query_out = query.new_empty(query.shape)
     key_out = key.new_empty(key.shape)

@@ -42,6 +42,7 @@ _BLOCK_MS = 250  # an idle loop wakes this often to look after leases
 _LEASE_MS = 5_000
 _HOUSEKEEPING_S = 0.5
 _RETRY_S = 0.5
+_LOOK_S = 0.1  # for a worker that is to come
 _MAX_ENTRIES = 512
 _LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the worker is
 
@@ -150,7 +151,7 @@ class SchedulerService:
                 said = detail
             state = EngineState.FAILED if failed else EngineState.STARTING
             await self._publish(state, detail, epoch=0)
-            await self._pause()
+            await self._pause(_LOOK_S)
         return None
 
     async def _notice_restart(self) -> None:
@@ -172,9 +173,9 @@ class SchedulerService:
             return None
         return found
 
-    async def _pause(self) -> None:
+    async def _pause(self, seconds: float = _RETRY_S) -> None:
         try:
-            async with asyncio.timeout(_RETRY_S):
+            async with asyncio.timeout(seconds):
                 await self._stopping.wait()
         except TimeoutError:
             return

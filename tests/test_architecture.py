@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 ONLY_IN = {
     "torch": ("gpu_worker/", "kernels/"),
-    "redis": ("shared/bus/redis_bus.py",),
+    "redis": ("shared/bus/",),
     "fastapi": ("gateway/",),
     "starlette": ("gateway/",),
     "uvicorn": ("gateway/",),

@@ -1,23 +1,22 @@
-"""The bus on Redis Streams. The only module that talks to Redis."""
+"""The bus on Redis Streams."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from redis.asyncio import Redis
-from redis.asyncio.client import Pipeline
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.keys import ENGINES
+from shared.bus.line import Command, Line, Lines
 from shared.errors import BusUnavailable, SettingsError, StaleWriter
 
 _OLDEST_SERVER = (7, 0)  # the first with explicit epochs and automatic sequence: <epoch>-*
 _REPLY_TIMEOUT_S = 5.0
-# At once; each has a connection of its own, of which there are a hundred.
-_MAX_APPENDS = 32
+_MAX_APPENDS = 32  # at once; each has a connection of its own
 # Redis says so when an id is not above the log's last one.
 _REFUSED = "equal or smaller"
 
@@ -39,13 +38,12 @@ class RedisBus:
     """
 
     def __init__(self, url: str, max_block_ms: int = 5_000) -> None:
-        # No retries: an append whose reply was lost must not be sent again. The socket's own
-        # timeout must be longer than the longest blocking read, or every idle read would fail.
+        # No retries: an append whose reply was lost must not be sent again.
         try:
             self._redis: Redis = Redis.from_url(
                 url,
                 retry=Retry(NoBackoff(), 0),
-                socket_timeout=max_block_ms / 1000 + _REPLY_TIMEOUT_S,
+                socket_timeout=_REPLY_TIMEOUT_S,
                 socket_connect_timeout=_REPLY_TIMEOUT_S,
                 health_check_interval=0,
                 protocol=2,
@@ -53,9 +51,10 @@ class RedisBus:
         except ValueError:
             wanted = "expected redis[s]://[user:password@]host:port/0"
             raise SettingsError("REDIS_URL", _without_login(url), wanted) from None
+        # Logs are written and read without redis-py's pool and client: several times in a step.
+        self._lines = Lines(self._line)
+        self._patience_s = max_block_ms / 1000 + _REPLY_TIMEOUT_S  # a read may be a blocking one
         self._appends = asyncio.Semaphore(_MAX_APPENDS)
-        # Streams are read raw: redis-py's own parsing costs as much again as the reading.
-        self._redis.response_callbacks.pop("XREAD", None)
 
     async def check_server(self) -> str:
         """Version of the server.
@@ -71,34 +70,29 @@ class RedisBus:
         return version
 
     async def append(self, append: Append) -> EntryId:
-        command = _xadd(append)
-        try:
-            async with self._appends:
-                return EntryId.parse(await self._ask(self._execute(*command)))
-        except ResponseError as error:
-            raise _append_error(append, error) from None
+        return (await self.append_all([append]))[0]
 
     async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
-        pipeline: Pipeline = self._redis.pipeline(transaction=True)
-        for append in appends:
-            pipeline.execute_command(*_xadd(append))
         async with self._appends:
-            replies = await self._ask(pipeline.execute(raise_on_error=False))
+            commands = _transaction([_xadd(append) for append in appends])
+            replies = await self._ask(self._lines.ask(*commands))
+        if len(appends) != 1:
+            replies = _executed(replies)
         for append, reply in zip(appends, replies, strict=True):
-            if isinstance(reply, ResponseError):
-                raise _append_error(append, reply)
             if isinstance(reply, Exception):
-                raise BusUnavailable(str(reply))
+                raise _append_error(append, reply)
         return [EntryId.parse(reply) for reply in replies]
 
     async def read(
         self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
     ) -> dict[str, list[Entry]]:
-        command: list[Any] = ["XREAD", "COUNT", max_entries]
+        command: list[str | bytes | int] = ["XREAD", "COUNT", max_entries]
         if block_ms > 0:
             command += ["BLOCK", block_ms]
         command += ["STREAMS", *cursors, *(str(cursor) for cursor in cursors.values())]
-        reply = await self._ask(self._execute(*command))
+        [reply] = await self._ask(self._lines.ask(command))
+        if isinstance(reply, ResponseError):
+            raise _refused(reply)
         return {_text(name): [_entry(raw) for raw in entries] for name, entries in reply or ()}
 
     async def last_id(self, log: str) -> EntryId:
@@ -132,27 +126,50 @@ class RedisBus:
         return str(info["run_id"])
 
     async def close(self) -> None:
+        await self._lines.close()
         await self._redis.aclose()
 
-    def _execute(self, *command: Any) -> Awaitable[Any]:
-        return cast(Awaitable[Any], self._redis.execute_command(*command))  # type: ignore[no-untyped-call]
+    def _line(self) -> Line:
+        connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        connection.socket_timeout = None  # a line has a timeout of its own
+        return Line(connection, self._patience_s)
 
     async def _ask(self, reply: Awaitable[_T]) -> _T:
         try:
             return await reply
         except ResponseError as error:
-            # Out of memory, read only, still loading: the server is there, but of no use now.
-            if _REFUSED in str(error):
-                raise
-            raise BusUnavailable(f"Redis refused: {error}") from error
+            raise _refused(error) from error
         except (RedisError, OSError) as error:
             raise BusUnavailable(f"Redis does not answer: {error}") from error
 
 
-def _xadd(append: Append) -> list[Any]:
+def _transaction(commands: list[Command]) -> list[Command]:
+    """Nobody sees one of them carried out without the others."""
+    return commands if len(commands) == 1 else [("MULTI",), *commands, ("EXEC",)]
+
+
+def _executed(replies: list[Any]) -> list[Any]:
+    """The replies to a transaction's commands.
+
+    Raises:
+        BusUnavailable: none was carried out.
+    """
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise _refused(reply)  # the first says why, EXEC's own only that there is a reason
+    executed: list[Any] = replies[-1]
+    return executed
+
+
+def _refused(error: Exception) -> BusUnavailable:
+    """Out of memory, read only, still loading: the server is there, but of no use now."""
+    return BusUnavailable(f"Redis refused: {error}")
+
+
+def _xadd(append: Append) -> Command:
     if not append.messages:
         raise ValueError("an entry needs at least one message")
-    command: list[Any] = ["XADD", append.log]
+    command: list[str | bytes | int] = ["XADD", append.log]
     if append.trim_below is not None:
         command += ["MINID", "=", str(append.trim_below)]
     if append.epoch is None:
@@ -164,10 +181,10 @@ def _xadd(append: Append) -> list[Any]:
     return command
 
 
-def _append_error(append: Append, error: ResponseError) -> Exception:
+def _append_error(append: Append, error: Exception) -> Exception:
     if _REFUSED in str(error):
         return StaleWriter(f"{append.log}: id of epoch {append.epoch} refused: {error}")
-    return BusUnavailable(f"Redis refused: {error}")
+    return _refused(error)
 
 
 def _entry(raw: Any) -> Entry:

@@ -6,13 +6,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.activations import ACT2FN
 
+from gpu_worker.activations import find_activation
 from gpu_worker.assembly import build_worker
 from gpu_worker.fused_layers import SharedInput
 from gpu_worker.fusion import Fusion, fuse
 from gpu_worker.loader import load_model
 from gpu_worker.model import RaggedModel
 from gpu_worker.settings import WorkerSettings
+from kernels.cpu_elements import Activation
 from kernels.cpu_isa import detect
 from kernels.cpu_layers import CpuLayers
 from kernels.cpu_pack import pack
@@ -73,8 +76,11 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
     [
         ("llama", {"shared_inputs": 2, "gated_mlps": 2, "norms": 5, "packed": 3}),
         ("qwen3", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
-        ("gemma2", {"shared_inputs": 2, "gated_mlps": 0, "norms": 9, "packed": 9}),
-        ("gpt2", {"shared_inputs": 0, "packed": 9, "embeddings_shared": 1}),
+        ("gemma2", {"shared_inputs": 2, "gated_mlps": 2, "norms": 9, "packed": 3}),
+        ("phi3", {"shared_inputs": 0, "gated_mlps": 2, "norms": 5, "packed": 5}),
+        ("gpt2", {"packed": 9, "embeddings_shared": 1, "norms": 5, "activations": 2}),
+        ("opt", {"shared_inputs": 2, "packed": 7, "norms": 5, "activations": 2}),
+        ("gpt_neox", {"packed": 9, "norms": 5, "activations": 2}),
     ],
 )
 def test_layers_are_found_by_their_names(
@@ -113,6 +119,31 @@ def test_an_embedding_tied_to_the_output_layer_is_kept_once(
     assert sum(layers.weight.numel() for layers in found.layers) < 2 * vocabulary
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("relu", Activation.RELU),
+        ("gelu", Activation.GELU),
+        ("gelu_python", Activation.GELU),
+        ("gelu_new", Activation.GELU_TANH),
+        ("gelu_fast", Activation.GELU_TANH),
+        ("gelu_pytorch_tanh", Activation.GELU_TANH),
+        ("gelu_10", None),  # clipped
+        ("quick_gelu", None),
+        ("relu6", None),
+        ("silu", None),
+        ("prelu", None),  # with a weight of its own
+    ],
+)
+def test_activations_are_known_by_what_they_compute(name: str, expected: Activation | None) -> None:
+    assert find_activation(ACT2FN[name]) == expected
+
+
+def test_a_module_from_elsewhere_is_no_activation() -> None:
+    assert find_activation(nn.Flatten(0)) is None
+    assert find_activation(None) is None
+
+
 class Doubled(nn.Module):
     """Named like a gated MLP, but not one."""
 
@@ -137,6 +168,75 @@ class CentredRMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.layer_norm(x, (32,), self.weight)
+
+
+class JoinedMLP(nn.Module):
+    """Gate and up are one layer; with biases, and which is which may be the other way round."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(32, 96)
+        self.down_proj = nn.Linear(48, 32)
+        self.activation_fn = nn.GELU()
+        self.turned = turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        if self.turned:
+            gate, up = up, gate
+        return self.down_proj(self.activation_fn(gate) * up)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_gate_and_up_in_one_layer_are_told_apart(kernels: CpuLayers, turned: bool) -> None:
+    model = nn.Sequential(JoinedMLP(turned)).requires_grad_(False)
+    x = torch.randn(1, 5, 32)
+    expected = model(x)
+    found = fuse(model, kernels, torch.float32)
+    assert found.gated_mlps == (0 if turned else 1)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+class UncentredLayerNorm(nn.Module):
+    """Named like a normalization by mean and variance, but not one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(32))
+        self.eps = 1e-6
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.rms_norm(x, (32,), self.weight, self.eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norms_name_alone_does_not_make_it_one(kernels: CpuLayers, dtype: torch.dtype) -> None:
+    norms = [CentredRMSNorm(), UncentredLayerNorm(), nn.LayerNorm(20), nn.LayerNorm((2, 16))]
+    found = fuse(nn.Sequential(*norms).to(dtype), kernels, dtype)
+    assert found.norms == 0
+
+
+def test_norms_without_weights_or_biases_are_compiled(kernels: CpuLayers) -> None:
+    model = nn.Sequential(
+        nn.LayerNorm(32, elementwise_affine=False), nn.LayerNorm(32, bias=False), nn.LayerNorm(32)
+    ).requires_grad_(False)
+    model[2].weight.uniform_()
+    model[2].bias.uniform_()
+    x = torch.randn(1, 5, 32)
+    expected = model(x)
+    assert fuse(model, kernels, torch.float32).norms == 3
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_activations_of_another_type_than_the_models_stay_what_they_were(
+    kernels: CpuLayers,
+) -> None:
+    model = nn.Sequential(nn.GELU(), nn.ReLU())
+    assert fuse(model, kernels, torch.bfloat16).activations == 2
+    x = torch.randn(3, 20).half()
+    assert torch.equal(model(x), nn.functional.relu(nn.functional.gelu(x)))
+    columns = torch.randn(20, 3, dtype=torch.bfloat16).T
+    torch.testing.assert_close(model(columns), nn.functional.gelu(columns).relu())
 
 
 def test_a_name_alone_does_not_make_a_layer(kernels: CpuLayers) -> None:

@@ -1,25 +1,28 @@
 """Layers that are recorded and played, against the same layers called one by one."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers.models.llama import modeling_llama
 
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.attention import PagedStep
 from gpu_worker.played_layers import play_as_called, trial
-from gpu_worker.recorded_layers import RecordedLayers
+from gpu_worker.recorded_layers import EarlierLayer, LayerCall, RecordedLayers
 from gpu_worker.recording import Arena
 from gpu_worker.settings import WorkerSettings
 from kernels.cpu_isa import detect
 from kernels.interface import RaggedBatch
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
+from tests.support.models import SERVED, tiny_model
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
-RECORDED = ("llama", "qwen3", "mistral")
+RECORDED = SERVED
 BLOCK_SIZE = 8
 
 
@@ -109,15 +112,41 @@ def test_a_step_larger_than_recorded_is_computed_layer_by_layer(make_worker: Mak
     assert torch.equal(logits(worker, small, 1), expected)
 
 
-@pytest.mark.parametrize("kind", ["opt", "gpt2", "gemma2"])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("gpt2", {"activation_function": "quick_gelu"}),
+        ("gemma2", {"hidden_activation": "sigmoid"}),
+        ("opt", {"activation_function": "prelu"}),
+    ],
+)
 def test_layers_that_compute_with_torch_are_called_one_by_one(
-    kind: str, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+    kind: str, change: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    path = tiny_model(kind, tmp_path, **change)
     with caplog.at_level("INFO"):
-        worker = make_worker(kind)
+        worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
     assert recorded(worker) is None
     (said,) = [each for each in caplog.records if "called one by one" in each.getMessage()]
     assert "it calls aten" in str(said.__dict__)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("opt", {"do_layer_norm_before": False}),
+        ("opt", {"layer_norm_elementwise_affine": False}),
+        ("gpt_neox", {"use_parallel_residual": False}),
+        ("gpt_neox", {"hidden_act": "gelu_new"}),
+        ("gemma2", {"hidden_activation": "gelu"}),
+    ],
+)
+def test_variants_of_a_family_are_played_too(
+    kind: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tiny_model(kind, tmp_path, **change)
+    worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+    assert recorded(worker) is not None
 
 
 def test_without_compiled_layers_nothing_is_recorded(make_worker: MakeWorker) -> None:
@@ -138,6 +167,24 @@ def test_something_between_layers_keeps_them_apart(
         worker = build_worker(settings)
     assert recorded(worker) is None
     assert "something is computed between" in str([each.__dict__ for each in caplog.records])
+
+
+class Scaled(nn.Module):
+    """A layer that does as it is told."""
+
+    def forward(self, hidden: torch.Tensor, by: float) -> torch.Tensor:
+        return hidden * by
+
+
+def test_each_layer_is_told_what_the_model_told_the_first_of_its_kind() -> None:
+    calls: list[LayerCall] = []
+    first, second = (EarlierLayer(calls, index) for index in range(2))
+    last = RecordedLayers(nn.ModuleList([Scaled() for _ in range(4)]), [0, 1, 2, 1], calls)
+    hidden = torch.ones(1, 1, 1)
+    first(hidden, 5.0)  # a pass that is not finished
+    for by in (2.0, 7.0):
+        out = last(second(first(hidden, by), by=3.0), 10.0)
+        assert out.item() == by * 3 * 10 * 3
 
 
 def test_what_does_not_compute_the_same_is_noticed(make_worker: MakeWorker) -> None:

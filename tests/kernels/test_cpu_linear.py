@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from torch.nn.functional import linear, silu
+from torch.nn.functional import layer_norm, linear, silu
 
 from kernels.cpu_isa import Dot, Instructions, choose, detect
 from kernels.cpu_layers import CpuLayers
@@ -176,7 +176,8 @@ def test_any_shape_is_served(
 ) -> None:
     in_features = 16 * vectors
     weights = [random(n, in_features, seed=n).to(dtype) for n in outputs]
-    x = random(num_rows, in_features, seed=9).to(dtype)
+    # Not a seed of weights: rows times themselves are larger than the tolerance thinks of.
+    x = random(num_rows, in_features, seed=1_000).to(dtype)
     found = kernels.linear(pack(weights), dtype)(x)
     for weight, out in zip(weights, found, strict=True):
         assert out.shape == (num_rows, len(weight))
@@ -198,6 +199,36 @@ def test_normalization_equals_float64(
     torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=1e-6)
     assert torch.equal(norm(x[:1]), out[:1])
     assert torch.equal(norm(x.view(1, num_rows, dim)[:, ::2]), out[None, ::2])
+    heads = random(1, num_rows, 3, dim, seed=2).to(dtype)
+    assert torch.equal(norm(heads.transpose(1, 2)), norm(heads).transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_rows", "dim"), [(0, 32), (1, 16), (3, 768), (700, 128)])
+def test_normalization_by_mean_and_variance_equals_float64(
+    kernels: CpuLayers, threads: None, dtype: torch.dtype, num_rows: int, dim: int
+) -> None:
+    x, weight, bias = random(num_rows, dim).add(3).to(dtype), *random(2, dim, seed=1)
+    norm = kernels.layer_norm(weight, bias, 1e-5, dtype)
+    out = norm(x)
+    expected = layer_norm(x.double(), (dim,), weight.double(), bias.double(), 1e-5)
+    rtol, atol = (1e-5, 5e-6) if dtype == torch.float32 else (2**-8, 1e-5)
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
+    assert torch.equal(norm(x[:1]), out[:1])
+
+
+def test_rows_far_from_zero_keep_their_variance(kernels: CpuLayers) -> None:
+    x = random(4, 512) + 1000
+    ones, zeros = torch.ones(512), torch.zeros(512)
+    out = kernels.layer_norm(ones, zeros, 1e-5, torch.float32)(x)
+    expected = layer_norm(x.double(), (512,), eps=1e-5)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_equal_numbers_are_normalized_to_the_bias(kernels: CpuLayers) -> None:
+    ones, bias = torch.ones(32), random(32)
+    x = torch.full((2, 32), 7.0)
+    assert torch.equal(kernels.layer_norm(ones, bias, 1e-6, torch.float32)(x), bias.expand(2, 32))
 
 
 def test_a_row_of_zeros_is_normalized_to_zeros(kernels: CpuLayers) -> None:
@@ -214,6 +245,8 @@ def test_inputs_that_do_not_fit_are_refused(kernels: CpuLayers) -> None:
         compiled(random(2, 32), random(2, 41))
     with pytest.raises(ValueError, match="expected"):
         kernels.rms_norm(torch.ones(32), 1e-6, torch.float32)(random(2, 48))
+    with pytest.raises(ValueError, match="not served"):
+        kernels.layer_norm(torch.ones(32), torch.ones(48), 1e-6, torch.float32)
 
 
 def test_weights_are_narrow_where_nothing_is_lost() -> None:

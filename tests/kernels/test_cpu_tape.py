@@ -38,19 +38,23 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> to
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """[T, H, D] turned, as transformers does it."""
+    """[T, H, D] turned, as far as there are cosines, as transformers does it."""
+    x, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     left, right = x.chunk(2, -1)
-    return x * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]
+    turned = x * cos[:, None] + torch.cat((-right, left), -1) * sin[:, None]
+    return torch.cat((turned, rest), -1)
 
 
-@pytest.mark.parametrize("head_dim", [6, 64, 80])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"), [(6, 6), (64, 64), (80, 80), (6, 2), (64, 16), (80, 32), (96, 70)]
+)
 @pytest.mark.parametrize("num_tokens", [1, 9, 300])
 def test_rotary_embeddings_are_torchs_bit_for_bit(
-    kernels: CpuLayers, threads: None, num_tokens: int, head_dim: int
+    kernels: CpuLayers, threads: None, num_tokens: int, head_dim: int, rotary_dim: int
 ) -> None:
     rows = random(num_tokens, 5, 2 * head_dim)[:, :, :head_dim]  # heads lie apart
     query, key = rows[:, :3], rows[:, 3:]
-    cos, sin = random(2, num_tokens, head_dim, seed=1)
+    cos, sin = random(2, num_tokens, rotary_dim, seed=1)
     found = kernels.rotary(torch.float32)(query, key, cos, sin)
     for ours, x in zip(found, (query, key), strict=True):
         assert torch.equal(ours, rotated(x, cos, sin))
@@ -69,8 +73,11 @@ def test_rotary_embeddings_refuse_what_does_not_fit(kernels: CpuLayers) -> None:
     x, angles = random(3, 2, 16), random(3, 16)
     with pytest.raises(ValueError, match="key"):
         rotary(x, x[:2], angles, angles)
+    for cos, sin in ((angles[:, :8], angles), (angles[:2], angles[:2]), (angles[:, :7],) * 2):
+        with pytest.raises(ValueError, match="cos"):
+            rotary(x, x, cos, sin)
     with pytest.raises(ValueError, match="cos"):
-        rotary(x, x, angles[:, :8], angles)
+        rotary(x, x, *random(2, 3, 18))
     with pytest.raises(ValueError, match="bfloat16"):
         rotary(x, x.bfloat16(), angles, angles)
     with pytest.raises(ValueError, match="contiguous"):
@@ -83,14 +90,14 @@ def test_sums_are_torchs(
     kernels: CpuLayers, threads: None, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     left, right = random(2, *shape, dtype=dtype)
-    assert torch.equal(kernels.add(left, right), left + right)
+    assert torch.equal(kernels.elements.add(left, right), left + right)
 
 
 def test_sums_of_other_shapes_are_refused(kernels: CpuLayers) -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        kernels.add(random(4, 4).T, random(4, 4))
+        kernels.elements.add(random(4, 4).T, random(4, 4))
     with pytest.raises(ValueError, match=r"\(4, 1\)"):
-        kernels.add(random(4, 1), random(4, 4))
+        kernels.elements.add(random(4, 1), random(4, 4))
 
 
 def batch(num_tokens: int) -> RaggedBatch:
@@ -126,7 +133,7 @@ class Chain:
         for layer in self.layers:
             normed = self.norm(x)
             (y,) = layer(normed)
-            x = self.kernels.add(x, y)
+            x = self.kernels.elements.add(x, y)
             kept += [normed, y, x]
         return kept, x
 
@@ -134,11 +141,11 @@ class Chain:
 def test_what_is_noted_is_not_run(kernels: CpuLayers) -> None:
     recorder = JobRecorder()
     with recording(recorder):
-        out = kernels.add(random(64), random(64))
+        out = kernels.elements.add(random(64), random(64))
         out.fill_(7)
     assert len(recorder.jobs) == 1
     assert (out == 7).all()
-    assert not (kernels.add(random(64), random(64)) == 7).any()  # and now all runs again
+    assert not (kernels.elements.add(random(64), random(64)) == 7).any()  # and now all runs again
 
 
 @pytest.mark.parametrize("num_features", [64, 1024])  # one thread is enough, or it is not

@@ -74,8 +74,25 @@ def _gemma2() -> PretrainedConfig:
     )
 
 
+def _gemma3() -> PretrainedConfig:
+    return transformers.Gemma3TextConfig(
+        **{**_LLAMA, "num_hidden_layers": 3},
+        sliding_window=24,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        query_pre_attn_scalar=16,
+        tie_word_embeddings=False,
+    )
+
+
 def _mistral() -> PretrainedConfig:
     return transformers.MistralConfig(**_LLAMA, sliding_window=24)
+
+
+def _phi3() -> PretrainedConfig:
+    return transformers.Phi3Config(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        partial_rotary_factor=0.5,
+    )
 
 
 def _gpt_neox() -> PretrainedConfig:
@@ -110,7 +127,7 @@ def _t5() -> PretrainedConfig:
     )
 
 
-SERVED = ("llama", "opt", "gpt2", "qwen3", "gemma2", "mistral", "gpt_neox")
+SERVED = ("llama", "opt", "gpt2", "qwen3", "gemma2", "gemma3", "mistral", "phi3", "gpt_neox")
 """Kinds that the worker serves."""
 
 _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
@@ -119,7 +136,9 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gpt2": _gpt2,
     "qwen3": _qwen3,
     "gemma2": _gemma2,
+    "gemma3": _gemma3,
     "mistral": _mistral,
+    "phi3": _phi3,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
     "falcon": _falcon,

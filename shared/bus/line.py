@@ -1,0 +1,91 @@
+"""A connection to Redis that is asked directly.
+
+redis-py's client looks for a connection in its pool, checks it, sets up retries and timeouts and
+keeps statistics, for every command: several times the work of sending it and parsing the reply.
+Here redis-py connects and logs in; a command then costs little more than its bytes.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hiredis
+from redis.asyncio import Connection
+from redis.exceptions import ResponseError
+
+Command = Sequence[str | bytes | int]
+
+
+class Line:
+    """One connection; whoever asks waits for the reply before anything else is asked.
+
+    Args:
+        connection: not connected yet; without a timeout of its own.
+        patience_s: the longest that a reply may take.
+    """
+
+    def __init__(self, connection: Connection, patience_s: float) -> None:
+        self._connection = connection
+        self._patience_s = patience_s
+
+    async def ask(self, *commands: Command) -> list[Any]:
+        """Send commands at once.
+
+        Returns:
+            Their replies, errors among them.
+
+        Raises:
+            TimeoutError, RedisError, OSError: no reply; what was sent may have been carried out.
+        """
+        connection = self._connection
+        try:
+            async with asyncio.timeout(self._patience_s):
+                # What can be read before anything was asked is the end of a connection.
+                if connection.is_connected and await connection.can_read():
+                    await connection.disconnect(nowait=True)
+                data = b"".join([_packed(command) for command in commands])
+                await connection.send_packed_command(data, check_health=False)
+                return [await self._reply() for _ in commands]
+        except BaseException:
+            await connection.disconnect(nowait=True)  # a late reply would be taken for the next
+            raise
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._connection.disconnect()
+
+    async def _reply(self) -> Any:
+        try:
+            return await self._connection.read_response()
+        except ResponseError as error:
+            return error
+
+
+def _packed(command: Command) -> bytes:
+    packed: bytes = hiredis.pack_command(tuple(command))  # type: ignore[arg-type]  # too narrow
+    return packed
+
+
+class Lines:
+    """As many as are in use at once; one that was given back is used again first.
+
+    Args:
+        connect: makes a line.
+    """
+
+    def __init__(self, connect: Callable[[], Line]) -> None:
+        self._connect = connect
+        self._idle: list[Line] = []
+
+    async def ask(self, *commands: Command) -> list[Any]:
+        """Ask one that nobody else uses; see Line."""
+        line = self._idle.pop() if self._idle else self._connect()
+        try:
+            return await line.ask(*commands)
+        finally:
+            self._idle.append(line)
+
+    async def close(self) -> None:
+        """Disconnect those that nobody uses."""
+        while self._idle:
+            await self._idle.pop().close()

@@ -1,0 +1,107 @@
+"""Lines against a real server: replies are never mixed up, and what broke is mended."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Connection, Redis
+from redis.exceptions import RedisError, ResponseError
+
+from shared.bus.line import Line, Lines
+
+
+@pytest.fixture
+async def redis(redis_url: str) -> AsyncIterator[Redis]:
+    client = Redis.from_url(redis_url, protocol=2)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def line(redis: Redis) -> AsyncIterator[Line]:
+    found = new_line(redis)
+    yield found
+    await found.close()
+
+
+def new_connection(redis: Redis) -> Connection:
+    connection = redis.connection_pool.make_connection()
+    connection.socket_timeout = None
+    return connection
+
+
+def new_line(redis: Redis, patience_s: float = 5.0) -> Line:
+    return Line(new_connection(redis), patience_s)
+
+
+async def test_replies_come_in_the_order_of_the_commands_errors_among_them(line: Line) -> None:
+    blob = bytes(range(256))
+    replies = await line.ask(("SET", "key", blob), ("XADD", "key", "*", 0, b"x"), ("GET", "key"))
+    assert replies[0] == b"OK"
+    assert isinstance(replies[1], ResponseError)
+    assert replies[2] == blob
+
+
+async def test_who_stops_waiting_leaves_no_reply_to_the_next(line: Line, redis: Redis) -> None:
+    await line.ask(("SET", "key", b"value"))
+    waiting = asyncio.create_task(line.ask(("BLPOP", "list", 0)))
+    async with asyncio.timeout(5):
+        while not (await redis.info("clients"))["blocked_clients"]:
+            await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await redis.rpush("list", b"for nobody")
+    assert await line.ask(("GET", "key")) == [b"value"]
+
+
+async def test_a_server_that_does_not_answer_in_time_is_given_up(redis: Redis) -> None:
+    line = new_line(redis, patience_s=0.05)
+    with pytest.raises(TimeoutError):
+        await line.ask(("BLPOP", "list", 0))
+    assert await line.ask(("PING",)) == [b"PONG"]
+    await line.close()
+
+
+async def test_a_connection_that_was_closed_is_renewed_before_anything_is_sent(
+    redis: Redis,
+) -> None:
+    connection = new_connection(redis)
+    line = Line(connection, patience_s=5.0)
+    [first] = await line.ask(("CLIENT", "ID"))
+    assert await redis.client_kill_filter(_id=first) == 1
+    async with asyncio.timeout(5):
+        while not await connection.can_read():  # the end of it has not arrived yet
+            await asyncio.sleep(0)
+    [second] = await line.ask(("CLIENT", "ID"))
+    assert second != first
+    await line.close()
+
+
+async def test_a_connection_that_ends_while_somebody_waits_is_an_error(
+    line: Line, redis: Redis
+) -> None:
+    [own] = await line.ask(("CLIENT", "ID"))
+    waiting = asyncio.create_task(line.ask(("BLPOP", "list", 0)))
+    async with asyncio.timeout(5):
+        while not (await redis.info("clients"))["blocked_clients"]:
+            await asyncio.sleep(0)
+    await redis.client_kill_filter(_id=own)
+    with pytest.raises((RedisError, OSError)):
+        await waiting
+    assert await line.ask(("PING",)) == [b"PONG"]
+
+
+async def test_a_line_that_nobody_uses_is_used_again(redis: Redis) -> None:
+    made: list[Line] = []
+
+    def connect() -> Line:
+        made.append(new_line(redis))
+        return made[-1]
+
+    lines = Lines(connect)
+    await asyncio.gather(lines.ask(("PING",)), lines.ask(("PING",)))
+    assert len(made) == 2
+    await lines.ask(("PING",))
+    assert len(made) == 2
+    await lines.close()
