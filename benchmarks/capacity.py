@@ -17,6 +17,7 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks.compiled import prefer_compiled
 from benchmarks.simulator.capacity import Capacity, Objective, Trial, find_capacity
 from benchmarks.simulator.capacity_plot import draw
 from benchmarks.simulator.options import (
@@ -193,4 +194,5 @@ def _percentile(text: str) -> float:
 
 
 if __name__ == "__main__":
+    prefer_compiled()
     main()

@@ -15,6 +15,7 @@ from itertools import islice
 
 import numpy as np
 
+from benchmarks.compiled import prefer_compiled
 from benchmarks.lengths import DATASETS
 from benchmarks.simulator.hardware import find_gpu
 from benchmarks.simulator.models import find_model
@@ -125,4 +126,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    prefer_compiled()
     main()

@@ -11,6 +11,7 @@ import json
 import sys
 import time
 
+from benchmarks.compiled import prefer_compiled
 from benchmarks.simulator.options import (
     add_options,
     bench_of,
@@ -87,4 +88,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    prefer_compiled()
     main()

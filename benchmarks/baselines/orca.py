@@ -84,7 +84,9 @@ class Orca:
         if not self._batch.jobs:
             return None
         work = self._batch.work()
-        return work._replace(copied_bytes=self._copied_bytes()) if self._has_copies else work
+        if self._has_copies:
+            work.copied_bytes = self._copied_bytes()
+        return work
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
         """Everybody has a token more; who is complete leaves."""

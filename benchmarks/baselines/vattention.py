@@ -111,7 +111,9 @@ class VAttention:
             self._note_growth(job)
         if not self._batch.jobs:
             return None
-        return self._batch.work()._replace(mapped_pages=mapped * self._groups.num_tensors)
+        work = self._batch.work()
+        work.mapped_pages = mapped * self._groups.num_tensors
+        return work
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
         """Everybody has a token more; who is complete leaves its blocks mapped."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from benchmarks.compiled import prefer_compiled
 from benchmarks.paper import blocks, memory, page_groups, rates, sharing
 from benchmarks.paper.bench import Bench
 from benchmarks.paper.report import Report, table
@@ -117,4 +118,5 @@ def _worst(report: Report) -> str:
 
 
 if __name__ == "__main__":
+    prefer_compiled()
     main()

@@ -11,7 +11,7 @@ from benchmarks.simulator.models import Model
 from benchmarks.simulator.rows import Rows
 from benchmarks.simulator.system import Work
 from benchmarks.simulator.worker_model import Parts
-from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.draft import Entrant, PlanDraft
 from scheduler_svc.recording import EpochFrame, PlanFrame, read_frames
 from shared.codec import decode_as
 from shared.errors import PageStreamError
@@ -138,7 +138,18 @@ def _draft(plan: StepPlan) -> PlanDraft:
     """What a plan was packed from, as far as it decides what is computed."""
     draft = PlanDraft(plan.step)
     draft.retired = plan.retired.tolist()
-    draft.admissions = list(plan.admissions)
+    draft.admissions = [
+        Entrant(
+            found.handle,
+            found.choice,
+            len(found.tokens),
+            found.num_prompt_tokens,
+            found.num_computed,
+            len(found.block_table),
+            found.sampling,
+        )
+        for found in plan.admissions
+    ]
     draft.fork_parents = plan.fork_parents.tolist()
     draft.fork_children = plan.fork_children.tolist()
     draft.fork_choices = plan.fork_choices.tolist()

@@ -30,13 +30,12 @@ class HeldMemory:
         """From now on an engine's memory is used like this."""
         before = self._uses[engine]
         spent_s = now_s - self._since_s[engine]
-        _, token_states, reserved, internal, external, free, shared = before
-        self._token_states += spent_s * token_states
-        self._reserved += spent_s * reserved
-        self._internal += spent_s * internal
-        self._external += spent_s * external
-        self._free += spent_s * free
-        self._shared += spent_s * shared
+        self._token_states += spent_s * before.token_states
+        self._reserved += spent_s * before.reserved
+        self._internal += spent_s * before.internal
+        self._external += spent_s * before.external
+        self._free += spent_s * before.free
+        self._shared += spent_s * before.shared
         self._uses[engine] = use
         self._since_s[engine] = now_s
 

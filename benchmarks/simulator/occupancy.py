@@ -8,8 +8,7 @@ tables change with each result, are not followed.
 from collections import defaultdict
 from dataclasses import dataclass
 
-from scheduler_svc.core.draft import PlanDraft
-from shared.messages import Admission
+from scheduler_svc.core.draft import Entrant, PlanDraft
 
 
 @dataclass(slots=True)
@@ -74,8 +73,8 @@ class Occupancy:
             self._grow(draft.grown_handles)  # some of them may be preempted for others of them
         for handle in draft.retired:
             self._remove(handle)
-        for admission in draft.admissions:
-            self._admit(admission)
+        for entrant in draft.admissions:
+            self._admit(entrant)
         if draft.chunk_handles:
             self._compute(draft)
 
@@ -90,13 +89,12 @@ class Occupancy:
         self.num_references += len(handles)
         self.num_slots += len(handles) * block_size
 
-    def _admit(self, admission: Admission) -> None:
-        num_known = len(admission.tokens)
-        table = self._tables[admission.handle] = _Table(
-            len(admission.block_table),
-            admission.num_computed,
-            num_known,
-            admission.num_prompt_tokens + admission.sampling.max_tokens - 1,
+    def _admit(self, entrant: Entrant) -> None:
+        table = self._tables[entrant.handle] = _Table(
+            entrant.num_blocks,
+            entrant.num_computed,
+            entrant.num_tokens,
+            entrant.num_prompt_tokens + entrant.sampling.max_tokens - 1,
         )
         self.num_references += table.num_blocks
         self._count(table, 1)

@@ -165,7 +165,9 @@ def shown_progress(title: str, total_s: float) -> Iterator[Callable[[float, int]
         TextColumn("{task.completed:,.0f} of {task.total:,.0f} virtual s, {task.fields[served]}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # its thread would cost time all the same
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(title, total=total_s, served="")
 
         def show(now_s: float, num_complete: int) -> None:

@@ -143,22 +143,20 @@ class Recorder:
 
     def iteration(self, work: Work, parts: Parts, duration_s: float, num_running: int) -> None:
         """An engine begins an iteration."""
-        compute_s, memory_s, fixed_s = parts
         self._num_iterations += 1
         self._num_prefill_tokens += work.prefill_tokens
         self._busy_s += duration_s
         self._batched_s += duration_s * num_running
-        self._compute_s += compute_s
-        self._memory_s += memory_s
-        self._fixed_s += fixed_s
+        self._compute_s += parts.compute_s
+        self._memory_s += parts.memory_s
+        self._fixed_s += parts.fixed_s
 
     def progressed(self, progress: Progress, now_s: float) -> None:
         """An iteration has ended."""
-        first_tokens, finished, num_tokens = progress
-        self._num_tokens += num_tokens
-        for request_id in first_tokens:
+        self._num_tokens += progress.num_tokens
+        for request_id in progress.first_tokens:
             self._open[request_id][1] = now_s
-        for request_id in finished:
+        for request_id in progress.finished:
             arrival_s, first_s, output_tokens = self._open.pop(request_id)
             self._ids.append(request_id)
             self._arrivals_s.append(arrival_s)

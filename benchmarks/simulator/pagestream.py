@@ -16,7 +16,7 @@ from scheduler_svc.core.notes import Ended, FirstToken, Preempted
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import RequestEnded, RequestState, Submit
+from shared.messages import EndFlag, RequestEnded, RequestState, Submit
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 
 _AT = EntryId(1, 0)  # where every message is read: nothing here depends on it
@@ -159,8 +159,11 @@ class PageStream:
         assert self._started is not None, "an iteration was started"
         plan, self._started = self._started, None
         self._is_followed = False
-        num_tokens = self._rows.num_sampled
-        self._core.apply(self._rows.end(plan.step), _AT)
+        rows = self._rows
+        num_tokens = rows.num_sampled
+        handles, tokens = rows.end(plan.step)
+        ended = [(handle, EndFlag.LENGTH) for handle in rows.ended]
+        self._core.take_in(plan.step, handles, tokens, ended, rows.candidates)
         first: list[int] = []
         finished: list[int] = []
         for note in self._core.take_notes():
@@ -207,7 +210,7 @@ class PageStream:
         block_size = self._block_size
         num_free = self._core.pool.num_free
         num_used = self._num_blocks - num_free
-        return MemoryUse(  # by position: names would take as long as all the rest of this
+        return MemoryUse(
             self._slots,
             num_used * block_size - num_unfilled,
             num_reserved,

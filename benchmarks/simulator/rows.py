@@ -12,20 +12,17 @@ import numpy as np
 
 from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.system import Work
-from scheduler_svc.core.draft import PlanDraft
+from scheduler_svc.core.draft import Entrant, PlanDraft
 from shared.codec import IntArray
-from shared.messages import Admission, BeamCandidates, BeamStep, EndFlag, StepResult
-
-_NOTHING: IntArray = np.empty(0, np.int32)
+from shared.messages import BeamCandidates, BeamStep
 
 
 @dataclass(slots=True)
 class _Prefill:
     """A sequence some of whose tokens are still to be computed."""
 
-    admission: Admission
+    entrant: Entrant
     num_computed: int
-    num_tokens: int
 
 
 @dataclass(slots=True)
@@ -46,46 +43,48 @@ class Rows:
         block_bytes: keys and values of a block.
         copies_per_block: transfers that it takes to swap one.
         draws: for beams.
+
+    Attributes:
+        ended: handles whose token, in the step that has ended last, was their last.
+        candidates: of the beam searches in it.
     """
 
     def __init__(
         self, max_num_sequences: int, block_bytes: int, copies_per_block: int, draws: BeamDraws
     ) -> None:
+        self.ended: list[int] = []
+        self.candidates: tuple[BeamCandidates, ...] = ()
         self._block_bytes = block_bytes
         self._copies_per_block = copies_per_block
         self._draws = draws
         self._prefills: dict[int, _Prefill] = {}
         self._searches: dict[int, _Search] = {}
-        self._candidates: tuple[BeamCandidates, ...] = ()
         self._num_beams = 0  # that compute in this step
         # Rows that sample: [:_num_rows] of the arrays, in any order.
         self._num_rows = 0
         self._handles = np.zeros(max_num_sequences, np.int32)
-        self._flags = np.full(max_num_sequences, EndFlag.LENGTH, np.int32)
         self._tokens = np.zeros(max_num_sequences, np.int32)
+        self._sampled = self._handles[:0], self._tokens[:0]  # views: no need to make them each time
         self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
         self._ends = [0] * max_num_sequences  # step that gives its last token
         self._row_of: dict[int, int] = {}  # by handle
         self._sum_of_bases = 0
         self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by step
-        self._ended: list[int] = []  # handles whose rows go when the next plan comes
 
     def begin(self, plan: PlanDraft) -> Work:
         """Take in a plan; what it computes and moves."""
         step = plan.step
-        if self._ended:
-            for handle in self._ended:
+        if self.ended:
+            for handle in self.ended:
                 self._remove(handle)
-            self._ended = []
+            self.ended = []
         for handle in plan.retired:
             if handle in self._row_of:
                 self._remove(handle)
             else:
                 self._prefills.pop(handle, None)
-        for admission in plan.admissions:
-            self._prefills[admission.handle] = _Prefill(
-                admission, admission.num_computed, len(admission.tokens)
-            )
+        for entrant in plan.admissions:
+            self._prefills[entrant.handle] = _Prefill(entrant, entrant.num_computed)
         num_decoding = self._num_rows
         decode_context = self._sum_of_bases + num_decoding * step
         num_prefilled = prefill_context = 0
@@ -102,50 +101,35 @@ class Rows:
                 else:
                     num_prefilled += count
                     prefill_context += count * begin + count * (count + 1) // 2
-                if prefill.num_computed == prefill.num_tokens:
+                if prefill.num_computed == prefill.entrant.num_tokens:
                     self._computed(prefill, step, plan)
         self._num_beams = 0
-        self._candidates = ()
+        self.candidates = ()
         if plan.beams:
             num_going_on, context = self._search(plan.beams)
             num_decoding += num_going_on
             decode_context += context
         num_sampled = self._num_rows + self._num_beams
         work = Work(num_prefilled, prefill_context, num_decoding, decode_context, num_sampled)
-        if not (plan.swap_out_device or plan.swap_in_device or plan.copy_sources):
-            return work
-        num_swapped = len(plan.swap_out_device) + len(plan.swap_in_device)
-        return work._replace(
-            swapped_bytes=num_swapped * self._block_bytes,
-            copied_bytes=len(plan.copy_sources) * self._block_bytes,
-            swap_copies=num_swapped * self._copies_per_block,
-        )
+        if plan.swap_out_device or plan.swap_in_device or plan.copy_sources:
+            num_swapped = len(plan.swap_out_device) + len(plan.swap_in_device)
+            work.swapped_bytes = num_swapped * self._block_bytes
+            work.copied_bytes = len(plan.copy_sources) * self._block_bytes
+            work.swap_copies = num_swapped * self._copies_per_block
+        return work
 
-    def end(self, step: int) -> StepResult:
-        """What the plan taken in last has given; the arrays hold good until the next one comes."""
+    def end(self, step: int) -> tuple[IntArray, IntArray]:
+        """Handles that the plan taken in last has sampled for, and a token for each of them.
+
+        The arrays hold good until the next plan comes.
+        """
         num_rows = self._num_rows
-        ended_rows = _NOTHING
-        num_ended = 0
-        if step in self._ending:
-            ended = [handle for handle in self._ending.pop(step) if self._ends_in(handle, step)]
-            num_ended = len(ended)
-            ended_rows = np.array([self._row_of[handle] for handle in ended], np.int32)
-            self._ended = ended
-        return StepResult(  # by position: names would take as long as all the rest of this
-            step,
-            self._handles[:num_rows],
-            self._tokens[:num_rows],
-            ended_rows,
-            self._flags[:num_ended] if num_ended else _NOTHING,
-            self._candidates,
-            (),  # log-probabilities
-            (),
-            _NOTHING,  # of admissions
-            _NOTHING,
-            num_rows,
-            0,  # durations
-            0,
-        )
+        ending = self._ending.pop(step, None)
+        if ending is not None:
+            self.ended = [handle for handle in ending if self._ends_in(handle, step)]
+        if len(self._sampled[0]) != num_rows:
+            self._sampled = self._handles[:num_rows], self._tokens[:num_rows]
+        return self._sampled
 
     @property
     def num_sampled(self) -> int:
@@ -156,17 +140,17 @@ class Rows:
 
     def _computed(self, prefill: _Prefill, step: int, plan: PlanDraft) -> None:
         """All known tokens of a sequence are computed; those that fork from it start, too."""
-        admission = prefill.admission
-        if admission.sampling.beams is not None:
+        entrant = prefill.entrant
+        if entrant.sampling.beams is not None:
             return  # its search takes it from here
-        del self._prefills[admission.handle]
-        num_generated = prefill.num_tokens - admission.num_prompt_tokens
-        last_step = step + admission.sampling.max_tokens - num_generated - 1
-        base = prefill.num_tokens - step
-        self._add(admission.handle, admission.choice, base, last_step)
+        del self._prefills[entrant.handle]
+        num_generated = entrant.num_tokens - entrant.num_prompt_tokens
+        last_step = step + entrant.sampling.max_tokens - num_generated - 1
+        base = entrant.num_tokens - step
+        self._add(entrant.handle, entrant.choice, base, last_step)
         forks = zip(plan.fork_parents, plan.fork_children, plan.fork_choices, strict=True)
         for parent, child, choice in forks:
-            if parent == admission.handle:
+            if parent == entrant.handle:
                 self._add(child, choice, base, last_step)
 
     def _add(self, handle: int, choice: int, base: int, last_step: int) -> None:
@@ -221,14 +205,14 @@ class Rows:
             searches.append(search)
         are_last = [search.num_generated == search.max_tokens for search in searches]
         widths = [search.width for search in searches]
-        self._candidates = self._draws.candidates(steps, widths, are_last)
+        self.candidates = self._draws.candidates(steps, widths, are_last)
         for step, is_last in zip(steps, are_last, strict=True):
             if is_last:
                 del self._searches[step.group]
         return num_going_on, context
 
     def _new_search(self, handle: int) -> _Search:
-        admission = self._prefills[handle].admission
-        beams = admission.sampling.beams
+        entrant = self._prefills[handle].entrant
+        beams = entrant.sampling.beams
         assert beams is not None, f"{handle} is not a beam"
-        return _Search(admission.num_prompt_tokens, 0, admission.sampling.max_tokens, beams.width)
+        return _Search(entrant.num_prompt_tokens, 0, entrant.sampling.max_tokens, beams.width)

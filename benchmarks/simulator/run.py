@@ -156,8 +156,8 @@ class _Clock:
         recorder.held.changes(engine, now_s, system.memory())
         if work is None:
             return
-        parts = compute_s, memory_s, fixed_s = self._parts(work)
-        duration_s = compute_s + memory_s + fixed_s
+        parts = self._parts(work)
+        duration_s = parts.compute_s + parts.memory_s + parts.fixed_s
         recorder.iteration(work, parts, duration_s, system.num_running)
         self._is_busy[engine] = True
         heappush(self._ends, (now_s + duration_s, engine))

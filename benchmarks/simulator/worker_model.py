@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import log2
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from benchmarks.simulator.hardware import Gpu
 from benchmarks.simulator.models import BYTES_PER_VALUE, Model
@@ -84,12 +84,18 @@ class Limit(StrEnum):
     FIXED_COSTS = "fixed costs"
 
 
-class Parts(NamedTuple):
+@dataclass(slots=True)
+class Parts:
     """Where an iteration's time goes, in seconds."""
 
-    compute_s: float = 0.0
-    memory_s: float = 0.0
-    fixed_s: float = 0.0
+    compute_s: float
+    memory_s: float
+    fixed_s: float
+
+    def __init__(self, compute_s: float = 0.0, memory_s: float = 0.0, fixed_s: float = 0.0) -> None:
+        self.compute_s = compute_s
+        self.memory_s = memory_s
+        self.fixed_s = fixed_s
 
 
 class Worker(Protocol):
@@ -175,29 +181,32 @@ class WorkerModel:
 
     def parts(self, work: Work) -> Parts:
         """The same, by what it is spent on; of a pass's weights the slower half counts."""
-        prefill, prefill_context, decode, decode_context, rows, swapped, copied, mapped, _ = work
-        compute = prefill_context * self._pair_s
-        memory = decode_context * self._kv_token_s
-        passes: tuple[tuple[int, int], ...] = ((prefill + decode, rows),)
+        prefill, decode, rows = work.prefill_tokens, work.decode_tokens, work.sampled_rows
+        parts = Parts(
+            work.prefill_context * self._pair_s, work.decode_context * self._kv_token_s, 0.0
+        )
         if prefill and decode and not self.mixes_passes:
             first = max(rows - decode, 0)
-            passes = ((prefill, first), (decode, rows - first))
-        num_passes = 0
-        for tokens, sampled in passes:
-            if tokens == 0 and sampled == 0:
-                continue
-            num_passes += 1
-            multiplied = tokens * self._token_s + sampled * self._logits_s
-            if multiplied > self._weights_s:
-                compute += multiplied
-            else:
-                memory += self._weights_s
-        fixed = num_passes * self._pass_s + rows * self._row_s
-        fixed += (prefill + decode) * self._peer_token_s
-        memory += copied * self._copy_byte_s
-        if swapped or mapped:
-            fixed += self._moved_s(work)
-        return Parts(compute, memory, fixed)
+            self._add_pass(parts, prefill, first)
+            self._add_pass(parts, decode, rows - first)
+        else:
+            self._add_pass(parts, prefill + decode, rows)
+        parts.fixed_s += rows * self._row_s
+        parts.fixed_s += (prefill + decode) * self._peer_token_s
+        parts.memory_s += work.copied_bytes * self._copy_byte_s
+        if work.swapped_bytes or work.mapped_pages:
+            parts.fixed_s += self._moved_s(work)
+        return parts
+
+    def _add_pass(self, parts: Parts, tokens: int, sampled: int) -> None:
+        if tokens == 0 and sampled == 0:
+            return
+        parts.fixed_s += self._pass_s
+        multiplied = tokens * self._token_s + sampled * self._logits_s
+        if multiplied > self._weights_s:
+            parts.compute_s += multiplied
+        else:
+            parts.memory_s += self._weights_s
 
     def _moved_s(self, work: Work) -> float:
         found = work.swapped_bytes * self._host_byte_s

@@ -184,9 +184,10 @@ class BeamSearch:
 
 
 def _rows(candidates: BeamCandidates) -> list[tuple[int, int, float, int]]:
-    columns = (candidates.parents, candidates.tokens, candidates.scores, candidates.flags)
+    arrays = (candidates.parents, candidates.tokens, candidates.scores, candidates.flags)
+    columns = [array.tolist() for array in arrays]
     try:
-        return list(zip(*(column.tolist() for column in columns), strict=True))
+        return list(zip(*columns, strict=True))
     except ValueError:
         sizes = [len(column) for column in columns]
         raise ProtocolError(f"candidates with columns of {sizes} rows") from None

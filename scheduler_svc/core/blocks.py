@@ -25,12 +25,13 @@ class BlockPool:
         self._keeps_cached = keeps_cached
         self._free = list(range(num_blocks - 1, -1, -1))
         self._references = [0] * num_blocks
-        self._hash_of: dict[int, BlockHash] = {}
+        self._hash_of: list[BlockHash | None] = [None] * num_blocks
         self._block_of: dict[BlockHash, int] = {}
         # Oldest first. A plain dict finds its first key slowly once many before it are gone.
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_pins: Counter[BlockHash] = Counter()
         self._pinned: set[int] = set()  # blocks with such content, to which that gives a reference
+        self._num_chances = 0
 
     @property
     def num_free(self) -> int:
@@ -56,6 +57,14 @@ class BlockPool:
     def num_pinned_unused(self) -> int:
         """Of those, the ones that no table refers to; looks at each."""
         return sum(self._references[block] == 1 for block in self._pinned)
+
+    @property
+    def num_chances(self) -> int:
+        """Grows whenever something happens after which more may fit than before.
+
+        While it does not, whoever has not fitted still does not: blocks are only handed out.
+        """
+        return self._num_chances
 
     @property
     def forgets(self) -> bool:
@@ -91,13 +100,14 @@ class BlockPool:
     def free(self, blocks: Sequence[int]) -> None:
         """One table less refers to these blocks."""
         references, hash_of, cached = self._references, self._hash_of, self._cached
+        self._num_chances += 1
         # The end of a table goes first: its beginning is likelier to be asked for again.
         for block in reversed(blocks):
             left = references[block] - 1
             references[block] = left
             if left:
                 assert left > 0, f"block {block} is freed twice"
-            elif block not in hash_of:
+            elif hash_of[block] is None:
                 self._free.append(block)
             else:
                 cached[block] = None
@@ -109,10 +119,11 @@ class BlockPool:
     def register(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
         """Make full blocks findable; the first of several with the same content is kept."""
         references, block_of, hash_of = self._references, self._block_of, self._hash_of
-        assert all(map(references.__getitem__, blocks)), f"some of {blocks} are nobody's"
         pins = self._num_pins
+        self._num_chances += 1
         for block, block_hash in zip(blocks, hashes, strict=True):
-            if block in hash_of or block_hash in block_of:
+            assert references[block], f"block {block} is registered but nobody's"
+            if hash_of[block] is not None or block_hash in block_of:
                 continue
             block_of[block_hash] = block
             hash_of[block] = block_hash
@@ -132,6 +143,7 @@ class BlockPool:
 
     def take(self, blocks: Sequence[int]) -> None:
         """One more table refers to these found blocks, cached or in use."""
+        self._num_chances += 1
         for block in blocks:
             self._cached.pop(block, None)
             self._references[block] += 1
@@ -170,5 +182,8 @@ class BlockPool:
         cached, hash_of, block_of, free = self._cached, self._hash_of, self._block_of, self._free
         for _ in range(count):
             block, _ = cached.popitem(last=False)
-            del block_of[hash_of.pop(block)]
+            block_hash = hash_of[block]
+            assert block_hash is not None, f"block {block} is cached without a hash"
+            del block_of[block_hash]
+            hash_of[block] = None
             free.append(block)

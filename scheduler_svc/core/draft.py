@@ -1,11 +1,33 @@
 """A step plan while it is being put together."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from scheduler_svc.core.sequence import NO_TOKENS, Sequence, SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.messages import Admission, BeamStep, StepPlan, Turn
+from shared.sampling import SamplingParams
+
+
+@dataclass(slots=True)
+class Entrant:
+    """What an Admission says, but for the tokens and blocks themselves.
+
+    Attributes:
+        num_tokens: prompt and what was generated so far.
+        num_computed: of these, the ones whose keys and values already lie in the blocks.
+        num_blocks: of its table.
+    """
+
+    handle: int
+    choice: int
+    num_tokens: int
+    num_prompt_tokens: int
+    num_computed: int
+    num_blocks: int
+    sampling: SamplingParams
 
 
 class PlanDraft:
@@ -21,6 +43,7 @@ class PlanDraft:
     """
 
     __slots__ = (
+        "_admitted",
         "admissions",
         "beams",
         "budget",
@@ -60,7 +83,8 @@ class PlanDraft:
         self.copy_targets: list[int] = []
         self.replaced_handles: list[int] = []
         self.replaced_columns: list[int] = []
-        self.admissions: list[Admission] = []
+        self.admissions: list[Entrant] = []
+        self._admitted: list[tuple[SequenceGroup, Sequence]] = []  # the same ones
         self.fork_parents: list[int] = []
         self.fork_children: list[int] = []
         self.fork_choices: list[int] = []
@@ -73,17 +97,17 @@ class PlanDraft:
         """Tell the worker all about the sequences of a group that it has to compute."""
         for sequence in group.prefilled:
             sequence.is_resident = True
-            self.admissions.append(
-                Admission(
-                    handle=sequence.handle,
-                    choice=sequence.choice,
-                    tokens=group.tokens_of(sequence),
-                    num_prompt_tokens=group.num_prompt_tokens,
-                    num_computed=sequence.num_planned,
-                    block_table=_packed(sequence.block_table),
-                    sampling=group.submit.sampling,
-                )
+            entrant = Entrant(
+                sequence.handle,
+                sequence.choice,
+                group.num_tokens,
+                group.num_prompt_tokens,
+                sequence.num_planned,
+                len(sequence.block_table),
+                group.submit.sampling,
             )
+            self.admissions.append(entrant)
+            self._admitted.append((group, sequence))
 
     @property
     def is_empty(self) -> bool:
@@ -168,7 +192,7 @@ class PlanDraft:
             copy_targets=_packed(self.copy_targets),
             replaced_handles=_packed(self.replaced_handles),
             replaced_columns=_packed(self.replaced_columns),
-            admissions=tuple(self.admissions),
+            admissions=tuple(self._packed_admissions()),
             grown_handles=_packed(self.grown_handles),
             grown_blocks=_packed(self.grown_blocks),
             fork_parents=_packed(self.fork_parents),
@@ -178,6 +202,21 @@ class PlanDraft:
             chunk_tokens=_packed(self.chunk_tokens),
             idle_turns=tuple(idle_turns),
         )
+
+    def _packed_admissions(self) -> list[Admission]:
+        """With tokens and blocks, which nobody changes while the plan is being made."""
+        return [
+            Admission(
+                handle=entrant.handle,
+                choice=entrant.choice,
+                tokens=group.tokens_of(sequence),
+                num_prompt_tokens=entrant.num_prompt_tokens,
+                num_computed=entrant.num_computed,
+                block_table=_packed(sequence.block_table),
+                sampling=entrant.sampling,
+            )
+            for entrant, (group, sequence) in zip(self.admissions, self._admitted, strict=True)
+        ]
 
 
 def _packed(values: list[int]) -> IntArray:

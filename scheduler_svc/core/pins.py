@@ -96,14 +96,14 @@ class PinnedPrefixes:
 
     def statuses(self) -> tuple[PrefixStatus, ...]:
         """Of all prefixes that need not be named again."""
-        pinned = (
+        pinned = [
             PrefixStatus(
                 prefix_id,
                 PrefixState.PINNED if found.is_computed else PrefixState.PENDING,
                 len(found.hashes),
             )
             for prefix_id, found in self._pinned.items()
-        )
+        ]
         return (*pinned, *self._refused.values())
 
     def take_notes(self) -> list[notes.Note]:

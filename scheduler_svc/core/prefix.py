@@ -5,11 +5,14 @@ hashes mean equal keys and values (PagedAttention, section 4.4, shared prefix).
 """
 
 from hashlib import blake2b
+from typing import Final
 
 from scheduler_svc.core.blocks import BlockHash
 from shared.codec import IntArray
 
-_DIGEST_BYTES = 16  # two different prefixes collide with probability 2**-64 after 2**32 blocks
+_DIGEST_BYTES: Final = (
+    16  # two different prefixes collide with probability 2**-64 after 2**32 blocks
+)
 
 
 def first_hash(salt: str) -> BlockHash:

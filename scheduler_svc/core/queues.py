@@ -68,8 +68,8 @@ class Queues:
         group.move_to(PREFILLING)
         if group.search is not None:
             self.num_beams += group.search.params.width
-        insort(self.running, group, key=BY_RANK)
-        insort(self.prefilling, group, key=BY_RANK)
+        _insert(self.running, group)
+        _insert(self.prefilling, group)
 
     def prefilled(self, group: SequenceGroup, state: GroupState) -> None:
         """All of a group's tokens are planned; it goes on in this state."""
@@ -87,7 +87,7 @@ class Queues:
         """A running group loses its blocks."""
         self._stop_running(group)
         group.move_to(PREEMPTED)
-        insort(self.preempted, group, key=BY_RANK)
+        _insert(self.preempted, group)
 
     def wait_again(self, group: SequenceGroup) -> None:
         """A running group goes back to where it came from."""
@@ -125,7 +125,17 @@ class Queues:
             self.num_decoding -= len(group.sequences)
 
 
+def _insert(groups: list[SequenceGroup], group: SequenceGroup) -> None:
+    if groups and group.rank < groups[-1].rank:
+        insort(groups, group, key=BY_RANK)
+    else:  # as nearly always: who was admitted before arrived before
+        groups.append(group)
+
+
 def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> None:
+    if groups[-1] is group:
+        groups.pop()
+        return
     index = bisect_left(groups, group.rank, key=BY_RANK)
     assert groups[index] is group, f"{group.request_id} is not where its rank says"
     del groups[index]

@@ -24,6 +24,7 @@ from shared.codec import IntArray, Message
 from shared.messages import (
     Abort,
     Attach,
+    BeamCandidates,
     Drain,
     EndFlag,
     GatewayLost,
@@ -129,7 +130,8 @@ class Scheduler:
         match event:
             case StepResult():
                 self.outputs_cursor = at
-                return self._apply_result(event)
+                ended = _ended(event) if len(event.ended_rows) else ()
+                return self.take_in(event.step, event.handles, event.tokens, ended, event.beams)
             case RequestState():
                 self.outputs_cursor = at
                 group = self._requests.find(event.submit.request_id)
@@ -165,9 +167,27 @@ class Scheduler:
                 self._stepping.is_draining = True
         return []
 
-    def _apply_result(self, result: StepResult) -> list[Message]:
-        ended = _ended(result) if len(result.ended_rows) else ()
-        done = self._stepping.apply(result)
+    def take_in(
+        self,
+        step: int,
+        handles: IntArray,
+        tokens: IntArray,
+        ended: Sequence[tuple[int, EndFlag]],
+        beams: Sequence[BeamCandidates],
+    ) -> list[Message]:
+        """``apply`` of a StepResult for somebody who has no message: the same, not packed.
+
+        Args:
+            step: whose result it is.
+            handles: that sampled.
+            tokens: one for each of them.
+            ended: handles of those whose token is their last, and why.
+            beams: candidates, one for each BeamStep of the plan.
+
+        Raises:
+            ProtocolError: a result that no plan asked for.
+        """
+        done = self._stepping.apply(step, handles, tokens, beams)
         for handle, flag in ended:
             self._requests.flagged(handle, flag)
         return [self._requests.finish_search(group) for group in done]

@@ -6,13 +6,13 @@ what they are copied from. Between two rounds beams fork and are freed like proc
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scheduler_svc.core.beams import Turnover
 from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.sequence import ENDED, NO_TOKENS, SEARCHING, Sequence, SequenceGroup
 from scheduler_svc.core.tables import BlockTables
-from shared.messages import BeamCandidates, StepResult
+from shared.messages import BeamCandidates
 
 
 class Searches:
@@ -41,23 +41,23 @@ class Searches:
         # One may have been ended since its result was applied.
         return [group for group in due if group.state is SEARCHING]
 
-    def apply(self, result: StepResult) -> list[SequenceGroup]:
+    def apply(self, step: int, beams: Iterable[BeamCandidates]) -> list[SequenceGroup]:
         """Let all searches take their turn that waited for this step; those that are done.
 
         Raises:
             ProtocolError: one of them has no candidates, or such that cannot be.
         """
         done: list[SequenceGroup] = []
-        groups = self._awaited.pop(result.step, None)
+        groups = self._awaited.pop(step, None)
         if groups is None:
             return done
-        candidates = {found.group: found for found in result.beams}
+        candidates = {found.group: found for found in beams}
         for group in groups:
             if group.state is ENDED:
                 continue
             if group.handle not in candidates:
                 raise ProtocolError(
-                    f"result of step {result.step}: nothing about beam search {group.handle}"
+                    f"result of step {step}: nothing about beam search {group.handle}"
                 )
             group.awaited_step = 0
             if self._advance(group, candidates[group.handle]):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import Final
 
 import numpy as np
 
@@ -28,8 +29,14 @@ class GroupState(Enum):
 
 
 # Every step asks for them many times, and as attributes of the Enum they take ten times as long.
-WAITING, PREFILLING, DECODING, SEARCHING, DRAINING, PREEMPTED, ENDED = GroupState
-_TRANSITIONS = {
+WAITING: Final = GroupState.WAITING
+PREFILLING: Final = GroupState.PREFILLING
+DECODING: Final = GroupState.DECODING
+SEARCHING: Final = GroupState.SEARCHING
+DRAINING: Final = GroupState.DRAINING
+PREEMPTED: Final = GroupState.PREEMPTED
+ENDED: Final = GroupState.ENDED
+_TRANSITIONS: Final = {
     WAITING: {PREFILLING, ENDED},
     PREFILLING: {
         WAITING,  # only what nobody waits for
@@ -46,7 +53,7 @@ _TRANSITIONS = {
     ENDED: set(),
 }
 
-NO_TOKENS: IntArray = np.empty(0, np.int32)
+NO_TOKENS: Final[IntArray] = np.empty(0, np.int32)
 
 
 @dataclass(slots=True, eq=False)

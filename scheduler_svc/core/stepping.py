@@ -7,7 +7,7 @@ which step it opens a block, has filled one, and ends at the latest.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from scheduler_svc.core import notes
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
@@ -30,7 +30,7 @@ from scheduler_svc.core.sequence import (
 from scheduler_svc.core.tables import BlockTables
 from scheduler_svc.core.tokens import TokenStore
 from shared.codec import IntArray
-from shared.messages import StepResult
+from shared.messages import BeamCandidates
 
 # A request that was computed when a worker died, and again when the next one did, has the third to
 # itself until it has got further.
@@ -84,6 +84,9 @@ class Stepping:
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._alone: SequenceGroup | None = None  # it may be what killed workers
+        # Who was looked at in vain to be admitted, and what the pool's chances were then.
+        self._too_large: SequenceGroup | None = None
+        self._num_chances = 0
 
     @property
     def is_full(self) -> bool:
@@ -107,13 +110,14 @@ class Stepping:
         self.planned_step = draft.step
         return draft
 
-    def apply(self, result: StepResult) -> list[SequenceGroup]:
+    def apply(
+        self, step: int, handles: IntArray, tokens: IntArray, beams: Iterable[BeamCandidates]
+    ) -> list[SequenceGroup]:
         """Take in the tokens of the next step; groups whose beam search is done.
 
         Raises:
             ProtocolError: a result that no plan asked for.
         """
-        step = result.step
         if step != self.applied_step + 1 or step > self.planned_step:
             raise ProtocolError(
                 f"result of step {step}: {self.applied_step} steps are applied, "
@@ -121,14 +125,14 @@ class Stepping:
             )
         self.applied_step = step
         try:
-            self._tokens.append(result.handles, result.tokens)
+            self._tokens.append(handles, tokens)
         except IndexError as error:
             raise ProtocolError(f"result of step {step}: {error}") from None
         for group in self._samples_first.pop(step, ()):
             self._note(notes.FirstToken(group.request_id))
         for group in self._survives.pop(step, ()):
             self._acquit(group)
-        return self._searches.apply(result)
+        return self._searches.apply(step, beams)
 
     def output(self, sequence: Sequence) -> IntArray:
         """Tokens that a sequence has generated."""
@@ -152,6 +156,7 @@ class Stepping:
         """A sequence is over; what it held is free for the next plan."""
         if group.state is PREFILLING and len(group.sequences) > 1:
             self._leave_prefill(group, sequence)
+        self._too_large = None  # it may be this group, which is smaller now
         self._give_up_blocks(group, sequence)
         self._tables.drop_swapped(sequence)
         self._hand_in_slot(sequence)
@@ -171,6 +176,7 @@ class Stepping:
 
     def replace(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
         """Let a group go on with other sequences, that have all their tokens but no blocks."""
+        self._too_large = None
         if group.state not in (WAITING, PREEMPTED):
             self._wait_for_blocks(group)
         for sequence in group.sequences:
@@ -351,14 +357,25 @@ class Stepping:
                 return
             if group.num_deaths >= ALONE_AFTER and self.queues.running:
                 return
+            if self._is_still_too_large(group):
+                return
             reserve = self._config.num_watermark_blocks if self.queues.running else 0
             group.prepare_prefill()
             while not self._get_blocks(group, reserve, draft):
                 is_alone = not self.queues.running and not group.serves_nobody
                 if not is_alone or not self._give_up_prefix(group):
+                    self._too_large, self._num_chances = group, self._pool.num_chances
                     return
             self._open(group, draft)
             self._plan_chunks(group, draft)
+
+    def _is_still_too_large(self, group: SequenceGroup) -> bool:
+        """There is no need to look again: most steps give nobody's blocks back."""
+        return (
+            group is self._too_large
+            and self._pool.num_chances == self._num_chances
+            and len(self.queues.running) > 0  # or else prefixes are given up for it
+        )
 
     def _get_blocks(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
         """Blocks for all of a group, or nothing; what was swapped out comes back."""

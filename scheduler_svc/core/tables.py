@@ -242,4 +242,5 @@ def _distinct(group: SequenceGroup) -> list[int]:
     """Device blocks of a group, in the order of its tables."""
     if len(group.sequences) == 1:
         return group.sequences[0].block_table
-    return list(dict.fromkeys(chain(*(found.block_table for found in group.sequences))))
+    tables = [found.block_table for found in group.sequences]
+    return list(dict.fromkeys(chain(*tables)))

@@ -8,13 +8,16 @@ from numpy.typing import NDArray
 
 from shared.codec import IntArray
 
+_FEW = 16  # handles: more of them take less time together than one by one
+
 
 class TokenStore:
     """A row per slot. One more row swallows results of sequences that are gone.
 
     Rows are as long as the context, but memory is touched only as far as tokens come. Most steps
     speak of the same sequences as the step before: where their rows end is looked up and written
-    down only when others are spoken of or somebody looks.
+    down only when others are spoken of or somebody looks. Of those in another step, only the ones
+    are looked up that were not in the same place before.
     """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
@@ -26,10 +29,11 @@ class TokenStore:
         self._most = 0  # no row has more tokens, by those ends
         self._free = list(range(num_slots - 1, -1, -1))
         self._slot_of: dict[int, int] = {}
-        self._handles: bytes | None = None  # of the last result
-        self._slots = np.empty(0, np.int64)  # [len(handles)] of those, and
-        self._places = np.empty(0, np.int64)  # [len(handles)] their ends, to which come
-        self._num_new = 0  # tokens each
+        self._handles: IntArray = np.empty(0, np.int32)  # [n] of the last result,
+        self._key = b""  # the same as bytes,
+        self._slots = np.empty(0, np.int64)  # [n] their slots, and
+        self._places: NDArray[np.int64] | None = None  # [n] their ends, once they are looked up,
+        self._num_new = 0  # to which come so many tokens each
 
     @property
     def num_free_slots(self) -> int:
@@ -38,10 +42,11 @@ class TokenStore:
 
     def open(self, handle: int, output: IntArray) -> int:
         """Give a sequence a row that starts with ``output``; the slot's number."""
-        if self._handles and handle.to_bytes(4, sys.byteorder) in self._handles:
-            self._settle()  # its results were swallowed so far
         slot = self._free.pop()
         self._slot_of[handle] = slot
+        if handle.to_bytes(4, sys.byteorder) in self._key:
+            self._settle()  # its results were swallowed so far
+            self._slots[self._handles == handle] = slot
         num_tokens = len(output)
         if num_tokens:
             begin = slot * self._width
@@ -56,6 +61,7 @@ class TokenStore:
         self._free.append(slot)
         output = self.output(slot)
         self._ends[slot] = slot * self._width
+        self._slots[self._slots == slot] = self._sink
         return output
 
     def output(self, slot: int) -> IntArray:
@@ -74,26 +80,39 @@ class TokenStore:
         if self._most + self._num_new >= self._width:
             self._make_sure_of_room(handles)
         key = handles.tobytes()
-        if key != self._handles:
+        if key != self._key:
             self._settle()
             self._slots = self._slots_of(handles)
+            self._handles = handles.copy()
+            self._key = key
+        if self._places is None:
             self._places = self._ends[self._slots]
-            self._handles = key
         self._tokens[self._num_new :][self._places] = tokens
         self._num_new += 1
 
     def _slots_of(self, handles: IntArray) -> NDArray[np.int64]:
-        found = map(self._slot_of.get, handles.tolist(), repeat(self._sink))
-        return np.fromiter(found, np.int64, len(handles))
+        num_handles = len(handles)
+        num_both = min(num_handles, len(self._handles))
+        others = (handles[:num_both] != self._handles[:num_both]).nonzero()[0].tolist()
+        others += range(num_both, num_handles)
+        if len(others) > _FEW:
+            found = map(self._slot_of.get, handles.tolist(), repeat(self._sink))
+            return np.fromiter(found, np.int64, num_handles)
+        slots = np.empty(num_handles, np.int64)
+        slots[:num_both] = self._slots[:num_both]
+        for index in others:
+            slots[index] = self._slot_of.get(int(handles[index]), self._sink)
+        return slots
 
     def _settle(self) -> None:
         """Write down how far the rows have grown; the sink never fills."""
         if self._num_new:
+            assert self._places is not None, f"{self._num_new} tokens came to places unknown"
             self._ends[self._slots] = self._places + self._num_new
             self._ends[self._sink] = self._sink * self._width
             self._most += self._num_new
             self._num_new = 0
-        self._handles = None
+        self._places = None
 
     def _make_sure_of_room(self, handles: IntArray) -> None:
         """Some row may be full; tell whether it is one of these sequences'."""

@@ -65,6 +65,34 @@ def test_a_full_row_refuses_tokens_and_keeps_its_neighbour_from_getting_them() -
     assert store.output(other).tolist() == [3, 4, 6]
 
 
+@pytest.mark.parametrize("num_slots", [3, 40])
+def test_whoever_comes_goes_or_changes_places_gets_its_own_tokens(num_slots: int) -> None:
+    random = np.random.default_rng(num_slots)
+    store = TokenStore(num_slots, 2_000)
+    tokens: dict[int, list[int]] = {}  # of those that have a row
+    slots: dict[int, int] = {}
+    handles = list(range(num_slots + 5))  # that results speak of; some of them are nobody's
+    for step in range(2_000):
+        handle = int(random.integers(num_slots + 5))
+        if handle in tokens:
+            if random.random() < 0.2:
+                assert store.close(handle).tolist() == tokens.pop(handle)
+        elif len(tokens) < num_slots:
+            tokens[handle] = [-1] * int(random.integers(2))
+            slots[handle] = store.open(handle, _ints(*tokens[handle]))
+        if random.random() < 0.5:
+            first, second = random.integers(len(handles), size=2)
+            handles[first], handles[second] = handles[second], handles[first]
+        spoken = handles[: int(random.integers(num_slots, num_slots + 5))]
+        store.append(_ints(*spoken), np.arange(step, step + len(spoken), dtype=np.int32))
+        for place, found in enumerate(spoken):
+            if found in tokens:
+                tokens[found].append(step + place)
+        if random.random() < 0.1:
+            for found, kept in tokens.items():
+                assert store.output(slots[found]).tolist() == kept
+
+
 def test_as_many_tokens_as_handles_are_wanted() -> None:
     store = TokenStore(1, 3)
     with pytest.raises(IndexError, match="2 handles for 1 tokens"):

@@ -56,7 +56,8 @@ def test_memory_is_what_the_tables_of_all_running_sequences_say(
         assert use.shared == stats.num_shared_blocks * block_size
         assert use.free == core_size - stats.num_used_blocks * block_size
         assert use.reserved == _reserved(system.core)
-        assert sum(use[1:6]) == use.total == 480
+        parts = (use.token_states, use.reserved, use.internal, use.external, use.free)
+        assert sum(parts) == use.total == 480
         system.finish(0.0)
         num_steps += 1
     assert system.core.num_requests == 0
