@@ -46,8 +46,10 @@ class Line:
                 data = b"".join([_packed(command) for command in commands])
                 await connection.send_packed_command(data, check_health=False)
                 return [await self._reply() for _ in commands]
-        except BaseException:
+        except BaseException as error:
             await connection.disconnect(nowait=True)  # a late reply would be taken for the next
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"no reply within {self._patience_s:g} s") from None
             raise
 
     async def close(self) -> None:

@@ -57,7 +57,7 @@ async def test_who_stops_waiting_leaves_no_reply_to_the_next(line: Line, redis: 
 
 async def test_a_server_that_does_not_answer_in_time_is_given_up(redis: Redis) -> None:
     line = new_line(redis, patience_s=0.05)
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"no reply within 0\.05 s"):
         await line.ask(("BLPOP", "list", 0))
     assert await line.ask(("PING",)) == [b"PONG"]
     await line.close()
