@@ -65,7 +65,7 @@ def test_it_is_reached_by_a_socket_in_its_folder_if_that_can_have_a_name(
         try:
             deadline = time.monotonic() + 10
             while not redis_answers(port) and time.monotonic() < deadline:
-                time.sleep(0.01)
+                time.sleep(0.01)  # between two looks; what is waited for is the condition
             assert asyncio.run(_written_and_read(url)) == 1
         finally:
             server.terminate()

@@ -24,21 +24,6 @@ KINDS = ["float32", "narrow weights", "bfloat16"]
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
 
-@pytest.fixture(scope="module")
-def kernels() -> CpuLayers:
-    instructions = detect()
-    assert instructions is not None
-    return CpuLayers(instructions)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
-
-
 def random(*shape: int, kind: str = "float32", seed: int = 0) -> torch.Tensor:
     found = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     if kind == "bfloat16":

@@ -1,7 +1,6 @@
 """Rotary embeddings and sums against torch, and jobs that are noted once and run again."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -16,21 +15,6 @@ from kernels.interface import RaggedBatch
 DTYPES = [torch.float32, torch.bfloat16]
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
-
-
-@pytest.fixture(scope="module")
-def kernels() -> CpuLayers:
-    instructions = detect()
-    assert instructions is not None
-    return CpuLayers(instructions)
-
-
-@pytest.fixture(params=[1, 2, 5])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

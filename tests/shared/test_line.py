@@ -34,6 +34,13 @@ def new_line(redis: Redis, patience_s: float = 5.0) -> Line:
     return Line(new_connection(redis), patience_s)
 
 
+async def somebody_waits(redis: Redis) -> None:
+    """Return when the server holds a blocking command."""
+    async with asyncio.timeout(5):
+        while not (await redis.info("clients"))["blocked_clients"]:
+            await asyncio.sleep(0)
+
+
 async def test_replies_come_in_the_order_of_the_commands_errors_among_them(line: Line) -> None:
     blob = bytes(range(256))
     replies = await line.ask(("SET", "key", blob), ("XADD", "key", "*", 0, b"x"), ("GET", "key"))
@@ -45,9 +52,7 @@ async def test_replies_come_in_the_order_of_the_commands_errors_among_them(line:
 async def test_who_stops_waiting_leaves_no_reply_to_the_next(line: Line, redis: Redis) -> None:
     await line.ask(("SET", "key", b"value"))
     waiting = asyncio.create_task(line.ask(("BLPOP", "list", 0)))
-    async with asyncio.timeout(5):
-        while not (await redis.info("clients"))["blocked_clients"]:
-            await asyncio.sleep(0)
+    await somebody_waits(redis)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -83,9 +88,7 @@ async def test_a_connection_that_ends_while_somebody_waits_is_an_error(
 ) -> None:
     [own] = await line.ask(("CLIENT", "ID"))
     waiting = asyncio.create_task(line.ask(("BLPOP", "list", 0)))
-    async with asyncio.timeout(5):
-        while not (await redis.info("clients"))["blocked_clients"]:
-            await asyncio.sleep(0)
+    await somebody_waits(redis)
     await redis.client_kill_filter(_id=own)
     with pytest.raises((RedisError, OSError)):
         await waiting

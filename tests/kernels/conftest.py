@@ -1,0 +1,26 @@
+"""What tests of compiled CPU kernels share."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from kernels.cpu_isa import detect
+from kernels.cpu_layers import CpuLayers
+
+
+@pytest.fixture(scope="module")
+def kernels() -> CpuLayers:
+    """Layers for this CPU's instructions; for tests that are skipped where there are none."""
+    instructions = detect()
+    assert instructions is not None
+    return CpuLayers(instructions)
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """So many compute, more than there may be cores among them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
