@@ -114,6 +114,9 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     if logits.is_cuda:
         best, tokens = logits.max(dim=-1)
         return best, tokens
+    if logits.dtype == torch.bfloat16:
+        found, value = cpu_draw.likeliest(logits.view(torch.uint16).numpy())
+        return torch.from_numpy(value), torch.from_numpy(found)
     # numpy's argmax is vectorized, and up to ten times as fast as torch's.
     wide = logits.float()
     tokens = torch.from_numpy(wide.numpy().argmax(1))

@@ -66,47 +66,61 @@ def linear_tasks(job, weight_tag, operand_tag, tag, registers):
             depth = min(depth, in_features - begin)
             x_at = x + begin * item_bytes(operand_tag)
             w_at = w + begin * weight_bytes
+            begin += depth
+            then = w + begin * weight_bytes
+            if begin >= in_features:  # the group behind those that other threads have claimed
+                threads = field(job, fields.NEXT_THREAD)
+                then = w + min(threads, num_groups - group) * fields.GROUP * panel_stride
             _multiply(
                 registers, weight_tag, operand_tag, rows, x_at, x_stride, w_at, panel_stride,
-                depth // 2, tile,
+                depth // 2, then, tile,
             )  # fmt: skip
-            begin += depth
         _finish(job, tag, tile, first, rows, group)
 
 
-def _multiply(registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile):
+def _multiply(
+    registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
+):
     """tile [rows, GROUP_OUTPUTS] += x @ w over ``pairs`` pairs of inputs.
 
-    Never called: numba puts one of the functions below in its place.
+    Weights at ``then`` are probably read next. Never called: numba puts one of the functions below
+    in its place.
     """
     raise NotImplementedError
 
 
 @overload(_multiply)
 def _choose_multiply(
-    registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile
+    registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
 ):
     multiply = _multiply_wide if registers == types.int16 else _multiply_narrow
 
-    def chosen(registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile):
-        multiply(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile)
+    def chosen(
+        registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
+    ):
+        multiply(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile)
 
     return chosen
 
 
 @njit
-def _multiply_narrow(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile):
+def _multiply_narrow(
+    weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
+):
     """tile [rows, GROUP_OUTPUTS] += x @ w in blocks for 16 registers of 8 lanes."""
     row = fields.TILE_ROW
     if rows == 1:
-        accumulate(weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, tile, row)
+        accumulate(
+            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, 0, 0, tile, row
+        )
         return
     if rows == 2:
         for panel in range(0, fields.GROUP, 2):
             w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
             accumulate(
-                weight_tag, operand_tag, 2, 2, 1, x, x_stride, w_at, panel_stride, pairs, out, row
-            )
+                weight_tag, operand_tag, 2, 2, 1, x, x_stride, w_at, panel_stride, pairs,
+                0, 0, out, row,
+            )  # fmt: skip
         return
     for panel in range(fields.GROUP):
         w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
@@ -116,46 +130,55 @@ def _multiply_narrow(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride
             if last >= 4:
                 accumulate(
                     weight_tag, operand_tag, 6, 1, last, at, x_stride, w_at, panel_stride, pairs,
-                    o, row,
+                    0, 0, o, row,
                 )  # fmt: skip
                 r += 6
             else:
                 accumulate(
                     weight_tag, operand_tag, 4, 1, last, at, x_stride, w_at, panel_stride, pairs,
-                    o, row,
+                    0, 0, o, row,
                 )  # fmt: skip
                 r += 4
 
 
 @njit
-def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, tile):
+def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile):
     """tile [rows, GROUP_OUTPUTS] += x @ w in blocks for 32 registers of 16 lanes."""
     row = fields.TILE_ROW
     if rows == 1:
-        accumulate(weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, tile, row)
+        accumulate(
+            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, 0, 0, tile, row
+        )
         return
     if rows <= 4:
         accumulate(
-            weight_tag, operand_tag, 4, 4, rows - 1, x, x_stride, w, panel_stride, pairs, tile, row
-        )
+            weight_tag, operand_tag, 4, 4, rows - 1, x, x_stride, w, panel_stride, pairs, 0, 0,
+            tile, row,
+        )  # fmt: skip
         return
     for panel in range(0, fields.GROUP, 2):
         w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
+        # Memory would be idle while blocks of rows meet weights that are in the caches already. So
+        # the first two blocks bring in one of the next two panels each, or an only one both; what
+        # is brought in instead of a panel is there.
+        ahead = then if panel + 2 == fields.GROUP else w_at + 2 * panel_stride
+        also_ahead = ahead + panel_stride if rows <= fields.MOST_BLOCK_ROWS else w_at
         r = 0
         while r < rows:
-            at, o, last = x + r * x_stride, out + r * row, rows - r - 1
-            if last >= 8:
+            at, o, left = x + r * x_stride, out + r * row, rows - r
+            if left > 16 or 8 < left <= 12:  # thirteen to sixteen rows are two blocks of eight
                 accumulate(
-                    weight_tag, operand_tag, 12, 2, last, at, x_stride, w_at, panel_stride, pairs,
-                    o, row,
+                    weight_tag, operand_tag, 12, 2, left - 1, at, x_stride, w_at, panel_stride,
+                    pairs, ahead, also_ahead, o, row,
                 )  # fmt: skip
                 r += 12
             else:
                 accumulate(
-                    weight_tag, operand_tag, 8, 2, last, at, x_stride, w_at, panel_stride, pairs,
-                    o, row,
+                    weight_tag, operand_tag, 8, 2, left - 1, at, x_stride, w_at, panel_stride,
+                    pairs, ahead, also_ahead, o, row,
                 )  # fmt: skip
                 r += 8
+            ahead = ahead + panel_stride if r <= fields.MOST_BLOCK_ROWS else w_at
 
 
 @njit

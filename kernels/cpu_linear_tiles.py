@@ -24,6 +24,7 @@ from kernels.cpu_simd import LANES
 pair_tag = np.uint32(0)
 emulated_pair_tag = np.int32(0)
 
+_LINE_BYTES = 64
 _PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
 
 
@@ -116,18 +117,23 @@ def accumulate(
     w,
     w_stride,
     steps,
+    ahead,
+    also_ahead,
     out,
     o_stride,
 ):
     """out[r, n] += x[r] . w[n] over 2 * ``steps`` inputs.
 
     A register block is ``rows`` x ``vectors`` * 16; out [rows, .] is float32. Rows beyond ``last``
-    repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one.
+    repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one. As many
+    weights of a panel from the address ``ahead`` on, and ``also_ahead``, are brought in meanwhile;
+    with zeros none are.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
+    fetches = not isinstance(ahead, types.Literal)
 
     def codegen(context, builder, signature, args):
-        _, _, _, _, last, x, x_stride, w, w_stride, steps, out, o_stride = args
+        _, _, _, _, last, x, x_stride, w, w_stride, steps, *ahead_at, out, o_stride = args
         weight_tag, operand_tag = signature.args[:2]
         narrow = weight_tag == types.uint16
         w_step = simd.i64(_PAIR_BYTES if narrow else 2 * _PAIR_BYTES)
@@ -150,6 +156,10 @@ def accumulate(
         def body(step, sums):
             w_at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
             x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
+            for panel in ahead_at if fetches else ():
+                line = simd.offset(builder, panel, step, w_step)
+                for begin in range(0, w_step.constant, _LINE_BYTES):
+                    simd.prefetch(builder, builder.add(line, simd.i64(begin)))
             if operand_tag == types.float32:
                 return _add_products(builder, narrow, list(sums), x_at, w_at)
             return _add_pairs(builder, operand_tag, list(sums), x_at, w_at)
@@ -160,7 +170,7 @@ def accumulate(
             simd.store(builder, total, cell, 4)
 
     i64 = types.int64
-    numbers = (i64,) * 8
+    numbers = (i64,) * 10
     return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
 
 

@@ -1,5 +1,6 @@
 """The draw: its distribution, its filters, and that nothing but its coordinates enters."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker import cpu_draw
 from gpu_worker.executor import Executor
 from gpu_worker.noise import gumbel_noise, row_keys
 from gpu_worker.sampling import DeviceDraw, RowSampling, choose, keys_of
@@ -239,18 +241,36 @@ def test_the_compiled_loop_draws_what_torch_draws(dtype: torch.dtype) -> None:
     assert (ours != theirs).sum() <= 1
 
 
+@pytest.mark.parametrize("size", [1, 511, 513, 5000])
+@pytest.mark.parametrize("special", [0.0, -0.0, 50.0, -math.inf, math.inf, math.nan, -math.nan])
+def test_the_likeliest_in_bfloat16_is_that_of_its_float32(size: int, special: float) -> None:
+    logits = torch.randn(64, size, generator=torch.Generator().manual_seed(size)).bfloat16()
+    logits[:16] = -logits[:16].abs()  # a zero is their largest
+    places = torch.randint(size, (64, 3), generator=torch.Generator().manual_seed(1))
+    logits[8:] = logits[8:].scatter(1, places[8:], special)
+    logits[-8:] = -math.inf
+    bits = logits.view(torch.int16).numpy().view(np.uint16)
+    tokens, best = cpu_draw.likeliest(bits)
+    expected = logits.float().numpy()
+    assert tokens.tolist() == expected.argmax(1).tolist()
+    np.testing.assert_array_equal(best, expected.max(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_broken_logits_give_a_stopgap_and_are_reported(
-    temperature: float, bad: float, way: str
+    temperature: float, bad: float, way: str, dtype: torch.dtype
 ) -> None:
-    logits = torch.zeros(3, V)
+    logits = torch.zeros(3, V, dtype=dtype)
     logits[:, 7] = 50.0
     logits[1, 4] = bad
     found = sample(logits, rows(3, way, temperature=temperature), np.zeros(3, np.int64))
     assert found.tokens.tolist() == [7, 7, 7]
     assert found.broken.tolist() == [1]
-    hopeless = sample(torch.full((1, V), bad), rows(1, way, temperature=temperature), np.zeros(1))
+    hopeless = sample(
+        torch.full((1, V), bad, dtype=dtype), rows(1, way, temperature=temperature), np.zeros(1)
+    )
     assert hopeless.tokens.tolist() == [0]
 
 
