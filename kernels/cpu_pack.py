@@ -126,7 +126,9 @@ def _on_large_pages(weight: torch.Tensor) -> torch.Tensor:
     if weight.nbytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return weight.contiguous()
     size = -(-weight.nbytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES)
+    # Private: shared memory is on small pages wherever the system does not say otherwise.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=flags)
     # Without huge pages the advice is refused, and the pages are small ones.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
