@@ -36,13 +36,13 @@ def preload(settings: WorkerSettings) -> None:
 
 def _load_kernels(settings: WorkerSettings, config: Any) -> None:
     from kernels.cpu_compile import attend_kernel, write_kernel
-    from kernels.cpu_isa import detect
+    from kernels.cpu_isa import best_dot, detect
     from kernels.cpu_linear_compile import linear_kernel, norm_kernel
 
     own = own_dtype(config)
     dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
     write_kernel()
-    attend_kernel(dtype)
+    attend_kernel(dtype, best_dot())
     instructions = detect()
     if settings.layer_kernels == "auto" and instructions is not None:
         norm_kernel(dtype)

@@ -7,6 +7,7 @@ import torch
 from kernels import cpu_jobs
 from kernels.checks import check_attend, check_write
 from kernels.cpu_compile import attend_kernel, write_kernel
+from kernels.cpu_isa import Dot, best_dot
 from kernels.cpu_threads import TeamRunner
 from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
@@ -23,13 +24,17 @@ class CpuBackend:
     and a quantized cache, runs the reference.
 
     Not thread-safe: scratch memory belongs to the backend, one call at a time.
+
+    Args:
+        dot: how bfloat16 is multiplied; by default as this CPU does best.
     """
 
     name = "cpu"
     capturable = False
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
 
-    def __init__(self) -> None:
+    def __init__(self, dot: Dot | None = None) -> None:
+        self._dot = best_dot() if dot is None else dot
         self._team = TeamRunner()
         self._reference = ReferenceBackend()
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -125,7 +130,7 @@ class CpuBackend:
         job[cpu_jobs.SOFTCAP] = cpu_jobs.float_bits(params.softcap or 0.0)
         job[cpu_jobs.SCRATCH] = self._scratch_for(threads * scratch_bytes)
         job[cpu_jobs.SCRATCH_BYTES] = scratch_bytes
-        self._team.run(attend_kernel(query.dtype), ctypes.addressof(job), threads)
+        self._team.run(attend_kernel(query.dtype, self._dot), ctypes.addressof(job), threads)
 
     def _scratch_for(self, num_bytes: int) -> int:
         """Address of that much memory, aligned to a cache line, reused from call to call."""

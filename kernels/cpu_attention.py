@@ -5,20 +5,17 @@ left. A task is one tile of query tokens of one sequence under one KV head, so k
 read once for the whole group of query heads.
 """
 
+# ruff: noqa: ARG001 - numba calls an overload with types to learn what to compile
+
 import math
 
 from numba import njit, types
+from numba.extending import overload
 
 from kernels import cpu_jobs as fields
-from kernels.cpu_memory import (
-    claim,
-    field,
-    item_bytes,
-    load_element,
-    load_i32,
-    store_element,
-    store_i64,
-)
+from kernels.cpu_attention_pairs import attend_pairs
+from kernels.cpu_keys import LOG2_E, hide_keys, locate_keys
+from kernels.cpu_memory import claim, field, item_bytes, load_element, load_i32, store_element
 from kernels.cpu_simd import float32_tag
 from kernels.cpu_tiles import (
     scale_chunk,
@@ -31,12 +28,14 @@ from kernels.cpu_tiles import (
     value_rows,
 )
 
-LOG2_E = math.log2(math.e)
-
 
 @njit
-def attend_tasks(job, tag):
-    """Claim tiles until none is left; ``tag`` types the elements (see cpu_simd)."""
+def attend_tasks(job, tag, operand_tag):
+    """Claim tiles until none is left.
+
+    ``tag`` types the elements (see cpu_simd), ``operand_tag`` says how they are multiplied where
+    there are many rows (see cpu_pairs).
+    """
     num_seqs = field(job, fields.NUM_SEQS)
     num_kv_heads = field(job, fields.NUM_KV_HEADS)
     tile_tokens = field(job, fields.TILE_TOKENS)
@@ -67,33 +66,40 @@ def attend_tasks(job, tag):
         if num_tokens * field(job, fields.GROUP) < fields.MIN_COLUMN_ROWS:
             _attend_rows(job, tag, scratch, sequence, head, start + first, num_tokens, position)
         else:
-            _attend_columns(job, tag, scratch, sequence, head, start + first, num_tokens, position)
+            _attend_many(
+                operand_tag, job, tag, scratch, sequence, head, start + first, num_tokens, position
+            )
 
 
-@njit
-def _locate_keys(job, sequence, head, begin, end, keys, values):
-    """Fill the tables ``keys`` and ``values`` with the addresses of slots [begin, end)."""
-    block_size = field(job, fields.BLOCK_SIZE)
-    table = field(job, fields.TABLES) + sequence * field(job, fields.TABLE_ROW)
-    key_slot = field(job, fields.KEY_SLOT)
-    value_slot = field(job, fields.VALUE_SLOT)
-    key_head = field(job, fields.KEY) + head * field(job, fields.KEY_HEAD)
-    value_head = field(job, fields.VALUE) + head * field(job, fields.VALUE_HEAD)
-    key_block = field(job, fields.KEY_BLOCK)
-    value_block = field(job, fields.VALUE_BLOCK)
-    position = begin
-    while position < end:
-        logical, offset = divmod(position, block_size)
-        block = load_i32(table + 4 * logical)
-        stop = min(end, (logical + 1) * block_size)
-        key = key_head + block * key_block + offset * key_slot
-        value = value_head + block * value_block + offset * value_slot
-        for n in range(position - begin, stop - begin):
-            store_i64(keys + 8 * n, key)
-            store_i64(values + 8 * n, value)
-            key += key_slot
-            value += value_slot
-        position = stop
+def _attend_many(operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position):
+    """A tile of many rows, as in prefill: the lanes of a vector are rows.
+
+    Never called: numba puts one of two functions in its place.
+    """
+    raise NotImplementedError
+
+
+@overload(_attend_many)
+def _choose_attend_many(
+    operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position
+):
+    if operand_tag == types.float32:
+
+        def chosen(
+            operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position
+        ):
+            _attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, position)
+
+    else:
+
+        def chosen(
+            operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position
+        ):
+            attend_pairs(
+                operand_tag, job, scratch, sequence, head, first_token, num_tokens, position
+            )
+
+    return chosen
 
 
 @njit
@@ -138,13 +144,13 @@ def _attend_rows(job, tag, scratch, sequence, head, first_token, num_tokens, pos
     end = position + num_tokens
     ahead = 8 * fields.KV_TILE
     stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
-    _locate_keys(job, sequence, head, begin, stop, keys, values)
+    locate_keys(job, sequence, head, begin, stop, keys, values)
     while begin < end:
         stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
         count = stop - begin
         chunks = (count + 15) // 16
         following = min(end, stop + fields.KV_TILE)
-        _locate_keys(job, sequence, head, stop, following, keys + ahead, values + ahead)
+        locate_keys(job, sequence, head, stop, following, keys + ahead, values + ahead)
         # Blocks lie anywhere, so the hardware cannot foresee where the next tile is. Where a table
         # ends are older addresses: to bring those in costs nothing.
         coming = ahead if following > stop else 0
@@ -299,13 +305,13 @@ def _attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, 
     while begin <= last:
         stop = min(last + 1, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
         count = stop - begin
-        _locate_keys(job, sequence, head, begin, stop, keys, values)
+        locate_keys(job, sequence, head, begin, stop, keys, values)
         _score_tile(tag, vectors, keys, count, query, head_dim, scores)
         if softcap != 0:
             for chunk in range(count * vectors):
                 softcap_chunk(scores + 64 * chunk, softcap, LOG2_E)
         if stop - 1 > position or begin <= last - window:
-            _hide(scores, stride, count, begin, rows, group, position, window)
+            hide_keys(scores, stride, count, begin, rows, group, position, window)
         for vector in range(vectors):
             lanes = 64 * vector
             softmax_columns(
@@ -324,17 +330,6 @@ def _attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, 
         for d in range(head_dim):
             element = load_element(float32_tag, sums + d * stride + 4 * r) * share
             store_element(tag, at + d * item_bytes(tag), element)
-
-
-@njit
-def _hide(scores, stride, count, begin, rows, group, position, window):
-    """Minus infinity where a row does not see a key: later ones, and those before its window."""
-    for r in range(rows):
-        seen = position + r // group
-        for n in range(max(0, seen + 1 - begin), count):
-            store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
-        for n in range(min(count, seen - window + 1 - begin)):
-            store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
 
 
 @njit

@@ -12,8 +12,10 @@ import torch
 from numba import cfunc, types
 
 from kernels.cpu_attention import attend_tasks
+from kernels.cpu_isa import Dot
 from kernels.cpu_job_kinds import ATTEND, MOVE, TAPE, WRITE, JobKind
 from kernels.cpu_move import move_tasks
+from kernels.cpu_pairs import emulated_pair_tag, pair_tag
 from kernels.cpu_play import play_tape
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 from kernels.cpu_write import write_tasks
@@ -23,14 +25,21 @@ logger = logging.getLogger(__name__)
 _SIGNATURE = types.void(types.int64)
 _SOURCES = (
     "cpu_attention.py",
+    "cpu_attention_pairs.py",
     "cpu_jobs.py",
+    "cpu_keys.py",
     "cpu_memory.py",
     "cpu_move.py",
+    "cpu_pair_tiles.py",
+    "cpu_pairs.py",
     "cpu_play.py",
     "cpu_simd.py",
     "cpu_tiles.py",
     "cpu_write.py",
 )
+
+
+_OPERANDS = {Dot.WIDENED: float32_tag, Dot.NATIVE: pair_tag, Dot.EMULATED: emulated_pair_tag}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +89,18 @@ def tape_kernel() -> Kernel:
 
 
 @cache
-def attend_kernel(dtype: torch.dtype) -> Kernel:
-    """Paged attention over elements of this type.
+def attend_kernel(dtype: torch.dtype, dot: Dot) -> Kernel:
+    """Paged attention over elements of this type; bfloat16 is multiplied as ``dot`` says.
 
     Raises:
         ValueError: if there is no kernel for the type.
     """
     version, tag = source_version(_SOURCES), element_tag(dtype)
+    operand_tag = _OPERANDS[dot] if dtype == torch.bfloat16 else float32_tag
 
     def attend(job):
         if version:
-            attend_tasks(job, tag)
+            attend_tasks(job, tag, operand_tag)
 
     return compile_entry(attend, ATTEND)
 

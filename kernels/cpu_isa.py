@@ -1,4 +1,4 @@
-"""Which instructions of this CPU the kernels of linear layers use."""
+"""Which instructions of this CPU the kernels use."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +32,12 @@ class Instructions:
 def detect() -> Instructions | None:
     """The best that this CPU has; None if it lacks fused multiply-add in vectors."""
     return choose({name for name, has in llvm.get_host_cpu_features().items() if has})
+
+
+def best_dot() -> Dot:
+    """How kernels that run everywhere multiply bfloat16 here."""
+    found = detect()
+    return Dot.WIDENED if found is None else found.dot
 
 
 def choose(features: set[str]) -> Instructions | None:

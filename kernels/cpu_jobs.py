@@ -66,9 +66,13 @@ def padded_rows(group: int) -> int:
 
 
 def scratch_bytes(group: int, head_dim: int) -> int:
-    """Scratch of one thread: address tables of two tiles, queries, sums, scores, row statistics."""
+    """Scratch of one thread: address tables of two tiles, queries, sums, scores, row statistics.
+
+    And weights and values in pairs.
+    """
     rows = padded_rows(group)
     floats = 2 * rows * head_dim + rows * KV_TILE + 3 * rows
+    floats += KV_TILE // 2 * (rows + head_dim)
     return 2 * 2 * 8 * KV_TILE + 4 * floats
 
 

@@ -10,8 +10,8 @@ from kernels.cpu_compile import Kernel, compile_entry, element_tag, source_versi
 from kernels.cpu_isa import Dot, Instructions
 from kernels.cpu_job_kinds import ACTIVATE, ADD, LINEAR, NORM, ROTARY
 from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
-from kernels.cpu_linear_tiles import emulated_pair_tag, pair_tag
 from kernels.cpu_norm import layer_norm_tasks, norm_tasks
+from kernels.cpu_pairs import emulated_pair_tag, pair_tag
 from kernels.cpu_rotary import rotate_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 
@@ -23,6 +23,7 @@ _SOURCES = (
     "cpu_linear_tiles.py",
     "cpu_memory.py",
     "cpu_norm.py",
+    "cpu_pairs.py",
     "cpu_rotary.py",
     "cpu_simd.py",
 )

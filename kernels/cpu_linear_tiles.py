@@ -4,80 +4,30 @@ Each lane of a vector is an output, elements of the rows are broadcast. Whatever
 an output is one chain of fused multiplications and additions over the inputs in their order: that
 is what makes a row's result the same bits in every batch.
 
-Weights in bfloat16 lie in pairs of inputs (see cpu_pack). An *operand tag* says how rows are
-multiplied: ``float32_tag`` by elements, weights widened; ``pair_tag`` by pairs, with the
-instruction for it; ``emulated_pair_tag`` does the same without, so that it can be tested anywhere.
+Weights in bfloat16 lie in pairs of inputs (see cpu_pack), and rows are multiplied by elements or by
+pairs, as an operand tag says (see cpu_pairs).
 """
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
 import math
 
-import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
 from kernels import cpu_simd as simd
+from kernels.cpu_pairs import dot_pairs, fma, high_halves, low_halves, splat_bits
 from kernels.cpu_simd import LANES
-
-pair_tag = np.uint32(0)
-emulated_pair_tag = np.int32(0)
 
 _LINE_BYTES = 64
 _PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
-
-
-def fma(builder, a, b, c):
-    """a * b + c in one rounding, on every machine."""
-    function = builder.module.declare_intrinsic(
-        "llvm.fma.v16f32", (), ir.FunctionType(simd.VF32, (simd.VF32,) * 3)
-    )
-    return builder.call(function, (a, b, c))
-
-
-def low_halves(builder, pairs):
-    """The first of each pair of bfloat16, as float32."""
-    return builder.bitcast(builder.shl(pairs, _sixteen()), simd.VF32)
-
-
-def high_halves(builder, pairs):
-    """The second of each pair of bfloat16, as float32."""
-    mask = ir.Constant(simd.VI32, [ir.Constant(simd.I32, 0xFFFF0000)] * LANES)
-    return builder.bitcast(builder.and_(pairs, mask), simd.VF32)
-
-
-def dot_pairs(builder, tag, sums, rows, weights):
-    """sums + rows[0] * weights[0] + rows[1] * weights[1] for vectors of pairs [16] int32."""
-    if tag == types.int32:
-        for half in (high_halves, low_halves):
-            sums = fma(builder, half(builder, rows), half(builder, weights), sums)
-        return sums
-    # In this form LLVM knows it since version 9; later ones translate it to theirs.
-    dot = builder.module.declare_intrinsic(
-        "llvm.x86.avx512bf16.dpbf16ps.512",
-        (),
-        ir.FunctionType(simd.VF32, (simd.VF32, simd.VI32, simd.VI32)),
-    )
-    return builder.call(dot, (sums, rows, weights))
-
-
-def _sixteen():
-    return ir.Constant(simd.VI32, [ir.Constant(simd.I32, 16)] * LANES)
-
-
-def _splat_bits(builder, scalar):
-    undefined = ir.Constant(simd.VI32, ir.Undefined)
-    lane0 = builder.insert_element(undefined, scalar, ir.Constant(simd.I32, 0))
-    mask = ir.Constant(simd.VI32, [ir.Constant(simd.I32, 0)] * LANES)
-    return builder.shuffle_vector(lane0, undefined, mask)
 
 
 def _add_pairs(builder, operand_tag, sums, x_at, w_at):
     """Dot products of one pair of inputs of each row, with one pair of weights of each output."""
     pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at]
     for row, address in enumerate(x_at):
-        x_pair = _splat_bits(builder, simd.load(builder, address, simd.I32, 2))
+        x_pair = splat_bits(builder, simd.load(builder, address, simd.I32, 2))
         for vector, pair in enumerate(pairs):
             cell = row * len(pairs) + vector
             sums[cell] = dot_pairs(builder, operand_tag, sums[cell], x_pair, pair)

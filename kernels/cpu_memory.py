@@ -20,6 +20,16 @@ def load_i32(typingctx, address):
 
 
 @intrinsic
+def store_i32(typingctx, address, value):
+    """Store the lower half of an int64."""
+
+    def codegen(context, builder, signature, args):
+        simd.store(builder, builder.trunc(args[1], simd.I32), args[0], 4)
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
 def load_i64(typingctx, address):
     """The int64 at an address."""
 

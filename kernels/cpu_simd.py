@@ -88,6 +88,13 @@ def store_vector(builder, value, address, tag):
     if tag == types.float32:
         store(builder, value, address, 4)
         return
+    sixteen = ir.Constant(VI32, [ir.Constant(I32, 16)] * LANES)
+    high = builder.trunc(builder.lshr(rounded_bits(builder, value), sixteen), VI16)
+    store(builder, high, address, 2)
+
+
+def rounded_bits(builder, value):
+    """Sixteen float32 whose upper halves are bfloat16, to the nearest, ties to even."""
     bits = builder.bitcast(value, VI32)
 
     def constant(number):
@@ -97,9 +104,7 @@ def store_vector(builder, value, address, tag):
     rounded = builder.add(bits, builder.add(odd, constant(0x7FFF)))
     # Rounding could carry a NaN into infinity or zero.
     is_nan = builder.fcmp_unordered("uno", value, value)
-    rounded = builder.select(is_nan, constant(0x7FC00000), rounded)
-    high = builder.trunc(builder.lshr(rounded, constant(16)), VI16)
-    store(builder, high, address, 2)
+    return builder.select(is_nan, constant(0x7FC00000), rounded)
 
 
 def splat(builder, scalar):

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from kernels.cpu import CpuBackend
+from kernels.cpu_isa import Dot, best_dot
 from kernels.cpu_threads import find_openmp
 from kernels.interface import LayerCache
 from tests.kernels.cases import (
@@ -26,9 +27,13 @@ from tests.kernels.cases import (
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(scope="module")
-def backend() -> CpuBackend:
-    return CpuBackend()
+WAYS = sorted({best_dot(), Dot.EMULATED, Dot.WIDENED}, key=lambda dot: dot.name)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def backend(request: pytest.FixtureRequest) -> CpuBackend:
+    """As this CPU multiplies best, and as others do."""
+    return CpuBackend(request.param)
 
 
 @pytest.fixture
@@ -71,10 +76,14 @@ def shapes(draw):
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
-@given(shape=shapes(), seed=st.integers(0, 9))
-def test_any_ragged_batch_equals_dense_attention(shape, seed):
+@given(
+    shape=shapes(),
+    seed=st.integers(0, 9),
+    way=st.sampled_from(WAYS),
+)
+def test_any_ragged_batch_equals_dense_attention(shape, seed, way):
     case = make_case(shape, seed)
-    attend(CpuBackend(), case)
+    attend(CpuBackend(way), case)
     # Of many random batches some are ones in which torch's own error happens to be tiny.
     assert_attends(case, factor=5.0)
 
@@ -140,8 +149,10 @@ def test_ranks_that_have_some_of_the_heads_each_compute_what_one_computes(backen
         assert torch.equal(out[:rows][served], case.out[:rows, heads][served])
 
 
-def test_where_a_prompt_is_cut_does_not_change_a_bit(backend):
-    whole = make_case(Shape(((200, 200),), padding_rows=0))
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_where_a_prompt_is_cut_does_not_change_a_bit(backend, dtype, window):
+    whole = make_case(Shape(((200, 200),), padding_rows=0, dtype=dtype, window=window))
     expected = attend(backend, whole).clone()
     for begin, end in ((0, 77), (77, 130), (130, 200)):
         chunk = dataclasses.replace(
@@ -182,8 +193,9 @@ START = """
 import torch
 from kernels.cpu import CpuBackend
 from kernels.cpu_compile import attend_kernel, write_kernel
+from kernels.cpu_isa import best_dot
 CpuBackend().warm_up(torch.bfloat16, num_heads=4, num_kv_heads=2, head_dim=32)
-print(attend_kernel(torch.bfloat16).from_cache, write_kernel().from_cache)
+print(attend_kernel(torch.bfloat16, best_dot()).from_cache, write_kernel().from_cache)
 """
 
 

@@ -1,0 +1,48 @@
+"""Keys of a tile in CPU attention: where they lie, and who does not see them."""
+
+import math
+
+from numba import njit
+
+from kernels import cpu_jobs as fields
+from kernels.cpu_memory import field, load_i32, store_element, store_i64
+from kernels.cpu_simd import float32_tag
+
+LOG2_E = math.log2(math.e)
+
+
+@njit
+def locate_keys(job, sequence, head, begin, end, keys, values):
+    """Fill the tables ``keys`` and ``values`` with the addresses of slots [begin, end)."""
+    block_size = field(job, fields.BLOCK_SIZE)
+    table = field(job, fields.TABLES) + sequence * field(job, fields.TABLE_ROW)
+    key_slot = field(job, fields.KEY_SLOT)
+    value_slot = field(job, fields.VALUE_SLOT)
+    key_head = field(job, fields.KEY) + head * field(job, fields.KEY_HEAD)
+    value_head = field(job, fields.VALUE) + head * field(job, fields.VALUE_HEAD)
+    key_block = field(job, fields.KEY_BLOCK)
+    value_block = field(job, fields.VALUE_BLOCK)
+    position = begin
+    while position < end:
+        logical, offset = divmod(position, block_size)
+        block = load_i32(table + 4 * logical)
+        stop = min(end, (logical + 1) * block_size)
+        key = key_head + block * key_block + offset * key_slot
+        value = value_head + block * value_block + offset * value_slot
+        for n in range(position - begin, stop - begin):
+            store_i64(keys + 8 * n, key)
+            store_i64(values + 8 * n, value)
+            key += key_slot
+            value += value_slot
+        position = stop
+
+
+@njit
+def hide_keys(scores, stride, count, begin, rows, group, position, window):
+    """Minus infinity where a row does not see a key: later ones, and those before its window."""
+    for r in range(rows):
+        seen = position + r // group
+        for n in range(max(0, seen + 1 - begin), count):
+            store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
+        for n in range(min(count, seen - window + 1 - begin)):
+            store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
