@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -239,6 +240,22 @@ def test_weights_are_narrow_where_nothing_is_lost() -> None:
     assert not is_narrow(random(4, 16))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_packed_weights_lie_where_huge_pages_can_be() -> None:
+    weight = pack([torch.zeros(1024, 2048, dtype=torch.bfloat16)]).weight
+    flags: list[str] = []
+    begin = end = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            begin, end = (int(part, 16) for part in found.groups())
+        if line.startswith("VmFlags:") and begin <= weight.data_ptr() < end:
+            flags = line.split()[1:]
+    assert flags
+    assert "sh" not in flags  # shared memory has none by default
+    if Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert "hg" in flags
+
+
 def test_instructions_are_the_best_that_the_cpu_has() -> None:
     avx2 = {"avx2", "fma"}
     avx512 = avx2 | {"avx512f", "avx512vl"}
@@ -320,7 +337,7 @@ def test_pairs_are_multiplied_as_by_the_dot_product(emulated: CpuLayers, threads
     expected = linear(x.double(), weight.double(), bias.double())
     error = (out - expected).abs() / expected.abs().clamp_min(1040**0.5)
     assert error.max() < tolerance(x.dtype, 1040) / 1040**0.5
-    for size in (1, 2, 4, 5, 8, 9, 12, 13, 64):
+    for size in (1, 2, 4, 5, 8, 9, 12, 13, 16, 17, 24, 25, 64):
         assert torch.equal(compiled(x[:size])[0], out[:size])
         assert torch.equal(compiled(x[-size:])[0], out[-size:])
 
