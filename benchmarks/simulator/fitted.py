@@ -1,5 +1,6 @@
 """A worker model fitted to a recording of a real engine."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,10 @@ from benchmarks.simulator.system import Work
 from benchmarks.simulator.worker_model import Parts
 from scheduler_svc.core.draft import Entrant, PlanDraft
 from scheduler_svc.recording import EpochFrame, PlanFrame, read_frames
-from shared.codec import decode_as
+from shared.bus.api import EntryId
+from shared.codec import decode, decode_as
 from shared.errors import PageStreamError
-from shared.messages import StepPlan
+from shared.messages import StepPlan, StepResult
 
 _FEWEST = 100  # steps to fit to
 
@@ -113,25 +115,43 @@ def timed_steps(path: Path) -> list[TimedStep]:
     plans = list(_plans(path))
     found = []
     rows = Rows(65_536, 0, 0, BeamDraws(np.random.default_rng(0)))
-    for number, plan in enumerate(plans[:-2]):
+    for number, (plan, _) in enumerate(plans[:-2]):
         work = rows.begin(_draft(plan))
         rows.end(plan.step)
-        after, last = plans[number + 1 : number + 3]
-        was_idle = bool(after.idle_turns or last.idle_turns)
-        duration_s = None if was_idle else (last.now_ms - after.now_ms) / 1_000
+        (after, after_idle), (last, last_idle) = plans[number + 1 : number + 3]
+        is_timed = not (after_idle or last_idle)
+        duration_s = (last.now_ms - after.now_ms) / 1_000 if is_timed else None
         found.append(TimedStep(work, duration_s, plan.now_ms))
     return found
 
 
-def _plans(path: Path) -> Iterator[StepPlan]:
-    num_epochs = 0
+def _plans(path: Path) -> Iterator[tuple[StepPlan, bool]]:
+    """Plans, and whether the engine could have done with each of them earlier.
+
+    That a turn led to no plan does not mean so: requests also come while as many plans as may be
+    are in flight, and steps in which they do cost more than others.
+    """
+    num_epochs, most_in_flight = 0, 0
+    result_ids: list[EntryId] = []
+    result_steps = [0]
     for frame in read_frames(path):
         if isinstance(frame, EpochFrame):
             num_epochs += 1
             if num_epochs > 1:
                 raise TooShort(f"{path}: the engine started anew while it was measured")
+            most_in_flight = frame.config.max_plans_in_flight
         elif isinstance(frame, PlanFrame):
-            yield decode_as(StepPlan, frame.plan)
+            plan: StepPlan = decode_as(StepPlan, frame.plan)
+            known = [
+                result_steps[bisect_right(result_ids, EntryId.parse(turn.outputs_cursor))]
+                for turn in plan.idle_turns
+            ]
+            yield plan, any(plan.step - 1 - step < most_in_flight for step in known)
+        elif frame.log == "outputs":
+            for message in map(decode, frame.entry.messages):
+                if isinstance(message, StepResult):
+                    result_ids.append(frame.entry.id)
+                    result_steps.append(message.step)
 
 
 def _draft(plan: StepPlan) -> PlanDraft:
