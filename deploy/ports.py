@@ -1,12 +1,19 @@
 """TCP ports of this machine."""
 
+import contextlib
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from shared.errors import PageStreamError
+
+# Connections are given higher numbers by Linux (32768 up), and by other systems (49152 up).
+_FIRST_PORT = 10_000
+_NUM_PORTS = 20_000
+_TRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +26,21 @@ class Wanted:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on right now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """A port on loopback that nobody listens on right now.
+
+    It is none of those that the system gives to connections: one of them could take it while the
+    service that listens there is being started again, even a connection to that very service.
+
+    Raises:
+        PageStreamError: no port was found.
+    """
+    for _ in range(_TRIES):
+        port = _FIRST_PORT + secrets.randbelow(_NUM_PORTS)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise PageStreamError(
+        f"no free port found from {_FIRST_PORT} to {_FIRST_PORT + _NUM_PORTS - 1}"
+    )
 
 
 def check_ports(wanted: Sequence[Wanted]) -> None:

@@ -9,9 +9,11 @@ numba/                 compiled kernels
 
 import contextlib
 import fcntl
+import math
 import os
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -90,6 +92,14 @@ class StateDir:
         lock.flush()
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    pid: int
+    session: int
+    started: float  # Unix time in seconds, to about 10 ms
+    has_ended: bool
+
+
 def _end_leftover(pid_file: Path) -> None:
     """Forget a service of an earlier start, and end it if it still runs."""
     try:
@@ -99,27 +109,55 @@ def _end_leftover(pid_file: Path) -> None:
         return
     written = pid_file.stat().st_mtime
     deadline = time.monotonic() + _LEFTOVER_DEADLINE_S
-    while _runs_since(pid, written):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # each service leads a group of its own
+    while left := _left_of(pid, written):
+        if pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # each service leads a group of its own
         if time.monotonic() > deadline:
-            raise PageStreamError(f"process {pid} of an earlier start does not end ({pid_file})")
+            raise PageStreamError(
+                f"process {left[0]} of an earlier start does not end ({pid_file})"
+            )
         time.sleep(0.02)  # it is no child of ours, so there is nothing to wait on
     pid_file.unlink(missing_ok=True)
 
 
-def _runs_since(pid: int, started: float) -> bool:
-    """Whether a live process has this id and started at about this time."""
+def _left_of(leader: int, written: float) -> list[int]:
+    """Ids of what still runs of the service whose first process started at about ``written``.
+
+    A service that its spawner forked is killed when the spawner has ended, and holds its ports
+    until all its memory is given back. It is known by its session, whose number no new process is
+    given while the session has members.
+    """
+    boot = _boot_time()
+    first = _look(leader, boot)
+    if written < boot or (first and abs(first.started - written) >= _SAME_START_S):
+        return []  # a process that was given an old id
+    processes = (_look(int(path.name), boot) for path in Path("/proc").glob("[1-9]*"))
+    return [
+        process.pid
+        for process in processes
+        if process
+        and process.session == leader
+        and process.started > written - _SAME_START_S
+        and not process.has_ended
+    ]
+
+
+def _boot_time() -> float:
+    """When this machine started, in Unix time; after all time where there is no /proc."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+        return next(float(line.split()[1]) for line in lines if line.startswith("btime"))
+    except (OSError, StopIteration):
+        return math.inf
+
+
+def _look(pid: int, boot: float) -> _Process | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = next(
-            int(line.split()[1])
-            for line in Path("/proc/stat").read_text().splitlines()
-            if line.startswith("btime")
-        )
-    except (OSError, StopIteration):
-        return False
+    except OSError:  # it has ended, or been gone for long
+        return None
+    state, session, num_threads, ticks = fields[0], *map(int, (fields[3], fields[17], fields[19]))
     # A zombie whose other threads are not gone yet still holds its ports.
-    state, num_threads, ticks = fields[0], int(fields[17]), int(fields[19])
-    age = boot + ticks / os.sysconf("SC_CLK_TCK") - started
-    return (state != "Z" or num_threads > 1) and abs(age) < _SAME_START_S
+    has_ended = state == "Z" and num_threads <= 1
+    return _Process(pid, session, boot + ticks / os.sysconf("SC_CLK_TCK"), has_ended)

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from deploy.ports import free_port
 from deploy.redis_server import find_redis_server, server_command
 from shared.bus.redis_bus import RedisBus
 from tests.support.background_walks import BackgroundWalks
@@ -62,14 +62,6 @@ def background_walks(request: pytest.FixtureRequest) -> BackgroundWalks:
 def unused_tcp_port() -> int:
     """A TCP port that nobody listens on right now."""
     return free_port()
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

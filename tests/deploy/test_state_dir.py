@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from deploy.state_dir import StateDir
 from shared.errors import PageStreamError
+from tests.deploy.running import alive
 
 
 @pytest.fixture
@@ -61,6 +63,48 @@ def test_a_service_that_outlived_its_launcher_is_ended(
     with StateDir(tmp_path):
         assert sleeper.wait(10) == -9
         assert not left.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_start_waits_for_the_process_that_a_killed_spawner_had_forked(tmp_path: Path) -> None:
+    # The fork is in a group of its own, as those of the spawner are: nobody kills it here.
+    lines = (
+        "import os, sys, time",
+        "if os.fork() == 0:",
+        "    os.setpgid(0, 0)",
+        "    print(os.getpid(), flush=True)",
+        "    sys.stdin.read()",
+        "    os._exit(0)",
+        "time.sleep(60)",
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", "\n".join(lines)],
+        start_new_session=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as spawner:
+        assert spawner.stdin
+        assert spawner.stdout
+        fork = int(spawner.stdout.readline())
+        left = tmp_path / "run" / "worker.pid"
+        left.parent.mkdir()
+        left.write_text(str(spawner.pid))
+        spawner.kill()
+        spawner.wait(10)
+        pause, pauses = time.sleep, []
+
+        def wait(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 3:
+                spawner.stdin.close()  # the fork ends
+            pause(seconds)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "sleep", wait)
+            with StateDir(tmp_path):
+                assert len(pauses) >= 3
+                assert not alive(fork)
+                assert not left.exists()
 
 
 def test_a_process_that_only_has_the_same_id_is_left_alone(
