@@ -5,36 +5,30 @@ left. A task is one tile of query tokens of one sequence under one KV head, so k
 read once for the whole group of query heads.
 """
 
-# ruff: noqa: ARG001 - numba calls an overload with types to learn what to compile
-
 import math
 
 from numba import njit, types
-from numba.extending import overload
 
 from kernels import cpu_jobs as fields
-from kernels.cpu_attention_pairs import attend_pairs
-from kernels.cpu_keys import LOG2_E, hide_keys, locate_keys
+from kernels.cpu_columns import attend_columns
+from kernels.cpu_keys import LOG2_E, locate_keys
 from kernels.cpu_memory import claim, field, item_bytes, load_element, load_i32, store_element
 from kernels.cpu_simd import float32_tag
 from kernels.cpu_tiles import (
     scale_chunk,
-    score_columns,
     score_keys,
     softcap_chunk,
-    softmax_columns,
     softmax_row,
-    value_columns,
     value_rows,
 )
 
 
 @njit
-def attend_tasks(job, tag, operand_tag):
+def attend_tasks(job, tag, column_tag):
     """Claim tiles until none is left.
 
-    ``tag`` types the elements (see cpu_simd), ``operand_tag`` says how they are multiplied where
-    there are many rows (see cpu_pairs).
+    ``tag`` types the elements (see cpu_simd); ``column_tag`` is the same, or says that they are
+    multiplied by pairs where there are many rows (see cpu_pairs).
     """
     num_seqs = field(job, fields.NUM_SEQS)
     num_kv_heads = field(job, fields.NUM_KV_HEADS)
@@ -66,40 +60,9 @@ def attend_tasks(job, tag, operand_tag):
         if num_tokens * field(job, fields.GROUP) < fields.MIN_COLUMN_ROWS:
             _attend_rows(job, tag, scratch, sequence, head, start + first, num_tokens, position)
         else:
-            _attend_many(
-                operand_tag, job, tag, scratch, sequence, head, start + first, num_tokens, position
+            attend_columns(
+                job, column_tag, scratch, sequence, head, start + first, num_tokens, position
             )
-
-
-def _attend_many(operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position):
-    """A tile of many rows, as in prefill: the lanes of a vector are rows.
-
-    Never called: numba puts one of two functions in its place.
-    """
-    raise NotImplementedError
-
-
-@overload(_attend_many)
-def _choose_attend_many(
-    operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position
-):
-    if operand_tag == types.float32:
-
-        def chosen(
-            operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position
-        ):
-            _attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, position)
-
-    else:
-
-        def chosen(
-            operand_tag, job, tag, scratch, sequence, head, first_token, num_tokens, position
-        ):
-            attend_pairs(
-                operand_tag, job, scratch, sequence, head, first_token, num_tokens, position
-            )
-
-    return chosen
 
 
 @njit
@@ -260,119 +223,3 @@ def _weigh_values(tag, rows, head_dim, values, count, weights, alpha, sums):
                 value_rows(tag, 1, 1, values, at, count, p, step, a, o, wide)
                 r += 1
             d += 16
-
-
-@njit
-def _attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, position):
-    """A tile of many rows, as in prefill: the lanes of a vector are rows, elements are broadcast.
-
-    Row r is query token r // G and query head r % G of the KV head's group.
-    """
-    group = field(job, fields.GROUP)
-    head_dim = field(job, fields.HEAD_DIM)
-    window = field(job, fields.WINDOW)
-    scale = load_element(float32_tag, job + 8 * fields.SCALE)
-    softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
-    if softcap == 0:
-        scale *= LOG2_E
-    rows = num_tokens * group
-    vectors = (rows + 15) // 16
-    stride = 64 * vectors  # bytes of a row of R padded lanes
-    keys = scratch
-    values = keys + 16 * fields.KV_TILE
-    query = values + 16 * fields.KV_TILE  # [D, R] float32, scaled
-    sums = query + head_dim * stride  # [D, R] float32
-    scores = sums + head_dim * stride  # [KV_TILE, R] float32
-    maximum = scores + fields.KV_TILE * stride  # [R]
-    total = maximum + stride  # [R]
-    alpha = total + stride  # [R]
-
-    source = field(job, fields.QUERY) + first_token * field(job, fields.QUERY_TOKEN)
-    source += head * group * field(job, fields.QUERY_HEAD)
-    for r in range(16 * vectors):
-        token, member = divmod(min(r, rows - 1), group)  # lanes beyond repeat the last row
-        at = source + token * field(job, fields.QUERY_TOKEN)
-        at += member * field(job, fields.QUERY_HEAD)
-        for d in range(head_dim):
-            element = load_element(tag, at + d * item_bytes(tag))
-            store_element(float32_tag, query + d * stride + 4 * r, element * scale)
-            store_element(float32_tag, sums + d * stride + 4 * r, 0.0)
-        store_element(float32_tag, maximum + 4 * r, -math.inf)
-        store_element(float32_tag, total + 4 * r, 0.0)
-
-    last = position + num_tokens - 1
-    begin = max(0, position - window + 1)
-    while begin <= last:
-        stop = min(last + 1, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
-        count = stop - begin
-        locate_keys(job, sequence, head, begin, stop, keys, values)
-        _score_tile(tag, vectors, keys, count, query, head_dim, scores)
-        if softcap != 0:
-            for chunk in range(count * vectors):
-                softcap_chunk(scores + 64 * chunk, softcap, LOG2_E)
-        if stop - 1 > position or begin <= last - window:
-            hide_keys(scores, stride, count, begin, rows, group, position, window)
-        for vector in range(vectors):
-            lanes = 64 * vector
-            softmax_columns(
-                scores + lanes, count, stride, maximum + lanes, total + lanes, alpha + lanes
-            )
-        _weigh_tile(tag, vectors, head_dim, values, count, scores, alpha, sums)
-        begin = stop
-
-    target = field(job, fields.OUT) + first_token * field(job, fields.OUT_TOKEN)
-    target += head * group * field(job, fields.OUT_HEAD)
-    for r in range(rows):
-        token, member = divmod(r, group)
-        at = target + token * field(job, fields.OUT_TOKEN)
-        at += member * field(job, fields.OUT_HEAD)
-        share = 1 / load_element(float32_tag, total + 4 * r)
-        for d in range(head_dim):
-            element = load_element(float32_tag, sums + d * stride + 4 * r) * share
-            store_element(tag, at + d * item_bytes(tag), element)
-
-
-@njit
-def _score_tile(tag, vectors, keys, count, query, head_dim, scores):
-    """scores = keys @ query, in register blocks of 4 keys x 64 rows."""
-    stride = 64 * vectors
-    vector = 0
-    while vector < vectors:
-        q, s = query + 64 * vector, scores + 64 * vector
-        n = 0
-        if vector + 4 <= vectors:
-            while n + 4 <= count:
-                score_columns(tag, 4, 4, keys + 8 * n, q, stride, head_dim, s + n * stride)
-                n += 4
-            while n < count:
-                score_columns(tag, 1, 4, keys + 8 * n, q, stride, head_dim, s + n * stride)
-                n += 1
-            vector += 4
-        else:
-            while n + 4 <= count:
-                score_columns(tag, 4, 1, keys + 8 * n, q, stride, head_dim, s + n * stride)
-                n += 4
-            while n < count:
-                score_columns(tag, 1, 1, keys + 8 * n, q, stride, head_dim, s + n * stride)
-                n += 1
-            vector += 1
-
-
-@njit
-def _weigh_tile(tag, vectors, head_dim, values, count, weights, alpha, sums):
-    """sums = sums * alpha + values.T @ weights, in register blocks of 4 x 64; D divides by 16."""
-    stride = 64 * vectors
-    vector = 0
-    while vector < vectors:
-        lanes = 64 * vector
-        p, a = weights + lanes, alpha + lanes
-        if vector + 4 <= vectors:
-            for d in range(0, head_dim, 4):
-                o, at = sums + d * stride + lanes, d * item_bytes(tag)
-                value_columns(tag, 4, 4, values, at, count, p, stride, a, o)
-            vector += 4
-        else:
-            for d in range(0, head_dim, 4):
-                o, at = sums + d * stride + lanes, d * item_bytes(tag)
-                value_columns(tag, 4, 1, values, at, count, p, stride, a, o)
-            vector += 1

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 _SIGNATURE = types.void(types.int64)
 _SOURCES = (
     "cpu_attention.py",
-    "cpu_attention_pairs.py",
+    "cpu_column_pairs.py",
+    "cpu_columns.py",
     "cpu_jobs.py",
     "cpu_keys.py",
     "cpu_memory.py",
@@ -39,7 +40,7 @@ _SOURCES = (
 )
 
 
-_OPERANDS = {Dot.WIDENED: float32_tag, Dot.NATIVE: pair_tag, Dot.EMULATED: emulated_pair_tag}
+_PAIR_TAGS = {Dot.NATIVE: pair_tag, Dot.EMULATED: emulated_pair_tag}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +97,11 @@ def attend_kernel(dtype: torch.dtype, dot: Dot) -> Kernel:
         ValueError: if there is no kernel for the type.
     """
     version, tag = source_version(_SOURCES), element_tag(dtype)
-    operand_tag = _OPERANDS[dot] if dtype == torch.bfloat16 else float32_tag
+    column_tag = _PAIR_TAGS.get(dot, tag) if dtype == torch.bfloat16 else tag
 
     def attend(job):
         if version:
-            attend_tasks(job, tag, operand_tag)
+            attend_tasks(job, tag, column_tag)
 
     return compile_entry(attend, ATTEND)
 

@@ -1,4 +1,4 @@
-"""Keys of a tile in CPU attention: where they lie, and who does not see them."""
+"""Rows and keys of a tile in CPU attention: where they lie, and who does not see whom."""
 
 import math
 
@@ -46,3 +46,10 @@ def hide_keys(scores, stride, count, begin, rows, group, position, window):
             store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
         for n in range(min(count, seen - window + 1 - begin)):
             store_element(float32_tag, scores + n * stride + 4 * r, -math.inf)
+
+
+@njit
+def row_address(base, token_bytes, head_bytes, group, row):
+    """Where a row of a tile lies."""
+    token, member = divmod(row, group)
+    return base + token * token_bytes + member * head_bytes

@@ -16,6 +16,11 @@ pair_tag = np.uint32(0)
 emulated_pair_tag = np.int32(0)
 
 
+def is_pair_tag(tag):
+    """Whether a tag's type says that pairs are multiplied."""
+    return tag in (types.uint32, types.int32)
+
+
 def fma(builder, a, b, c):
     """a * b + c in one rounding, on every machine."""
     function = builder.module.declare_intrinsic(

@@ -12,6 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels import cpu_simd as simd
+from kernels.cpu_pairs import dot_pairs, is_pair_tag, splat_bits
 from kernels.cpu_simd import LANES, size_of
 
 _LINE = 64
@@ -219,53 +220,64 @@ def softcap_chunk(typingctx, scores, cap, log2_scale):
     return types.void(types.int64, types.float32, types.float32), codegen
 
 
-@intrinsic(prefer_literal=True)
-def score_columns(typingctx, tag, num_keys, vectors, keys, query, query_stride, head_dim, out):
-    """out[n, r] = key[n] . query[:, r] for ``num_keys`` keys: query [D, R] and out [., R] float32.
+@intrinsic
+def elements_per_step(typingctx, tag):
+    """How many elements of a key are multiplied at a time."""
 
-    ``keys`` is a table of addresses of key rows; R = ``vectors`` * 16, stride ``query_stride``.
+    def codegen(context, builder, signature, args):
+        return simd.i64(2 if is_pair_tag(signature.args[0]) else 1)
+
+    return types.int64(tag), codegen
+
+
+@intrinsic(prefer_literal=True)
+def score_columns(typingctx, tag, num_keys, vectors, keys, query, query_stride, steps, scale, out):
+    """out[n, r] = key[n] . query[:, r] * scale for ``num_keys`` keys; out [., R] is float32.
+
+    ``keys`` is a table of addresses of key rows. In so many ``steps`` elements meet query [D, R]
+    float32, or pairs query [D / 2, R]; R = ``vectors`` * 16, with one row stride.
     """
     rows, num_vectors = num_keys.literal_value, vectors.literal_value
 
     def codegen(context, builder, signature, args):
-        _, _, _, keys, query, query_stride, head_dim, out = args
+        _, _, _, keys, query, query_stride, steps, scale, out = args
         tag = signature.args[0]
         key = [
             simd.load(builder, builder.add(keys, simd.i64(8 * n)), simd.I64, 8) for n in range(rows)
         ]
 
+        step = simd.i64(_step_bytes(tag))
+
         def body(d, sums):
             at = simd.offset(builder, query, d, query_stride)
-            queries = [
-                simd.load(builder, builder.add(at, simd.i64(vector * LANES * 4)), simd.VF32, 4)
-                for vector in range(num_vectors)
-            ]  # vectors x [16]
+            queries = _lanes(builder, at, num_vectors, tag)
             result = []
             for n in range(rows):
-                element = simd.offset(builder, key[n], d, simd.i64(size_of(tag)))
-                element = simd.splat(builder, simd.load_scalar(builder, element, tag))
+                element = _broadcast(builder, simd.offset(builder, key[n], d, step), tag)
                 for vector in range(num_vectors):
                     old = sums[n * num_vectors + vector]
-                    result.append(simd.multiply_add(builder, element, queries[vector], old))
+                    result.append(_add_product(builder, element, queries[vector], old, tag))
             return result
 
-        sums = simd.loop(builder, head_dim, [simd.vector(0.0)] * (rows * num_vectors), body)
+        sums = simd.loop(builder, steps, [simd.vector(0.0)] * (rows * num_vectors), body)
+        factor = simd.splat(builder, scale)
         for n in range(rows):
             at = simd.offset(builder, out, simd.i64(n), query_stride)
             for vector in range(num_vectors):
-                new = sums[n * num_vectors + vector]
+                new = builder.fmul(sums[n * num_vectors + vector], factor)
                 simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
 
     i64 = types.int64
-    return types.void(tag, num_keys, vectors, i64, i64, i64, i64, i64), codegen
+    numbers = (i64, i64, i64, i64, types.float32, i64)
+    return types.void(tag, num_keys, vectors, *numbers), codegen
 
 
 @intrinsic(prefer_literal=True)
 def value_columns(typingctx, tag, dims, vectors, values, begin, count, p, stride, alpha, o):
     """o[d, r] = o[d, r] * alpha[r] + sum_n value[n, d] * p[n, r], for ``dims`` rows of D.
 
-    p [count, R] and o [D, R] are float32 with the same row stride; ``begin`` is the byte offset of
-    the first d in each value row.
+    ``values`` is a table of addresses, ``begin`` the byte offset of the first d in each value row.
+    o [D, R] is float32 and p [count, R] too, with one row stride; or values and p are pairs.
     """
     rows, num_vectors = dims.literal_value, vectors.literal_value
 
@@ -285,17 +297,14 @@ def value_columns(typingctx, tag, dims, vectors, values, begin, count, p, stride
             value = simd.load(builder, simd.offset(builder, values, n, simd.i64(8)), simd.I64, 8)
             value = builder.add(value, begin)
             at = simd.offset(builder, p, n, stride)
-            weights = [
-                simd.load(builder, builder.add(at, simd.i64(vector * LANES * 4)), simd.VF32, 4)
-                for vector in range(num_vectors)
-            ]  # vectors x [16]
+            weights = _lanes(builder, at, num_vectors, tag)
             result = []
             for row in range(rows):
-                element = builder.add(value, simd.i64(row * size_of(tag)))
-                element = simd.splat(builder, simd.load_scalar(builder, element, tag))
+                at = builder.add(value, simd.i64(row * _step_bytes(tag)))
+                element = _broadcast(builder, at, tag)
                 for vector in range(num_vectors):
                     old = sums[row * num_vectors + vector]
-                    result.append(simd.multiply_add(builder, element, weights[vector], old))
+                    result.append(_add_product(builder, element, weights[vector], old, tag))
             return result
 
         sums = simd.loop(builder, count, initial, body)
@@ -307,6 +316,45 @@ def value_columns(typingctx, tag, dims, vectors, values, begin, count, p, stride
 
     i64 = types.int64
     return types.void(tag, dims, vectors, i64, i64, i64, i64, i64, i64, i64), codegen
+
+
+def _step_bytes(tag):
+    """Of what is broadcast at a time: an element, or a pair."""
+    return 4 if is_pair_tag(tag) else size_of(tag)
+
+
+def _broadcast(builder, address, tag):
+    """An element as float32, or a pair, sixteen times."""
+    if is_pair_tag(tag):
+        return splat_bits(builder, simd.load(builder, address, simd.I32, 2))
+    return simd.splat(builder, simd.load_scalar(builder, address, tag))
+
+
+def _lanes(builder, address, num_vectors, tag):
+    """So many vectors of float32, or of pairs, that follow each other."""
+    kind = simd.VI32 if is_pair_tag(tag) else simd.VF32
+    return [
+        simd.load(builder, builder.add(address, simd.i64(vector * LANES * 4)), kind, 4)
+        for vector in range(num_vectors)
+    ]
+
+
+def _add_product(builder, element, lanes, sums, tag):
+    """sums + element * lanes, by elements or by pairs."""
+    if is_pair_tag(tag):
+        return dot_pairs(builder, tag, sums, element, lanes)
+    return simd.multiply_add(builder, element, lanes, sums)
+
+
+@intrinsic
+def fill_chunk(typingctx, address, value):
+    """Sixteen float32 become the same number."""
+
+    def codegen(context, builder, signature, args):
+        address, value = args
+        simd.store(builder, simd.splat(builder, value), address, 4)
+
+    return types.void(types.int64, types.float32), codegen
 
 
 @intrinsic
