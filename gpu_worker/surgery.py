@@ -20,7 +20,7 @@ JOINED_MLP = ("gate_up_proj", "down_proj")
 """The same, where gate and up are one layer."""
 
 _PROBE_ROWS = 3
-# Of the spread of the outputs: what rounding alone explains.
+# Of an output and the spread of all: what rounding alone explains.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 Place = tuple[nn.Module, str, nn.Module]
@@ -133,6 +133,8 @@ def close(found: Any, expected: Any) -> bool:
         return False
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
-    difference = (found.float() - expected.float()).abs().max()
-    spread = expected.float().std().clamp_min(1e-12)
-    return bool(difference / spread < _TOLERANCE[expected.dtype])
+    difference = (found.float() - expected.float()).abs()
+    # Weights of a normalization may be few large and many small ones: the largest outputs are far
+    # outside the spread, and so is their rounding.
+    size = expected.float().abs() + expected.float().std().clamp_min(1e-12)
+    return bool((difference < _TOLERANCE[expected.dtype] * size).all())
