@@ -1,4 +1,4 @@
-"""Records a model's decoder layers, where that is possible (CPU)."""
+"""Records a model's decoder layers, and what is around them, where that is possible (CPU)."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,23 @@ from torch import nn
 
 from gpu_worker.attention import STEP_KEYWORD, PagedStep
 from gpu_worker.compiled import decoder_layers
+from gpu_worker.direct_pass import DirectPass
 from gpu_worker.model import RaggedModel
-from gpu_worker.recorded_layers import EarlierLayer, LayerCall, Recorded, RecordedLayers
+from gpu_worker.position_tables import position_tables
+from gpu_worker.recorded_layers import (
+    EarlierLayer,
+    LayerCall,
+    Listener,
+    Recorded,
+    RecordedLayers,
+)
 from gpu_worker.recording import Arena, CannotRecord, Recording
 from gpu_worker.surgery import places
+from gpu_worker.surroundings import NothingAttended, Surroundings, find_surroundings
 from kernels.cpu_layers import CpuLayers
 from kernels.cpu_tape import JobRecorder, NotedJob, Tape
 from kernels.cpu_threads import recording
-from kernels.interface import AttentionBackend, AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import AttentionBackend, LayerCache, RaggedBatch
 from shared.logs import EventLog
 
 log = EventLog(__name__)
@@ -31,8 +40,9 @@ def record_layers(
     backend: AttentionBackend,
     caches: Mapping[nn.Module, LayerCache],
     num_tokens: int,
+    max_model_len: int,
 ) -> RecordedLayers:
-    """Let the model play its layers, in place.
+    """Let the model play its layers, in place; past its own code, if that does nothing else.
 
     Args:
         model: with compiled layers.
@@ -41,6 +51,7 @@ def record_layers(
         backend: kernels that run on the CPU.
         caches: what they write to and attend over.
         num_tokens: of the largest step.
+        max_model_len: positions that there are.
 
     Raises:
         CannotRecord: the model is as it was.
@@ -48,22 +59,28 @@ def record_layers(
     began = time.monotonic()
     owner, name, layers = _layer_list(model, attention)
     told = _who_is_told_what(model, layers)
+    around, because = _find_around(model, layers)
     calls: list[LayerCall] = []
     earlier = [EarlierLayer(calls, index) for index in range(max(told))]
-    recorder = _Recorder(layers, told, calls, kernels)
+    recorder = _Recorder(layers, told, calls, kernels, around)
     setattr(owner, name, nn.ModuleList([*earlier, recorder]))
     step = PagedStep(backend, caches, _widest_batch(num_tokens))
     try:
         _run(model, step, num_tokens)
         if recorder.recorded is None:
             raise CannotRecord("its layers were not called")
-    except Exception as error:  # a model's own code raises whatever it likes
+    except Exception as error:
         setattr(owner, name, layers)
-        if isinstance(error, CannotRecord):
-            raise
-        raise CannotRecord(f"{type(error).__name__}: {error}") from error
+        raise CannotRecord(_reason(error)) from error
     found = RecordedLayers(layers, told, calls)
     found.recorded = recorder.recorded
+    if around is not None:
+        setattr(owner, name, nn.ModuleList([*earlier, Listener(calls)]))
+        try:
+            tables = position_tables(model, recorder.recorded, max_model_len)
+            model.short_cut = DirectPass(around.embedding, found, tables, around.head)
+        except Exception as error:
+            because = _reason(error)
     setattr(owner, name, nn.ModuleList([*earlier, found]))
     log.info(
         "layers recorded",
@@ -71,8 +88,24 @@ def record_layers(
         tokens=num_tokens,
         bytes=found.recorded.tape.nbytes + found.recorded.arena.nbytes,
         seconds=round(time.monotonic() - began, 2),
+        **({"called_around": because} if because else {}),
     )
     return found
+
+
+def _find_around(
+    model: RaggedModel, layers: nn.ModuleList
+) -> tuple[Surroundings | None, str | None]:
+    """What is around the layers, or why that is not known."""
+    try:
+        return find_surroundings(model, layers), None
+    except Exception as error:
+        return None, _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    """What to say of it; a model's own code raises whatever it likes."""
+    return str(error) if isinstance(error, CannotRecord) else f"{type(error).__name__}: {error}"
 
 
 class _Recorder(nn.Module):
@@ -84,6 +117,7 @@ class _Recorder(nn.Module):
         told: Sequence[int],
         calls: list[LayerCall],
         kernels: CpuLayers,
+        around: Surroundings | None,
     ) -> None:
         super().__init__()
         self.layers = layers
@@ -91,6 +125,7 @@ class _Recorder(nn.Module):
         self._told = told
         self._calls = calls
         self._kernels = kernels
+        self._around = around
 
     def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
         step = others[STEP_KEYWORD]
@@ -101,6 +136,7 @@ class _Recorder(nn.Module):
         with recording(jobs), Recording(arena, self._kernels.elements):
             for layer, told in zip(self.layers, self._told, strict=True):
                 out = layer(out, *calls[told].more, **calls[told].others)
+            normed = None if self._around is None else self._around.norm(out)
         if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:
             raise CannotRecord("its layers do not hand on hidden states alone")
         tape = Tape(jobs.jobs, hidden.shape[1])
@@ -113,7 +149,7 @@ class _Recorder(nn.Module):
         for tensor in (first, *(tensor for _, _, tensor in read)):
             if tensor.shape[:2] != hidden.shape[:2]:
                 raise CannotRecord(f"its layers read a tensor of shape {tuple(tensor.shape)}")
-        self.recorded = Recorded(tape, step, first, tuple(read), out, arena)
+        self.recorded = Recorded(tape, step, first, tuple(read), out, normed, arena)
         return hidden
 
 
@@ -136,20 +172,6 @@ class _OwnTensors:
         if isinstance(value, tuple | list):
             return type(value)(self.replace(each) for each in value)
         return value
-
-
-class _Nothing:
-    """A step that attends to nothing."""
-
-    def attend(
-        self,
-        layer: nn.Module,  # noqa: ARG002
-        query: torch.Tensor,
-        key: torch.Tensor,  # noqa: ARG002
-        value: torch.Tensor,  # noqa: ARG002
-        params: AttentionParams,  # noqa: ARG002
-    ) -> torch.Tensor:
-        return torch.zeros_like(query)
 
 
 def _layer_list(
@@ -185,7 +207,7 @@ def _who_is_told_what(model: RaggedModel, layers: nn.ModuleList) -> list[int]:
     hooks = [layer.register_forward_pre_hook(called, with_kwargs=True) for layer in layers]
     hooks += [layer.register_forward_hook(returned) for layer in layers]
     try:
-        _run(model, _Nothing(), _PROBE_TOKENS)
+        _run(model, NothingAttended(), _PROBE_TOKENS)
     finally:
         for hook in hooks:
             hook.remove()

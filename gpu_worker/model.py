@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -34,16 +34,36 @@ class LayerShape:
         return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
+class ShortCut(Protocol):
+    """Logits without the model's own code."""
+
+    def serves(self, step: AttentionStep, num_tokens: int) -> bool:
+        """Whether it computes this step."""
+
+    def logits(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What ``RaggedModel.forward`` returns."""
+
+
 class RaggedModel:
     """The model's own code, with our attention.
 
     Args:
         model: a decoder with a head, in evaluation mode.
+
+    Attributes:
+        short_cut: computes the same, for steps that it serves.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.config = model.config.get_text_config()
+        self.short_cut: ShortCut | None = None
         self.packed_bytes = 0  # of weights that are not parameters any more, see fusion
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -70,6 +90,8 @@ class RaggedModel:
         rows: torch.Tensor | None,  # [R] int64, those whose logits are wanted; None: all
     ) -> torch.Tensor:
         """Logits [R, vocabulary], in the model's own type."""
+        if self.short_cut is not None and self.short_cut.serves(step, len(token_ids)):
+            return self.short_cut.logits(token_ids, positions, step, rows)
         arguments: dict[str, Any] = {STEP_KEYWORD: step}
         if self._picks_rows:
             arguments["logits_to_keep"] = 0 if rows is None else rows

@@ -54,10 +54,16 @@ def play_layers(
             backend,
             executor.memory.caches,
             settings.max_num_batched_tokens,
+            executor.limits.max_model_len,
         )
     except CannotRecord as error:
         log.info("layers are called one by one", because=error)
         return
+    if play_as_called(executor, layers, plans):
+        return
+    if model.short_cut is not None:
+        log.warning("the model's own code runs around its layers: without, they compute otherwise")
+        model.short_cut = None
     if not play_as_called(executor, layers, plans):
         log.warning("layers are called one by one: recorded they compute something else")
         layers.recorded = None

@@ -47,6 +47,7 @@ class Recorded:
         hidden: what the first layer reads.
         read: other arguments that jobs read: which call, which of its tensors, and where it goes.
         out: what the last layer writes.
+        normed: the same, normalized, if the tape does that, too.
         arena: the memory of all that, and of what lies between.
     """
 
@@ -55,15 +56,12 @@ class Recorded:
     hidden: torch.Tensor
     read: tuple[tuple[int, int, torch.Tensor], ...]
     out: torch.Tensor
+    normed: torch.Tensor | None
     arena: Arena
 
-    def serves(self, hidden: torch.Tensor, step: PagedStep) -> bool:
+    def serves(self, num_tokens: int, step: PagedStep) -> bool:
         """Whether the step is over the same memory, and not too large."""
-        return (
-            step.lies_where(self.step)
-            and len(hidden) == 1
-            and hidden.shape[1] <= self.tape.num_tokens
-        )
+        return step.lies_where(self.step) and num_tokens <= self.tape.num_tokens
 
     def play(
         self, hidden: torch.Tensor, calls: Sequence[LayerCall], step: PagedStep
@@ -96,6 +94,34 @@ class EarlierLayer(nn.Module):
         del self._calls[self._index :]  # a pass may have ended before its last layer
         self._calls.append(LayerCall(more, others))
         return hidden
+
+
+class Told(Exception):
+    """Ends a pass in which nobody wants more than what layers are told.
+
+    Attributes:
+        calls: what.
+    """
+
+    def __init__(self, calls: list[LayerCall]) -> None:
+        super().__init__()
+        self.calls = calls
+
+
+class Listener(nn.Module):
+    """In the place of the layers behind earlier ones: raises Told."""
+
+    def __init__(self, calls: list[LayerCall]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:  # noqa: ARG002
+        """Hand nothing on.
+
+        Raises:
+            Told: always.
+        """
+        raise Told([*self._calls, LayerCall(more, others)])
 
 
 class RecordedLayers(nn.Module):
@@ -132,7 +158,7 @@ class RecordedLayers(nn.Module):
         self._calls.clear()
         step: Any = others.get(STEP_KEYWORD)
         recorded = self.recorded if isinstance(step, PagedStep) else None
-        if recorded is not None and recorded.serves(hidden, step):
+        if recorded is not None and len(hidden) == 1 and recorded.serves(hidden.shape[1], step):
             return recorded.play(hidden, calls, step)
         for layer, told in zip(self.layers, self._told, strict=True):
             hidden = layer(hidden, *calls[told].more, **calls[told].others)

@@ -9,8 +9,11 @@ import torch
 from torch import nn
 from transformers.models.llama import modeling_llama
 
+from deploy.settings import REPOSITORY
+from gpu_worker import position_tables
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.attention import PagedStep
+from gpu_worker.direct_pass import DirectPass
 from gpu_worker.played_layers import play_as_called, trial
 from gpu_worker.recorded_layers import EarlierLayer, LayerCall, RecordedLayers
 from gpu_worker.recording import Arena
@@ -23,6 +26,12 @@ from tests.support.models import SERVED, tiny_model
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
 RECORDED = SERVED
+# Their code does more around the layers: positions are embedded, too, or logits capped.
+CALLED_AROUND = {
+    "opt": "embeddings are not all",
+    "gpt2": "embeddings are not all",
+    "gemma2": "its logits are not just",
+}
 BLOCK_SIZE = 8
 
 
@@ -82,6 +91,7 @@ def test_played_layers_have_the_same_bits_for_steps_of_any_shape(
         worker = make_worker(kind, dtype=dtype, block_size=BLOCK_SIZE, num_threads=threads)
         layers = recorded(worker)
         assert layers is not None
+        assert (worker.executor._model.short_cut is None) == (kind in CALLED_AROUND)
         steps = [
             ([17, 1, 30], [17, 1, 30]),  # prompts
             ([1, 1, 1], [18, 2, 31]),  # decodes
@@ -193,10 +203,92 @@ def test_what_does_not_compute_the_same_is_noticed(make_worker: MakeWorker) -> N
     assert layers is not None
     assert layers.recorded is not None
     plans = trial(worker.executor.limits)
+    right = layers.recorded
+    elsewhere = torch.zeros_like(right.out)
     assert play_as_called(worker.executor, layers, plans)
-    elsewhere = torch.zeros_like(layers.recorded.out)
-    layers.recorded = dataclasses.replace(layers.recorded, out=elsewhere)
+    layers.recorded = dataclasses.replace(right, normed=elsewhere)
     assert not play_as_called(worker.executor, layers, plans)
+    worker.executor._model.short_cut = None  # the model's own code normalizes
+    assert play_as_called(worker.executor, layers, plans)
+    layers.recorded = dataclasses.replace(right, out=elsewhere)
+    assert not play_as_called(worker.executor, layers, plans)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_demo_model_is_computed_without_its_own_code(dtype: str) -> None:
+    """Its normalizations have uneven weights, as trained ones do."""
+    settings = WorkerSettings(
+        model=str(REPOSITORY / "models" / "demo"), device="cpu", num_blocks=8, dtype=dtype
+    )
+    worker = build_worker(settings)
+    assert recorded(worker) is not None
+    assert worker.executor._model.short_cut is not None
+
+
+def built(path: Path, caplog: pytest.LogCaptureFixture) -> tuple[Worker, str]:
+    """A worker, and why the model's own code runs around its layers."""
+    with caplog.at_level("INFO"):
+        worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+    assert recorded(worker) is not None
+    (said,) = [each for each in caplog.records if each.getMessage() == "layers recorded"]
+    return worker, str(said.__dict__)
+
+
+@pytest.mark.parametrize("kind", CALLED_AROUND)
+def test_the_log_says_why_a_models_own_code_runs_around_its_layers(
+    kind: str, model_path: ModelPath, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, said = built(model_path(kind), caplog)
+    assert CALLED_AROUND[kind] in said
+
+
+def test_embeddings_that_depend_on_the_longest_sequence_are_no_table(
+    model_path: ModelPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = modeling_llama.LlamaRotaryEmbedding.forward
+
+    def stretched(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return forward(self, x, position_ids * (2 if position_ids.max() > 100 else 1))
+
+    monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", stretched)
+    worker, said = built(model_path("llama"), caplog)
+    assert "more than positions" in said
+    assert worker.executor._model.short_cut is None
+
+
+def test_long_tables_are_not_made(
+    model_path: ModelPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(position_tables, "_MOST_BYTES", 4096)
+    worker, said = built(model_path("llama"), caplog)
+    assert "positions would be too large" in said
+    assert worker.executor._model.short_cut is None
+
+
+def test_what_is_computed_before_the_output_layer_is_noticed(
+    model_path: ModelPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = modeling_llama.LlamaModel.forward
+
+    def scaled(self: Any, *args: Any, **others: Any) -> Any:
+        found = forward(self, *args, **others)
+        found.last_hidden_state = found.last_hidden_state * 0.5
+        return found
+
+    monkeypatch.setattr(modeling_llama.LlamaModel, "forward", scaled)
+    worker, said = built(model_path("llama"), caplog)
+    assert "something is computed before its output layer" in said
+    assert worker.executor._model.short_cut is None
+
+
+def test_a_short_cut_that_computes_otherwise_is_not_taken(
+    model_path: ModelPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits = DirectPass.logits
+    monkeypatch.setattr(DirectPass, "logits", lambda *args: logits(*args) * 2)
+    worker, _ = built(model_path("llama"), caplog)
+    assert worker.executor._model.short_cut is None
+    assert "without, they compute otherwise" in caplog.text
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
