@@ -9,7 +9,6 @@ from collections.abc import Callable
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from gpu_worker.admissible import PlanRefused
@@ -57,7 +56,7 @@ class Computing:
         self._waiting = waiting
         self._last: asyncio.Future[StepResult] | None = None  # of the step that was begun last
         self._ended_s: float | None = None  # when it was computed, if the next plan was there
-        self._failed: Exception | None = None  # in a step; those behind it are not carried out
+        self._failed: BaseException | None = None  # in a step; those behind it are not carried out
 
     @property
     def unfinished(self) -> asyncio.Future[StepResult] | None:
@@ -78,10 +77,9 @@ class Computing:
         told: asyncio.Future[StepResult] = loop.create_future()
         self._last = told
         if self._thread is None:
-            self._tell(told, partial(self._execute, plan))
+            self._tell(told, self._execute(plan))
         else:
-            computed = loop.run_in_executor(self._thread, self._execute, plan)
-            computed.add_done_callback(lambda done: self._tell(told, done.result))
+            self._thread.submit(self._compute, plan, told, loop)
         return told
 
     def plan_is_late(self) -> None:
@@ -114,29 +112,42 @@ class Computing:
 
     # ---------------------------------------------------------- one after the other
 
-    def _execute(self, plan: StepPlan) -> _Executed:
+    def _compute(
+        self,
+        plan: StepPlan,
+        told: asyncio.Future[StepResult],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Carry out a plan, on the thread; asyncio's own way takes three callbacks more."""
+        outcome = self._execute(plan)
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to whom it matters
+            loop.call_soon_threadsafe(self._tell, told, outcome)
+
+    def _execute(self, plan: StepPlan) -> _Executed | BaseException:
         """Carry out a plan, unless one before it failed; on whatever thread."""
         if self._failed is not None:
-            raise self._failed
+            return self._failed
         began_s = self._clock_s()
         try:
             result = self._executor.execute(plan)
-        except Exception as error:
+            return _Executed(result, began_s, self._clock_s(), self._observer.look())
+        except BaseException as error:  # somebody waits, whatever it is
             self._failed = error
-            raise
-        return _Executed(result, began_s, self._clock_s(), self._observer.look())
+            return error
 
-    def _tell(self, told: asyncio.Future[StepResult], outcome: Callable[[], _Executed]) -> None:
+    def _tell(self, told: asyncio.Future[StepResult], outcome: _Executed | BaseException) -> None:
         """Hand on what was computed, on the loop."""
         if told.done():
             return  # the loop is being torn down
+        if isinstance(outcome, BaseException):
+            told.set_exception(outcome)
+            return
         try:
-            step = outcome()
-            self._note(step, self._overhead_s(step.began_s))
+            self._note(outcome, self._overhead_s(outcome.began_s))
         except Exception as error:
             told.set_exception(error)
         else:
-            told.set_result(step.result)
+            told.set_result(outcome.result)
 
     # ----------------------------------------------------------------- overlapping
 

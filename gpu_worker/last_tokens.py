@@ -15,8 +15,8 @@ class LastTokens:
 
     def hold(self, num_slots: int) -> None:
         """Make room for so many slots; what is there stays."""
-        if num_slots > len(self._tokens):
-            more = self._tokens.new_zeros(num_slots - len(self._tokens))
+        if num_slots > self._tokens.shape[0]:
+            more = self._tokens.new_zeros(num_slots - self._tokens.shape[0])
             self._tokens = torch.cat([self._tokens, more])
 
     def read(

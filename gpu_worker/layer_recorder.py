@@ -13,6 +13,7 @@ from gpu_worker.direct_pass import DirectPass
 from gpu_worker.model import RaggedModel
 from gpu_worker.position_tables import position_tables
 from gpu_worker.recorded_layers import (
+    Behind,
     EarlierLayer,
     LayerCall,
     Listener,
@@ -31,6 +32,7 @@ from shared.logs import EventLog
 log = EventLog(__name__)
 
 _PROBE_TOKENS = 2
+_MOST_LOGITS_BYTES = 1 << 28
 
 
 def record_layers(
@@ -136,7 +138,8 @@ class _Recorder(nn.Module):
         with recording(jobs), Recording(arena, self._kernels.elements):
             for layer, told in zip(self.layers, self._told, strict=True):
                 out = layer(out, *calls[told].more, **calls[told].others)
-            normed = None if self._around is None else self._around.norm(out)
+            num_jobs = len(jobs.jobs)
+            behind = None if self._around is None else _behind(self._around, out, jobs)
         if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:
             raise CannotRecord("its layers do not hand on hidden states alone")
         tape = Tape(jobs.jobs, hidden.shape[1])
@@ -149,8 +152,17 @@ class _Recorder(nn.Module):
         for tensor in (first, *(tensor for _, _, tensor in read)):
             if tensor.shape[:2] != hidden.shape[:2]:
                 raise CannotRecord(f"its layers read a tensor of shape {tuple(tensor.shape)}")
-        self.recorded = Recorded(tape, step, first, tuple(read), out, normed, arena)
+        self.recorded = Recorded(tape, step, first, tuple(read), out, num_jobs, behind, arena)
         return hidden
+
+
+def _behind(around: Surroundings, out: torch.Tensor, jobs: JobRecorder) -> Behind:
+    """What the tape does behind the layers, noted."""
+    normed = around.norm(out)
+    num_jobs, num_tokens = len(jobs.jobs), out.shape[1]
+    # Of steps in which every row is asked for its logits; memory that no step needs is not touched.
+    fits = num_tokens * around.vocab_size * out.itemsize <= _MOST_LOGITS_BYTES
+    return Behind(normed, num_jobs, around.head(normed) if fits else None)
 
 
 class _OwnTensors:

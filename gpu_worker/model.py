@@ -81,7 +81,6 @@ class RaggedModel:
         own: int = sum(weight.nbytes for weight in self.model.parameters())
         return self.packed_bytes + own
 
-    @torch.inference_mode()
     def forward(
         self,
         token_ids: torch.Tensor,  # [T] int64
@@ -89,8 +88,11 @@ class RaggedModel:
         step: AttentionStep,
         rows: torch.Tensor | None,  # [R] int64, those whose logits are wanted; None: all
     ) -> torch.Tensor:
-        """Logits [R, vocabulary], in the model's own type."""
-        if self.short_cut is not None and self.short_cut.serves(step, len(token_ids)):
+        """Logits [R, vocabulary], in the model's own type, until the next call."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.forward(token_ids, positions, step, rows)
+        if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
             return self.short_cut.logits(token_ids, positions, step, rows)
         arguments: dict[str, Any] = {STEP_KEYWORD: step}
         if self._picks_rows:

@@ -47,7 +47,8 @@ class Recorded:
         hidden: what the first layer reads.
         read: other arguments that jobs read: which call, which of its tensors, and where it goes.
         out: what the last layer writes.
-        normed: the same, normalized, if the tape does that, too.
+        num_jobs: of the layers.
+        behind: what else the tape can do.
         arena: the memory of all that, and of what lies between.
     """
 
@@ -56,7 +57,8 @@ class Recorded:
     hidden: torch.Tensor
     read: tuple[tuple[int, int, torch.Tensor], ...]
     out: torch.Tensor
-    normed: torch.Tensor | None
+    num_jobs: int
+    behind: "Behind | None"
     arena: Arena
 
     def serves(self, num_tokens: int, step: PagedStep) -> bool:
@@ -72,8 +74,23 @@ class Recorded:
         given = [call.tensors() for call in calls] if self.read else ()
         for call, index, place in self.read:
             place[:, :num_tokens].copy_(given[call][index])
-        self.tape.play(num_tokens, step.batch)
+        self.tape.play(num_tokens, step.batch, self.num_jobs)
         return self.out[:, :num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a tape does behind the layers.
+
+    Attributes:
+        normed: [1, N, K] what the last normalization writes.
+        num_jobs: up to there.
+        logits: [1, N, V] of all rows, which is the rest of the tape; None: there is no more.
+    """
+
+    normed: torch.Tensor
+    num_jobs: int
+    logits: torch.Tensor | None
 
 
 class EarlierLayer(nn.Module):

@@ -158,7 +158,7 @@ class InputWriter:
 
 def first(tensor: torch.Tensor, num: int) -> torch.Tensor:
     """The first so many entries; all of them without a new tensor."""
-    return tensor if len(tensor) == num else tensor[:num]
+    return tensor if tensor.shape[0] == num else tensor[:num]
 
 
 def bounds(bucket: Bucket, most_keys: int) -> tuple[int, int]:

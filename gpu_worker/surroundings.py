@@ -20,6 +20,7 @@ class Surroundings:
     embedding: nn.Module
     norm: nn.Module
     head: nn.Module
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def find_surroundings(model: RaggedModel, layers: nn.ModuleList) -> Surroundings
         raise CannotRecord("the last normalization or the output layer is not compiled")
     if not any(_same(head.args[0], x) for x in (norm.output, norm.output[:, rows])):
         raise CannotRecord("something is computed before its output layer")
-    return Surroundings(embedding.module, norm.module, head.module)
+    return Surroundings(embedding.module, norm.module, head.module, head.output.shape[-1])
 
 
 def _observe(model: RaggedModel, layers: nn.ModuleList) -> list[_Call]:

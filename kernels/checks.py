@@ -147,8 +147,8 @@ def check_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
         ValueError: if there is not.
     """
     _check_vector("slot_mapping", slot_mapping, torch.int64)
-    if len(slot_mapping) != num_tokens:
-        raise ValueError(f"{len(slot_mapping)} slots for {num_tokens} tokens")
+    if slot_mapping.shape[0] != num_tokens:
+        raise ValueError(f"{slot_mapping.shape[0]} slots for {num_tokens} tokens")
 
 
 def _check_vector(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:

@@ -79,7 +79,6 @@ class Tape:
         self._entries[:, cpu_jobs.JOB] = [base + 8 * start for start in starts[:-1]]
         self._job = _aligned(cpu_jobs.TAPE_FIELDS)
         self._job[cpu_jobs.ENTRIES] = self._entries.ctypes.data
-        self._job[cpu_jobs.NUM_ENTRIES] = len(noted)
         self._job[cpu_jobs.GIVE_WAY] = find_give_way()
         self._address = self._job.ctypes.data
         self._step = np.zeros(len(OfStep), np.int64)
@@ -92,8 +91,8 @@ class Tape:
         """Memory of the jobs and their scratch."""
         return self._words.nbytes + self._entries.nbytes + self._scratch.nbytes
 
-    def play(self, num_tokens: int, batch: RaggedBatch) -> None:
-        """Run all jobs for the tokens of a batch.
+    def play(self, num_tokens: int, batch: RaggedBatch, num_jobs: int | None = None) -> None:
+        """Run all jobs, or so many, for the tokens of a batch.
 
         Raises:
             ValueError: the tape is not made for it.
@@ -108,12 +107,13 @@ class Tape:
             4 * batch.block_tables.stride(0),
             batch.context_lens.data_ptr(),
             batch.query_starts.data_ptr(),
-            len(batch.context_lens),
+            batch.context_lens.shape[0],
         )
         self._patches.apply(self._words, num_tokens, self._step)
         self._entries[:, cpu_jobs.ARRIVED] = 0
         serial = num_tokens * self._multiplications < _SERIAL_MULTIPLICATIONS
         threads = 1 if serial else min(self._threads, self._team.num_threads())
+        self._job[cpu_jobs.NUM_ENTRIES] = len(self) if num_jobs is None else num_jobs
         self._job[cpu_jobs.TEAM_SIZE] = self._team.team_size if threads > 1 else 0
         self._team.run(self._kernel, self._address, threads)
 

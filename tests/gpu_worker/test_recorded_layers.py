@@ -10,7 +10,7 @@ from torch import nn
 from transformers.models.llama import modeling_llama
 
 from deploy.settings import REPOSITORY
-from gpu_worker import position_tables
+from gpu_worker import layer_recorder, position_tables
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.attention import PagedStep
 from gpu_worker.direct_pass import DirectPass
@@ -206,8 +206,15 @@ def test_what_does_not_compute_the_same_is_noticed(make_worker: MakeWorker) -> N
     right = layers.recorded
     elsewhere = torch.zeros_like(right.out)
     assert play_as_called(worker.executor, layers, plans)
-    layers.recorded = dataclasses.replace(right, normed=elsewhere)
-    assert not play_as_called(worker.executor, layers, plans)
+    behind = right.behind
+    assert behind is not None
+    assert behind.logits is not None
+    for wrong in (
+        dataclasses.replace(behind, normed=elsewhere),  # prompts
+        dataclasses.replace(behind, logits=torch.zeros_like(behind.logits)),  # decodes
+    ):
+        layers.recorded = dataclasses.replace(right, behind=wrong)
+        assert not play_as_called(worker.executor, layers, plans)
     worker.executor._model.short_cut = None  # the model's own code normalizes
     assert play_as_called(worker.executor, layers, plans)
     layers.recorded = dataclasses.replace(right, out=elsewhere)
@@ -263,6 +270,22 @@ def test_long_tables_are_not_made(
     worker, said = built(model_path("llama"), caplog)
     assert "positions would be too large" in said
     assert worker.executor._model.short_cut is None
+
+
+def test_many_rows_of_logits_are_not_kept(
+    make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_recorder, "_MOST_LOGITS_BYTES", 4096)
+    worker = make_worker("llama", block_size=BLOCK_SIZE)
+    layers = recorded(worker)
+    assert layers is not None
+    assert layers.recorded is not None
+    assert layers.recorded.behind is not None
+    assert layers.recorded.behind.logits is None
+    prompts = ragged([3, 9], [3, 9])
+    direct = logits(worker, prompts, 0)
+    with layers.one_by_one():
+        assert torch.equal(direct, logits(worker, prompts, 0))
 
 
 def test_what_is_computed_before_the_output_layer_is_noticed(
