@@ -16,6 +16,8 @@ from kernels.reference import ReferenceBackend
 _SERIAL_MULTIPLICATIONS = 200_000
 _SERIAL_WRITE_BYTES = 64 * 1024
 _NO_WINDOW = 1 << 40
+# At least, where heads share a task: no thread is to wait long for the last one.
+_TASKS_PER_THREAD = 8
 _COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -130,6 +132,7 @@ class CpuBackend:
         job[cpu_jobs.SOFTCAP] = cpu_jobs.float_bits(params.softcap or 0.0)
         job[cpu_jobs.SCRATCH] = self._scratch_for(threads * scratch_bytes)
         job[cpu_jobs.SCRATCH_BYTES] = scratch_bytes
+        job[cpu_jobs.FEWEST_TASKS] = _TASKS_PER_THREAD * threads
         self._team.run(attend_kernel(query.dtype, self._dot), ctypes.addressof(job), threads)
 
     def _scratch_for(self, num_bytes: int) -> int:

@@ -22,7 +22,8 @@ TILE_TOKENS = 25  # query tokens that one task serves
 WINDOW = 26  # larger than any context where there is none
 SCALE, SOFTCAP = 27, 28  # float32 bits; a soft-cap of zero is none
 SCRATCH, SCRATCH_BYTES = 29, 30  # per thread
-ATTEND_FIELDS = 31
+FEWEST_TASKS = 31  # heads share a task as long as there are so many
+ATTEND_FIELDS = 32
 
 # Cache write; KEY* and VALUE* above are the cache.
 NEW_KEY, NEW_KEY_TOKEN, NEW_KEY_HEAD = 2, 3, 4
@@ -52,7 +53,7 @@ ENTRY_FIELDS = 8
 # Keys whose scores are held at a time. Tiles end at multiples of this position, so that a row's
 # sums do not depend on where its prompt was cut into chunks.
 KV_TILE = 64
-# Query rows (tokens x query heads of a KV head) that share one pass over keys and values.
+# Query rows (tokens x query heads of a KV head, or of several) that one task handles.
 MAX_TILE_ROWS = 64
 # From here on the lanes of a vector are query rows instead of parts of one head.
 MIN_COLUMN_ROWS = 9

@@ -21,18 +21,18 @@ _LINE = 64
 @intrinsic(prefer_literal=True)
 def score_keys(
     typingctx, tag, rows, chunks, fetch, keys, count, query, q_stride, num_chunks, out, o_stride,
-    next_keys, next_values,
+    next_keys,
 ):  # fmt: skip
     """out[r, n] = query[r] . key[n]: query [rows, D] float32, keys [count, D] elements.
 
     ``keys`` is a table of addresses. ``chunks`` says at compile time how many vectors there are in
-    D, or is zero; with ``fetch`` the rows at the addresses in two more tables are brought in
+    D, or is zero; with ``fetch`` the rows at the addresses in another table are brought in
     meanwhile.
     """
     num_rows = rows.literal_value
 
     def codegen(context, builder, signature, args):
-        _, _, _, _, keys, count, query, q_stride, num_chunks, out, o_stride, *following = args
+        _, _, _, _, keys, count, query, q_stride, num_chunks, out, o_stride, next_keys = args
         tag = signature.args[0]
         step = LANES * size_of(tag)
 
@@ -51,8 +51,7 @@ def score_keys(
         def score(n, _):
             key = _entry(builder, keys, n)
             if fetch.literal_value:
-                for table in following:
-                    _fetch(builder, _entry(builder, table, n), chunks, num_chunks, step)
+                _fetch(builder, _entry(builder, next_keys, n), chunks, num_chunks, step)
             sums = [simd.vector(0.0)] * num_rows
             if chunks.literal_value:
                 for chunk in range(chunks.literal_value):
@@ -70,7 +69,7 @@ def score_keys(
         simd.loop(builder, count, [], score)
 
     i64 = types.int64
-    return types.void(tag, rows, chunks, fetch, *(i64,) * 9), codegen
+    return types.void(tag, rows, chunks, fetch, *(i64,) * 8), codegen
 
 
 def _entry(builder, table, n):
@@ -112,16 +111,19 @@ def scale_chunk(typingctx, from_tag, to_tag, source, scale, target):
 
 @intrinsic(prefer_literal=True)
 def value_rows(
-    typingctx, tag, rows, vectors, values, begin, count, p, p_stride, alpha, o, o_stride
-):
+    typingctx, tag, rows, vectors, fetch, values, begin, count, p, p_stride, alpha, o, o_stride,
+    next_values,
+):  # fmt: skip
     """o[r] = o[r] * alpha[r] + sum_n p[r, n] * value[n], for ``vectors`` * 16 columns of D.
 
     ``values`` is a table of the addresses of ``count`` value rows, ``begin`` a byte offset in each.
+    With ``fetch`` the same columns of the rows at the addresses in another table are brought in
+    meanwhile.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
 
     def codegen(context, builder, signature, args):
-        _, _, _, values, begin, count, p, p_stride, alpha, o, o_stride = args
+        _, _, _, _, values, begin, count, p, p_stride, alpha, o, o_stride, next_values = args
         tag = signature.args[0]
         step = LANES * size_of(tag)
         initial = []
@@ -138,6 +140,10 @@ def value_rows(
         def body(n, sums):
             value = simd.load(builder, simd.offset(builder, values, n, simd.i64(8)), simd.I64, 8)
             value = builder.add(value, begin)
+            if fetch.literal_value:
+                row = builder.add(_entry(builder, next_values, n), begin)
+                for line in range(0, num_vectors * step, _LINE):
+                    simd.prefetch(builder, builder.add(row, simd.i64(line)))
             loaded = [
                 simd.load_vector(builder, builder.add(value, simd.i64(vector * step)), tag)
                 for vector in range(num_vectors)
@@ -160,7 +166,7 @@ def value_rows(
                 simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
 
     i64 = types.int64
-    return types.void(tag, rows, vectors, i64, i64, i64, i64, i64, i64, i64, i64), codegen
+    return types.void(tag, rows, vectors, fetch, *(i64,) * 9), codegen
 
 
 @intrinsic

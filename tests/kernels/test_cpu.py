@@ -61,7 +61,9 @@ def test_equals_dense_attention_over_a_poisoned_pool(backend, name, dtype):
 def shapes(draw):
     kv_heads = draw(st.integers(1, 3))
     rows_and_past = st.tuples(st.integers(0, 80), st.integers(0, 150))
+    decode_and_past = st.tuples(st.just(1), st.integers(0, 150))
     sequences = draw(st.lists(rows_and_past, min_size=1, max_size=4))
+    sequences += draw(st.lists(decode_and_past, max_size=20))
     return Shape(
         tuple((rows, rows + past) for rows, past in sequences),
         num_heads=kv_heads * draw(st.integers(1, 8)),
@@ -122,6 +124,31 @@ def test_the_rest_of_the_batch_does_not_change_a_bit(backend, window):
     many = make_case(Shape(((1, 90), (30, 75)), window=window, padding_rows=0))
     together = attend(backend, many).clone()
     for sequence in (0, 1):
+        first, end = many.batch.query_starts[sequence : sequence + 2].tolist()
+        alone = dataclasses.replace(
+            many.batch,
+            block_tables=many.batch.block_tables[sequence : sequence + 1],
+            context_lens=many.batch.context_lens[sequence : sequence + 1],
+            query_starts=torch.tensor([0, end - first], dtype=torch.int32),
+        )
+        out = torch.empty_like(together[first:end])
+        backend.attend(many.query[first:end], many.cache, alone, many.params, out)
+        assert torch.equal(out, together[first:end])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(12, 12), (80, 20), (15, 5), (64, 1)])
+def test_heads_that_share_a_task_compute_what_each_would_alone(
+    backend, num_heads, num_kv_heads, window, dtype
+):
+    lengths = (300, 1, 64, 65, 128, 0, 17, 63, 200, 31, 66, 150) * 3
+    sequences = tuple((min(length, 1 + index % 2), length) for index, length in enumerate(lengths))
+    shape = Shape(sequences, num_heads, num_kv_heads, window=window, dtype=dtype, padding_rows=0)
+    many = make_case(shape)
+    together = attend(backend, many).clone()
+    assert_attends(many)
+    for sequence in range(12):
         first, end = many.batch.query_starts[sequence : sequence + 2].tolist()
         alone = dataclasses.replace(
             many.batch,
