@@ -146,6 +146,17 @@ def test_a_tape_computes_what_its_jobs_computed_for_any_number_of_rows(
         assert chain.out[num_tokens:].isnan().all()
 
 
+def test_a_tape_can_end_after_so_many_jobs(kernels: CpuLayers, threads: None) -> None:
+    chain = Chain(kernels, 64, num_tokens=3)
+    kept, _ = chain.compute(chain.x)
+    for num_jobs in (len(chain.jobs), 4, len(chain.jobs), 1):
+        for each in chain.kept:
+            each.fill_(torch.nan)
+        chain.tape.play(3, batch(3), num_jobs)
+        for number, (found, expected) in enumerate(zip(chain.kept, kept, strict=True)):
+            assert torch.equal(found, expected) == (number < num_jobs)
+
+
 def test_threads_never_overtake_each_other(kernels: CpuLayers, threads: None) -> None:
     chain = Chain(kernels, 1024, num_tokens=2)
     _, expected = chain.compute(chain.x)
