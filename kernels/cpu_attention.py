@@ -15,6 +15,7 @@ from kernels.cpu_keys import LOG2_E, locate_keys, row_address
 from kernels.cpu_memory import claim, field, item_bytes, load_element, load_i32, store_element
 from kernels.cpu_simd import float32_tag
 from kernels.cpu_tiles import (
+    fill_chunk,
     scale_chunk,
     score_keys,
     softcap_chunk,
@@ -89,10 +90,6 @@ def _attend_rows(
     group = field(job, fields.GROUP)
     head_dim = field(job, fields.HEAD_DIM)
     window = field(job, fields.WINDOW)
-    scale = load_element(float32_tag, job + 8 * fields.SCALE)
-    softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
-    if softcap == 0:
-        scale *= LOG2_E
     rows = num_tokens * group
     wide = 4 * head_dim
     keys = scratch  # this turn's addresses; the next turn's lie behind them
@@ -103,22 +100,8 @@ def _attend_rows(
     alpha = scores + rows * 4 * fields.KV_TILE  # [R], of one head
     maximum = alpha + 4 * rows  # [heads, R]
     total = maximum + 4 * num_heads * rows  # [heads, R]
-
-    source = field(job, fields.QUERY) + first_token * field(job, fields.QUERY_TOKEN)
-    source += first_head * group * field(job, fields.QUERY_HEAD)
-    for row in range(num_heads * rows):
-        head, r = divmod(row, rows)
-        at = source + head * group * field(job, fields.QUERY_HEAD)
-        at = row_address(
-            at, field(job, fields.QUERY_TOKEN), field(job, fields.QUERY_HEAD), group, r
-        )
-        for d in range(0, head_dim, 16):
-            from_at, to_at = at + d * item_bytes(tag), query + row * wide + 4 * d
-            scale_chunk(tag, float32_tag, from_at, scale, to_at)
-        for d in range(head_dim):
-            store_element(float32_tag, sums + row * wide + 4 * d, 0.0)
-        store_element(float32_tag, maximum + 4 * row, -math.inf)
-        store_element(float32_tag, total + 4 * row, 0.0)
+    all_rows = num_heads * rows
+    _load_rows(job, tag, first_head, first_token, rows, all_rows, query, sums, maximum, total)
 
     begin = max(0, position - window + 1)
     end = position + num_tokens
@@ -128,56 +111,89 @@ def _attend_rows(
     while begin < end:
         stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
         count = stop - begin
-        chunks = (count + 15) // 16
         for head in range(num_heads):
             # Blocks lie anywhere, so the hardware cannot foresee where the next turn's are. Where a
             # table ends are older addresses: to bring those in costs nothing.
-            coming = ahead
+            coming, next_keys, next_values = ahead, keys + ahead, values + ahead
             if head + 1 < num_heads:
                 behind = first_head + head + 1
-                locate_keys(job, sequence, behind, begin, stop, keys + ahead, values + ahead)
-            else:
+                locate_keys(job, sequence, behind, begin, stop, next_keys, next_values)
+            elif stop < end:
                 following = min(end, stop + fields.KV_TILE)
-                locate_keys(
-                    job, sequence, first_head, stop, following, keys + ahead, values + ahead
-                )
-                coming = ahead if following > stop else 0
-            first_row = head * rows
+                locate_keys(job, sequence, first_head, stop, following, next_keys, next_values)
+            else:
+                coming = 0
+            row = head * rows
             _score_tile_rows(
-                tag, rows, head_dim // 16, keys, count, query + first_row * wide, scores,
-                keys + coming,
-            )  # fmt: skip
-            for r in range(rows):
-                row = scores + r * 4 * fields.KV_TILE
-                if softcap != 0:
-                    for chunk in range(chunks):
-                        softcap_chunk(row + 64 * chunk, softcap, LOG2_E)
-                seen = position + r // group  # the last key that this row sees
-                for n in range(max(0, min(count, seen + 1 - begin)), 16 * chunks):
-                    store_element(float32_tag, row + 4 * n, -math.inf)
-                for n in range(min(count, seen - window + 1 - begin)):
-                    store_element(float32_tag, row + 4 * n, -math.inf)
-                at = 4 * (first_row + r)
-                softmax_row(row, chunks, maximum + at, total + at, alpha + 4 * r)
+                tag, rows, head_dim // 16, keys, count, query + row * wide, scores, keys + coming
+            )
+            _weigh_scores(
+                job, rows, begin, count, position, scores, maximum + 4 * row, total + 4 * row, alpha
+            )
             _weigh_values(
-                tag, rows, head_dim, values, count, scores, alpha, sums + first_row * wide,
+                tag, rows, head_dim, values, count, scores, alpha, sums + row * wide,
                 values + coming,
             )  # fmt: skip
-            keys += ahead
-            values += ahead
-            ahead = -ahead
+            keys, values, ahead = next_keys, next_values, -ahead
         begin = stop
 
-    target = field(job, fields.OUT) + first_token * field(job, fields.OUT_TOKEN)
-    target += first_head * group * field(job, fields.OUT_HEAD)
-    for row in range(num_heads * rows):
-        head, r = divmod(row, rows)
-        at = target + head * group * field(job, fields.OUT_HEAD)
-        at = row_address(at, field(job, fields.OUT_TOKEN), field(job, fields.OUT_HEAD), group, r)
+    _store_rows(job, tag, first_head, first_token, rows, all_rows, sums, total)
+
+
+@njit
+def _load_rows(job, tag, first_head, first_token, rows, all_rows, query, sums, maximum, total):
+    """Queries in float32, scaled; nothing is summed up yet."""
+    group, head_dim = field(job, fields.GROUP), field(job, fields.HEAD_DIM)
+    token_bytes, head_bytes = field(job, fields.QUERY_TOKEN), field(job, fields.QUERY_HEAD)
+    scale = load_element(float32_tag, job + 8 * fields.SCALE)
+    if load_element(float32_tag, job + 8 * fields.SOFTCAP) == 0:
+        scale *= LOG2_E
+    source = field(job, fields.QUERY) + first_token * token_bytes
+    for row in range(all_rows):
+        head = first_head + row // rows
+        at = source + head * group * head_bytes
+        at = row_address(at, token_bytes, head_bytes, group, row % rows)
+        for d in range(0, head_dim, 16):
+            place = 4 * (row * head_dim + d)
+            scale_chunk(tag, float32_tag, at + d * item_bytes(tag), scale, query + place)
+            fill_chunk(sums + place, types.float32(0.0))
+        store_element(float32_tag, maximum + 4 * row, -math.inf)
+        store_element(float32_tag, total + 4 * row, 0.0)
+
+
+@njit
+def _weigh_scores(job, rows, begin, count, position, scores, maximum, total, alpha):
+    """Scores of one head [R, KV_TILE] become weights; rows do not see later keys."""
+    group, window = field(job, fields.GROUP), field(job, fields.WINDOW)
+    softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
+    chunks = (count + 15) // 16
+    for r in range(rows):
+        row = scores + r * 4 * fields.KV_TILE
+        if softcap != 0:
+            for chunk in range(chunks):
+                softcap_chunk(row + 64 * chunk, softcap, LOG2_E)
+        seen = position + r // group  # the last key that this row sees
+        for n in range(max(0, min(count, seen + 1 - begin)), 16 * chunks):
+            store_element(float32_tag, row + 4 * n, -math.inf)
+        for n in range(min(count, seen - window + 1 - begin)):
+            store_element(float32_tag, row + 4 * n, -math.inf)
+        softmax_row(row, chunks, maximum + 4 * r, total + 4 * r, alpha + 4 * r)
+
+
+@njit
+def _store_rows(job, tag, first_head, first_token, rows, all_rows, sums, total):
+    """Shares of the totals, rounded."""
+    group, head_dim = field(job, fields.GROUP), field(job, fields.HEAD_DIM)
+    token_bytes, head_bytes = field(job, fields.OUT_TOKEN), field(job, fields.OUT_HEAD)
+    target = field(job, fields.OUT) + first_token * token_bytes
+    for row in range(all_rows):
+        head = first_head + row // rows
+        at = target + head * group * head_bytes
+        at = row_address(at, token_bytes, head_bytes, group, row % rows)
         share = types.float32(1 / load_element(float32_tag, total + 4 * row))
         for d in range(0, head_dim, 16):
-            from_at, to_at = sums + row * wide + 4 * d, at + d * item_bytes(tag)
-            scale_chunk(float32_tag, tag, from_at, share, to_at)
+            place = sums + 4 * (row * head_dim + d)
+            scale_chunk(float32_tag, tag, place, share, at + d * item_bytes(tag))
 
 
 @njit
