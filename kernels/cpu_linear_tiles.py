@@ -88,12 +88,7 @@ def accumulate(
         narrow = weight_tag == types.uint16
         w_step = simd.i64(_PAIR_BYTES if narrow else 2 * _PAIR_BYTES)
         x_step = simd.i64(8 if operand_tag == types.float32 else 4)
-        row_at = []
-        for row in range(num_rows):
-            index = simd.i64(row)
-            if row:
-                index = builder.select(builder.icmp_signed("<", index, last), index, last)
-            row_at.append(simd.offset(builder, x, index, x_stride))
+        row_at = _rows_up_to(builder, last, num_rows, x, x_stride)
         panel_at = [simd.offset(builder, w, simd.i64(v), w_stride) for v in range(num_vectors)]
         cells = [
             builder.add(
@@ -122,6 +117,17 @@ def accumulate(
     i64 = types.int64
     numbers = (i64,) * 10
     return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
+
+
+def _rows_up_to(builder, last, num_rows, base, stride):
+    """Addresses of so many rows; those beyond the last are its."""
+    found = []
+    for row in range(num_rows):
+        index = simd.i64(row)
+        if row:
+            index = builder.select(builder.icmp_signed("<", index, last), index, last)
+        found.append(simd.offset(builder, base, index, stride))
+    return found
 
 
 @intrinsic
