@@ -13,20 +13,8 @@ import torch
 from torch import nn
 
 from gpu_worker.attention import AttentionStep, PagedStep
+from gpu_worker.position_tables import PositionTable
 from gpu_worker.recorded_layers import Recorded, RecordedLayers
-
-
-@dataclass(frozen=True, slots=True)
-class PositionTable:
-    """What layers are told of positions.
-
-    Attributes:
-        rows: [L, ...], of each position.
-        place: [N, ...], where the tape reads those of a step's tokens.
-    """
-
-    rows: torch.Tensor
-    place: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

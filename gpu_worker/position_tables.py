@@ -1,8 +1,9 @@
 """Tables of what a model tells its layers of positions (CPU)."""
 
+from dataclasses import dataclass
+
 import torch
 
-from gpu_worker.direct_pass import PositionTable
 from gpu_worker.model import RaggedModel
 from gpu_worker.recorded_layers import LayerCall, Recorded, Told
 from gpu_worker.recording import CannotRecord
@@ -10,6 +11,19 @@ from gpu_worker.surroundings import NothingAttended
 
 _MOST_BYTES = 1 << 27
 _NUM_SAMPLES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PositionTable:
+    """What layers are told of positions.
+
+    Attributes:
+        rows: [L, ...], of each position.
+        place: [N, ...], where the tape reads those of a step's tokens.
+    """
+
+    rows: torch.Tensor
+    place: torch.Tensor
 
 
 def position_tables(

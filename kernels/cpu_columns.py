@@ -158,23 +158,26 @@ def _score_tile(tag, vectors, keys, count, query, steps, scale, scores):
     vector = 0
     while vector < vectors:
         q, s = query + 64 * vector, scores + 64 * vector
-        n = 0
         if vector + 4 <= vectors:
-            while n + 4 <= count:
-                score_columns(tag, 4, 4, keys + 8 * n, q, stride, steps, scale, s + n * stride)
-                n += 4
-            while n < count:
-                score_columns(tag, 1, 4, keys + 8 * n, q, stride, steps, scale, s + n * stride)
-                n += 1
+            _score_lanes(tag, 4, keys, count, q, stride, steps, scale, s)
             vector += 4
         else:
-            while n + 4 <= count:
-                score_columns(tag, 4, 1, keys + 8 * n, q, stride, steps, scale, s + n * stride)
-                n += 4
-            while n < count:
-                score_columns(tag, 1, 1, keys + 8 * n, q, stride, steps, scale, s + n * stride)
-                n += 1
+            _score_lanes(tag, 1, keys, count, q, stride, steps, scale, s)
             vector += 1
+
+
+@njit
+def _score_lanes(tag, vectors, keys, count, query, stride, steps, scale, scores):
+    """The same for so many vectors of rows."""
+    n = 0
+    while n + 4 <= count:
+        k, s = keys + 8 * n, scores + n * stride
+        score_columns(tag, 4, vectors, k, query, stride, steps, scale, s)
+        n += 4
+    while n < count:
+        k, s = keys + 8 * n, scores + n * stride
+        score_columns(tag, 1, vectors, k, query, stride, steps, scale, s)
+        n += 1
 
 
 @njit

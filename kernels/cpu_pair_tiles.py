@@ -2,7 +2,6 @@
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
@@ -24,8 +23,8 @@ def pair_shares(typingctx, low, high, total, out):
             )
             for address in (low, high)
         )
-        second = builder.and_(second, _all(0xFFFF0000))
-        simd.store(builder, builder.or_(builder.lshr(first, _all(16)), second), out, 4)
+        second = builder.and_(second, simd.repeated(0xFFFF0000))
+        simd.store(builder, builder.or_(builder.lshr(first, simd.repeated(16)), second), out, 4)
 
     return types.void(*(types.int64,) * 4), codegen
 
@@ -38,8 +37,10 @@ def pair_weights(typingctx, low, high, keep_low, keep_high, out):
         low, high, keep_low, keep_high, out = args
         first = simd.rounded_bits(builder, simd.load(builder, low, simd.VF32, 4))
         second = simd.rounded_bits(builder, simd.load(builder, high, simd.VF32, 4))
-        first = builder.and_(builder.lshr(first, _all(16)), _mask(builder, keep_low))
-        second = builder.and_(builder.and_(second, _all(0xFFFF0000)), _mask(builder, keep_high))
+        first = builder.and_(builder.lshr(first, simd.repeated(16)), _mask(builder, keep_low))
+        second = builder.and_(
+            builder.and_(second, simd.repeated(0xFFFF0000)), _mask(builder, keep_high)
+        )
         simd.store(builder, builder.or_(first, second), out, 4)
 
     return types.void(*(types.int64,) * 5), codegen
@@ -64,17 +65,13 @@ def pair_values(typingctx, low, high, keep_low, keep_high, num_chunks, out):
                 at = simd.offset(builder, row, chunk, simd.i64(2 * LANES))
                 loaded = builder.zext(simd.load(builder, at, simd.VI16, 2), simd.VI32)
                 halves.append(builder.and_(loaded, mask))
-            pairs = builder.or_(halves[0], builder.shl(halves[1], _all(16)))
+            pairs = builder.or_(halves[0], builder.shl(halves[1], simd.repeated(16)))
             simd.store(builder, pairs, simd.offset(builder, out, chunk, simd.i64(4 * LANES)), 4)
             return []
 
         simd.loop(builder, num_chunks, [], body)
 
     return types.void(*(types.int64,) * 6), codegen
-
-
-def _all(number):
-    return ir.Constant(simd.VI32, [ir.Constant(simd.I32, number)] * LANES)
 
 
 def _mask(builder, keep):

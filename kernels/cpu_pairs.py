@@ -10,7 +10,6 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from kernels import cpu_simd as simd
-from kernels.cpu_simd import LANES
 
 pair_tag = np.uint32(0)
 emulated_pair_tag = np.int32(0)
@@ -31,12 +30,12 @@ def fma(builder, a, b, c):
 
 def low_halves(builder, pairs):
     """The first of each pair of bfloat16, as float32."""
-    return builder.bitcast(builder.shl(pairs, _sixteen()), simd.VF32)
+    return builder.bitcast(builder.shl(pairs, simd.repeated(16)), simd.VF32)
 
 
 def high_halves(builder, pairs):
     """The second of each pair of bfloat16, as float32."""
-    mask = ir.Constant(simd.VI32, [ir.Constant(simd.I32, 0xFFFF0000)] * LANES)
+    mask = simd.repeated(0xFFFF0000)
     return builder.bitcast(builder.and_(pairs, mask), simd.VF32)
 
 
@@ -55,13 +54,9 @@ def dot_pairs(builder, tag, sums, rows, weights):
     return builder.call(dot, (sums, rows, weights))
 
 
-def _sixteen():
-    return ir.Constant(simd.VI32, [ir.Constant(simd.I32, 16)] * LANES)
-
-
 def splat_bits(builder, scalar):
     """A pair, sixteen times."""
     undefined = ir.Constant(simd.VI32, ir.Undefined)
     lane0 = builder.insert_element(undefined, scalar, ir.Constant(simd.I32, 0))
-    mask = ir.Constant(simd.VI32, [ir.Constant(simd.I32, 0)] * LANES)
+    mask = simd.repeated(0)
     return builder.shuffle_vector(lane0, undefined, mask)

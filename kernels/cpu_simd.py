@@ -38,6 +38,11 @@ def vector(value: float) -> ir.Constant:
     return ir.Constant(VF32, [f32(value)] * LANES)
 
 
+def repeated(bits: int) -> ir.Constant:
+    """The same 32 bits in every lane."""
+    return ir.Constant(VI32, [ir.Constant(I32, bits)] * LANES)
+
+
 def size_of(tag):
     """Bytes of an element."""
     return 4 if tag == types.float32 else 2
@@ -56,8 +61,7 @@ def load_vector(builder, address, tag):
     if tag == types.float32:
         return load(builder, address, VF32, 4)
     bits = builder.zext(load(builder, address, VI16, 2), VI32)
-    shift = ir.Constant(VI32, [ir.Constant(I32, 16)] * LANES)
-    return builder.bitcast(builder.shl(bits, shift), VF32)
+    return builder.bitcast(builder.shl(bits, repeated(16)), VF32)
 
 
 def load_scalar(builder, address, tag):
@@ -88,8 +92,7 @@ def store_vector(builder, value, address, tag):
     if tag == types.float32:
         store(builder, value, address, 4)
         return
-    sixteen = ir.Constant(VI32, [ir.Constant(I32, 16)] * LANES)
-    high = builder.trunc(builder.lshr(rounded_bits(builder, value), sixteen), VI16)
+    high = builder.trunc(builder.lshr(rounded_bits(builder, value), repeated(16)), VI16)
     store(builder, high, address, 2)
 
 
@@ -97,19 +100,16 @@ def rounded_bits(builder, value):
     """Sixteen float32 whose upper halves are bfloat16, to the nearest, ties to even."""
     bits = builder.bitcast(value, VI32)
 
-    def constant(number):
-        return ir.Constant(VI32, [ir.Constant(I32, number)] * LANES)
-
-    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
-    rounded = builder.add(bits, builder.add(odd, constant(0x7FFF)))
+    odd = builder.and_(builder.lshr(bits, repeated(16)), repeated(1))
+    rounded = builder.add(bits, builder.add(odd, repeated(0x7FFF)))
     # Rounding could carry a NaN into infinity or zero.
     is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.select(is_nan, constant(0x7FC00000), rounded)
+    return builder.select(is_nan, repeated(0x7FC00000), rounded)
 
 
 def splat(builder, scalar):
     lane0 = builder.insert_element(ir.Constant(VF32, ir.Undefined), scalar, ir.Constant(I32, 0))
-    mask = ir.Constant(VI32, [ir.Constant(I32, 0)] * LANES)
+    mask = repeated(0)
     return builder.shuffle_vector(lane0, ir.Constant(VF32, ir.Undefined), mask)
 
 
@@ -185,9 +185,7 @@ def exp2(builder, x):
     for order in range(6, -1, -1):
         coefficient = vector(math.log(2.0) ** order / math.factorial(order))
         power = multiply_add(builder, power, fraction, coefficient)
-    exponent = builder.shl(
-        builder.bitcast(shifted, VI32), ir.Constant(VI32, [ir.Constant(I32, 23)] * LANES)
-    )
+    exponent = builder.shl(builder.bitcast(shifted, VI32), repeated(23))
     return builder.bitcast(builder.add(builder.bitcast(power, VI32), exponent), VF32)
 
 

@@ -79,11 +79,10 @@ def _entry(builder, table, n):
 
 def _fetch(builder, row, chunks, num_chunks, step):
     """Start to bring in a row of so many vectors; any address will do."""
-    every = max(1, _LINE // step)  # vectors in a cache line
     if chunks.literal_value:
-        for line in range(0, chunks.literal_value, every):
-            simd.prefetch(builder, builder.add(row, simd.i64(line * step)))
+        _fetch_bytes(builder, row, chunks.literal_value * step)
         return
+    every = max(1, _LINE // step)  # vectors in a cache line
 
     def fetch(line, _):
         simd.prefetch(builder, simd.offset(builder, row, line, simd.i64(every * step)))
@@ -91,6 +90,12 @@ def _fetch(builder, row, chunks, num_chunks, step):
 
     num_lines = builder.sdiv(builder.add(num_chunks, simd.i64(every - 1)), simd.i64(every))
     simd.loop(builder, num_lines, [], fetch)
+
+
+def _fetch_bytes(builder, row, num_bytes):
+    """The same of a length that is known at compile time."""
+    for begin in range(0, num_bytes, _LINE):
+        simd.prefetch(builder, builder.add(row, simd.i64(begin)))
 
 
 @intrinsic
@@ -138,12 +143,10 @@ def value_rows(
                 initial.append(builder.fmul(old, scale))
 
         def body(n, sums):
-            value = simd.load(builder, simd.offset(builder, values, n, simd.i64(8)), simd.I64, 8)
-            value = builder.add(value, begin)
+            value = builder.add(_entry(builder, values, n), begin)
             if fetch.literal_value:
                 row = builder.add(_entry(builder, next_values, n), begin)
-                for line in range(0, num_vectors * step, _LINE):
-                    simd.prefetch(builder, builder.add(row, simd.i64(line)))
+                _fetch_bytes(builder, row, num_vectors * step)
             loaded = [
                 simd.load_vector(builder, builder.add(value, simd.i64(vector * step)), tag)
                 for vector in range(num_vectors)
@@ -300,8 +303,7 @@ def value_columns(typingctx, tag, dims, vectors, values, begin, count, p, stride
                 initial.append(builder.fmul(old, scale))
 
         def body(n, sums):
-            value = simd.load(builder, simd.offset(builder, values, n, simd.i64(8)), simd.I64, 8)
-            value = builder.add(value, begin)
+            value = builder.add(_entry(builder, values, n), begin)
             at = simd.offset(builder, p, n, stride)
             weights = _lanes(builder, at, num_vectors, tag)
             result = []

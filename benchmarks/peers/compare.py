@@ -60,8 +60,6 @@ _FIGURES = (
     ("tpot_ms_p50", "time/token p50 ms"),
     ("itl_ms_p99", "inter-token p99 ms"),
 )
-
-
 _OPENMP = ("OMP_", "GOMP_", "KMP_")
 
 
@@ -78,8 +76,8 @@ def running(name: str, model: Path, options: Sequence[str], start_s: float) -> I
     """
     port = free_port()
     command = [str(_HERE / f"{name}.sh"), str(model.absolute()), str(port), *options]
-    # How threads wait is each server's own to choose; an OpenMP setting meant for one costs another
-    # a third of its speed.
+    # How threads wait is each server's own to choose: a setting meant for one has cost another two
+    # fifths of its speed.
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_OPENMP)}
     with tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log") as output:
         process = subprocess.Popen(

@@ -232,21 +232,21 @@ def test_the_demo_model_is_computed_without_its_own_code(dtype: str) -> None:
     assert worker.executor._model.short_cut is not None
 
 
-def built(path: Path, caplog: pytest.LogCaptureFixture) -> tuple[Worker, str]:
-    """A worker, and why the model's own code runs around its layers."""
+def why_called_around(path: Path, caplog: pytest.LogCaptureFixture) -> str:
+    """What a worker says of a model whose own code runs around its layers."""
     with caplog.at_level("INFO"):
         worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
     assert recorded(worker) is not None
+    assert worker.executor._model.short_cut is None
     (said,) = [each for each in caplog.records if each.getMessage() == "layers recorded"]
-    return worker, str(said.__dict__)
+    return str(said.__dict__)
 
 
 @pytest.mark.parametrize("kind", CALLED_AROUND)
 def test_the_log_says_why_a_models_own_code_runs_around_its_layers(
     kind: str, model_path: ModelPath, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, said = built(model_path(kind), caplog)
-    assert CALLED_AROUND[kind] in said
+    assert CALLED_AROUND[kind] in why_called_around(model_path(kind), caplog)
 
 
 def test_embeddings_that_depend_on_the_longest_sequence_are_no_table(
@@ -258,18 +258,14 @@ def test_embeddings_that_depend_on_the_longest_sequence_are_no_table(
         return forward(self, x, position_ids * (2 if position_ids.max() > 100 else 1))
 
     monkeypatch.setattr(modeling_llama.LlamaRotaryEmbedding, "forward", stretched)
-    worker, said = built(model_path("llama"), caplog)
-    assert "more than positions" in said
-    assert worker.executor._model.short_cut is None
+    assert "more than positions" in why_called_around(model_path("llama"), caplog)
 
 
 def test_long_tables_are_not_made(
     model_path: ModelPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(position_tables, "_MOST_BYTES", 4096)
-    worker, said = built(model_path("llama"), caplog)
-    assert "positions would be too large" in said
-    assert worker.executor._model.short_cut is None
+    assert "positions would be too large" in why_called_around(model_path("llama"), caplog)
 
 
 def test_many_rows_of_logits_are_not_kept(
@@ -299,9 +295,9 @@ def test_what_is_computed_before_the_output_layer_is_noticed(
         return found
 
     monkeypatch.setattr(modeling_llama.LlamaModel, "forward", scaled)
-    worker, said = built(model_path("llama"), caplog)
-    assert "something is computed before its output layer" in said
-    assert worker.executor._model.short_cut is None
+    assert "something is computed before its output layer" in why_called_around(
+        model_path("llama"), caplog
+    )
 
 
 def test_a_short_cut_that_computes_otherwise_is_not_taken(
@@ -309,8 +305,7 @@ def test_a_short_cut_that_computes_otherwise_is_not_taken(
 ) -> None:
     logits = DirectPass.logits
     monkeypatch.setattr(DirectPass, "logits", lambda *args: logits(*args) * 2)
-    worker, _ = built(model_path("llama"), caplog)
-    assert worker.executor._model.short_cut is None
+    why_called_around(model_path("llama"), caplog)
     assert "without, they compute otherwise" in caplog.text
 
 

@@ -119,11 +119,11 @@ def test_the_number_of_threads_does_not_change_a_bit(backend, dtype, two_threads
     assert torch.equal(attend(backend, case), together)
 
 
-@pytest.mark.parametrize("window", [None, 37])
-def test_the_rest_of_the_batch_does_not_change_a_bit(backend, window):
-    many = make_case(Shape(((1, 90), (30, 75)), window=window, padding_rows=0))
-    together = attend(backend, many).clone()
-    for sequence in (0, 1):
+def assert_same_alone(
+    backend: CpuBackend, many: Case, together: torch.Tensor, num_sequences: int
+) -> None:
+    """The first sequences get what they got together, bit for bit."""
+    for sequence in range(num_sequences):
         first, end = many.batch.query_starts[sequence : sequence + 2].tolist()
         alone = dataclasses.replace(
             many.batch,
@@ -134,6 +134,13 @@ def test_the_rest_of_the_batch_does_not_change_a_bit(backend, window):
         out = torch.empty_like(together[first:end])
         backend.attend(many.query[first:end], many.cache, alone, many.params, out)
         assert torch.equal(out, together[first:end])
+
+
+@pytest.mark.parametrize("window", [None, 37])
+def test_the_rest_of_the_batch_does_not_change_a_bit(backend, window):
+    many = make_case(Shape(((1, 90), (30, 75)), window=window, padding_rows=0))
+    together = attend(backend, many).clone()
+    assert_same_alone(backend, many, together, 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -148,17 +155,7 @@ def test_heads_that_share_a_task_compute_what_each_would_alone(
     many = make_case(shape)
     together = attend(backend, many).clone()
     assert_attends(many)
-    for sequence in range(12):
-        first, end = many.batch.query_starts[sequence : sequence + 2].tolist()
-        alone = dataclasses.replace(
-            many.batch,
-            block_tables=many.batch.block_tables[sequence : sequence + 1],
-            context_lens=many.batch.context_lens[sequence : sequence + 1],
-            query_starts=torch.tensor([0, end - first], dtype=torch.int32),
-        )
-        out = torch.empty_like(together[first:end])
-        backend.attend(many.query[first:end], many.cache, alone, many.params, out)
-        assert torch.equal(out, together[first:end])
+    assert_same_alone(backend, many, together, 12)
 
 
 @pytest.mark.parametrize("layout", ["layer_major", "block_major", "token_major"])
