@@ -14,6 +14,7 @@ from deploy.ports import Wanted, check_ports, free_port
 from deploy.signals import Signals
 from deploy.state_dir import StateDir
 from deploy.terminal import Terminal
+from shared.cpu_turns import wait_for_turns
 from shared.errors import PageStreamError, SettingsError
 from shared.settings import exit_with
 
@@ -24,6 +25,7 @@ def main() -> int:
         options = resolve(read_options(sys.argv[1:], os.environ))
     except SettingsError as error:
         exit_with(error)
+    wait_for_turns()  # Redis inherits it
     terminal = Terminal()
     try:
         with Signals() as signals, StateDir(options.launcher.state_path) as state:

@@ -12,6 +12,7 @@ from gateway.settings import GatewaySettings
 from gateway.tokenizer import Tokenizer
 from gateway.unserved import serve_unserved
 from shared.bus.redis_bus import RedisBus
+from shared.cpu_turns import wait_for_turns
 from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
 from shared.logs import EventLog, setup_logging
 from shared.settings import exit_with, load_or_exit
@@ -62,6 +63,7 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
         ready: called when connections are accepted.
     """
     settings = _settings()
+    wait_for_turns()
     try:
         with _without_torch():
             tokenizer = Tokenizer.load(settings.model, settings.trust_remote_code)

@@ -2,8 +2,8 @@
 
 That code checks its arguments, computes cosines and sines and wraps up its results in every step,
 which takes long beside a small model's layers. Where it is known to do no more than to look up
-embeddings and what belongs to positions, and to normalize and multiply in the end, a step is an
-embedding, a tape and an output layer.
+embeddings and what belongs to positions, and to normalize and multiply in the end, a step is one
+tape: lookups, layers, the last normalization and the output layer.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,18 @@ from torch import nn
 from gpu_worker.attention import AttentionStep, PagedStep
 from gpu_worker.position_tables import PositionTable
 from gpu_worker.recorded_layers import Recorded, RecordedLayers
+from kernels.cpu_job_kinds import LOOKUP_OF_POSITIONS, LOOKUP_OF_TOKENS
+from kernels.cpu_lookups import CpuLookups
+from kernels.cpu_tape import JobRecorder, Tape
+from kernels.cpu_threads import recording
 
 
 @dataclass(frozen=True, slots=True)
 class _Used:
     """What steps of so many tokens use of a tape's memory; decodes come one after the other."""
 
-    recorded: Recorded
     num_tokens: int
     hidden: torch.Tensor  # [T, K]
-    places: tuple[torch.Tensor, ...]  # of the tables, [T, ...]
     normed: torch.Tensor  # [1, T, K]
     logits: torch.Tensor | None  # [T, V]
 
@@ -34,8 +36,8 @@ class DirectPass:
 
     Args:
         embedding: hidden states [1, T, K] of token ids [1, T].
-        layers: as they are recorded, with the last normalization behind them.
-        tables: of all that the tape reads beside hidden states.
+        layers: as they are recorded, with what follows them.
+        tables: of all that the layers read beside hidden states.
         head: logits [1, R, V] of normalized hidden states [1, R, K].
     """
 
@@ -46,21 +48,34 @@ class DirectPass:
         tables: Sequence[PositionTable],
         head: nn.Module,
     ) -> None:
-        self._embedding = embedding
+        recorded = layers.recorded
+        assert recorded is not None
+        behind = recorded.behind
+        assert behind is not None
         self._layers = layers
-        self._tables = tables
+        self._recorded = recorded
+        self._behind = behind
+        self._tables = tables  # whose memory the tape reads
         self._head = head
-        self._embeddings: torch.Tensor | None = None
+        self._embedding = embedding
+        # What does more than to look up is called.
+        embeddings = None
         if type(embedding) is nn.Embedding and embedding.max_norm is None:
-            self._embeddings = embedding.weight
+            embeddings = embedding.weight
+        self._is_looked_up = embeddings is not None
+        before = JobRecorder()
+        with recording(before):
+            _look_up(embeddings, recorded, tables)
+        jobs = [*before.jobs, *recorded.jobs, *behind.norm_jobs]
+        self._num_normed = len(jobs)
+        self._tape = Tape([*jobs, *behind.head_jobs], recorded.tape.num_tokens)
         self._used: _Used | None = None
 
     def serves(self, step: AttentionStep, num_tokens: int) -> bool:
         """Whether the layers would be played."""
-        recorded = self._layers.recorded
-        if recorded is None or recorded.behind is None or not isinstance(step, PagedStep):
+        if self._layers.recorded is None or not isinstance(step, PagedStep):
             return False
-        return recorded.serves(num_tokens, step)
+        return self._recorded.serves(num_tokens, step)
 
     def logits(
         self,
@@ -70,36 +85,39 @@ class DirectPass:
         rows: torch.Tensor | None,  # [R] int64; None: all
     ) -> torch.Tensor:
         """Logits [R, V] of a step that is served, until the next call."""
-        recorded = self._layers.recorded
-        assert recorded is not None
-        assert recorded.behind is not None
         assert isinstance(step, PagedStep)
-        used = self._use(recorded, token_ids.shape[0])
-        if self._embeddings is None:
+        num_tokens = token_ids.shape[0]
+        used = self._use(num_tokens)
+        if not self._is_looked_up:
             used.hidden.copy_(self._embedding(token_ids.unsqueeze(0))[0])
-        else:
-            torch.index_select(self._embeddings, 0, token_ids, out=used.hidden)
-        for table, place in zip(self._tables, used.places, strict=True):
-            torch.index_select(table.rows, 0, positions, out=place)
+        looked_up = token_ids, positions
         if rows is None and used.logits is not None:
-            recorded.tape.play(used.num_tokens, step.batch)
+            self._tape.play(num_tokens, step.batch, looked_up=looked_up)
             return used.logits
-        recorded.tape.play(used.num_tokens, step.batch, recorded.behind.num_jobs)
+        self._tape.play(num_tokens, step.batch, self._num_normed, looked_up)
         logits: torch.Tensor = self._head(used.normed if rows is None else used.normed[:, rows])
         return logits[0]
 
-    def _use(self, recorded: Recorded, num_tokens: int) -> _Used:
+    def _use(self, num_tokens: int) -> _Used:
         """As for the step before, if it was of the same size."""
         used = self._used
-        if used is None or used.num_tokens != num_tokens or used.recorded is not recorded:
-            assert recorded.behind is not None
-            logits = recorded.behind.logits
+        if used is None or used.num_tokens != num_tokens:
+            logits = self._behind.logits
             used = self._used = _Used(
-                recorded,
                 num_tokens,
-                recorded.hidden[0, :num_tokens],
-                tuple(table.place[:num_tokens] for table in self._tables),
-                recorded.behind.normed[:, :num_tokens],
+                self._recorded.hidden[0, :num_tokens],
+                self._behind.normed[:, :num_tokens],
                 None if logits is None else logits[0, :num_tokens],
             )
         return used
+
+
+def _look_up(
+    embeddings: torch.Tensor | None, recorded: Recorded, tables: Sequence[PositionTable]
+) -> None:
+    """All that layers read and that is looked up, of the largest step."""
+    lookups, indices = CpuLookups(), torch.zeros(recorded.tape.num_tokens, dtype=torch.int64)
+    if embeddings is not None:
+        lookups.look_up(LOOKUP_OF_TOKENS, embeddings, indices, recorded.hidden[0])
+    for table in tables:
+        lookups.look_up(LOOKUP_OF_POSITIONS, table.rows, indices, table.place)

@@ -142,27 +142,30 @@ class _Recorder(nn.Module):
             behind = None if self._around is None else _behind(self._around, out, jobs)
         if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:
             raise CannotRecord("its layers do not hand on hidden states alone")
-        tape = Tape(jobs.jobs, hidden.shape[1])
+        layers = jobs.jobs[:num_jobs]
+        tape = Tape(layers, hidden.shape[1])
         read = [
             (number, index, tensor)
             for number, call in enumerate(calls)
             for index, tensor in enumerate(call.tensors())
-            if number in self._told and _is_read(tensor, jobs.jobs)
+            if number in self._told and _is_read(tensor, layers)
         ]
         for tensor in (first, *(tensor for _, _, tensor in read)):
             if tensor.shape[:2] != hidden.shape[:2]:
                 raise CannotRecord(f"its layers read a tensor of shape {tuple(tensor.shape)}")
-        self.recorded = Recorded(tape, step, first, tuple(read), out, num_jobs, behind, arena)
+        self.recorded = Recorded(tape, step, first, tuple(read), out, layers, behind, arena)
         return hidden
 
 
 def _behind(around: Surroundings, out: torch.Tensor, jobs: JobRecorder) -> Behind:
-    """What the tape does behind the layers, noted."""
+    """What follows the layers, noted."""
+    begin = len(jobs.jobs)
     normed = around.norm(out)
-    num_jobs, num_tokens = len(jobs.jobs), out.shape[1]
+    normed_at, num_tokens = len(jobs.jobs), out.shape[1]
     # Of steps in which every row is asked for its logits; memory that no step needs is not touched.
     fits = num_tokens * around.vocab_size * out.itemsize <= _MOST_LOGITS_BYTES
-    return Behind(normed, num_jobs, around.head(normed) if fits else None)
+    logits = around.head(normed) if fits else None
+    return Behind(normed, jobs.jobs[begin:normed_at], logits, jobs.jobs[normed_at:])
 
 
 class _OwnTensors:

@@ -10,7 +10,7 @@ from torch import nn
 
 from gpu_worker.attention import STEP_KEYWORD, PagedStep
 from gpu_worker.recording import Arena
-from kernels.cpu_tape import Tape
+from kernels.cpu_tape import NotedJob, Tape
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Recorded:
         hidden: what the first layer reads.
         read: other arguments that jobs read: which call, which of its tensors, and where it goes.
         out: what the last layer writes.
-        num_jobs: of the layers.
-        behind: what else the tape can do.
+        jobs: of the layers, as they were noted.
+        behind: what follows them.
         arena: the memory of all that, and of what lies between.
     """
 
@@ -57,7 +57,7 @@ class Recorded:
     hidden: torch.Tensor
     read: tuple[tuple[int, int, torch.Tensor], ...]
     out: torch.Tensor
-    num_jobs: int
+    jobs: Sequence[NotedJob]
     behind: "Behind | None"
     arena: Arena
 
@@ -74,23 +74,25 @@ class Recorded:
         given = [call.tensors() for call in calls] if self.read else ()
         for call, index, place in self.read:
             place[:, :num_tokens].copy_(given[call][index])
-        self.tape.play(num_tokens, step.batch, self.num_jobs)
+        self.tape.play(num_tokens, step.batch)
         return self.out[:, :num_tokens]
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """What a tape does behind the layers.
+    """What follows the layers.
 
     Attributes:
         normed: [1, N, K] what the last normalization writes.
-        num_jobs: up to there.
-        logits: [1, N, V] of all rows, which is the rest of the tape; None: there is no more.
+        norm_jobs: that do.
+        logits: [1, N, V] of all rows; None: that would be too large.
+        head_jobs: that write them.
     """
 
     normed: torch.Tensor
-    num_jobs: int
+    norm_jobs: Sequence[NotedJob]
     logits: torch.Tensor | None
+    head_jobs: Sequence[NotedJob]
 
 
 class EarlierLayer(nn.Module):

@@ -102,9 +102,12 @@ def choose(
     best, tokens = _likeliest(logits)
     if len(rows.drawn):
         _draw(logits, rows, keys, device_keys, tokens)
-    broken = ~best.isfinite()
-    # On a GPU the stopgap is wherever the maximum was: to ask would be to wait.
-    if not logits.is_cuda and broken.any():
+    if logits.is_cuda:
+        # The stopgap is wherever the maximum was: to ask would be to wait.
+        return Chosen(tokens, ~best.isfinite())
+    # For so few numbers torch's calls cost many times what numpy's do.
+    broken = torch.from_numpy(~np.isfinite(best.numpy()))
+    if broken.numpy().any():
         tokens[broken] = torch.nan_to_num(logits[broken].float(), _BANNED, _BANNED).argmax(-1)
     return Chosen(tokens, broken)
 

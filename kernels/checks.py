@@ -151,6 +151,17 @@ def check_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
         raise ValueError(f"{slot_mapping.shape[0]} slots for {num_tokens} tokens")
 
 
+def check_indices(name: str, indices: torch.Tensor, num_tokens: int) -> None:
+    """There is an index for each token; which ones there are is not looked at.
+
+    Raises:
+        ValueError: if there is not.
+    """
+    _check_vector(name, indices, torch.int64)
+    if indices.shape[0] != num_tokens:
+        raise ValueError(f"{indices.shape[0]} {name} for {num_tokens} tokens")
+
+
 def _check_vector(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     if tensor.dim() != 1 or tensor.dtype != dtype or not tensor.is_contiguous():
         raise ValueError(

@@ -14,6 +14,7 @@ from numba import cfunc, types
 from kernels.cpu_attention import attend_tasks
 from kernels.cpu_isa import Dot
 from kernels.cpu_job_kinds import ATTEND, MOVE, TAPE, WRITE, JobKind
+from kernels.cpu_lookup import lookup_tasks
 from kernels.cpu_move import move_tasks
 from kernels.cpu_pairs import emulated_pair_tag, pair_tag
 from kernels.cpu_play import play_tape
@@ -29,6 +30,7 @@ _SOURCES = (
     "cpu_columns.py",
     "cpu_jobs.py",
     "cpu_keys.py",
+    "cpu_lookup.py",
     "cpu_memory.py",
     "cpu_move.py",
     "cpu_pair_tiles.py",
@@ -75,6 +77,18 @@ def move_kernel() -> Kernel:
             move_tasks(job)
 
     return compile_entry(move, MOVE)
+
+
+@cache
+def lookup_kernel(kind: JobKind) -> Kernel:
+    """Lookups of rows of any type, by what the kind says."""
+    version = source_version(_SOURCES)
+
+    def lookup(job):
+        if version:
+            lookup_tasks(job)
+
+    return compile_entry(lookup, kind)
 
 
 @cache

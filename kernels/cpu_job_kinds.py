@@ -19,6 +19,8 @@ class OfStep(IntEnum):
     CONTEXT_LENS = 3
     QUERY_STARTS = 4
     NUM_SEQS = 5
+    TOKEN_IDS = 6
+    POSITIONS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,12 @@ ATTEND = JobKind(
         (jobs.QUERY_STARTS, OfStep.QUERY_STARTS),
         (jobs.NUM_SEQS, OfStep.NUM_SEQS),
     ),
+)
+LOOKUP_OF_TOKENS = JobKind(
+    jobs.LOOKUP_FIELDS, rows=jobs.NUM_INDICES, of_step=((jobs.INDICES, OfStep.TOKEN_IDS),)
+)
+LOOKUP_OF_POSITIONS = JobKind(
+    jobs.LOOKUP_FIELDS, rows=jobs.NUM_INDICES, of_step=((jobs.INDICES, OfStep.POSITIONS),)
 )
 MOVE = JobKind(jobs.MOVE_FIELDS)
 TAPE = JobKind(jobs.TAPE_FIELDS)

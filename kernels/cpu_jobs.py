@@ -42,13 +42,23 @@ TO, TO_BLOCK, TO_OUTER, TO_INNER = 4, 5, 6, 7
 NUM_OUTER, NUM_INNER, PIECE_BYTES = 8, 9, 10
 TENSOR_FIELDS = 11
 
+# Lookups of rows.
+TABLE, TABLE_ROWS, TABLE_ROW_BYTES = 2, 3, 4
+INDICES, NUM_INDICES = 5, 6
+LOOKED_UP = 7
+LOOKUP_FIELDS = 8
+# Rows that one task looks up.
+LOOKUP_TASK_ROWS = 8
+
 # A tape: jobs that follow each other.
 ENTRIES, NUM_ENTRIES = 2, 3
 TEAM_SIZE, GIVE_WAY = 4, 5  # functions without arguments that return an int32; zero for none
-TAPE_FIELDS = 6
-# Of each job; a cache line, since threads wait for the last field.
-KERNEL, JOB, ARRIVED = 0, 1, 2
-ENTRY_FIELDS = 8
+STATE = 8  # on a cache line of its own, since threads wait for it
+TAPE_FIELDS = 16
+# Of each job.
+KERNEL, JOB = 0, 1
+OFFERED = 2  # whether threads offer their cores to others behind it
+ENTRY_FIELDS = 4
 
 # Keys whose scores are held at a time. Tiles end at multiples of this position, so that a row's
 # sums do not depend on where its prompt was cut into chunks.

@@ -105,6 +105,20 @@ def copy_bytes(typingctx, target, source, count):
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+@intrinsic
+def fill_bytes(typingctx, target, byte, count):
+    """memset of so many bytes."""
+
+    def codegen(context, builder, signature, args):
+        pointer = ir.IntType(8).as_pointer()
+        memset = builder.module.declare_intrinsic("llvm.memset", [pointer, simd.I64])
+        value = builder.trunc(args[1], ir.IntType(8))
+        no = ir.Constant(ir.IntType(1), 0)
+        builder.call(memset, [builder.inttoptr(args[0], pointer), value, args[2], no])
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
 @njit
 def field(job, index):
     """One number of a job (see cpu_jobs)."""

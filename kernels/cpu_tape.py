@@ -15,7 +15,7 @@ import torch
 
 from kernels import cpu_jobs
 from kernels import cpu_linear_jobs as linear
-from kernels.checks import check_batch, check_slots
+from kernels.checks import check_batch, check_indices, check_slots
 from kernels.cpu_compile import Kernel, tape_kernel
 from kernels.cpu_job_kinds import LINEAR, OfStep
 from kernels.cpu_threads import TeamRunner, find_give_way
@@ -23,9 +23,13 @@ from kernels.interface import RaggedBatch
 
 _Words = npt.NDArray[np.int64]
 
+_LOOKED_UP = (OfStep.TOKEN_IDS, OfStep.POSITIONS)
 _LINE_WORDS = 8  # numbers in a cache line
 # Less is left to one thread: waking the others would take longer.
 _SERIAL_MULTIPLICATIONS = 500_000
+# Threads offer their cores after so many multiplications of a row, that is weights that are read:
+# every fifty microseconds or so. Offering costs a third of one.
+_OFFER_EVERY = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,9 @@ class Tape:
         starts = _starts(noted)
         self._words = _aligned(starts[-1])
         self._patches = _Patches(noted, starts, num_tokens)
+        self._looks_up = any(
+            number in _LOOKED_UP for job in noted for _, number in job.kernel.kind.of_step
+        )
         self._entries = _aligned(len(noted) * cpu_jobs.ENTRY_FIELDS).reshape(len(noted), -1)
         for job, start in zip(noted, starts, strict=False):
             self._words[start : start + len(job.words)] = job.words
@@ -77,6 +84,7 @@ class Tape:
         base = self._words.ctypes.data
         self._entries[:, cpu_jobs.KERNEL] = [job.kernel.address for job in noted]
         self._entries[:, cpu_jobs.JOB] = [base + 8 * start for start in starts[:-1]]
+        self._entries[:, cpu_jobs.OFFERED] = _offers(noted)
         self._job = _aligned(cpu_jobs.TAPE_FIELDS)
         self._job[cpu_jobs.ENTRIES] = self._entries.ctypes.data
         self._job[cpu_jobs.GIVE_WAY] = find_give_way()
@@ -91,8 +99,17 @@ class Tape:
         """Memory of the jobs and their scratch."""
         return self._words.nbytes + self._entries.nbytes + self._scratch.nbytes
 
-    def play(self, num_tokens: int, batch: RaggedBatch, num_jobs: int | None = None) -> None:
+    def play(
+        self,
+        num_tokens: int,
+        batch: RaggedBatch,
+        num_jobs: int | None = None,
+        looked_up: tuple[torch.Tensor, torch.Tensor] | None = None,  # [num_tokens] int64 each
+    ) -> None:
         """Run all jobs, or so many, for the tokens of a batch.
+
+        Args:
+            looked_up: token ids and positions, if there are jobs that look rows up by them.
 
         Raises:
             ValueError: the tape is not made for it.
@@ -101,7 +118,13 @@ class Tape:
             raise ValueError(f"{num_tokens} tokens; 1 to {self.num_tokens} are served")
         check_slots(batch.slot_mapping, num_tokens)
         check_batch(batch)
-        self._step[:] = (
+        if (looked_up is not None) != self._looks_up:
+            raise ValueError("token ids and positions belong to jobs that look rows up")
+        if looked_up is not None:
+            for place, indices in zip(_LOOKED_UP, looked_up, strict=True):
+                check_indices(place.name.lower(), indices, num_tokens)
+                self._step[place] = indices.data_ptr()
+        self._step[: _LOOKED_UP[0]] = (
             batch.slot_mapping.data_ptr(),
             batch.block_tables.data_ptr(),
             4 * batch.block_tables.stride(0),
@@ -110,7 +133,7 @@ class Tape:
             batch.context_lens.shape[0],
         )
         self._patches.apply(self._words, num_tokens, self._step)
-        self._entries[:, cpu_jobs.ARRIVED] = 0
+        self._job[cpu_jobs.STATE] = 0
         serial = num_tokens * self._multiplications < _SERIAL_MULTIPLICATIONS
         threads = 1 if serial else min(self._threads, self._team.num_threads())
         self._job[cpu_jobs.NUM_ENTRIES] = len(self) if num_jobs is None else num_jobs
@@ -176,6 +199,16 @@ def _multiplications(job: NotedJob) -> int:
         return 0
     num_outputs = job.words[linear.NUM_GROUPS] * linear.GROUP_OUTPUTS
     return job.words[linear.IN_FEATURES] * num_outputs
+
+
+def _offers(noted: Sequence[NotedJob]) -> list[bool]:
+    """Behind which jobs threads offer their cores."""
+    offers, since = [], 0
+    for job in noted:
+        since += _multiplications(job)
+        offers.append(since >= _OFFER_EVERY)
+        since = 0 if offers[-1] else since
+    return offers
 
 
 def _starts(noted: Sequence[NotedJob]) -> list[int]:

@@ -13,6 +13,7 @@ from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
+from shared.cpu_turns import wait_for_turns
 from shared.errors import BusUnavailable, SettingsError
 from shared.logs import EventLog, setup_logging
 from shared.metrics import SchedulerMetrics
@@ -62,6 +63,7 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
         0 when told to stop, else 1; exits with 2 on bad settings.
     """
     settings = _settings()
+    wait_for_turns()
     try:
         return uvloop.run(_serve(settings, ready))
     except SettingsError as error:

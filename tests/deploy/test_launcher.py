@@ -91,6 +91,12 @@ def test_services_do_not_get_the_terminals_signals(running: Running) -> None:
         assert os.getsid(pid) == pid
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="only Linux has it")
+def test_no_service_takes_a_core_from_threads_that_compute(running: Running) -> None:
+    for service, pid in running.pids().items():
+        assert os.sched_getscheduler(forked_by(pid) or pid) == os.SCHED_BATCH, service
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_killed_service_comes_back_and_the_same_request_gets_the_same_answer(
     running: Running, service: str

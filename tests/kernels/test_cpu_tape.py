@@ -1,12 +1,15 @@
 """Rotary embeddings and sums against torch, and jobs that are noted once and run again."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
 
 from kernels.cpu_isa import detect
+from kernels.cpu_job_kinds import LOOKUP_OF_POSITIONS, LOOKUP_OF_TOKENS
 from kernels.cpu_layers import CpuLayers
+from kernels.cpu_lookups import CpuLookups
 from kernels.cpu_pack import pack
 from kernels.cpu_tape import JobRecorder, Tape
 from kernels.cpu_threads import recording
@@ -157,12 +160,20 @@ def test_a_tape_can_end_after_so_many_jobs(kernels: CpuLayers, threads: None) ->
             assert torch.equal(found, expected) == (number < num_jobs)
 
 
-def test_threads_never_overtake_each_other(kernels: CpuLayers, threads: None) -> None:
-    chain = Chain(kernels, 1024, num_tokens=2)
-    _, expected = chain.compute(chain.x)
-    for _ in range(300):
-        chain.tape.play(2, batch(2))
-        assert torch.equal(chain.out, expected)
+@pytest.mark.parametrize("num_threads", [2, 7])
+def test_threads_never_overtake_each_other(kernels: CpuLayers, num_threads: int) -> None:
+    """Not even where they have to share cores, so that some come when a job has long ended."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        chain = Chain(kernels, 1024, num_tokens=2)
+        _, expected = chain.compute(chain.x)
+        for _ in range(300):
+            chain.out.fill_(torch.nan)
+            chain.tape.play(2, batch(2))
+            assert torch.equal(chain.out, expected)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_tape_serves_with_fewer_threads_than_it_was_made_for(kernels: CpuLayers) -> None:
@@ -194,3 +205,68 @@ def test_rows_must_be_those_of_tokens(kernels: CpuLayers) -> None:
     jobs = Chain(kernels, 64, num_tokens=3).jobs
     with pytest.raises(ValueError, match="3 rows for 2 tokens"):
         Tape(jobs, 2)
+
+
+def looked_up(
+    table: torch.Tensor, angles: torch.Tensor, num_tokens: int
+) -> tuple[Tape, torch.Tensor, torch.Tensor]:
+    """A tape that looks up rows of both, and where they go."""
+    lookups, nowhere = CpuLookups(), torch.zeros(num_tokens, dtype=torch.int64)
+    rows = torch.empty(num_tokens, *table.shape[1:], dtype=table.dtype)
+    turns = torch.empty(num_tokens, *angles.shape[1:], dtype=angles.dtype)
+    recorder = JobRecorder()
+    with recording(recorder):
+        lookups.look_up(LOOKUP_OF_TOKENS, table, nowhere, rows)
+        lookups.look_up(LOOKUP_OF_POSITIONS, angles, nowhere, turns)
+    return Tape(recorder.jobs, num_tokens), rows, turns
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 37, 768])
+def test_lookups_are_torchs(size: int, dtype: torch.dtype) -> None:
+    table, angles = random(50, size, dtype=dtype), random(20, 3, seed=1)
+    tape, rows, turns = looked_up(table, angles, 30)
+    for num_tokens in (30, 1, 9, 30):
+        generator = torch.Generator().manual_seed(num_tokens)
+        token_ids = torch.randint(50, (num_tokens,), generator=generator)
+        positions = torch.randint(20, (num_tokens,), generator=generator)
+        rows.fill_(7)
+        tape.play(num_tokens, batch(num_tokens), looked_up=(token_ids, positions))
+        assert torch.equal(rows[:num_tokens], table[token_ids])
+        assert torch.equal(turns[:num_tokens], angles[positions])
+        assert (rows[num_tokens:] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_a_table_does_not_have_are_no_numbers(dtype: torch.dtype) -> None:
+    table, far = random(50, 8, dtype=dtype), 1 << 62
+    rows = torch.zeros(6, 8, dtype=dtype)
+    indices = torch.tensor([-1, 0, 49, 50, far, -far])
+    CpuLookups().look_up(LOOKUP_OF_TOKENS, table, indices, rows)
+    assert torch.equal(rows[1:3], table[[0, 49]])
+    assert rows[[0, 3, 4, 5]].isnan().all()
+
+
+def test_lookups_refuse_what_does_not_fit() -> None:
+    table, indices = random(50, 8), torch.zeros(3, dtype=torch.int64)
+    look_up = partial(CpuLookups().look_up, LOOKUP_OF_TOKENS)
+    for out in (torch.zeros(3, 9), torch.zeros(2, 8), torch.zeros(3, 8, dtype=torch.bfloat16)):
+        with pytest.raises(ValueError, match="cannot hold 3 rows"):
+            look_up(table, indices, out)
+    with pytest.raises(ValueError, match="int32"):
+        look_up(table, indices.int(), torch.zeros(3, 8))
+    with pytest.raises(ValueError, match="contiguous"):
+        look_up(table[:, ::2], indices, torch.zeros(3, 4))
+
+
+def test_a_tape_that_looks_up_asks_for_token_ids_and_positions(kernels: CpuLayers) -> None:
+    tape, _, _ = looked_up(random(5, 8), random(5, 8), 3)
+    ids = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="token ids and positions"):
+        tape.play(3, batch(3))
+    with pytest.raises(ValueError, match="2 token_ids for 3 tokens"):
+        tape.play(3, batch(3), looked_up=(ids[:2], ids))
+    with pytest.raises(ValueError, match="positions"):
+        tape.play(3, batch(3), looked_up=(ids, ids.int()))
+    with pytest.raises(ValueError, match="token ids and positions"):
+        Chain(kernels, 64, 3).tape.play(3, batch(3), looked_up=(ids, ids))
