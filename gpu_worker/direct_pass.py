@@ -14,8 +14,8 @@ from torch import nn
 
 from gpu_worker.attention import AttentionStep, PagedStep
 from gpu_worker.position_tables import PositionTable
-from gpu_worker.recorded_layers import Recorded, RecordedLayers
-from kernels.cpu_job_kinds import LOOKUP_OF_POSITIONS, LOOKUP_OF_TOKENS
+from gpu_worker.recorded_layers import RecordedLayers
+from kernels.cpu_job_kinds import LOOKUP_OF_POSITIONS
 from kernels.cpu_lookups import CpuLookups
 from kernels.cpu_tape import JobRecorder, Tape
 from kernels.cpu_threads import recording
@@ -58,15 +58,11 @@ class DirectPass:
         self._tables = tables  # whose memory the tape reads
         self._head = head
         self._embedding = embedding
-        # What does more than to look up is called.
-        embeddings = None
-        if type(embedding) is nn.Embedding and embedding.max_norm is None:
-            embeddings = embedding.weight
-        self._is_looked_up = embeddings is not None
-        before = JobRecorder()
-        with recording(before):
-            _look_up(embeddings, recorded, tables)
-        jobs = [*before.jobs, *recorded.jobs, *behind.norm_jobs]
+        self._is_embedded = recorded.before is not None  # by the tape
+        positions = JobRecorder()
+        with recording(positions):
+            _look_up(tables, recorded.tape.num_tokens)
+        jobs = [*(recorded.before or ()), *positions.jobs, *recorded.jobs, *behind.norm_jobs]
         self._num_normed = len(jobs)
         self._tape = Tape([*jobs, *behind.head_jobs], recorded.tape.num_tokens)
         self._used: _Used | None = None
@@ -88,7 +84,7 @@ class DirectPass:
         assert isinstance(step, PagedStep)
         num_tokens = token_ids.shape[0]
         used = self._use(num_tokens)
-        if not self._is_looked_up:
+        if not self._is_embedded:
             used.hidden.copy_(self._embedding(token_ids.unsqueeze(0))[0])
         looked_up = token_ids, positions
         if rows is None and used.logits is not None:
@@ -112,12 +108,8 @@ class DirectPass:
         return used
 
 
-def _look_up(
-    embeddings: torch.Tensor | None, recorded: Recorded, tables: Sequence[PositionTable]
-) -> None:
-    """All that layers read and that is looked up, of the largest step."""
-    lookups, indices = CpuLookups(), torch.zeros(recorded.tape.num_tokens, dtype=torch.int64)
-    if embeddings is not None:
-        lookups.look_up(LOOKUP_OF_TOKENS, embeddings, indices, recorded.hidden[0])
+def _look_up(tables: Sequence[PositionTable], num_tokens: int) -> None:
+    """What layers read of positions, in the largest step."""
+    lookups, nowhere = CpuLookups(), torch.zeros(num_tokens, dtype=torch.int64)
     for table in tables:
-        lookups.look_up(LOOKUP_OF_POSITIONS, table.rows, indices, table.place)
+        lookups.look_up(LOOKUP_OF_POSITIONS, table.rows, nowhere, table.place)

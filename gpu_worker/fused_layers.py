@@ -7,7 +7,8 @@ from torch import nn
 
 from kernels.cpu_elements import Activation, CpuElements
 from kernels.cpu_layers import CompiledLinear, CompiledNorm
-from kernels.cpu_pack import PackedLayers, unpack_rows
+from kernels.cpu_lookups import CpuLookups
+from kernels.cpu_pack import PackedLayers
 
 
 class PackedLinear(nn.Module):
@@ -176,11 +177,12 @@ class PackedEmbedding(nn.Module):
         super().__init__()
         self._layers = layers
         self._dtype = dtype
+        self._lookups = CpuLookups()
 
     def forward(
         self,
         token_ids: torch.Tensor,  # [...] int64
     ) -> torch.Tensor:
         """Embeddings [..., K]."""
-        found = unpack_rows(self._layers, token_ids.flatten(), self._dtype)
+        found = self._lookups.unpack(self._layers, token_ids.flatten(), self._dtype)
         return found.view(*token_ids.shape, -1)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -134,7 +135,11 @@ class _Recorder(nn.Module):
         arena, jobs = Arena(), JobRecorder()
         given, own = [*self._calls, LayerCall(more, others)], _OwnTensors(arena)
         calls = [LayerCall(own.replace(call.more), own.replace(call.others)) for call in given]
-        first = out = arena.empty(tuple(hidden.shape), hidden.dtype)
+        before = None
+        if self._around is not None:
+            before = _before(self._around.embedding, self._kernels, arena, hidden)
+        first = arena.empty(tuple(hidden.shape), hidden.dtype) if before is None else before.hidden
+        out = first
         with recording(jobs), Recording(arena, self._kernels.elements):
             for layer, told in zip(self.layers, self._told, strict=True):
                 out = layer(out, *calls[told].more, **calls[told].others)
@@ -153,8 +158,40 @@ class _Recorder(nn.Module):
         for tensor in (first, *(tensor for _, _, tensor in read)):
             if tensor.shape[:2] != hidden.shape[:2]:
                 raise CannotRecord(f"its layers read a tensor of shape {tuple(tensor.shape)}")
-        self.recorded = Recorded(tape, step, first, tuple(read), out, layers, behind, arena)
+        self.recorded = Recorded(
+            tape,
+            step,
+            first,
+            None if before is None else before.jobs,
+            tuple(read),
+            out,
+            layers,
+            behind,
+            arena,
+        )
         return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What the first layer reads [1, N, K], and the jobs that write it."""
+
+    hidden: torch.Tensor
+    jobs: Sequence[NotedJob]
+
+
+def _before(
+    embedding: nn.Module, kernels: CpuLayers, arena: Arena, hidden: torch.Tensor
+) -> _Before | None:
+    """Embeddings of as many tokens, noted; None if they are more than looked up and multiplied."""
+    jobs, token_ids = JobRecorder(), torch.zeros(hidden.shape[1], dtype=torch.int64)
+    try:
+        with recording(jobs), Recording(arena, kernels.elements, token_ids):
+            found = embedding(token_ids.unsqueeze(0))
+    except Exception as error:
+        log.debug("embeddings are not looked up by the tape", because=_reason(error))
+        return None
+    return _Before(found, jobs.jobs) if found.shape == hidden.shape else None
 
 
 def _behind(around: Surroundings, out: torch.Tensor, jobs: JobRecorder) -> Behind:

@@ -45,6 +45,7 @@ class Recorded:
         tape: the layers' jobs.
         step: the step it was recorded for: it knows the caches and kernels.
         hidden: what the first layer reads.
+        before: jobs that write it, by token ids; None: it has to be copied there.
         read: other arguments that jobs read: which call, which of its tensors, and where it goes.
         out: what the last layer writes.
         jobs: of the layers, as they were noted.
@@ -55,6 +56,7 @@ class Recorded:
     tape: Tape
     step: PagedStep
     hidden: torch.Tensor
+    before: Sequence[NotedJob] | None
     read: tuple[tuple[int, int, torch.Tensor], ...]
     out: torch.Tensor
     jobs: Sequence[NotedJob]

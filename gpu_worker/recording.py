@@ -1,4 +1,5 @@
-"""What torch does while jobs are recorded: it allocates, looks at memory in other shapes, and adds.
+"""What torch does while jobs are recorded: it allocates, looks at memory in other shapes, adds,
+multiplies by a number, and looks up embeddings.
 
 All else would happen once, at recording, and not when the tape is played: it is refused.
 """
@@ -13,6 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu_elements import CpuElements
+from kernels.cpu_job_kinds import LOOKUP_OF_TOKENS
+from kernels.cpu_lookups import CpuLookups
 
 _aten = torch.ops.aten
 
@@ -37,6 +40,11 @@ class Arena:
         """All that there is."""
         return sum(memory.nbytes for memory in self._all)
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies here."""
+        at = tensor.data_ptr()
+        return any(0 <= at - each.ctypes.data < each.nbytes for each in self._all)
+
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor; its memory is free again when it and all views of it are gone."""
         num_bytes = max(1, int(np.prod(shape)) * dtype.itemsize)
@@ -58,12 +66,16 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         arena: of the tape.
         elements: sums and multiples as jobs.
+        token_ids: what embeddings are looked up by; None: nothing is looked up.
     """
 
-    def __init__(self, arena: Arena, elements: CpuElements) -> None:
+    def __init__(
+        self, arena: Arena, elements: CpuElements, token_ids: torch.Tensor | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
         self._elements = elements
+        self._token_ids = token_ids
 
     def __torch_dispatch__(
         self,
@@ -83,8 +95,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._sum(*args)
         if func is _aten.dropout.default and not args[2]:
             return args[0]
-        if func is _aten.mul.Tensor and len(args) == 2 and isinstance(args[1], float):
-            return self._multiple(*args)
+        if func is _aten.mul.Tensor and len(args) == 2 and self._is_number(args[1]):
+            return self._multiple(args[0], float(args[1]))
+        if func is _aten._to_copy.default and self._is_number(args[0]):
+            return func(*args, **kwargs)
+        if func is _aten.embedding.default and _memory(args[1]) == _memory(self._token_ids):
+            return self._embeddings(*args[:2])
         if func.is_view:
             found = func(*args, **kwargs)
             parts = found if isinstance(found, tuple | list) else (found,)
@@ -92,6 +108,12 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return found
             raise CannotRecord(f"{func} copies")
         raise CannotRecord(f"it calls {func}")
+
+    def _is_number(self, value: Any) -> bool:
+        """Whether it is the same in every step, as what jobs have written is not."""
+        if isinstance(value, torch.Tensor):
+            return value.dim() == 0 and not self._arena.holds(value)
+        return isinstance(value, float)
 
     def _sum(self, left: Any, right: Any) -> torch.Tensor:
         if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
@@ -108,6 +130,16 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return self._elements.scale(x, number)
         except ValueError as error:
             raise CannotRecord(f"it multiplies: {error}") from error
+
+    def _embeddings(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        with self:
+            found = table.new_empty((*token_ids.shape, table.shape[1]))
+        rows = found.view(-1, table.shape[1])
+        try:
+            CpuLookups().look_up(LOOKUP_OF_TOKENS, table, token_ids.flatten(), rows)
+        except ValueError as error:
+            raise CannotRecord(f"it looks up: {error}") from error
+        return found
 
 
 def _memory(tensor: Any) -> int | None:

@@ -8,16 +8,18 @@ from kernels.cpu_activate import activate_tasks
 from kernels.cpu_add import add_tasks
 from kernels.cpu_compile import Kernel, compile_entry, element_tag, source_version
 from kernels.cpu_isa import Dot, Instructions
-from kernels.cpu_job_kinds import ACTIVATE, ADD, LINEAR, NORM, ROTARY
+from kernels.cpu_job_kinds import ACTIVATE, ADD, LINEAR, LOOKUP_OF_TOKENS, NORM, ROTARY
 from kernels.cpu_linear import linear_tasks, narrow_registers, wide_registers
 from kernels.cpu_norm import layer_norm_tasks, norm_tasks
 from kernels.cpu_pairs import emulated_pair_tag, pair_tag
 from kernels.cpu_rotary import rotate_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
+from kernels.cpu_unpack import unpack_tasks
 
 _SOURCES = (
     "cpu_activate.py",
     "cpu_add.py",
+    "cpu_jobs.py",
     "cpu_linear.py",
     "cpu_linear_jobs.py",
     "cpu_linear_tiles.py",
@@ -26,6 +28,7 @@ _SOURCES = (
     "cpu_pairs.py",
     "cpu_rotary.py",
     "cpu_simd.py",
+    "cpu_unpack.py",
 )
 
 
@@ -151,3 +154,20 @@ def activate_kernel(dtype: torch.dtype) -> Kernel:
             activate_tasks(job, tag)
 
     return compile_entry(activate, ACTIVATE)
+
+
+@cache
+def unpack_kernel(weight: torch.dtype, dtype: torch.dtype) -> Kernel:
+    """Rows of packed weights of one type, as elements of another.
+
+    Raises:
+        ValueError: if there is no kernel for the types.
+    """
+    version = source_version(_SOURCES)
+    weight_tag, tag = element_tag(weight), element_tag(dtype)
+
+    def unpack(job):
+        if version:
+            unpack_tasks(job, weight_tag, tag)
+
+    return compile_entry(unpack, LOOKUP_OF_TOKENS)

@@ -5,8 +5,10 @@ import ctypes
 import torch
 
 from kernels import cpu_jobs as jobs
-from kernels.cpu_compile import lookup_kernel
+from kernels.cpu_compile import Kernel, lookup_kernel
 from kernels.cpu_job_kinds import JobKind
+from kernels.cpu_linear_compile import unpack_kernel
+from kernels.cpu_pack import PackedLayers
 from kernels.cpu_threads import TeamRunner
 
 
@@ -33,15 +35,47 @@ class CpuLookups:
                 f"{out.dtype} {tuple(out.shape)} cannot hold {len(indices)} rows of "
                 f"{table.dtype} {tuple(table.shape)}"
             )
+        if not table.is_contiguous():
+            raise ValueError("tables must be contiguous")
+        self._run(lookup_kernel(kind), table, len(table), table[:1].nbytes, indices, out)
+
+    def unpack(
+        self,
+        layers: PackedLayers,  # one layer
+        token_ids: torch.Tensor,  # [N] int64, contiguous
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The row of each token [N, K]; one that the layer does not have becomes all NaN.
+
+        Raises:
+            ValueError: there is no kernel for the type.
+        """
+        (num_rows,), num_features = layers.out_features, layers.in_features
+        out = torch.empty((len(token_ids), num_features), dtype=dtype)
+        kernel = unpack_kernel(layers.weight.dtype, dtype)
+        self._run(kernel, layers.weight, num_rows, num_features, token_ids, out)
+        return out
+
+    def _run(
+        self,
+        kernel: Kernel,
+        table: torch.Tensor,
+        num_rows: int,
+        row_size: int,
+        indices: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
         if indices.dtype != torch.int64:
             raise ValueError(f"indices are {indices.dtype}; expected int64")
-        if not (table.is_contiguous() and indices.is_contiguous() and out.is_contiguous()):
-            raise ValueError("tables, indices and rows must be contiguous")
+        if not (indices.is_contiguous() and out.is_contiguous()):
+            raise ValueError("indices and rows must be contiguous")
         job = (ctypes.c_int64 * jobs.LOOKUP_FIELDS)()
-        job[jobs.TABLE] = table.data_ptr()
-        job[jobs.TABLE_ROWS] = len(table)
-        job[jobs.TABLE_ROW_BYTES] = table[:1].nbytes
-        job[jobs.INDICES] = indices.data_ptr()
-        job[jobs.NUM_INDICES] = len(indices)
-        job[jobs.LOOKED_UP] = out.data_ptr()
-        self._team.run(lookup_kernel(kind), ctypes.addressof(job), 1)
+        job[jobs.TABLE : jobs.LOOKUP_FIELDS] = [
+            table.data_ptr(),
+            num_rows,
+            row_size,
+            indices.data_ptr(),
+            len(indices),
+            out.data_ptr(),
+        ]
+        self._team.run(kernel, ctypes.addressof(job), 1)

@@ -95,12 +95,6 @@ def is_narrow(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.bfloat16 or torch.equal(weight.bfloat16().float(), weight)
 
 
-def unpack_rows(layers: PackedLayers, rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows [n] of a single layer's weight, [n, K]."""
-    found = layers.weight[rows // PANEL, :, rows % PANEL]  # [n, K / 2, 2] or [n, K]
-    return found.reshape(len(rows), layers.in_features).to(dtype)
-
-
 def _panels(weight: torch.Tensor, narrow: bool) -> torch.Tensor:
     out_features, in_features = weight.shape
     groups = -(-out_features // GROUP_OUTPUTS)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.models.llama import modeling_llama
 
 from deploy.settings import REPOSITORY
@@ -16,9 +17,12 @@ from gpu_worker.attention import PagedStep
 from gpu_worker.direct_pass import DirectPass
 from gpu_worker.played_layers import play_as_called, trial
 from gpu_worker.recorded_layers import EarlierLayer, LayerCall, RecordedLayers
-from gpu_worker.recording import Arena
+from gpu_worker.recording import Arena, CannotRecord, Recording
 from gpu_worker.settings import WorkerSettings
+from kernels.cpu_elements import CpuElements
 from kernels.cpu_isa import detect
+from kernels.cpu_tape import JobRecorder
+from kernels.cpu_threads import TeamRunner, recording
 from kernels.interface import RaggedBatch
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
 from tests.support.models import SERVED, tiny_model
@@ -92,6 +96,8 @@ def test_played_layers_have_the_same_bits_for_steps_of_any_shape(
         layers = recorded(worker)
         assert layers is not None
         assert (worker.executor._model.short_cut is None) == (kind in CALLED_AROUND)
+        assert layers.recorded is not None
+        assert (layers.recorded.before is None) == (kind in CALLED_AROUND)
         steps = [
             ([17, 1, 30], [17, 1, 30]),  # prompts
             ([1, 1, 1], [18, 2, 31]),  # decodes
@@ -229,7 +235,10 @@ def test_the_demo_model_is_computed_without_its_own_code(dtype: str) -> None:
         model=str(REPOSITORY / "models" / "demo"), device="cpu", num_blocks=8, dtype=dtype
     )
     worker = build_worker(settings)
-    assert recorded(worker) is not None
+    layers = recorded(worker)
+    assert layers is not None
+    assert layers.recorded is not None
+    assert layers.recorded.before is not None  # though its embeddings are the output layer's
     assert worker.executor._model.short_cut is not None
 
 
@@ -332,3 +341,28 @@ def test_memory_that_nobody_holds_is_given_out_again() -> None:
     again = arena.empty((8, 8), torch.bfloat16)
     assert again.data_ptr() == address
     assert arena.nbytes == 2 * 128
+
+
+def test_only_what_is_the_same_in_every_step_is_a_number() -> None:
+    arena, factor = Arena(), torch.tensor(3.0)
+    recorder = JobRecorder()
+    with recording(recorder), Recording(arena, CpuElements(TeamRunner())):
+        x = torch.empty(2, 16, dtype=torch.float32)
+        x * factor
+        assert len(recorder.jobs) == 1
+        with pytest.raises(CannotRecord, match="mul"):
+            x * x[0, 0]
+        with pytest.raises(CannotRecord, match="copy"):
+            x[0, 0].to(torch.bfloat16)
+
+
+def test_nothing_is_looked_up_but_by_token_ids() -> None:
+    table, recorder = torch.zeros(5, 16), JobRecorder()
+    token_ids, others = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
+    with recording(recorder), Recording(Arena(), CpuElements(TeamRunner()), token_ids):
+        assert functional.embedding(token_ids, table).shape == (3, 16)
+        assert len(recorder.jobs) == 1
+        with pytest.raises(CannotRecord, match="embedding"):
+            functional.embedding(others, table)
+        with pytest.raises(CannotRecord, match="embedding_renorm"):
+            functional.embedding(token_ids, table, max_norm=1.0)

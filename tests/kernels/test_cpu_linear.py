@@ -16,7 +16,8 @@ from torch.nn.functional import layer_norm, linear, silu
 
 from kernels.cpu_isa import Dot, Instructions, choose, detect
 from kernels.cpu_layers import CpuLayers
-from kernels.cpu_pack import PackedLayers, is_narrow, pack, pack_gated, unpack_rows
+from kernels.cpu_lookups import CpuLookups
+from kernels.cpu_pack import PackedLayers, is_narrow, pack, pack_gated
 
 DTYPES = [torch.float32, torch.bfloat16]
 # float32 inputs with weights of either type, and bfloat16.
@@ -143,11 +144,22 @@ def test_a_nan_stays_in_its_row(kernels: CpuLayers) -> None:
     assert out[[0, 1, 2, 4, 5, 6]].isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_packed_weights_can_be_read_back(dtype: torch.dtype) -> None:
-    weight = random(130, 96).to(dtype)
-    rows = torch.tensor([0, 129, 17, 64, 17])
-    assert torch.equal(unpack_rows(pack([weight]), rows, dtype), weight[rows])
+@pytest.mark.parametrize(
+    ("kept", "dtype"),
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_rows_of_packed_weights_can_be_read_back(kept: torch.dtype, dtype: torch.dtype) -> None:
+    weight = random(130, 96).to(kept).to(dtype)
+    packed = pack([weight])
+    assert packed.weight.dtype == kept
+    rows = torch.tensor([0, 129, 17, 64, 17, 130, -1])  # the last two are in no row
+    found = CpuLookups().unpack(packed, rows, dtype)
+    assert torch.equal(found[:5], weight[rows[:5]])
+    assert found[5:].isnan().all()
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

@@ -1,0 +1,50 @@
+"""The CPU kernel that takes rows out of packed weights: embeddings that are the output layer's."""
+
+from numba import njit
+
+from kernels import cpu_jobs as fields
+from kernels.cpu_linear_jobs import PANEL
+from kernels.cpu_memory import (
+    claim,
+    field,
+    fill_bytes,
+    item_bytes,
+    load_element,
+    load_i64,
+    store_element,
+)
+
+# Of each output so much of its inputs lies together, see cpu_pack.
+_TOGETHER_BYTES = 4
+
+
+@njit
+def unpack_tasks(job, weight_tag, tag):
+    """Copy the row of a packed weight for each index; one that there is not becomes no numbers."""
+    num_indices = field(job, fields.NUM_INDICES)
+    table, table_rows = field(job, fields.TABLE), field(job, fields.TABLE_ROWS)
+    in_features = field(job, fields.UNPACKED_FEATURES)
+    row_bytes = in_features * item_bytes(tag)
+    panel_bytes = PANEL * in_features * item_bytes(weight_tag)
+    while True:
+        begin = claim(job + 8 * fields.NEXT_TASK) * fields.LOOKUP_TASK_ROWS
+        if begin >= num_indices:
+            return
+        for at in range(begin, min(begin + fields.LOOKUP_TASK_ROWS, num_indices)):
+            index = load_i64(field(job, fields.INDICES) + 8 * at)
+            out = field(job, fields.LOOKED_UP) + at * row_bytes
+            if 0 <= index < table_rows:
+                first = table + index // PANEL * panel_bytes + index % PANEL * _TOGETHER_BYTES
+                _unpack_row(first, out, in_features, weight_tag, tag)
+            else:
+                fill_bytes(out, 0xFF, row_bytes)
+
+
+@njit
+def _unpack_row(first, out, in_features, weight_tag, tag):
+    together = _TOGETHER_BYTES // item_bytes(weight_tag)
+    for begin in range(0, in_features, together):
+        for place in range(together):
+            number = load_element(weight_tag, first + place * item_bytes(weight_tag))
+            store_element(tag, out + (begin + place) * item_bytes(tag), number)
+        first += PANEL * _TOGETHER_BYTES
