@@ -9,8 +9,10 @@ import uvloop
 
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.compute_thread import compute_thread, look_ahead, waiting_thread
+from gpu_worker.executor import Executor
 from gpu_worker.lease import Lease
 from gpu_worker.observer import Observer
+from gpu_worker.populating import populate
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
 from shared.bus.keys import EngineKeys
@@ -92,11 +94,19 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, service.stop)
+    populating = asyncio.create_task(_populate(executor, service))
     try:
         await service.run()
     except Exception:
         log.exception("a step failed")
         return 1
     finally:
+        populating.cancel()
         await bus.close()
     return 0
+
+
+async def _populate(executor: Executor, service: WorkerService) -> None:
+    """Take the memory of a pool on the CPU, while no step is under way."""
+    if executor.device.type == "cpu":
+        await populate(executor.memory.layers.values(), lambda: service.is_computing)

@@ -110,6 +110,11 @@ class WorkerService:
     def _longest_step_s(self) -> float:
         return max(self._first_chunk_s, self._computing.longest_s)
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way."""
+        return self._computing.unfinished is not None
+
     def stop(self) -> None:
         """End after the current step."""
         self._stopping.set()

@@ -10,8 +10,8 @@ import torch
 def zeroed(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A tensor of zeros; on CPUs its pages come from the system, zeroed, when they are touched.
 
-    ``torch.zeros`` writes them all: 0.7 s for a GB, which a worker that starts would spend on
-    blocks that nobody uses yet.
+    ``torch.zeros`` writes them all: 0.7 s for a GB, for which a worker that starts would keep
+    everybody waiting. It takes them when it has nothing to do (see ``populating``).
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes == 0:
