@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers.models.llama import modeling_llama
 
 from deploy.settings import REPOSITORY
-from gpu_worker import layer_recorder, position_tables
+from gpu_worker import noting, position_tables
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.attention import PagedStep
 from gpu_worker.direct_pass import DirectPass
@@ -281,7 +281,7 @@ def test_long_tables_are_not_made(
 def test_many_rows_of_logits_are_not_kept(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_recorder, "_MOST_LOGITS_BYTES", 4096)
+    monkeypatch.setattr(noting, "_MOST_LOGITS_BYTES", 4096)
     worker = make_worker("llama", block_size=BLOCK_SIZE)
     layers = recorded(worker)
     assert layers is not None
