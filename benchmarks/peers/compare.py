@@ -175,6 +175,9 @@ def main() -> None:
     parser.add_argument("--servers", default="pagestream,vllm", help=f"of {', '.join(SERVERS)}")
     parser.add_argument("--rounds", type=int, default=1, help="how often the servers take turns")
     parser.add_argument("--start-s", type=float, default=600, help="longest time until ready")
+    parser.add_argument(
+        "--settle-s", type=float, default=0, help="idle time then: ours takes its pool's memory"
+    )
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--concurrency", default="1,16,64")
     parser.add_argument("--prompt-tokens", default="128")
@@ -202,6 +205,7 @@ def main() -> None:
                 began_s = time.monotonic()
                 with running(name, args.model, options, args.start_s) as url:
                     console.print(f"ready after {time.monotonic() - began_s:.0f} s")
+                    time.sleep(args.settle_s)
                     rounds[name].append(measure(url, name, args.model, load))
             except ServerFailed as error:
                 console.print(str(error), style="red", markup=False)
