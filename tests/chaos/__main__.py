@@ -103,6 +103,8 @@ class Chaos:
         expected = self._expected.outcomes
         self.rows.append(row_of(scenario.name, run, expected))
         _say(str(self.rows[-1]))
+        if not self.rows[-1].total:
+            _say("  nothing was asked: --minutes leaves no time for it")
         if run.preemptions:
             counts = {kind: round(count) for kind, count in run.preemptions.items()}
             _say(f"  preempted: {counts}")

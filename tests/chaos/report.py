@@ -36,7 +36,9 @@ class Row:
     time_s: float
 
     def is_good(self, exact: bool) -> bool:
-        """Nothing was lost, repeated or, if that can be asked, changed."""
+        """Something was asked, and nothing lost, repeated or, if that can be asked, changed."""
+        if not self.total:
+            return False
         same = self.equal == self.total or not exact
         return self.complete == self.total and same and not self.duplicates and not self.gaps
 

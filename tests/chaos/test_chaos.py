@@ -38,3 +38,7 @@ async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
     assert calm.num_complete == row.total == _CLIENTS * _REQUESTS, story
     assert len(rough.blows) == len(_TARGETS)
     assert row.is_good(exact=True), story
+
+
+def test_a_run_in_which_nothing_was_asked_is_not_good() -> None:
+    assert not row_of("kill any", Run(), {}).is_good(exact=True)
