@@ -23,6 +23,7 @@ _SOURCES = (
     "cpu_linear.py",
     "cpu_linear_jobs.py",
     "cpu_linear_tiles.py",
+    "cpu_lookup.py",
     "cpu_memory.py",
     "cpu_norm.py",
     "cpu_pairs.py",

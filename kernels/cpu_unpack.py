@@ -4,15 +4,8 @@ from numba import njit
 
 from kernels import cpu_jobs as fields
 from kernels.cpu_linear_jobs import PANEL
-from kernels.cpu_memory import (
-    claim,
-    field,
-    fill_bytes,
-    item_bytes,
-    load_element,
-    load_i64,
-    store_element,
-)
+from kernels.cpu_lookup import row_at
+from kernels.cpu_memory import claim, field, item_bytes, load_element, store_element
 
 # Of each output so much of its inputs lies together, see cpu_pack.
 _TOGETHER_BYTES = 4
@@ -20,9 +13,8 @@ _TOGETHER_BYTES = 4
 
 @njit
 def unpack_tasks(job, weight_tag, tag):
-    """Copy the row of a packed weight for each index; one that there is not becomes no numbers."""
-    num_indices = field(job, fields.NUM_INDICES)
-    table, table_rows = field(job, fields.TABLE), field(job, fields.TABLE_ROWS)
+    """Copy a row of a packed weight for each index."""
+    num_indices, table = field(job, fields.NUM_INDICES), field(job, fields.TABLE)
     in_features = field(job, fields.UNPACKED_FEATURES)
     row_bytes = in_features * item_bytes(tag)
     panel_bytes = PANEL * in_features * item_bytes(weight_tag)
@@ -31,13 +23,11 @@ def unpack_tasks(job, weight_tag, tag):
         if begin >= num_indices:
             return
         for at in range(begin, min(begin + fields.LOOKUP_TASK_ROWS, num_indices)):
-            index = load_i64(field(job, fields.INDICES) + 8 * at)
             out = field(job, fields.LOOKED_UP) + at * row_bytes
-            if 0 <= index < table_rows:
+            index = row_at(job, at, out, row_bytes)
+            if index >= 0:
                 first = table + index // PANEL * panel_bytes + index % PANEL * _TOGETHER_BYTES
                 _unpack_row(first, out, in_features, weight_tag, tag)
-            else:
-                fill_bytes(out, 0xFF, row_bytes)
 
 
 @njit
