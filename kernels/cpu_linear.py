@@ -12,6 +12,8 @@ from numba.extending import overload
 
 from kernels import cpu_linear_jobs as fields
 from kernels.cpu_linear_tiles import (
+    ITS_OWN,
+    NOTHING,
     accumulate,
     add_chunk,
     clear_chunk,
@@ -111,15 +113,16 @@ def _multiply_narrow(
     row = fields.TILE_ROW
     if rows == 1:
         accumulate(
-            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, 0, 0, tile, row
-        )
+            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, ITS_OWN, NOTHING,
+            tile, row,
+        )  # fmt: skip
         return
     if rows == 2:
         for panel in range(0, fields.GROUP, 2):
             w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
             accumulate(
                 weight_tag, operand_tag, 2, 2, 1, x, x_stride, w_at, panel_stride, pairs,
-                0, 0, out, row,
+                ITS_OWN, NOTHING, out, row,
             )  # fmt: skip
         return
     for panel in range(fields.GROUP):
@@ -130,13 +133,13 @@ def _multiply_narrow(
             if last >= 4:
                 accumulate(
                     weight_tag, operand_tag, 6, 1, last, at, x_stride, w_at, panel_stride, pairs,
-                    0, 0, o, row,
+                    NOTHING, NOTHING, o, row,
                 )  # fmt: skip
                 r += 6
             else:
                 accumulate(
                     weight_tag, operand_tag, 4, 1, last, at, x_stride, w_at, panel_stride, pairs,
-                    0, 0, o, row,
+                    NOTHING, NOTHING, o, row,
                 )  # fmt: skip
                 r += 4
 
@@ -147,13 +150,14 @@ def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, 
     row = fields.TILE_ROW
     if rows == 1:
         accumulate(
-            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, 0, 0, tile, row
-        )
+            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, ITS_OWN, NOTHING,
+            tile, row,
+        )  # fmt: skip
         return
     if rows <= 4:
         accumulate(
-            weight_tag, operand_tag, 4, 4, rows - 1, x, x_stride, w, panel_stride, pairs, 0, 0,
-            tile, row,
+            weight_tag, operand_tag, 4, 4, rows - 1, x, x_stride, w, panel_stride, pairs,
+            ITS_OWN, NOTHING, tile, row,
         )  # fmt: skip
         return
     for panel in range(0, fields.GROUP, 2):

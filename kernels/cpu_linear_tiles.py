@@ -21,6 +21,12 @@ from kernels.cpu_simd import LANES
 
 _LINE_BYTES = 64
 _PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
+# What ``accumulate`` brings in instead of the weights at an address.
+NOTHING = 0
+ITS_OWN = 1
+# By so much are weights that are read once ahead of being read: less comes too late, and what more
+# would bring in has left the fastest cache before it is read.
+_SOON_BYTES = 12 * _LINE_BYTES
 
 
 def _add_pairs(builder, operand_tag, sums, x_at, w_at):
@@ -77,10 +83,11 @@ def accumulate(
     A register block is ``rows`` x ``vectors`` * 16; out [rows, .] is float32. Rows beyond ``last``
     repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one. As many
     weights of a panel from the address ``ahead`` on, and ``also_ahead``, are brought in meanwhile;
-    with zeros none are.
+    or NOTHING is; or ITS_OWN weights a little before they are read, if this is the only time.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
-    fetches = not isinstance(ahead, types.Literal)
+    is_address = not isinstance(ahead, types.Literal)
+    is_own = not is_address and ahead.literal_value == ITS_OWN
 
     def codegen(context, builder, signature, args):
         _, _, _, _, last, x, x_stride, w, w_stride, steps, *ahead_at, out, o_stride = args
@@ -101,10 +108,12 @@ def accumulate(
         def body(step, sums):
             w_at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
             x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
-            for panel in ahead_at if fetches else ():
-                line = simd.offset(builder, panel, step, w_step)
-                for begin in range(0, w_step.constant, _LINE_BYTES):
-                    simd.prefetch(builder, builder.add(line, simd.i64(begin)))
+            if is_own:
+                soon = [builder.add(panel, simd.i64(_SOON_BYTES)) for panel in w_at]
+                _bring_in(builder, soon, w_step.constant, simd.Cache.NONE)
+            elif is_address:
+                later = [simd.offset(builder, panel, step, w_step) for panel in ahead_at]
+                _bring_in(builder, later, w_step.constant, simd.Cache.SECOND)
             if operand_tag == types.float32:
                 return _add_products(builder, narrow, list(sums), x_at, w_at)
             return _add_pairs(builder, operand_tag, list(sums), x_at, w_at)
@@ -117,6 +126,13 @@ def accumulate(
     i64 = types.int64
     numbers = (i64,) * 10
     return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
+
+
+def _bring_in(builder, addresses, num_bytes, cache):
+    """Start to bring in so many bytes from each of the addresses on."""
+    for address in addresses:
+        for begin in range(0, num_bytes, _LINE_BYTES):
+            simd.prefetch(builder, builder.add(address, simd.i64(begin)), cache)
 
 
 def _rows_up_to(builder, last, num_rows, base, stride):

@@ -85,7 +85,8 @@ def _fetch(builder, row, chunks, num_chunks, step):
     every = max(1, _LINE // step)  # vectors in a cache line
 
     def fetch(line, _):
-        simd.prefetch(builder, simd.offset(builder, row, line, simd.i64(every * step)))
+        at = simd.offset(builder, row, line, simd.i64(every * step))
+        simd.prefetch(builder, at, simd.Cache.NONE)
         return []
 
     num_lines = builder.sdiv(builder.add(num_chunks, simd.i64(every - 1)), simd.i64(every))
@@ -95,7 +96,7 @@ def _fetch(builder, row, chunks, num_chunks, step):
 def _fetch_bytes(builder, row, num_bytes):
     """The same of a length that is known at compile time."""
     for begin in range(0, num_bytes, _LINE):
-        simd.prefetch(builder, builder.add(row, simd.i64(begin)))
+        simd.prefetch(builder, builder.add(row, simd.i64(begin)), simd.Cache.NONE)
 
 
 @intrinsic
