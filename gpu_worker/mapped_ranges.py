@@ -50,6 +50,7 @@ class MappedRanges:
         self._extents = np.zeros(capacity, np.int64)  # nothing is mapped beyond
         self._areas = np.zeros(capacity, np.int64)  # mappings that the system keeps, at most
         self._last_used = np.zeros(capacity, np.int64)  # step
+        self._followed = np.zeros(capacity, np.int64)  # blocks that this step may use
 
     @property
     def num_in_use(self) -> int:
@@ -85,6 +86,7 @@ class MappedRanges:
         self._step += 1
         self._make_room(int(slots.max(initial=-1)) + 1)
         self._last_used[slots] = self._step
+        self._followed[slots] = num_blocks
         width = tables.shape[1]
         known = np.take(self._blocks[:, :width], slots, axis=0)
         changed = (tables != known) & (np.arange(width) < num_blocks[:, None])
@@ -95,15 +97,16 @@ class MappedRanges:
     def prepare(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
         """Map already what ``follow`` will be asked for, as far as nobody can notice.
 
-        That leaves out what the last step followed may still use, ranges that there are not yet,
-        and whatever would need another range's mappings. What cannot be mapped is left as well.
+        That leaves out what the last step followed may still use, even of sequences that are gone
+        by now, ranges that there are not yet, and whatever would need another range's mappings.
+        What cannot be mapped is left as well.
         """
         width = min(tables.shape[1], self._max_blocks)
         there = (slots < len(self._areas)) & (num_blocks <= width)
         slots, tables, num_blocks = slots[there], tables[there, :width], num_blocks[there]
         column = np.arange(width)
         changed = (tables != self._blocks[slots, :width]) & (column < num_blocks[:, None])
-        in_use = np.where(self._last_used[slots] == self._step, self._lengths[slots], 0)
+        in_use = np.where(self._last_used[slots] == self._step, self._followed[slots], 0)
         changed &= column >= in_use[:, None]
         for row in np.flatnonzero(changed.any(1)).tolist():
             slot, columns = int(slots[row]), np.flatnonzero(changed[row])
@@ -203,6 +206,7 @@ class MappedRanges:
             self._extents = np.pad(self._extents, (0, more))
             self._areas = np.pad(self._areas, (0, more))
             self._last_used = np.pad(self._last_used, (0, more))
+            self._followed = np.pad(self._followed, (0, more))
 
 
 def _num_areas(row: Table) -> int:

@@ -90,6 +90,20 @@ def test_what_the_running_step_does_not_read_is_unmapped_while_it_runs() -> None
     assert seen(driver, mapper) == {0: 4, 1: 5, 2: 3, 4: 1, 5: 2, 6: 0}
 
 
+def test_what_the_running_step_reads_stays_though_its_sequence_is_gone_already() -> None:
+    driver = FakeDriver()
+    mapper = make(driver)
+    ranges = MappedRanges(mapper, num_ranges=3, max_blocks=4, num_blocks=NUM_BLOCKS)
+    ranges.follow(np.array([0]), np.array([[1, 2]], np.int32), np.array([2]))
+    mapper.used()
+    ranges.keep(np.zeros(3, np.bool_))  # the next step begins, and its preparation comes late
+    ranges.prepare(np.array([0]), np.array([[3, 4, 5]], np.int32), np.array([3]))
+    assert seen(driver, mapper) == {0: 1, 1: 2, 2: 5}
+    assert ranges.num_in_use == 0
+    ranges.follow(np.array([0]), np.array([[3, 4, 5]], np.int32), np.array([3]))
+    assert seen(driver, mapper) == {0: 3, 1: 4, 2: 5}
+
+
 @pytest.mark.parametrize("refused", ["map", "access"])
 def test_what_fails_leaves_nothing_behind_and_others_alone(refused: str) -> None:
     driver = FakeDriver()
