@@ -43,6 +43,7 @@ from benchmarks.random_llama import register, write_config
 from benchmarks.random_model import SHAPES, Shape
 from benchmarks.time_budget import TimeBudget
 from benchmarks.worker_cases import (
+    TINY_SUITE,
     Bench,
     Decoded,
     Generate,
@@ -239,8 +240,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = Run(args.json, about, TimeBudget(60 * args.minutes))
         measure(run, shape, suite, settings)
     print(as_table(run.rows))
-    if args.shape == "tiny":
-        print("\nA tiny model: these times mean nothing.")
+    if suite is TINY_SUITE:
+        print("\nTiny cases: these times mean nothing.")
     else:
         missed = [f"{row.name}: {', '.join(row.missed)}" for row in run.rows if row.missed]
         print("\nTargets missed:", *(missed or ["none"]), sep="\n- ")

@@ -26,6 +26,8 @@ _RUN_GROWTH = 1.5
 # reason for any token to be far ahead; but of many first tokens, most are the same.
 _LEAST_SAME_FIRST_TOKENS = 0.2
 _MANY = 8
+# Models whose times mean nothing.
+_TO_TRY = ("tiny", "paged")
 
 
 class MeasurementFailed(PageStreamError):
@@ -128,7 +130,7 @@ TINY_SUITE = Suite(
 def shape_and_suite(name: str) -> tuple[Shape, Suite]:
     """Sizes of the model and of what is measured."""
     shape = SHAPES[name]
-    suite = TINY_SUITE if name == "tiny" else FULL_SUITE
+    suite = TINY_SUITE if name in _TO_TRY else FULL_SUITE
     vocabulary = 128_256 if name == "8b" else shape.vocabulary  # as Llama 3 has it
     context = max(shape.context, suite.context)
     sizes = (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.ffn)

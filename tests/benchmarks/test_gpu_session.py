@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.random_model import SHAPES
+from gpu_worker.model import LayerShape
+from gpu_worker.token_layout import fit_tokens
+from kernels.interface import AttentionParams
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "benchmarks" / "gpu_session")
 
@@ -56,3 +61,21 @@ def test_only_what_needs_a_gpu_is_left_of_the_tests() -> None:
     assert {name.partition("[")[0] for name in of_swapping} == {"test_content_comes_back_to_a_gpu"}
     assert any(name.startswith("test_a_captured_launch") for name in names)
     assert not any("copies_reach_all_layers" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "block_size"),
+    [("paged", torch.float32, 16), ("1b", torch.bfloat16, 64)],
+)
+def test_its_models_fill_the_pages_of_a_gpus_virtual_memory(
+    name: str, dtype: torch.dtype, block_size: int
+) -> None:
+    shape = SHAPES[name]
+    params = AttentionParams(scale=1.0)
+    head_dim = shape.hidden // shape.heads
+    layers = [
+        LayerShape(torch.nn.Identity(), shape.kv_heads, head_dim, dtype, params)
+        for _ in range(shape.layers)
+    ]
+    layout = fit_tokens(layers, block_size, page_bytes=2 * 2**20)
+    assert layout.token_bytes == layout.used_bytes
