@@ -22,6 +22,7 @@ from shared.errors import PageStreamError
 
 # Tokens in a page of continuous batching's cache, as transformers has it by default.
 _PAGE_TOKENS = 256
+_ATTENTION = "sdpa"
 _POLL_S = 1.0
 _LOGGER = "ContinuousBatchingLogger"  # of transformers; says much at every start
 
@@ -75,13 +76,14 @@ class Transformers:
         self._device = device
         self._max_num_batched_tokens = max_num_batched_tokens
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="sdpa"
+            folder, dtype=dtype, attn_implementation=_ATTENTION
         )
         logging.getLogger(_LOGGER).setLevel(logging.ERROR)
         self._model = model.to(device).eval().requires_grad_(False)
 
     def generate(self, prompts: Sequence[IntArray], num_new: int) -> BaselineRun:
         """``generate`` of one batch of equally long prompts, greedy, with the cache it chooses."""
+        self._attend_as_ever()
         times = _StepTimes(self._device)
         config = GenerationConfig(max_new_tokens=num_new, do_sample=False, use_cache=True)
         began_s = time.perf_counter()
@@ -113,6 +115,7 @@ class Transformers:
         Raises:
             BaselineFailed: it ended without all answers.
         """
+        self._attend_as_ever()
         longest = max(map(len, prompts)) + num_new
         pages = len(prompts) * (-(-longest // _PAGE_TOKENS) + 1)
         cache = ContinuousBatchingConfig(
@@ -153,6 +156,10 @@ class Transformers:
             decode_s=steps_together([answer.timestamps for answer in ordered]),
             whole_s=whole_s,
         )
+
+    def _attend_as_ever(self) -> None:
+        """Continuous batching that fails before it begins leaves its own attention behind."""
+        self._model.set_attn_implementation(_ATTENTION)
 
 
 def steps_together(moments_s: Sequence[Sequence[float]]) -> tuple[float, ...]:

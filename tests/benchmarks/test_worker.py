@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, ContinuousBatchingManager
 
 from benchmarks.driven_worker import DrivenStep, random_prompts, steady_steps
-from benchmarks.generate_baselines import BaselineRun, steps_together
+from benchmarks.generate_baselines import BaselineRun, Transformers, steps_together
 from benchmarks.random_llama import register, write_config
 from benchmarks.random_model import SHAPES, Shape
 from benchmarks.time_budget import TimeBudget
@@ -260,6 +260,24 @@ def test_prompts_are_the_same_for_whoever_is_measured_and_share_nothing() -> Non
     assert np.array_equal(first, again)
     assert not np.array_equal(first, random_prompts(3, 20, 50, 2))
     assert len({tuple(prompt[:5].tolist()) for prompt in first}) == 3
+
+
+def test_a_baseline_that_does_not_start_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random_llama(tmp_path, 0)
+    model = Transformers(tmp_path, torch.float32, torch.device("cpu"), 64)
+    prompts = random_prompts(2, 10, TINY.vocabulary, 0)
+    before = model.generate(prompts, 3)
+
+    def fail(_: ContinuousBatchingManager) -> None:
+        raise MemoryError("too little")
+
+    monkeypatch.setattr(ContinuousBatchingManager, "warmup", fail)
+    with pytest.raises(MemoryError):
+        model.continuous(prompts, 3)
+    after = model.generate(prompts, 3)
+    assert (after.how, after.outputs) == (before.how, before.outputs)
 
 
 @pytest.fixture(scope="module")
