@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -122,7 +123,8 @@ def measure(suite: Suite, device: torch.device, most_s: float) -> Iterator[Row |
             yield Absent(name, _reason(problem))
         gc.collect()
         if device.type == "cuda":
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # a kernel that broke the device has been named already
+                torch.cuda.empty_cache()
 
 
 def measure_attention(

@@ -28,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -326,7 +327,8 @@ def _free() -> None:
     """Give memory back that a part no longer holds."""
     gc.collect()
     if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # a kernel that broke the device has been named already
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -255,6 +255,20 @@ def test_a_part_that_fails_takes_no_other_with_it() -> None:
     ]
 
 
+def test_a_part_that_breaks_the_device_is_named_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    file = tmp_path / "figures.json"
+    assert not Run(file, {}, TimeBudget(60)).part("decode", "kind", fail)
+    (missing,) = json.loads(file.read_text())["missing"]
+    assert (missing["part"], "illegal memory access" in missing["reason"]) == ("decode", True)
+
+
 def test_prompts_are_the_same_for_whoever_is_measured_and_share_nothing() -> None:
     first, again = (random_prompts(3, 20, 50, seed) for seed in (1, 1))
     assert np.array_equal(first, again)
