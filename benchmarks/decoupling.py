@@ -42,7 +42,9 @@ from shared.bus.api import Append
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.codec import encode
-from shared.messages import StepPlan, StepResult, Submit
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
+from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 
 _ENGINE = "engine-0"

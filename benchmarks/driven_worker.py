@@ -17,7 +17,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.errors import PageStreamError
-from shared.messages import RequestState, StepPlan, StepResult, Submit
+from shared.messages.outputs import RequestState, StepResult
+from shared.messages.plans import StepPlan
+from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 
 _PLANS_IN_FLIGHT = 2

@@ -26,16 +26,10 @@ from shared.bus.api import START, Append
 from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import IntArray, Message, decode, encode
-from shared.messages import (
-    ChoiceState,
-    EngineInfo,
-    EngineState,
-    EpochStarted,
-    KVGeometry,
-    ModelInfo,
-    RequestState,
-    Submit,
-)
+from shared.messages.leases import EngineInfo, EngineState, KVGeometry, ModelInfo
+from shared.messages.outputs import ChoiceState, RequestState
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import Submit
 
 _MODEL = "models/demo"
 _ENGINE = "engine-0"

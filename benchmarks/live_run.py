@@ -19,7 +19,8 @@ from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import decode, encode
 from shared.errors import PageStreamError
-from shared.messages import BeamsEnded, RequestEnded, RequestState, StepResult, Submit
+from shared.messages.outputs import BeamsEnded, RequestEnded, RequestState, StepResult
+from shared.messages.requests import Submit
 from shared.metrics import SchedulerMetrics
 
 _READ_MS = 1_000

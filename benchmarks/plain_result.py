@@ -3,7 +3,8 @@
 import numpy as np
 
 from shared.codec import IntArray
-from shared.messages import EndFlag, StepResult
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import StepResult
 
 
 def plain_result(

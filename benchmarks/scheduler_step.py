@@ -20,7 +20,10 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import EndFlag, StepPlan, StepResult, Submit
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
+from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 
 _SIZES = (64, 256, 1024, 4096)

@@ -33,7 +33,7 @@ from scheduler_svc.core.notes import Stats
 from scheduler_svc.replay import replay
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import PageStreamError
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 from shared.service_settings import DEMO_MODEL
 

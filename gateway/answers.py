@@ -16,7 +16,7 @@ from gateway.generation import ClientLeft, Generation, TakenOver
 from gateway.mailbox import ClientGone
 from gateway.wire import DONE, Wire, error_event
 from shared.logs import EventLog
-from shared.messages import FinishReason
+from shared.messages.endings import FinishReason
 
 _log = EventLog("gateway.answers")
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -18,7 +18,7 @@ from gateway.events import (
 from gateway.mailbox import Mailbox
 from gateway.sessions import Sessions
 from shared.logs import EventLog
-from shared.messages import Attach, ChoiceView, Submit
+from shared.messages.requests import Attach, ChoiceView, Submit
 
 _log = EventLog("gateway.attach")
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from gateway.detokenize import Detokenizer
 from gateway.stops import StopFinder
-from shared.messages import FinishReason, TokenLogprobs
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

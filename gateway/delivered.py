@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.messages import ChoiceState, ChoiceView, RequestState, attachment_of, delivery_of
+from shared.messages.outputs import ChoiceState, RequestState
+from shared.messages.requests import ChoiceView, attachment_of, delivery_of
 
 
 @dataclass(slots=True)

@@ -16,17 +16,9 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
-from shared.messages import (
-    Abort,
-    ChoiceView,
-    EngineInfo,
-    EngineState,
-    FinishReason,
-    KVGeometry,
-    ModelInfo,
-    Stop,
-    Submit,
-)
+from shared.messages.endings import FinishReason
+from shared.messages.leases import EngineInfo, EngineState, KVGeometry, ModelInfo
+from shared.messages.requests import Abort, ChoiceView, Stop, Submit
 from shared.metrics import GatewayMetrics
 
 _log = EventLog("gateway.engine")

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from shared.messages import FinishReason, Submit, TokenLogprobs
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import TokenLogprobs
+from shared.messages.requests import Submit
 
 
 @dataclass(frozen=True, slots=True)

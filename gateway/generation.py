@@ -29,7 +29,9 @@ from gateway.pending import Part, PendingRequest, Planned
 from gateway.resumed import views_of
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
-from shared.messages import FinishReason, Stop, Submit, TokenLogprobs
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import TokenLogprobs
+from shared.messages.requests import Stop, Submit
 from shared.metrics import GatewayMetrics
 
 _BAD_NEWS = (ClientGone, EngineUnreachable, RequestFailed)

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from shared.messages import BeamsEnded, FinishReason, Hypothesis, TokenLogprobs
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import BeamsEnded, Hypothesis, TokenLogprobs
 
 
 def find_fault(message: BeamsEnded, num_choices: int) -> str | None:

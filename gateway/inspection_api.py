@@ -25,7 +25,7 @@ from gateway.health import readiness
 from gateway.openapi import answers, plain_text, takes
 from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
 from gateway.service import Service
-from shared.messages import PrefixState
+from shared.messages.leases import PrefixState
 from shared.metrics import CONTENT_TYPE
 
 

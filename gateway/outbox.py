@@ -7,7 +7,7 @@ from shared.bus.api import Append, Bus
 from shared.codec import encode
 from shared.errors import BusUnavailable
 from shared.logs import EventLog
-from shared.messages import Abort, Attach, Pin, Stop
+from shared.messages.requests import Abort, Attach, Pin, Stop
 
 _log = EventLog("gateway.outbox")
 

@@ -9,7 +9,9 @@ import numpy as np
 from gateway.admission import Prompt
 from gateway.choices import Choice
 from gateway.event_ids import Position, Replay
-from shared.messages import FinishReason, Submit, TokenLogprobs
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import TokenLogprobs
+from shared.messages.requests import Submit
 from shared.metrics import GatewayMetrics
 from shared.sampling import SamplingParams
 

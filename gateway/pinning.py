@@ -11,7 +11,8 @@ from hashlib import blake2b
 
 from shared.codec import IntArray
 from shared.logs import EventLog
-from shared.messages import EngineInfo, Pin, PrefixState
+from shared.messages.leases import EngineInfo, PrefixState
+from shared.messages.requests import Pin
 
 _AGAIN_S = 30.0
 _MAX_AT_ONCE = 16  # an entry of the log should stay small

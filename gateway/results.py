@@ -1,6 +1,7 @@
 """The parts of a step's result, read as a whole: what contradicts itself raises ValueError."""
 
-from shared.messages import EndFlag, StepResult
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import StepResult
 
 
 def sampled_rows(result: StepResult) -> list[tuple[int, int, EndFlag | None]]:

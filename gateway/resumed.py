@@ -7,7 +7,8 @@ import numpy as np
 
 from gateway.events import Joined
 from gateway.sessions import GOOD_ENDS
-from shared.messages import ChoiceView, FinishReason
+from shared.messages.endings import FinishReason
+from shared.messages.requests import ChoiceView
 
 
 def views_of(known: Joined, has: Sequence[tuple[int, bool]]) -> list[ChoiceView]:

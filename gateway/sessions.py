@@ -27,17 +27,10 @@ from gateway.results import admissions, sampled_rows
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode
 from shared.errors import DecodeError
-from shared.messages import (
-    BeamsEnded,
-    ChoiceEnded,
-    ChoiceView,
-    EpochStarted,
-    FinishReason,
-    RequestEnded,
-    RequestState,
-    StepResult,
-    delivery_of,
-)
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import ChoiceView, delivery_of
 
 # Ends of which the log tells all: what led to them need not have been seen.
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)

@@ -7,7 +7,8 @@ import numpy as np
 
 from shared.codec import IntArray
 from shared.errors import PageStreamError
-from shared.messages import Admission, BeamStep, KVGeometry, StepPlan
+from shared.messages.leases import KVGeometry
+from shared.messages.plans import Admission, BeamStep, StepPlan
 
 
 class PlanRefused(PageStreamError):

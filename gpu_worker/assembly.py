@@ -25,7 +25,7 @@ from kernels.interface import AttentionBackend
 from kernels.select import select_backend
 from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
-from shared.messages import ModelInfo, Speeds
+from shared.messages.leases import ModelInfo, Speeds
 from shared.model_name import model_name
 
 log = EventLog(__name__)

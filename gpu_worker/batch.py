@@ -22,7 +22,8 @@ from gpu_worker.beams import beam_rows, continue_beams
 from gpu_worker.rows import ChunkRows, Forks, Rows
 from gpu_worker.slots import NO_TOKEN, SlotArrays, Slots
 from shared.codec import IntArray
-from shared.messages import Admission, EndFlag, StepPlan
+from shared.messages.endings import EndFlag
+from shared.messages.plans import Admission, StepPlan
 
 
 class BatchState(SlotArrays):

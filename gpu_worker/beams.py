@@ -11,7 +11,7 @@ import numpy as np
 from gpu_worker.admissible import PlanRefused, check_beams
 from gpu_worker.rows import BeamRows, Rows
 from gpu_worker.slots import SlotArrays, Slots
-from shared.messages import BeamStep
+from shared.messages.plans import BeamStep
 
 
 def continue_beams(steps: Sequence[BeamStep], batch: SlotArrays, slot_of: dict[int, int]) -> None:

@@ -9,13 +9,8 @@ import numpy.typing as npt
 from gpu_worker.batch import Advanced
 from gpu_worker.outcome import Outcome
 from shared.codec import IntArray
-from shared.messages import (
-    BeamCandidates,
-    PromptLogprobs,
-    StepPlan,
-    StepResult,
-    TokenLogprobs,
-)
+from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult, TokenLogprobs
+from shared.messages.plans import StepPlan
 
 
 @dataclass(slots=True)

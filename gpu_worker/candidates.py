@@ -9,7 +9,8 @@ import torch
 
 from gpu_worker.rows import BeamRows
 from gpu_worker.slots import SlotArrays, Slots
-from shared.messages import BeamCandidates, EndFlag
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamCandidates
 
 _BANNED = float("-inf")
 _TILE = 64

@@ -13,7 +13,8 @@ from typing import Any
 
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.plan_executor import Pipeline, PlanExecutor, StepObserver
-from shared.messages import StepPlan, StepResult
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

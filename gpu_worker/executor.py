@@ -35,14 +35,9 @@ from gpu_worker.step_buffers import StepBuffers, StepSize
 from gpu_worker.step_inputs import InputWriter, StepInputs, first
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
-from shared.messages import (
-    BeamCandidates,
-    EndFlag,
-    PromptLogprobs,
-    StepPlan,
-    StepResult,
-    TokenLogprobs,
-)
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult, TokenLogprobs
+from shared.messages.plans import StepPlan
 
 # Nobody waits that long unless the step fails.
 _PLACING_S = 1.0

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from gpu_worker.admissible import PlanRefused, check_admission, check_block
 from gpu_worker.batch import BatchState
 from gpu_worker.rows import Indices
-from shared.messages import StepPlan
+from shared.messages.plans import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

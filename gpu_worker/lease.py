@@ -9,7 +9,7 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import DecodeError, PageStreamError
 from shared.logs import EventLog
-from shared.messages import KVGeometry, ModelInfo, Speeds, WorkerInfo, WorkerState
+from shared.messages.leases import KVGeometry, ModelInfo, Speeds, WorkerInfo, WorkerState
 
 TTL_MS = 5_000
 _RENEWAL_S = 1.5

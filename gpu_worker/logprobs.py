@@ -3,7 +3,7 @@
 import torch
 
 from gpu_worker.rows import ChunkRows
-from shared.messages import PromptLogprobs, TokenLogprobs
+from shared.messages.outputs import PromptLogprobs, TokenLogprobs
 
 _ROWS_AT_ONCE = 64  # bounds the float32 copy of logits
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from gpu_worker.plan_reader import PlanReader
 from shared.errors import BusUnavailable
-from shared.messages import StepPlan
+from shared.messages.plans import StepPlan
 
 
 class Foreseeing(Protocol):

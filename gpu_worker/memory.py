@@ -18,7 +18,7 @@ from kernels.interface import LayerCache
 from kernels.packing import unpacked_views
 from shared.codec import IntArray
 from shared.errors import SettingsError
-from shared.messages import KVGeometry
+from shared.messages.leases import KVGeometry
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gpu_worker.executor import Executor
 from gpu_worker.memory import MappingStats
-from shared.messages import StepResult
+from shared.messages.outputs import StepResult
 from shared.metrics import WorkerMetrics
 
 

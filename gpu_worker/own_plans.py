@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from shared.codec import IntArray
-from shared.messages import Admission, StepPlan
+from shared.messages.plans import Admission, StepPlan
 from shared.sampling import SamplingParams
 
 _GREEDY = SamplingParams.greedy(2)

@@ -2,7 +2,8 @@
 
 from typing import Protocol, TypeVar
 
-from shared.messages import StepPlan, StepResult
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
 
 
 class PlanExecutor(Protocol):

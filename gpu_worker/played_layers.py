@@ -19,7 +19,7 @@ from kernels.cpu_isa import detect
 from kernels.cpu_layers import CpuLayers
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
-from shared.messages import StepPlan
+from shared.messages.plans import StepPlan
 
 _NUM_SEQS = 2
 _MOST_PROMPT = 19

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shared.codec import IntArray
-from shared.messages import BeamStep
+from shared.messages.plans import BeamStep
 
 Indices = npt.NDArray[np.int64]
 

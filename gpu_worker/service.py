@@ -27,7 +27,9 @@ from shared.bus.keys import EngineKeys
 from shared.codec import encode
 from shared.errors import BusUnavailable, PageStreamError, StaleWriter
 from shared.logs import EventLog
-from shared.messages import EpochStarted, KVGeometry, ModelInfo, Speeds, StepPlan, StepResult
+from shared.messages.leases import KVGeometry, ModelInfo, Speeds
+from shared.messages.outputs import StepResult
+from shared.messages.plans import EpochStarted, StepPlan
 
 _BLOCK_MS = 500  # an idle loop wakes this often to renew its lease
 _RETRY_S = 0.5

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.admissible import Limits
-from shared.messages import Admission
+from shared.messages.plans import Admission
 
 _FIRST_CAPACITY = 64
 NO_TOKEN = -1  # pads rows of token ids; no token has this id

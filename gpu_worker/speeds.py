@@ -10,7 +10,7 @@ from gpu_worker.executor import Executor
 from gpu_worker.memory import KVMemory
 from gpu_worker.own_plans import prefill_plan
 from shared.codec import IntArray
-from shared.messages import Speeds
+from shared.messages.leases import Speeds
 
 # A typical victim: both ways of preemption are measured on as many tokens.
 _NUM_TOKENS = 256

@@ -18,7 +18,7 @@ from gpu_worker.memory import MappingStats
 from gpu_worker.placement import Placement
 from gpu_worker.token_layout import TokenLayout
 from kernels.interface import LayerCache
-from shared.messages import KVGeometry
+from shared.messages.leases import KVGeometry
 
 NUM_RESERVED = 1
 """Ranges that are nobody's.

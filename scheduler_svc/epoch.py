@@ -16,7 +16,7 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode
 from shared.errors import DecodeError
 from shared.logs import EventLog
-from shared.messages import EpochStarted
+from shared.messages.plans import EpochStarted
 
 _PAGE = 1_000  # entries per read
 _STATES_PER_ENTRY = 64  # an entry should stay small enough to be read at once

@@ -16,19 +16,18 @@ from scheduler_svc.core.remembered import EndedChoice, EndedRequest
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
-from shared.messages import (
+from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.outputs import (
     BeamCandidates,
     BeamsEnded,
     ChoiceEnded,
     ChoiceState,
-    EndFlag,
-    EpochStarted,
-    FinishReason,
     RequestEnded,
     RequestState,
     StepResult,
-    Submit,
 )
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import Submit
 
 _MAX_FINISHED = 10_000
 _SURVIVED = 2  # results in an epoch after which a request is no suspect any more

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from scheduler_svc.core import notes
 from scheduler_svc.core.scheduler import Scheduler
 from shared.logs import EventLog
-from shared.messages import KVGeometry, StepPlan, StepResult
+from shared.messages.leases import KVGeometry
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
 from shared.metrics import SchedulerMetrics
 
 log = EventLog(__name__)

@@ -18,7 +18,7 @@ from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, read_f
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode, decode_as, encode
 from shared.errors import DecodeError, PageStreamError
-from shared.messages import StepPlan, Turn
+from shared.messages.plans import StepPlan, Turn
 
 
 class ReplayDiffers(PageStreamError):

@@ -22,21 +22,19 @@ from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, decode_as, encode
 from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
 from shared.logs import EventLog
-from shared.messages import (
-    Drain,
+from shared.messages.endings import FinishReason
+from shared.messages.leases import (
     EngineInfo,
     EngineState,
-    EpochStarted,
-    FinishReason,
-    GatewayLost,
     KVGeometry,
     ModelInfo,
     PrefixStatus,
-    RequestEnded,
-    StepResult,
     WorkerInfo,
     WorkerState,
 )
+from shared.messages.outputs import RequestEnded, StepResult
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import Drain, GatewayLost
 
 _BLOCK_MS = 250  # an idle loop wakes this often to look after leases
 _LEASE_MS = 5_000

@@ -17,7 +17,7 @@ from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
 from benchmarks.simulator.run import run
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, System, Work
 from benchmarks.simulator.worker_model import WorkerModel
-from shared.messages import BeamStep
+from shared.messages.plans import BeamStep
 
 _MAX_LEN = 2_048
 _MAX_SEQUENCES = 256  # that run at once, in all systems

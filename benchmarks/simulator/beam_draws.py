@@ -14,7 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from shared.codec import IntArray
-from shared.messages import BeamCandidates, BeamStep, EndFlag
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamCandidates
+from shared.messages.plans import BeamStep
 
 # Each break takes this share of what is left: Beta(0.8, 0.6). With these two the likeliest token
 # has a probability of 0.6 on average, often near 1 and often small, as language models' have.

@@ -17,7 +17,8 @@ from scheduler_svc.recording import EpochFrame, PlanFrame, read_frames
 from shared.bus.api import EntryId
 from shared.codec import decode, decode_as
 from shared.errors import PageStreamError
-from shared.messages import StepPlan, StepResult
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
 
 _FEWEST = 100  # steps to fit to
 

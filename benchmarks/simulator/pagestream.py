@@ -16,7 +16,9 @@ from scheduler_svc.core.notes import Ended, FirstToken, Preempted
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import EndFlag, RequestEnded, RequestState, Submit
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import RequestEnded, RequestState
+from shared.messages.requests import Submit
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 
 _AT = EntryId(1, 0)  # where every message is read: nothing here depends on it

@@ -14,7 +14,8 @@ from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.system import Work
 from scheduler_svc.core.draft import Entrant, PlanDraft
 from shared.codec import IntArray
-from shared.messages import BeamCandidates, BeamStep
+from shared.messages.outputs import BeamCandidates
+from shared.messages.plans import BeamStep
 
 
 @dataclass(slots=True)

@@ -9,16 +9,9 @@ from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stepping import Stepping
 from shared.bus.api import EntryId
 from shared.codec import Message
-from shared.messages import (
-    BeamsEnded,
-    ChoiceEnded,
-    ChoiceState,
-    FinishReason,
-    RequestEnded,
-    RequestState,
-    Stop,
-    Submit,
-)
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, ChoiceState, RequestEnded, RequestState
+from shared.messages.requests import Stop, Submit
 
 
 class Answers:

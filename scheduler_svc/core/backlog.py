@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.sequence import ENDED, SequenceGroup
-from shared.messages import Submit
+from shared.messages.requests import Submit
 
 _CLEAN_AT = 1_024  # deadlines; beyond, those of ended requests are dropped now and then
 

@@ -11,7 +11,8 @@ import numpy as np
 from scheduler_svc.core.config import ProtocolError
 from shared.codec import FloatArray, IntArray
 from shared.errors import DecodeError
-from shared.messages import BeamCandidates, ChoiceState, EndFlag, FinishReason, Hypothesis
+from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.outputs import BeamCandidates, ChoiceState, Hypothesis
 from shared.sampling import BeamParams, EarlyStopping
 
 

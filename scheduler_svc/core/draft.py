@@ -7,7 +7,7 @@ import numpy as np
 from scheduler_svc.core.sequence import NO_TOKENS, Sequence, SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import Admission, BeamStep, StepPlan, Turn
+from shared.messages.plans import Admission, BeamStep, StepPlan, Turn
 from shared.sampling import SamplingParams
 
 

@@ -1,7 +1,7 @@
 """What can never run, and what is cheaper: decisions that need no state of the scheduler."""
 
 from scheduler_svc.core.config import Preemption, SchedulerConfig
-from shared.messages import Submit
+from shared.messages.requests import Submit
 
 
 def why_never(config: SchedulerConfig, submit: Submit, max_output: int) -> str | None:

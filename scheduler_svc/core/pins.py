@@ -13,7 +13,8 @@ from scheduler_svc.core import notes, prefix
 from scheduler_svc.core.blocks import BlockHash, BlockPool
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.sequence import SequenceGroup
-from shared.messages import Pin, PrefixState, PrefixStatus, Submit
+from shared.messages.leases import PrefixState, PrefixStatus
+from shared.messages.requests import Pin, Submit
 from shared.sampling import SamplingParams
 
 _BEHIND_ALL_CLIENTS = 2**31  # theirs are below

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from shared.codec import IntArray, Message
-from shared.messages import BeamsEnded, Submit
+from shared.messages.outputs import BeamsEnded
+from shared.messages.requests import Submit
 
 
 @dataclass(frozen=True, slots=True)

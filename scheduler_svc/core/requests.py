@@ -18,19 +18,9 @@ from scheduler_svc.core.sequence import Sequence as TokenSequence
 from scheduler_svc.core.stepping import Stepping
 from scheduler_svc.core.views import continued, delivered_by, may_follow, views_of
 from shared.codec import IntArray, Message
-from shared.messages import (
-    Abort,
-    Attach,
-    BeamsEnded,
-    ChoiceView,
-    EndFlag,
-    FinishReason,
-    GatewayLost,
-    Pin,
-    RequestEnded,
-    Stop,
-    Submit,
-)
+from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.outputs import BeamsEnded, RequestEnded
+from shared.messages.requests import Abort, Attach, ChoiceView, GatewayLost, Pin, Stop, Submit
 
 _FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
 # Workers in a row, the last two of them with nothing else to compute. One such death may be a

@@ -21,22 +21,11 @@ from scheduler_svc.core.stepping import Stepping
 from scheduler_svc.core.tables import BlockTables
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
-from shared.messages import (
-    Abort,
-    Attach,
-    BeamCandidates,
-    Drain,
-    EndFlag,
-    GatewayLost,
-    Pin,
-    PrefixStatus,
-    RequestState,
-    StepPlan,
-    StepResult,
-    Stop,
-    Submit,
-    Turn,
-)
+from shared.messages.endings import EndFlag
+from shared.messages.leases import PrefixStatus
+from shared.messages.outputs import BeamCandidates, RequestState, StepResult
+from shared.messages.plans import StepPlan, Turn
+from shared.messages.requests import Abort, Attach, Drain, GatewayLost, Pin, Stop, Submit
 
 
 class Scheduler:

@@ -12,7 +12,7 @@ from scheduler_svc.core.beams import Turnover
 from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.sequence import ENDED, NO_TOKENS, SEARCHING, Sequence, SequenceGroup
 from scheduler_svc.core.tables import BlockTables
-from shared.messages import BeamCandidates
+from shared.messages.outputs import BeamCandidates
 
 
 class Searches:

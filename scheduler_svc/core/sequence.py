@@ -11,7 +11,7 @@ from scheduler_svc.core.blocks import BlockHash
 from scheduler_svc.core.remembered import EndedChoice
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages import Submit
+from shared.messages.requests import Submit
 
 
 class GroupState(Enum):

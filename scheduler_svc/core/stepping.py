@@ -30,7 +30,7 @@ from scheduler_svc.core.sequence import (
 from scheduler_svc.core.tables import BlockTables
 from scheduler_svc.core.tokens import TokenStore
 from shared.codec import IntArray
-from shared.messages import BeamCandidates
+from shared.messages.outputs import BeamCandidates
 
 # A request that was computed when a worker died, and again when the next one did, has the third to
 # itself until it has got further.

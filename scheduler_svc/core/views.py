@@ -7,7 +7,7 @@ import numpy as np
 
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest
 from shared.codec import IntArray
-from shared.messages import Attach, ChoiceView, Submit, delivery_of
+from shared.messages.requests import Attach, ChoiceView, Submit, delivery_of
 
 # Deliveries of one request that are remembered: who has been overtaken so often will have noticed.
 _MOST_OVERTAKEN = 32

@@ -4,7 +4,7 @@ from scheduler_svc.explain.chronicle import Chronicle, Phase
 from scheduler_svc.explain.story import Kind, Story, When, asked_for, counted, listed, size_of
 from shared.bus.api import EntryId
 from shared.codec import Message
-from shared.messages import Abort, Attach, Drain, GatewayLost, Stop, Submit
+from shared.messages.requests import Abort, Attach, Drain, GatewayLost, Stop, Submit
 
 
 class Asked:

@@ -14,18 +14,10 @@ from scheduler_svc.core.config import Preemption
 from scheduler_svc.core.notes import Preempted
 from scheduler_svc.explain.crowd import Crowd
 from scheduler_svc.explain.story import Kind, Story, When, asked_for, counted, listed, size_of
-from shared.messages import (
-    BeamsEnded,
-    ChoiceEnded,
-    EndFlag,
-    EpochStarted,
-    FinishReason,
-    RequestEnded,
-    RequestState,
-    StepPlan,
-    StepResult,
-    Submit,
-)
+from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
+from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.requests import Submit
 
 _BY_UNKNOWN = "by whom its plan would tell, which has been trimmed"
 UNNAMED = "one with handles that only plans name"

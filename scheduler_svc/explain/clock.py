@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from scheduler_svc.explain.story import When
 from shared.bus.api import EntryId
 from shared.codec import Message
-from shared.messages import EpochStarted, RequestState, StepPlan, StepResult, Turn
+from shared.messages.outputs import RequestState, StepResult
+from shared.messages.plans import EpochStarted, StepPlan, Turn
 
 
 class Clock:

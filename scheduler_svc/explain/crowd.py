@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shared.codec import IntArray
-from shared.messages import RequestState, StepResult
+from shared.messages.outputs import RequestState, StepResult
 
 
 @dataclass(slots=True)

@@ -13,7 +13,9 @@ from shared.bus.api import START, Bus, Entry
 from shared.bus.keys import EngineKeys
 from shared.codec import decode, decode_as
 from shared.errors import DecodeError
-from shared.messages import EngineInfo, EpochStarted, StepPlan, StepResult
+from shared.messages.leases import EngineInfo
+from shared.messages.outputs import StepResult
+from shared.messages.plans import EpochStarted, StepPlan
 
 _PAGE = 1_000  # entries per read
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from shared.messages import Submit
+from shared.messages.requests import Submit
 
 
 class Kind(StrEnum):

@@ -17,15 +17,8 @@ from scheduler_svc.explain.story import Story
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.errors import PageStreamError
-from shared.messages import (
-    BeamsEnded,
-    ChoiceEnded,
-    EpochStarted,
-    RequestEnded,
-    RequestState,
-    StepPlan,
-    StepResult,
-)
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
+from shared.messages.plans import EpochStarted, StepPlan
 
 
 class UnknownRequest(PageStreamError):

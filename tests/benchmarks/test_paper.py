@@ -16,7 +16,7 @@ from benchmarks.paper.workloads import Kind, Workload, lengths
 from benchmarks.simulator.beam_draws import BeamDraws
 from benchmarks.simulator.worker_model import find_calibration
 from shared.errors import SettingsError
-from shared.messages import BeamStep
+from shared.messages.plans import BeamStep
 
 
 def test_a_sustained_rate_is_read_off_between_two_runs() -> None:

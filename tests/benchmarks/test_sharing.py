@@ -13,7 +13,7 @@ from gpu_worker.settings import WorkerSettings
 from scheduler_svc.core.notes import Stats
 from scheduler_svc.replay import replay
 from scheduler_svc.settings import SchedulerSettings
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from tests.support.models import tiny_model
 from tests.support.requests import submit
 

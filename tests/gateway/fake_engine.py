@@ -10,26 +10,21 @@ import numpy as np
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
-from shared.messages import (
-    Abort,
-    Attach,
+from shared.messages.endings import EndFlag
+from shared.messages.leases import EngineInfo, KVGeometry, ModelInfo
+from shared.messages.outputs import (
     BeamsEnded,
     ChoiceEnded,
     ChoiceState,
-    EndFlag,
-    EngineInfo,
-    EpochStarted,
     Hypothesis,
-    KVGeometry,
-    ModelInfo,
     PromptLogprobs,
     RequestEnded,
     RequestState,
     StepResult,
-    Stop,
-    Submit,
     TokenLogprobs,
 )
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import Abort, Attach, Stop, Submit
 
 
 def kv_pool(num_blocks: int, block_size: int = 16) -> KVGeometry:

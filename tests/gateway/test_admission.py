@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.engine import Engine
-from shared.messages import EndFlag, ModelInfo
+from shared.messages.endings import EndFlag
+from shared.messages.leases import ModelInfo
 from tests.gateway.conftest import MakeStage, Stage, events
 from tests.gateway.fake_engine import kv_pool
 

@@ -8,7 +8,8 @@ from gateway.mailbox import Mailbox
 from gateway.sessions import Sessions
 from shared.bus.api import Entry, EntryId
 from shared.codec import encode
-from shared.messages import Attach, RequestEnded
+from shared.messages.outputs import RequestEnded
+from shared.messages.requests import Attach
 from tests.support.requests import submit
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from shared.sampling import BeamParams
 from tests.gateway.conftest import MakeStage, Stage, events
 from tests.gateway.fake_engine import hypothesis, kv_pool

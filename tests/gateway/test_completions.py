@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shared.messages import EndFlag
+from shared.messages.endings import EndFlag
 from tests.gateway.conftest import Stage, events
 
 TEXT = "It was a fine day 😀, and “she” said so."

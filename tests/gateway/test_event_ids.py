@@ -8,7 +8,7 @@ from gateway.choices import Delta
 from gateway.errors import ApiError
 from gateway.event_ids import EventIds, Position, Replay, StreamPosition
 from gateway.wire import WireEvent
-from shared.messages import FinishReason
+from shared.messages.endings import FinishReason
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gateway.hypotheses import find_fault, token_logprobs
-from shared.messages import BeamsEnded, Hypothesis
+from shared.messages.outputs import BeamsEnded, Hypothesis
 from tests.gateway.fake_engine import hypothesis
 
 

@@ -11,7 +11,8 @@ from shared.bus.api import Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable
-from shared.messages import EndFlag, ModelInfo
+from shared.messages.endings import EndFlag
+from shared.messages.leases import ModelInfo
 from tests.gateway.conftest import MakeStage, Stage, events
 from tests.gateway.fake_engine import scores
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from shared.messages import EndFlag, Submit
+from shared.messages.endings import EndFlag
+from shared.messages.requests import Submit
 from tests.gateway.conftest import Stage, events
 from tests.gateway.fake_engine import scores
 

@@ -2,7 +2,7 @@
 
 from gateway.events import ChoiceFinished, TokensArrived
 from gateway.mailbox import ClientGone, Mailbox
-from shared.messages import FinishReason
+from shared.messages.endings import FinishReason
 from tests.gateway.fake_engine import scores
 
 

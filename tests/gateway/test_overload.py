@@ -7,7 +7,7 @@ import time
 import pytest
 from openai import RateLimitError
 
-from shared.messages import RequestEnded
+from shared.messages.outputs import RequestEnded
 from tests.gateway.conftest import MakeStage, Stage, events
 from tests.gateway.test_lifecycle import Stream, tokens_of
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from gateway.pinning import Pinning, Prefix
-from shared.messages import Pin, PrefixState, PrefixStatus
+from shared.messages.leases import PrefixState, PrefixStatus
+from shared.messages.requests import Pin
 from tests.gateway.conftest import MakeStage
 from tests.gateway.fake_engine import INFO
 

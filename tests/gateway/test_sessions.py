@@ -23,13 +23,11 @@ from gateway.place import Fit, Place
 from gateway.sessions import Sessions
 from shared.bus.api import START, Entry, EntryId
 from shared.codec import Message, encode
-from shared.messages import (
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import (
     BeamsEnded,
     ChoiceEnded,
     ChoiceState,
-    ChoiceView,
-    EpochStarted,
-    FinishReason,
     Hypothesis,
     PromptLogprobs,
     RequestEnded,
@@ -37,6 +35,8 @@ from shared.messages import (
     StepResult,
     TokenLogprobs,
 )
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import ChoiceView
 from tests.gateway.fake_engine import hypothesis, scores
 from tests.support.requests import submit
 

@@ -9,7 +9,8 @@ from gateway.events import TokensArrived
 from gateway.generation import ClientLeft, Generation
 from gateway.mailbox import ClientGone
 from gateway.pending import Planned
-from shared.messages import EndFlag, Stop
+from shared.messages.endings import EndFlag
+from shared.messages.requests import Stop
 from tests.gateway.conftest import Stage, events
 from tests.gateway.displays import display
 from tests.support.requests import sampling

@@ -12,7 +12,9 @@ import pytest
 from gateway.event_ids import Position
 from gateway.stream_ids import call_id_of, secret_of_key, stream_id_of
 from shared.bus.memory import MemoryBus
-from shared.messages import Abort, Attach, BeamsEnded, EndFlag, RequestEnded, Submit
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamsEnded, RequestEnded
+from shared.messages.requests import Abort, Attach, Submit
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.fake_engine import FakeEngine, Row, hypothesis, scores
 

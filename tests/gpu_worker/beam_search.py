@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.messages import BeamCandidates, StepResult
+from shared.messages.outputs import BeamCandidates, StepResult
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 from tests.gpu_worker.planner import Planner, sampling
 

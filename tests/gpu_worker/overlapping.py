@@ -2,7 +2,8 @@
 
 from gpu_worker.begun_step import BegunStep
 from gpu_worker.executor import Executor
-from shared.messages import StepPlan, StepResult
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
 from tests.gpu_worker.planner import ints
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpu_worker.executor import Executor
-from shared.messages import Admission, BeamStep, StepPlan, StepResult
+from shared.messages.outputs import StepResult
+from shared.messages.plans import Admission, BeamStep, StepPlan
 from shared.sampling import SamplingParams
 
 GREEDY = SamplingParams.greedy(64)

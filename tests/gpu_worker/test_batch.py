@@ -10,7 +10,8 @@ from gpu_worker.admissible import PlanRefused
 from gpu_worker.assembly import build_worker
 from gpu_worker.executor import Executor
 from gpu_worker.settings import WorkerSettings
-from shared.messages import Admission, EndFlag
+from shared.messages.endings import EndFlag
+from shared.messages.plans import Admission
 from tests.gpu_worker.conftest import MakeWorker, prompt
 from tests.gpu_worker.planner import GREEDY, Planner, ints, sampling, step_plan
 from tests.support.models import MAX_MODEL_LEN, VOCAB_SIZE, tiny_model

@@ -7,7 +7,8 @@ import torch
 from gpu_worker.candidates import beam_candidates
 from gpu_worker.executor import Executor
 from gpu_worker.rows import BeamRows
-from shared.messages import BeamStep, EndFlag
+from shared.messages.endings import EndFlag
+from shared.messages.plans import BeamStep
 from tests.gpu_worker.beam_search import BeamSearch, beam_sampling, search
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, ints

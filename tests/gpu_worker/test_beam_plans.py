@@ -7,7 +7,9 @@ import pytest
 
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.executor import Executor
-from shared.messages import Admission, BeamStep, EndFlag, StepResult
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import StepResult
+from shared.messages.plans import Admission, BeamStep
 from tests.gpu_worker.beam_search import beam_sampling
 from tests.gpu_worker.planner import ints, sampling, step_plan
 from tests.support.models import VOCAB_SIZE

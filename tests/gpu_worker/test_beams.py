@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_worker.executor import Executor
-from shared.messages import EndFlag
+from shared.messages.endings import EndFlag
 from shared.sampling import EarlyStopping
 from tests.gpu_worker.beam_search import BeamSearch, Finished, beam_sampling, search
 from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt

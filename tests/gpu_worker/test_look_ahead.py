@@ -18,7 +18,7 @@ from shared.bus.api import Append, EntryId
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.codec import Message, encode
-from shared.messages import EpochStarted, StepPlan
+from shared.messages.plans import EpochStarted, StepPlan
 from tests.gpu_worker.conftest import MakeWorker, poison, prompt
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
 

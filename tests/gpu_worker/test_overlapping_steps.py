@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpu_worker.executor import Executor
-from shared.messages import EndFlag
+from shared.messages.endings import EndFlag
 from tests.gpu_worker.conftest import MakeWorker, prompt
 from tests.gpu_worker.overlapping import Overlapping
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan

@@ -12,7 +12,9 @@ from shared.bus.api import START, Append
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.codec import decode, decode_as, encode
-from shared.messages import EpochStarted, StepResult, WorkerInfo, WorkerState
+from shared.messages.leases import WorkerInfo, WorkerState
+from shared.messages.outputs import StepResult
+from shared.messages.plans import EpochStarted
 from tests.gpu_worker.conftest import ModelPath
 from tests.gpu_worker.planner import step_plan
 

@@ -17,16 +17,9 @@ from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import decode, decode_as, encode
 from shared.errors import BusUnavailable
-from shared.messages import (
-    EpochStarted,
-    KVGeometry,
-    ModelInfo,
-    Speeds,
-    StepPlan,
-    StepResult,
-    WorkerInfo,
-    WorkerState,
-)
+from shared.messages.leases import KVGeometry, ModelInfo, Speeds, WorkerInfo, WorkerState
+from shared.messages.outputs import StepResult
+from shared.messages.plans import EpochStarted, StepPlan
 from tests.gpu_worker.planner import ints, step_plan
 
 KEYS = EngineKeys("engine-0")

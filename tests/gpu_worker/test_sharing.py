@@ -8,7 +8,8 @@ import pytest
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.assembly import Worker
 from gpu_worker.executor import Executor
-from shared.messages import Admission, EndFlag
+from shared.messages.endings import EndFlag
+from shared.messages.plans import Admission
 from shared.sampling import SamplingParams
 from tests.gpu_worker.conftest import MakeWorker, prompt
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan

@@ -16,7 +16,7 @@ from gpu_worker.settings import WorkerSettings
 from kernels.interface import AttentionParams, LayerCache
 from kernels.packing import whole_blocks
 from shared.errors import SettingsError
-from shared.messages import Admission
+from shared.messages.plans import Admission
 from tests.gpu_worker.conftest import MakeWorker, poison, prompt
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
 

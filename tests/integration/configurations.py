@@ -7,7 +7,7 @@ from uuid import uuid4
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Bus
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from tests.support.engine import Answer, running_engine
 
 

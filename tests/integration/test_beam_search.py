@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from shared.bus.redis_bus import RedisBus
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from shared.sampling import BeamParams, EarlyStopping
 from tests.integration.configurations import Configuration, serve
 from tests.support.models import EOS_TOKEN_ID, VOCAB_SIZE, tiny_model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shared.bus.redis_bus import RedisBus
-from shared.messages import Stop, Submit
+from shared.messages.requests import Stop, Submit
 from tests.integration.configurations import Configuration, serve
 from tests.support.engine import DEADLINE_S, running_engine
 from tests.support.models import VOCAB_SIZE

@@ -17,7 +17,7 @@ from scheduler_svc.explain.telling import Logs, tell
 from scheduler_svc.recording import FileRecorder
 from shared.bus.api import Bus
 from shared.bus.redis_bus import RedisBus
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from tests.integration.configurations import Configuration
 from tests.support.engine import DEADLINE_S, Engine, running_scheduler, running_worker
 from tests.support.models import VOCAB_SIZE

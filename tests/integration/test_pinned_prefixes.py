@@ -12,7 +12,8 @@ from gateway.engine import EngineClient
 from gateway.pinning import Prefix
 from shared.bus.api import Bus
 from shared.bus.redis_bus import RedisBus
-from shared.messages import PrefixState, Submit
+from shared.messages.leases import PrefixState
+from shared.messages.requests import Submit
 from shared.metrics import GatewayMetrics
 from tests.integration.configurations import Configuration, serve
 from tests.support.engine import DEADLINE_S, Engine, running_scheduler, running_worker

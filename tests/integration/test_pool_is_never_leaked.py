@@ -10,7 +10,7 @@ import pytest
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
-from shared.messages import Abort, Stop, Submit
+from shared.messages.requests import Abort, Stop, Submit
 from tests.support.engine import DEADLINE_S, Engine, running_engine
 from tests.support.models import VOCAB_SIZE, tiny_model
 from tests.support.requests import submit

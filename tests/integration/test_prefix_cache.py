@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shared.bus.redis_bus import RedisBus
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from tests.integration.configurations import Configuration, serve
 from tests.support.models import VOCAB_SIZE
 from tests.support.requests import submit

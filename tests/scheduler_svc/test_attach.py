@@ -12,21 +12,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold, resume
 from shared.bus.api import EntryId
 from shared.codec import Message
-from shared.messages import (
-    Abort,
-    Attach,
-    BeamsEnded,
-    ChoiceView,
-    Drain,
-    EpochStarted,
-    GatewayLost,
-    RequestEnded,
-    RequestState,
-    StepPlan,
-    StepResult,
-    Stop,
-    Submit,
-)
+from shared.messages.outputs import BeamsEnded, RequestEnded, RequestState, StepResult
+from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.requests import Abort, Attach, ChoiceView, Drain, GatewayLost, Stop, Submit
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit

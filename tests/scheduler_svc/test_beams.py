@@ -15,18 +15,15 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold
 from shared.bus.api import EntryId
 from shared.codec import Message
-from shared.messages import (
-    Abort,
+from shared.messages.outputs import (
     BeamCandidates,
     BeamsEnded,
-    EpochStarted,
     RequestEnded,
     RequestState,
-    StepPlan,
     StepResult,
-    Stop,
-    Submit,
 )
+from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.requests import Abort, Stop, Submit
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.fake_beams import searched
 from tests.support.fake_worker import FakeWorker

@@ -13,17 +13,10 @@ from scheduler_svc.core import notes
 from scheduler_svc.core.config import Preemption, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
-from shared.messages import (
-    Abort,
-    BeamsEnded,
-    ChoiceEnded,
-    PrefixState,
-    RequestEnded,
-    RequestState,
-    StepPlan,
-    StepResult,
-    Stop,
-)
+from shared.messages.leases import PrefixState
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
+from shared.messages.plans import StepPlan
+from shared.messages.requests import Abort, Stop
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.fake_beams import searched
 from tests.support.fake_worker import FakeWorker

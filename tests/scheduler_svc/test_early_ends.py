@@ -9,7 +9,9 @@ from scheduler_svc.core import notes
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
-from shared.messages import ChoiceEnded, StepPlan, Stop
+from shared.messages.outputs import ChoiceEnded
+from shared.messages.plans import StepPlan
+from shared.messages.requests import Stop
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit
 

@@ -15,25 +15,19 @@ from scheduler_svc.explain.story import Event, Kind, Story
 from scheduler_svc.explain.telling import Logs, Planned, Said, UnknownRequest, resolve, tell
 from shared.bus.api import EntryId
 from shared.codec import Message
-from shared.messages import (
-    Abort,
-    Attach,
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import (
     BeamCandidates,
     BeamsEnded,
     ChoiceEnded,
     ChoiceState,
-    ChoiceView,
-    EndFlag,
-    EpochStarted,
-    GatewayLost,
     Hypothesis,
     RequestEnded,
     RequestState,
-    StepPlan,
     StepResult,
-    Stop,
-    Submit,
 )
+from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.requests import Abort, Attach, ChoiceView, GatewayLost, Stop, Submit
 from shared.sampling import BeamParams
 from tests.support.recorded import record
 from tests.support.requests import submit

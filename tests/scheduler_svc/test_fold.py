@@ -9,15 +9,9 @@ from scheduler_svc.fold import Fold
 from shared.bus.api import Append, EntryId
 from shared.bus.memory import MemoryBus
 from shared.codec import encode
-from shared.messages import (
-    ChoiceEnded,
-    ChoiceState,
-    EndFlag,
-    EpochStarted,
-    RequestEnded,
-    RequestState,
-    StepResult,
-)
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import ChoiceEnded, ChoiceState, RequestEnded, RequestState, StepResult
+from shared.messages.plans import EpochStarted
 from tests.support.requests import submit
 
 

@@ -12,7 +12,10 @@ from scheduler_svc.core import notes
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
-from shared.messages import Abort, Message, Pin, PrefixState, StepPlan, Submit
+from shared.codec import Message
+from shared.messages.leases import PrefixState
+from shared.messages.plans import StepPlan
+from shared.messages.requests import Abort, Pin, Submit
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import pin, submit
 

@@ -7,7 +7,7 @@ import pytest
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
-from shared.messages import StepPlan
+from shared.messages.plans import StepPlan
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit

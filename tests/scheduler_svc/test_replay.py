@@ -10,7 +10,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import BadRecording
 from scheduler_svc.replay import ReplayDiffers, replay
 from shared.bus.api import EntryId
-from shared.messages import Abort
+from shared.messages.requests import Abort
 from tests.support.recorded import CONFIG, record
 from tests.support.requests import submit
 

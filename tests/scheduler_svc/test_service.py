@@ -15,19 +15,10 @@ from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import Message, decode, decode_as, encode
 from shared.errors import BusUnavailable
-from shared.messages import (
-    Abort,
-    EngineInfo,
-    EpochStarted,
-    KVGeometry,
-    ModelInfo,
-    RequestEnded,
-    RequestState,
-    Speeds,
-    StepPlan,
-    StepResult,
-    WorkerInfo,
-)
+from shared.messages.leases import EngineInfo, KVGeometry, ModelInfo, Speeds, WorkerInfo
+from shared.messages.outputs import RequestEnded, RequestState, StepResult
+from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.requests import Abort
 from shared.metrics import SchedulerMetrics
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from shared.codec import FloatArray, IntArray
-from shared.messages import Admission, BeamStep, StepPlan, StepResult, Submit
+from shared.messages.outputs import StepResult
+from shared.messages.plans import Admission, BeamStep, StepPlan
+from shared.messages.requests import Submit
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.requests import submit
 from tests.support.walk_clients import Choice, Client

@@ -8,36 +8,28 @@ from hypothesis import strategies as st
 
 from shared.codec import Message, decode, decode_as, encode
 from shared.errors import DecodeError
-from shared.messages import (
-    Abort,
-    Admission,
-    Attach,
-    BeamCandidates,
-    BeamsEnded,
-    BeamStep,
-    ChoiceEnded,
-    ChoiceState,
-    ChoiceView,
-    Drain,
+from shared.messages.leases import (
     EngineInfo,
-    EpochStarted,
-    GatewayLost,
-    Hypothesis,
     KVGeometry,
     ModelInfo,
-    Pin,
     PrefixStatus,
+    Speeds,
+    WorkerInfo,
+)
+from shared.messages.outputs import (
+    BeamCandidates,
+    BeamsEnded,
+    ChoiceEnded,
+    ChoiceState,
+    Hypothesis,
     PromptLogprobs,
     RequestEnded,
     RequestState,
-    Speeds,
-    StepPlan,
     StepResult,
-    Stop,
     TokenLogprobs,
-    Turn,
-    WorkerInfo,
 )
+from shared.messages.plans import Admission, BeamStep, EpochStarted, StepPlan, Turn
+from shared.messages.requests import Abort, Attach, ChoiceView, Drain, GatewayLost, Pin, Stop
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.requests import sampling, submit
 

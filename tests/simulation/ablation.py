@@ -28,7 +28,8 @@ from scheduler_svc.fold import resume
 from scheduler_svc.service import SchedulerService
 from shared.bus.api import START, Append, EntryId
 from shared.codec import encode
-from shared.messages import Attach, EpochStarted
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import Attach
 from tests.simulation.profile import Fault, Manner, Profile, Wish, request
 from tests.simulation.scenes import large, small
 from tests.simulation.server import Server

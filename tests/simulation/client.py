@@ -6,7 +6,7 @@ from random import Random
 from typing import Protocol
 
 from gateway.mailbox import ClientGone, Mailbox
-from shared.messages import FinishReason
+from shared.messages.endings import FinishReason
 from tests.simulation.clients import Call, Event, Outcome, Stream
 from tests.simulation.model import Model
 from tests.simulation.profile import WALL_S, Manner, Wish

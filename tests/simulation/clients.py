@@ -23,7 +23,8 @@ from gateway.events import (
 )
 from gateway.mailbox import ClientGone, Letter, Mailbox
 from gateway.resumed import views_of
-from shared.messages import FinishReason, Stop, Submit
+from shared.messages.endings import FinishReason
+from shared.messages.requests import Stop, Submit
 
 
 class Outcome(Enum):

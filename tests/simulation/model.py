@@ -9,7 +9,9 @@ from random import Random
 
 import numpy as np
 
-from shared.messages import EndFlag, StepPlan, StepResult, TokenLogprobs
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import StepResult, TokenLogprobs
+from shared.messages.plans import StepPlan
 from tests.support.fake_worker import FakeWorker, Resident
 
 BLOCK_SIZE = 4

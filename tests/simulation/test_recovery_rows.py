@@ -16,7 +16,7 @@ import pytest
 from shared.bus.api import Append
 from shared.bus.keys import EngineKeys
 from shared.codec import decode
-from shared.messages import EpochStarted
+from shared.messages.plans import EpochStarted
 from shared.sampling import BeamParams, EarlyStopping
 from tests.simulation.loop import Party
 from tests.simulation.profile import Manner, Profile, Wish, request

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from scheduler_svc.core import notes
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from tests.simulation.profile import Profile
 
 

@@ -17,7 +17,8 @@ from scheduler_svc.observer import Observer
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import BusUnavailable
-from shared.messages import KVGeometry, ModelInfo, Speeds, StepResult
+from shared.messages.leases import KVGeometry, ModelInfo, Speeds
+from shared.messages.outputs import StepResult
 from shared.metrics import SchedulerMetrics
 from tests.simulation.client import Call, Client, Stream
 from tests.simulation.clients import Outcome

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from gpu_worker.begun_step import BegunStep
 from gpu_worker.executor import Executor
-from shared.messages import StepPlan, StepResult
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
 
 # Without a next plan a step lasts this long.
 _STEP_S = 0.02

@@ -17,16 +17,10 @@ from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode
-from shared.messages import (
-    BeamsEnded,
-    ChoiceEnded,
-    EndFlag,
-    EpochStarted,
-    RequestEnded,
-    RequestState,
-    StepResult,
-    Submit,
-)
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import Submit
 from shared.metrics import SchedulerMetrics, WorkerMetrics
 from tests.support.busy_device import BusyDevice
 

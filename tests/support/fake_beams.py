@@ -8,7 +8,9 @@ from functools import cache
 
 import numpy as np
 
-from shared.messages import BeamCandidates, BeamStep, EndFlag
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamCandidates
+from shared.messages.plans import BeamStep
 from shared.sampling import BeamParams, EarlyStopping
 
 NUM_TOKENS = 24

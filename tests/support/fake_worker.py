@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shared.messages import Admission, BeamCandidates, BeamStep, EndFlag, StepPlan, StepResult
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamCandidates, StepResult
+from shared.messages.plans import Admission, BeamStep, StepPlan
 from tests.support.fake_beams import candidates
 
 DrawToken = Callable[[int, int], tuple[int, bool]]

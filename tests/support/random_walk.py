@@ -15,13 +15,9 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold
 from shared.bus.api import START, EntryId
 from shared.codec import Message
-from shared.messages import (
-    Abort,
-    EpochStarted,
-    RequestState,
-    StepPlan,
-    Stop,
-)
+from shared.messages.outputs import RequestState
+from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.requests import Abort, Stop
 from tests.support.walk_checks import (
     QueueCheck,
     check_at_rest,

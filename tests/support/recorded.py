@@ -10,7 +10,8 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import FileRecorder
 from shared.bus.api import START, Entry, EntryId
 from shared.codec import Message, encode
-from shared.messages import Abort, StepPlan
+from shared.messages.plans import StepPlan
+from shared.messages.requests import Abort
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import pin, submit
 

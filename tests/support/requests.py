@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shared.messages import Pin, Submit
+from shared.messages.requests import Pin, Submit
 from shared.sampling import SamplingParams
 
 

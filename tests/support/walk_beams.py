@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from shared.messages import BeamCandidates, ChoiceState, EndFlag, Hypothesis
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import BeamCandidates, ChoiceState, Hypothesis
 from shared.sampling import BeamParams, EarlyStopping
 
 Continuation = tuple[int, float, int]  # token, what it costs in score, EndFlag or 0

@@ -13,7 +13,7 @@ from scheduler_svc.core import notes
 from scheduler_svc.core.blocks import BlockPool
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import GroupState, Sequence, SequenceGroup
-from shared.messages import PrefixState
+from shared.messages.leases import PrefixState
 from tests.support.walk_clients import Client
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from scheduler_svc.core.config import SchedulerConfig
-from shared.messages import EndFlag, FinishReason, Hypothesis, Submit
+from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.outputs import Hypothesis
+from shared.messages.requests import Submit
 from tests.support.walk_beams import Search, tag_after
 
 VOCABULARY = 997  # tokens

@@ -4,14 +4,8 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.fold import Fold
 from shared.bus.api import START, EntryId
 from shared.codec import Message
-from shared.messages import (
-    BeamsEnded,
-    ChoiceEnded,
-    FinishReason,
-    RequestEnded,
-    RequestState,
-    StepResult,
-)
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
 from tests.support.walk_clients import Client, may_refuse
 
 

@@ -7,7 +7,7 @@ from enum import Enum, auto
 import numpy as np
 
 from scheduler_svc.core.config import Preemption, SchedulerConfig
-from shared.messages import Pin, Submit
+from shared.messages.requests import Pin, Submit
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.requests import sampling
 from tests.support.walk_clients import VOCABULARY, Choice, Client

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shared.messages import Admission, BeamCandidates, BeamStep, StepPlan, StepResult
+from shared.messages.outputs import BeamCandidates, StepResult
+from shared.messages.plans import Admission, BeamStep, StepPlan
 from tests.support.walk_beams import tag_after
 from tests.support.walk_clients import Client
 

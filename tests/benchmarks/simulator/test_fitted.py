@@ -13,7 +13,8 @@ from gpu_worker.own_plans import decode_plan
 from scheduler_svc.recording import FileRecorder
 from shared.bus.api import Entry, EntryId
 from shared.codec import encode
-from shared.messages import StepResult, Turn
+from shared.messages.outputs import StepResult
+from shared.messages.plans import Turn
 from tests.support.recorded import CONFIG
 
 MODEL = find_model("OPT-13B")

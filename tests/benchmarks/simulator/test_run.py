@@ -16,7 +16,7 @@ from benchmarks.simulator.worker_model import WorkerModel
 from benchmarks.simulator.workloads import Workload
 from scheduler_svc.core.scheduler import Scheduler
 from shared.bus.api import EntryId
-from shared.messages import Submit
+from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 from tests.support.fake_worker import FakeWorker
 

@@ -1,0 +1,26 @@
+"""Why what was asked for has ended."""
+
+from enum import IntEnum, StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in OpenAI's words where there is one."""
+
+    STOP = "stop"  # end-of-sequence, stop token or stop string
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    DEADLINE = "deadline"  # the request's own, or the queue's
+    OVERLOADED = "overloaded"  # never accepted: too much is waiting
+    UNKNOWN = "unknown"  # an Attach to what is not remembered
+
+
+class EndFlag(IntEnum):
+    """How a worker marks the last token of a sequence."""
+
+    STOP = 1
+    LENGTH = 2
+
+    def finish_reason(self) -> FinishReason:
+        """The same in the words of the API."""
+        return FinishReason.STOP if self is EndFlag.STOP else FinishReason.LENGTH
