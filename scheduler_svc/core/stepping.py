@@ -1,9 +1,8 @@
-"""Which groups compute in which step, and on which blocks.
+"""Which groups compute in which step.
 
 Progress is a number of planned tokens that chases the number of tokens; prefill and decode are no
-modes. Interpreted work per step is proportional to what changed: a group whose sequences stay
-inside their last blocks costs nothing. Its lengths follow from step numbers, and calendars say in
-which step it opens a block, has filled one, and ends at the latest.
+modes. Interpreted work per step is proportional to what changed: calendars say in which step a
+group samples its first token, and in which it ends at the latest.
 """
 
 from collections import defaultdict
@@ -12,14 +11,15 @@ from collections.abc import Callable, Iterable
 from scheduler_svc.core import notes
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
-from scheduler_svc.core.limits import kind_of_preemption
 from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.prefill import plan_chunks
-from scheduler_svc.core.queues import BY_RANK, Queues
+from scheduler_svc.core.queues import Queues
+from scheduler_svc.core.room import Room
 from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import (
     DECODING,
     DRAINING,
+    ENDED,
     PREEMPTED,
     PREFILLING,
     SEARCHING,
@@ -35,6 +35,7 @@ from shared.messages.outputs import BeamCandidates
 # A request that was computed when a worker died, and again when the next one did, has the third to
 # itself until it has got further.
 ALONE_AFTER = 2
+_NOT_RUNNING = (WAITING, PREEMPTED, ENDED)
 
 
 class Stepping:
@@ -70,16 +71,16 @@ class Stepping:
         self.is_draining = False
         self.queues = Queues(config)
         self._config = config
-        self._block_size = config.block_size
         self._tables = tables
         self._prefixes = prefixes
         self._note = note
-        self._drop_prefix = drop_prefix
         self._pool = tables.pool
         self._tokens = TokenStore(config.max_num_sequences, config.max_model_len)
         self._searches = Searches(tables, new_handle)
+        self._room = Room(
+            config, tables, self.queues, self._searches, self._tokens, prefixes, note, drop_prefix
+        )
         # The calendars, by step. An entry may be out of date; whoever reads it checks.
-        self._opens_block: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
@@ -97,7 +98,7 @@ class Stepping:
         """The next step, None if there is nothing to compute."""
         draft = PlanDraft(self.planned_step + 1, self._config.max_num_batched_tokens)
         self._drain_those_at_their_limit(draft.step)
-        self._make_room(draft)
+        self._room.make(draft)
         num_decoding = self.queues.num_decoding
         draft.budget -= num_decoding
         draft.prompt_budget = draft.budget
@@ -131,7 +132,7 @@ class Stepping:
         for group in self._samples_first.pop(step, ()):
             self._note(notes.FirstToken(group.request_id))
         for group in self._survives.pop(step, ()):
-            self._acquit(group)
+            group.num_deaths = 0  # as far as it got before, and a step more
         return self._searches.apply(step, beams)
 
     def output(self, sequence: Sequence) -> IntArray:
@@ -157,11 +158,11 @@ class Stepping:
         if group.state is PREFILLING and len(group.sequences) > 1:
             self._leave_prefill(group, sequence)
         self._too_large = None  # it may be this group, which is smaller now
-        self._give_up_blocks(group, sequence)
+        self._room.give_up_blocks(group, sequence)
         self._tables.drop_swapped(sequence)
-        self._hand_in_slot(sequence)
+        self._room.hand_in_slot(sequence)
         if len(group.sequences) == 1:
-            self._end(group)
+            self.queues.end(group)
         else:
             self.queues.end_sequence(group)
         group.sequences.remove(sequence)
@@ -171,23 +172,18 @@ class Stepping:
         for sequence in group.sequences:
             self._tables.give_up(sequence)
             self._tables.drop_swapped(sequence)
-        self._end(group)
+        self.queues.end(group)
         group.sequences = []
 
     def replace(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
         """Let a group go on with other sequences, that have all their tokens but no blocks."""
         self._too_large = None
         if group.state not in (WAITING, PREEMPTED):
-            self._wait_for_blocks(group)
+            self._room.take_back(group, self.planned_step)
         for sequence in group.sequences:
             self._tables.drop_swapped(sequence)
-            self._hand_in_slot(sequence)
+            self._room.hand_in_slot(sequence)
         group.sequences = sequences
-
-    def _end(self, group: SequenceGroup) -> None:
-        self.queues.end(group)
-        if group is self._alone:
-            self._alone = None
 
     def _leave_prefill(self, group: SequenceGroup, sequence: Sequence) -> None:
         """One of several sequences that are computed again is about to end."""
@@ -200,13 +196,7 @@ class Stepping:
             lost = sum(found.num_planned for found in group.sequences)
             request_id = group.request_id
             self._note(notes.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
-            self._wait_for_blocks(group)
-
-    def _acquit(self, group: SequenceGroup) -> None:
-        """The worker has survived a group, as far as it got before, and a step more."""
-        group.num_deaths = 0
-        if group is self._alone:
-            self._alone = None
+            self._room.take_back(group, self.planned_step)
 
     # ------------------------------------------------------------------ a step
 
@@ -215,135 +205,6 @@ class Stepping:
             if group.state is DECODING and group.last_step == step - 1:
                 self.queues.drain(group)
 
-    def _make_room(self, draft: PlanDraft) -> None:
-        """Give blocks to each group whose next tokens have no room in blocks of their own."""
-        step = draft.step
-        due = self._searches.take_due()
-        for group in self._opens_block.pop(step, ()):
-            if group.state is DECODING and group.next_block_step == step:
-                group.next_block_step = 0  # preempted and back, it may be noted here twice
-                due.append(group)
-        if not due:
-            return
-        num_needed = num_inside = 0
-        for group in due:
-            position = group.next_position(step)
-            if position % self._block_size:
-                num_inside += 1
-                num_needed += self._tables.num_needed(group, position)
-            else:
-                num_needed += len(group.sequences)
-        blocks = self._pool.allocate(num_needed)
-        if blocks is None:
-            self._make_room_by_rank(due, draft)
-        elif num_inside:
-            for group in due:
-                self._go_on(group, blocks, draft)
-        else:
-            self._open_blocks(due, blocks, draft)
-
-    def _open_blocks(self, due: list[SequenceGroup], blocks: list[int], draft: PlanDraft) -> None:
-        """All of them write at the beginning of a block."""
-        full_at = draft.step + self._block_size
-        for group in due:
-            for sequence in group.sequences:
-                block = blocks.pop()
-                sequence.block_table.append(block)
-                draft.grown_handles.append(sequence.handle)
-                draft.grown_blocks.append(block)
-            if group.search is not None:
-                self._search_on(group, draft)
-                continue
-            group.next_block_step = full_at
-            if full_at <= group.last_step:
-                self._opens_block[full_at].append(group)
-
-    def _make_room_by_rank(self, due: list[SequenceGroup], draft: PlanDraft) -> None:
-        """The same when not all can have what they need: the latest have to go."""
-        for group in sorted(due, key=BY_RANK):
-            if group.state is PREEMPTED:
-                continue
-            position = group.next_position(draft.step)
-            blocks = self._blocks_for(group, position, draft)
-            if blocks is not None:
-                self._go_on(group, blocks, draft)
-
-    def _blocks_for(
-        self, group: SequenceGroup, position: int, draft: PlanDraft
-    ) -> list[int] | None:
-        """Free blocks, if need be from the latest; None if the group itself had to go."""
-        needed = self._tables.num_needed(group, position)
-        while (blocks := self._pool.allocate(needed)) is None:
-            victim = self.queues.victim()
-            is_earliest = group is self.queues.running[0]
-            if victim is group and is_earliest and self._give_up_prefix(group):
-                continue
-            self._preempt(victim, group, draft)
-            if victim is group:
-                return None
-        return blocks
-
-    def _go_on(self, group: SequenceGroup, blocks: list[int], draft: PlanDraft) -> None:
-        """Let a group write, in the last of these blocks as far as it needs any."""
-        position = group.next_position(draft.step)
-        self._tables.make_room(group, position, blocks, draft)
-        if group.search is None:
-            self._note_next_block(group, position, draft.step)
-        else:
-            self._search_on(group, draft)
-
-    def _search_on(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """The beams of a group have room for their last tokens."""
-        draft.search(group)
-        self._searches.planned(group, draft.step)
-
-    def _note_next_block(self, group: SequenceGroup, position: int, step: int) -> None:
-        """``step`` has room to write at ``position``; note when the block is full."""
-        due = step + self._block_size - position % self._block_size
-        group.next_block_step = due
-        if due <= group.last_step:
-            self._opens_block[due].append(group)
-
-    def _give_up_prefix(self, beneficiary: SequenceGroup) -> bool:
-        """Unpin a prefix for a group that would have to wait for ever; whether there was one."""
-        prefix_id = self._prefixes.give_up(beneficiary)
-        if prefix_id is None:
-            return False
-        self._drop_prefix(prefix_id)
-        return True
-
-    def _preempt(self, victim: SequenceGroup, beneficiary: SequenceGroup, draft: PlanDraft) -> None:
-        if victim.serves_nobody:
-            # As a preempted one it would hold up those that wait for the first time.
-            self._give_up_blocks(victim, victim.sequences[0])
-            self._hand_in_slot(victim.sequences[0])
-            self.queues.wait_again(victim)
-            return
-        lost = sum(victim.kv_tokens_at(self.planned_step, found) for found in victim.sequences)
-        kind = self._kind_of_preemption(victim)
-        note = notes.Preempted(victim.request_id, beneficiary.request_id, kind, lost)
-        self._note(note)
-        if kind is Preemption.SWAP:
-            self._tables.swap_out(victim, draft)
-        self._wait_for_blocks(victim)
-
-    def _wait_for_blocks(self, group: SequenceGroup) -> None:
-        """A running group loses its blocks until it is admitted again."""
-        if group is self._alone:
-            self._alone = None
-        group.note_beams()
-        group.parents = []
-        for sequence in group.sequences:
-            self._give_up_blocks(group, sequence)
-        self.queues.preempt(group)
-        group.last_step = self.planned_step  # its results may come until then
-
-    def _kind_of_preemption(self, victim: SequenceGroup) -> Preemption:
-        if victim.state is PREFILLING:
-            return Preemption.RECOMPUTE  # half a prompt is not worth keeping
-        num_blocks = self._tables.num_blocks_of(victim)
-        return kind_of_preemption(self._config, num_blocks, self._tables.host_pool.num_free)
-
     def _continue_prefills(self, draft: PlanDraft) -> None:
         for group in self.queues.prefilling.copy():
             if draft.prompt_budget <= 0:
@@ -351,7 +212,7 @@ class Stepping:
             self._plan_chunks(group, draft)
 
     def _admit(self, draft: PlanDraft) -> None:
-        while draft.prompt_budget > 0 and self._alone is None:
+        while draft.prompt_budget > 0 and not self._is_one_alone:
             group = self._next_to_admit()
             if group is None or self._num_free_seats < group.num_seats:
                 return
@@ -363,7 +224,7 @@ class Stepping:
             group.prepare_prefill()
             while not self._get_blocks(group, reserve, draft):
                 is_alone = not self.queues.running and not group.serves_nobody
-                if not is_alone or not self._give_up_prefix(group):
+                if not is_alone or not self._room.give_up_prefix(group):
                     self._too_large, self._num_chances = group, self._pool.num_chances
                     return
             self._open(group, draft)
@@ -388,6 +249,12 @@ class Stepping:
         """Sequences that may still be admitted."""
         return self._tokens.num_free_slots - self.queues.num_beams
 
+    @property
+    def _is_one_alone(self) -> bool:
+        """Whether there runs a group that may be what killed workers."""
+        group = self._alone
+        return group is not None and group.num_deaths > 0 and group.state not in _NOT_RUNNING
+
     def _next_to_admit(self) -> SequenceGroup | None:
         if not self.queues.preempted:
             return None if self.is_draining else self.queues.first_waiting()
@@ -395,7 +262,7 @@ class Stepping:
         if first.last_step > self.applied_step:
             return None  # the tokens of its last plans are not in yet
         for sequence in first.sequences:
-            self._hand_in_slot(sequence)
+            self._room.hand_in_slot(sequence)
         return first
 
     def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
@@ -430,7 +297,7 @@ class Stepping:
         if group.num_deaths:
             self._survives[draft.step].append(group)
         self.queues.prefilled(group, SEARCHING)
-        self._search_on(group, draft)
+        self._room.search_on(group, draft)
 
     def _start_decoding(self, group: SequenceGroup, step: int) -> None:
         """``step`` samples a token; from the next one on the group decodes by itself."""
@@ -446,29 +313,4 @@ class Stepping:
             return
         self.queues.prefilled(group, DECODING)
         self._reaches_limit[group.last_step].append(group)
-        # Step decode_from computes the token at position num_tokens: at a border it needs a new
-        # block, and forks need room of their own.
-        position = group.num_tokens
-        if position % self._block_size == 0 or self._tables.num_needed(group, position):
-            group.next_block_step = group.decode_from
-            self._opens_block[group.decode_from].append(group)
-        else:
-            self._note_next_block(group, position, group.decode_from)
-
-    def _give_up_blocks(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """Free a sequence's blocks, if it has any; the full ones stay findable."""
-        if not sequence.block_table:
-            return
-        num_computed = sequence.num_planned
-        if group.state is not PREFILLING:
-            if sequence.slot is not None:
-                sequence.output = self._tokens.output(sequence.slot)
-            # The last token that is known was sampled, but is not computed for sure.
-            num_computed = group.num_prompt_tokens + len(sequence.output) - 1
-        self._tables.register_computed(group, sequence, num_computed)
-        self._tables.give_up(sequence)
-
-    def _hand_in_slot(self, sequence: Sequence) -> None:
-        if sequence.slot is not None:
-            sequence.output = self._tokens.close(sequence.handle)
-            sequence.slot = None
+        self._room.starts_decoding(group)
