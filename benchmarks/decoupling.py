@@ -41,7 +41,8 @@ from gpu_worker.settings import WorkerSettings
 from shared.bus.api import Append
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
-from shared.codec import encode
+from shared.codec import decode_as, encode
+from shared.messages.leases import EngineInfo, EngineState
 from shared.messages.outputs import StepResult
 from shared.messages.plans import StepPlan
 from shared.messages.requests import Submit
@@ -50,6 +51,7 @@ from shared.sampling import SamplingParams
 _ENGINE = "engine-0"
 _GATEWAY = "benchmark"
 _LEASE_MS = 3_600_000
+_LOOK_S = 0.1
 _PROMPT = 128
 _OUTPUT = 128
 
@@ -110,6 +112,7 @@ class Stage:
         self._gateway_url = gateway_url
         self._thread = compute_thread(choose_device(settings.device))
         self._num_runs = 0
+        self._epoch = 0  # of the last run
 
     def close(self) -> None:
         """No run will follow."""
@@ -141,6 +144,7 @@ class Stage:
                 await bus.append(Append(EngineKeys(_ENGINE).requests, data))
                 await asyncio.to_thread(timed.all_ended.wait)
             else:
+                self._epoch = await _epoch_after(bus, self._epoch)
                 await _ready(self._gateway_url)
                 await _send_load(self._gateway_url, concurrency)
         finally:
@@ -184,13 +188,24 @@ def _submit(run: int, number: int) -> Submit:
     return Submit(f"r{run}-{number}", _GATEWAY, "a", prompt, sampling, 0, 1, 0, "")
 
 
+async def _epoch_after(bus: RedisBus, epoch: int) -> int:
+    """The epoch in which this run's worker serves; until it is there, the last run's is told."""
+    while True:
+        data = await bus.get(EngineKeys(_ENGINE).info)
+        if data is not None:
+            info: EngineInfo = decode_as(EngineInfo, data)
+            if info.state == EngineState.READY and info.epoch > epoch:
+                return info.epoch
+        await asyncio.sleep(_LOOK_S)  # between two looks; what is waited for is the condition
+
+
 async def _ready(url: str) -> None:
     while True:
         try:
             await ask(Target.of(url, "/health/ready", None), None)
             return
         except StreamFailed:
-            await asyncio.sleep(0.1)  # between two looks; what is waited for is the condition
+            await asyncio.sleep(_LOOK_S)  # between two looks; what is waited for is the condition
 
 
 async def _send_load(url: str, concurrency: int) -> None:
