@@ -157,7 +157,11 @@ def _options() -> argparse.Namespace:
     add("--list", action="store_true", help="print the names of all scenarios")
     default = str(REPOSITORY / ".pagestream" / "chaos")
     add("--out", default=default, help="folder in which logs and failures are kept")
-    return parser.parse_args()
+    options = parser.parse_args()
+    for word in options.scenarios:
+        if not any(_is_wanted(scenario.name, [word]) for scenario in SCENARIOS):
+            parser.error(f"--scenarios: {word!r} is in the name of none; --list prints them")
+    return options
 
 
 async def _run(chaos: Chaos) -> bool:

@@ -5,6 +5,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 from deploy.settings import REPOSITORY
@@ -42,3 +44,9 @@ async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
 
 def test_a_run_in_which_nothing_was_asked_is_not_good() -> None:
     assert not row_of("kill any", Run(), {}).is_good(exact=True)
+
+
+def test_a_scenario_that_there_is_not_is_named() -> None:
+    command = [sys.executable, "-m", "tests.chaos", "--scenarios", "worker", "wrker"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, "'wrker' is in the name of none" in done.stderr) == (2, True)
