@@ -11,18 +11,17 @@ Exit codes: 0, whether or not targets are reached; 1 if a part failed; 2 without
 """
 
 import argparse
-import gc
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from benchmarks.device_memory import free_unused
 from benchmarks.findings import Absent
 from benchmarks.kernel_baselines import ATTENTION
 from benchmarks.kernel_cases import LAYOUTS, AttentionCase, Suite, full_suite, smoke_suite
@@ -121,10 +120,7 @@ def measure(suite: Suite, device: torch.device, most_s: float) -> Iterator[Row |
             yield from run()
         except Exception as problem:  # it must not take the other parts with it
             yield Absent(name, _reason(problem))
-        gc.collect()
-        if device.type == "cuda":
-            with suppress(RuntimeError):  # a kernel that broke the device has been named already
-                torch.cuda.empty_cache()
+        free_unused()
 
 
 def measure_attention(

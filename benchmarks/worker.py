@@ -20,7 +20,6 @@ setting.
 """
 
 import argparse
-import gc
 import json
 import os
 import platform
@@ -28,7 +27,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +34,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from benchmarks.device_memory import free_unused
 from benchmarks.driven_worker import DrivenWorker
 from benchmarks.findings import Absent
 from benchmarks.generate_baselines import Transformers
@@ -111,7 +110,7 @@ class Run:
                 done = True
             except Exception as problem:
                 self.miss(name, f"{type(problem).__name__}: {problem}".splitlines()[0][:300])
-        _free()
+        free_unused()
         self._write()
         return done
 
@@ -321,14 +320,6 @@ def _triton_version() -> str | None:
     except ImportError:
         return None
     return str(triton.__version__)
-
-
-def _free() -> None:
-    """Give memory back that a part no longer holds."""
-    gc.collect()
-    if torch.cuda.is_available():
-        with suppress(RuntimeError):  # a kernel that broke the device has been named already
-            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

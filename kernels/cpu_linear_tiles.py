@@ -97,13 +97,7 @@ def accumulate(
         x_step = simd.i64(8 if operand_tag == types.float32 else 4)
         row_at = _rows_up_to(builder, last, num_rows, x, x_stride)
         panel_at = [simd.offset(builder, w, simd.i64(v), w_stride) for v in range(num_vectors)]
-        cells = [
-            builder.add(
-                simd.offset(builder, out, simd.i64(row), o_stride), simd.i64(4 * LANES * vector)
-            )
-            for row in range(num_rows)
-            for vector in range(num_vectors)
-        ]
+        cells = _cells(builder, num_rows, num_vectors, out, o_stride)
 
         def body(step, sums):
             w_at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
@@ -126,6 +120,15 @@ def accumulate(
     i64 = types.int64
     numbers = (i64,) * 10
     return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
+
+
+def _cells(builder, num_rows, num_vectors, out, stride):
+    """Addresses of sixteen sums each, row by row."""
+    return [
+        builder.add(simd.offset(builder, out, simd.i64(row), stride), simd.i64(4 * LANES * vector))
+        for row in range(num_rows)
+        for vector in range(num_vectors)
+    ]
 
 
 def _bring_in(builder, addresses, num_bytes, cache):

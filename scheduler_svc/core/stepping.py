@@ -19,7 +19,6 @@ from scheduler_svc.core.searches import Searches
 from scheduler_svc.core.sequence import (
     DECODING,
     DRAINING,
-    ENDED,
     PREEMPTED,
     PREFILLING,
     SEARCHING,
@@ -35,7 +34,6 @@ from shared.messages.outputs import BeamCandidates
 # A request that was computed when a worker died, and again when the next one did, has the third to
 # itself until it has got further.
 ALONE_AFTER = 2
-_NOT_RUNNING = (WAITING, PREEMPTED, ENDED)
 
 
 class Stepping:
@@ -84,7 +82,6 @@ class Stepping:
         self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
-        self._alone: SequenceGroup | None = None  # it may be what killed workers
         # Who was looked at in vain to be admitted, and what the pool's chances were then.
         self._too_large: SequenceGroup | None = None
         self._num_chances = 0
@@ -252,8 +249,8 @@ class Stepping:
     @property
     def _is_one_alone(self) -> bool:
         """Whether there runs a group that may be what killed workers."""
-        group = self._alone
-        return group is not None and group.num_deaths > 0 and group.state not in _NOT_RUNNING
+        running = self.queues.running
+        return len(running) > 0 and running[0].num_deaths >= ALONE_AFTER
 
     def _next_to_admit(self) -> SequenceGroup | None:
         if not self.queues.preempted:
@@ -268,8 +265,6 @@ class Stepping:
     def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Put a group that has just got its blocks into the plan."""
         self.queues.admit(group)
-        if group.num_deaths >= ALONE_AFTER:
-            self._alone = group
         if group.search is None:
             for sequence in group.sequences:
                 sequence.slot = self._tokens.open(sequence.handle, sequence.output)
