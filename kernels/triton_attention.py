@@ -179,13 +179,15 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     """One piece of the keys of one tile of query tokens under one KV head, by online softmax.
 
     Row r of the tile is query token r // G and query head r % G of the KV head's group, so keys
-    and values are read once for the group. Grid: (Hkv, pieces) for short sequences, whose
-    neighbouring heads may lie side by side in memory; (pieces, Hkv) for long ones, whose
+    and values are read once for the group. Grid: (Hkv, pieces on two axes) for short sequences,
+    whose neighbouring heads may lie side by side in memory; (pieces, Hkv) for long ones, whose
     neighbouring tiles read the same keys.
     """
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     kv_head = tl.program_id(0 if SHORT else 1).to(tl.int64)
     item = tl.program_id(1 if SHORT else 0)
+    if SHORT:
+        item += tl.program_id(2) * tl.num_programs(1)
     tiles, pieces = cut_work(
         context_lens, query_starts, num_seqs, window, capacity,
         SEQS, TILE_TOKENS, TILE_KEYS, SHORT_TOKENS, SHORT, HAS_WINDOW, SPLIT, MIN_PIECE_TILES,

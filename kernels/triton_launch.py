@@ -17,6 +17,7 @@ _NO_WINDOW = 0
 # the scratch; from their product on, pieces grow with the context.
 _FIXED_PIECE_KEYS = 512
 _MOST_FIXED_PIECES = 32
+_LONGEST_AXIS = 65_535  # of a grid, but for its first
 _LARGEST_WINDOW = 1 << 30  # positions minus a window stay within int32
 
 
@@ -143,7 +144,10 @@ class AttendLaunch:
         logs: torch.Tensor,
     ) -> None:
         cache, batch, params = self._cache, self._batch, self._params
-        grid = (self._num_kv_heads, num_items) if short else (num_items, self._num_kv_heads)
+        grid: tuple[int, ...] = (num_items, self._num_kv_heads)
+        if short:
+            folds = triton.cdiv(num_items, _LONGEST_AXIS)
+            grid = (self._num_kv_heads, triton.cdiv(num_items, folds), folds)
         paged_attention_kernel[grid](
             self._query,
             self._out,

@@ -1,12 +1,14 @@
 """The Triton kernels of attention and moves, in its interpreter; see tests/support."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+from kernels import triton_launch
 from kernels.interface import LayerCache
 from kernels.triton_backend import TritonBackend
 from kernels.triton_mover import TritonMover
@@ -113,6 +115,25 @@ def test_without_a_fixed_cut_a_row_depends_on_the_batch():
     out = torch.empty_like(case.out[rows])
     free.attend(case.query[rows], case.cache, batch, case.params, out)
     assert not torch.equal(out, case.out[rows])
+
+
+def test_pieces_of_many_long_contexts_make_no_grid_too_large_for_cuda(monkeypatch):
+    grids = []
+
+    class Recorder:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return lambda *args, **kwargs: None
+
+    monkeypatch.setattr(triton_launch, "paged_attention_kernel", Recorder())
+    monkeypatch.setattr(triton_launch, "merge_kernel", Recorder())
+    case = make_case(Shape(((1, 9),) * 2048, 16, 8, 32, padding_rows=0))
+    bounds = dataclasses.replace(case.batch, max_context_len=131_072)
+    backend = TritonBackend(fixed_cut=True)
+    query = case.query.to("meta")  # as is the scratch, of a gigabyte
+    backend.attend(query, case.cache, bounds, case.params, case.out)
+    assert math.prod(grids[0]) == 8 * 2048 * 32
+    assert all(max(grid[1:]) <= 65_535 for grid in grids)
 
 
 def test_a_launch_serves_any_lengths_within_its_bounds():

@@ -30,7 +30,8 @@ def on_the_gpu() -> Iterator[None]:
 def test_equals_dense_attention_over_a_poisoned_pool(name, dtype):
     case = make_case(dataclasses.replace(SHAPES[name], dtype=dtype))
     TritonBackend().attend(case.query, case.cache, case.batch, case.params, case.out)
-    assert_attends(case)
+    # A GPU's exp2 and log2 are off by two units of float32's last place, where torch's are not.
+    assert_attends(case, factor=4.0 if dtype == torch.float32 else 2.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
