@@ -8,10 +8,11 @@ from shared.bus.api import EntryId
 class History:
     """The last entry of each earlier epoch, oldest first; ids within an epoch have no gaps.
 
-    Plans name what the worker may trim, from the entries of their own epoch. Where no epoch lives
-    long enough for that, the log would grow for as long as something keeps dying; so the scheduler
-    trims what is too old with its own appends. It may do so as soon as the requests that it
-    recovered have been stated again, which they are before anything else is appended.
+    Plans name what the worker may trim, from the entries of their own epoch, and the scheduler's
+    own appends trim as much. Where no epoch lives long enough for that, the log would grow for as
+    long as something keeps dying; so those appends also trim what is too old of earlier epochs.
+    They may do so as soon as the requests that were recovered have been stated again, which they
+    are before anything else is appended.
     """
 
     def __init__(self, last_ids: Sequence[EntryId]) -> None:
@@ -24,7 +25,7 @@ class History:
         """
         num_left = num_entries - (head.seq + 1)
         if num_left < 0:
-            return None  # plans say what to trim
+            return None  # this epoch's own entries are more than enough
         for last in reversed(self._last_ids):
             if last.seq + 1 >= num_left:
                 return EntryId(last.epoch, last.seq + 1 - num_left)

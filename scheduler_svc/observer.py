@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 
 from scheduler_svc.core import notes
 from scheduler_svc.core.scheduler import Scheduler
@@ -12,6 +13,12 @@ from shared.messages.plans import StepPlan
 from shared.metrics import SchedulerMetrics
 
 log = EventLog(__name__)
+
+
+class _Phase(Enum):
+    QUEUED = auto()
+    PREFILLING = auto()
+    DECODING = auto()
 
 
 class Observer:
@@ -26,14 +33,13 @@ class Observer:
     ) -> None:
         self._metrics = metrics
         self._clock_s = clock_s
-        self._accepted_s: dict[str, float] = {}
-        self._admitted_s: dict[str, float] = {}
-        self._first_token_s: dict[str, float] = {}
+        self._since: dict[str, tuple[_Phase, float]] = {}  # by request
         self._planned_s: dict[int, float] = {}
 
-    def new_epoch(self, epoch: int, kv: KVGeometry) -> None:
-        """Forget the plans of the epoch before."""
+    def new_epoch(self, epoch: int, kv: KVGeometry, core: Scheduler) -> None:
+        """Forget the plans of the epoch before, and the requests that ended with it."""
         self._planned_s.clear()
+        self._since = {name: at for name, at in self._since.items() if core.find(name) is not None}
         self._metrics.epoch.set(epoch)
         self._metrics.kv_cache_capacity_bytes.set(kv.num_blocks * kv.bytes_per_block)
 
@@ -63,7 +69,7 @@ class Observer:
         for note in taken:
             match note:
                 case notes.Accepted():
-                    self._accepted_s[note.request_id] = now_s
+                    self._since[note.request_id] = (_Phase.QUEUED, now_s)
                     if not note.recovered:
                         self._metrics.prompt_tokens.inc(note.num_prompt_tokens)
                     log.info(
@@ -91,9 +97,9 @@ class Observer:
                         generated_tokens=note.num_generated,
                     )
                 case notes.FirstToken():
-                    self._first_token_s[note.request_id] = now_s
-                    if (since_s := self._admitted_s.pop(note.request_id, None)) is not None:
+                    if (since_s := self._in_phase(note.request_id, _Phase.PREFILLING)) is not None:
                         self._metrics.request_prefill_time.observe(now_s - since_s)
+                    self._since[note.request_id] = (_Phase.DECODING, now_s)
                 case notes.Ended():
                     self._ended(note, now_s)
                 case notes.PrefixPinned():
@@ -140,25 +146,30 @@ class Observer:
             self._metrics.log_entries[name].set(length)
 
     def _admitted(self, note: notes.Admitted, now_s: float) -> None:
-        if (since_s := self._accepted_s.pop(note.request_id, None)) is not None:
+        if (since_s := self._in_phase(note.request_id, _Phase.QUEUED)) is not None:
             self._metrics.request_queue_time.observe(now_s - since_s)
+            del self._since[note.request_id]
         if note.again:
             num_recomputed = note.num_tokens - note.num_reused
             self._metrics.recomputed_tokens.inc(num_recomputed)
             log.info("admitted again", request=note.request_id, recomputed=num_recomputed)
         else:
-            self._admitted_s[note.request_id] = now_s
+            self._since[note.request_id] = (_Phase.PREFILLING, now_s)
             self._metrics.prefix_cache_queries.inc(note.num_tokens)
             self._metrics.prefix_cache_hits.inc(note.num_reused)
 
     def _ended(self, note: notes.Ended, now_s: float) -> None:
-        if (since_s := self._first_token_s.pop(note.request_id, None)) is not None:
+        if (since_s := self._in_phase(note.request_id, _Phase.DECODING)) is not None:
             self._metrics.request_decode_time.observe(now_s - since_s)
-        self._accepted_s.pop(note.request_id, None)
-        self._admitted_s.pop(note.request_id, None)
+        self._since.pop(note.request_id, None)
         log.info(
             "ended",
             request=note.request_id,
             reason=note.reason,
             generated_tokens=note.num_generated,
         )
+
+    def _in_phase(self, request_id: str, phase: _Phase) -> float | None:
+        """Since when, if it is in this phase."""
+        now, since_s = self._since.get(request_id, (None, 0.0))
+        return since_s if now is phase else None

@@ -114,9 +114,9 @@ class SchedulerService:
         log.info("scheduler started", instance=self._instance, engine=self._settings.engine_id)
         while not self._stopping.is_set():
             try:
-                await self._bus.add_engine(self._settings.engine_id)
                 if self._draining.is_set():
-                    break  # what ran has lost its worker
+                    break  # what ran has lost its worker, or Redis
+                await self._bus.add_engine(self._settings.engine_id)
                 worker = await self._wait_for_worker()
                 if worker is not None:
                     await self._serve(worker)
@@ -202,12 +202,13 @@ class SchedulerService:
         epoch, core = started.number, started.core
         assert worker.kv is not None
         self._progress.start()
-        self._observer.new_epoch(epoch, worker.kv)
+        self._observer.new_epoch(epoch, worker.kv, core)
         await self._publish(EngineState.READY, "", epoch)
         due_s = 0.0
         until_s = math.inf
         while not self._stopping.is_set() and self._clock_s() < until_s:
             await self._turn(core, epoch, started.history)
+            self._progress.note(core)
             if self._draining.is_set() and not self._stopping.is_set() and until_s == math.inf:
                 await self._start_draining(epoch)
                 until_s = self._clock_s() + self._settings.drain_timeout
@@ -271,15 +272,9 @@ class SchedulerService:
         # Answers first: a request's RequestState stands in the log before its first plan.
         appends = []
         if answers:
-            retention = self._settings.outputs_retention
-            appends.append(
-                Append(
-                    keys.outputs,
-                    [encode(answer) for answer in answers],
-                    epoch,
-                    trim_below=history.trim_below(core.outputs_cursor, retention),
-                )
-            )
+            earlier = history.trim_below(core.outputs_cursor, self._settings.outputs_retention)
+            trim = core.outputs_min_id if earlier is None else earlier
+            appends.append(Append(keys.outputs, list(map(encode, answers)), epoch, trim_below=trim))
         for plan in plans:
             self._observer.planned(plan)
             data = encode(plan)
@@ -290,7 +285,6 @@ class SchedulerService:
             await self._bus.append_all(appends)
         self._observer.turn(spent_s)
         self._observer.noted(core.take_notes())
-        self._progress.note(core)
         if core.owes_states:
             await self._checkpoint(core, epoch)
 

@@ -79,6 +79,8 @@ def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
     # prometheus_client's own server answers Prometheus in a format in which a colon in a name
     # becomes an underscore; the gateway's would then be the only metrics with the right names.
     class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds of silence; each connection has a thread
+
         def do_GET(self) -> None:
             body = render()
             self.send_response(200)

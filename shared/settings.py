@@ -7,6 +7,7 @@ launcher, which knows the settings of all services.
 
 import argparse
 import dataclasses
+import math
 import re
 import sys
 import types
@@ -195,9 +196,12 @@ def _parse_int(text: str) -> int:
 
 def _parse_float(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         raise ValueError("expected a number") from None
+    if not math.isfinite(number):
+        raise ValueError("expected a finite number")
+    return number
 
 
 def _parse_bool(text: str) -> bool:

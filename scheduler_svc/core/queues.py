@@ -1,7 +1,7 @@
 """Where every unfinished sequence group stands."""
 
 from bisect import bisect_left, insort
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from scheduler_svc.core.backlog import Backlog
@@ -18,6 +18,9 @@ from scheduler_svc.core.sequence import (
 )
 
 BY_RANK = attrgetter("rank")
+
+
+_CLEAN_AT = 1_024  # waiting groups; beyond, those that ended are dropped now and then
 
 
 class Queues:
@@ -45,6 +48,9 @@ class Queues:
 
     def wait(self, group: SequenceGroup) -> None:
         """A new group."""
+        if len(self._waiting) >= max(_CLEAN_AT, 2 * self.num_waiting):
+            self._waiting = [entry for entry in self._waiting if entry[1].state is WAITING]
+            heapify(self._waiting)
         heappush(self._waiting, (group.rank, group))
         self.num_waiting += 1
         if not group.serves_nobody:

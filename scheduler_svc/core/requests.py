@@ -376,10 +376,17 @@ class Requests:
             if group.submit.gateway == lost.gateway
         ]
 
-    def pass_time(self, now_ms: int) -> list[Message]:
-        """End what is overdue, and forget what has ended too long ago."""
+    def hear_at(self, now_ms: int) -> None:
+        """What comes next was said at this time; forget what has ended too long ago.
+
+        Nothing may have been planned for longer than anything is remembered.
+        """
         self._now_ms = max(self._now_ms, now_ms)
         self._remembered.expire(self._now_ms)
+
+    def pass_time(self, now_ms: int) -> list[Message]:
+        """End what is overdue, too."""
+        self.hear_at(now_ms)
         if not self._deadlines.has_passed(now_ms):
             return []
         return [

@@ -129,6 +129,7 @@ class Scheduler:
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
                 self._answers.cursor = at
+                self._requests.hear_at(at.epoch)
                 return self._apply_request(event)
         self.outputs_cursor = at
         return []
@@ -199,7 +200,7 @@ class Scheduler:
             now_ms,
             self.requests_cursor,
             self.outputs_cursor,
-            self._retention.min_id(self.outputs_cursor),
+            self.outputs_min_id,
             idle_turns,
         )
 
@@ -246,6 +247,11 @@ class Scheduler:
         They hold good only right behind ``outputs_cursor``: append them with exactly the next id.
         """
         return [self.state_of(found) for found in self._retention.overdue(self.outputs_cursor)]
+
+    @property
+    def outputs_min_id(self) -> EntryId:
+        """Entries of ``outputs`` below may be trimmed, as far as this epoch alone knows."""
+        return self._retention.min_id(self.outputs_cursor)
 
     @property
     def owes_states(self) -> bool:

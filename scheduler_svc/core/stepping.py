@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from scheduler_svc.core import notes
+from scheduler_svc.core.calendar import Calendar
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.pins import PinnedPrefixes
@@ -78,8 +79,9 @@ class Stepping:
         self._room = Room(
             config, tables, self.queues, self._searches, self._tokens, prefixes, note, drop_prefix
         )
-        # The calendars, by step. An entry may be out of date; whoever reads it checks.
-        self._reaches_limit: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
+        # The calendars, by step. An entry may be out of date; whoever reads it checks. What ends
+        # leaves the first, which may look far ahead.
+        self._reaches_limit = Calendar()
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         # Who was looked at in vain to be admitted, and what the pool's chances were then.
@@ -159,6 +161,7 @@ class Stepping:
         self._tables.drop_swapped(sequence)
         self._room.hand_in_slot(sequence)
         if len(group.sequences) == 1:
+            self._reaches_limit.drop(group)
             self.queues.end(group)
         else:
             self.queues.end_sequence(group)
@@ -198,7 +201,7 @@ class Stepping:
     # ------------------------------------------------------------------ a step
 
     def _drain_those_at_their_limit(self, step: int) -> None:
-        for group in self._reaches_limit.pop(step - 1, ()):
+        for group in self._reaches_limit.take(step - 1):
             if group.state is DECODING and group.last_step == step - 1:
                 self.queues.drain(group)
 
@@ -307,5 +310,5 @@ class Stepping:
             self.queues.prefilled(group, DRAINING)
             return
         self.queues.prefilled(group, DECODING)
-        self._reaches_limit[group.last_step].append(group)
+        self._reaches_limit.put(group, group.last_step)
         self._room.starts_decoding(group)

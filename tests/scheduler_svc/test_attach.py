@@ -693,3 +693,30 @@ def test_a_scheduler_that_leaves_finishes_what_runs_and_admits_nobody() -> None:
     engine.start_epoch()
     engine.run()
     assert engine.outputs("waits") == {0: expected(5, 12)}
+
+
+def test_an_abort_is_remembered_by_the_clock_of_the_log() -> None:
+    """Nothing may have been planned for a long time."""
+    core = Engine(resume_window_ms=60_000).core
+    core.schedule(5_000)
+    core.apply(Abort("early", "attachment", "gone"), EntryId(900_000, 0))
+    core.apply(Abort("late", "attachment", "gone"), EntryId(900_000, 1))
+    core.schedule(900_001)
+    [answer] = core.apply(submit("early", [1, 2, 3]), EntryId(959_999, 0))
+    assert isinstance(answer, RequestEnded)
+    [answer] = core.apply(submit("late", [1, 2, 3]), EntryId(960_000, 0))
+    assert isinstance(answer, RequestState)
+
+
+def test_what_has_ended_is_not_kept_for_what_it_could_have_become() -> None:
+    engine = Engine()
+    engine.tell(submit("long", [1, 2, 3], max_tokens=150))
+    engine.step()
+    calendar = engine.core._stepping._reaches_limit
+    assert len(calendar) == 1
+    engine.tell(Abort("long", "attachment", "gone"))
+    assert len(calendar) == 0
+    for number in range(5_000):
+        engine.tell(submit(f"waits{number}", [1, 2, 3]))
+        engine.tell(Abort(f"waits{number}", "attachment", "gone"))
+    assert len(engine.core._stepping.queues._waiting) <= 1_024

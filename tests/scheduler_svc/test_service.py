@@ -18,7 +18,7 @@ from shared.errors import BusUnavailable
 from shared.messages.leases import EngineInfo, KVGeometry, ModelInfo, Speeds, WorkerInfo
 from shared.messages.outputs import RequestEnded, RequestState, StepResult
 from shared.messages.plans import EpochStarted, StepPlan
-from shared.messages.requests import Abort
+from shared.messages.requests import Abort, Attach
 from shared.metrics import SchedulerMetrics
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit
@@ -114,9 +114,12 @@ class Reader:
         return output
 
 
-def service(bus: Bus, **changes: object) -> SchedulerService:
+def service(
+    bus: Bus, clock_s: Callable[[], float] = time.monotonic, **changes: object
+) -> SchedulerService:
     settings = SchedulerSettings(**{"drain_timeout": 0.0, **changes})  # type: ignore[arg-type]
-    return SchedulerService(bus, settings, Observer(SchedulerMetrics("demo", "engine-0")))
+    observer = Observer(SchedulerMetrics("demo", "engine-0"))
+    return SchedulerService(bus, settings, observer, clock_s=clock_s)
 
 
 @asynccontextmanager
@@ -185,6 +188,58 @@ async def test_while_no_worker_is_ready_the_engine_says_why(bus: MemoryBus) -> N
     assert (info.state, info.detail) == ("failed", "bloom is not supported")
 
 
+class CountingBus(MemoryBus):
+    """Counts the turns of a scheduler."""
+
+    num_turns = 0
+
+    async def read(
+        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
+    ) -> dict[str, list[Entry]]:
+        self.num_turns += KEYS.requests in cursors
+        return await super().read(cursors, block_ms, max_entries)
+
+
+async def test_an_engine_that_was_idle_has_not_stalled_when_work_comes() -> None:
+    bus, now_s = CountingBus(lambda: time.time_ns() // 1_000_000), 100.0
+    async with running(service(bus, clock_s=lambda: now_s)):
+        await Peer(bus, "w1").announce()  # and does nothing
+        while await bus.get(KEYS.info) is None or (await info(bus)).state != "ready":
+            await asyncio.sleep(0)
+        now_s += 60
+        before = bus.num_turns
+        while bus.num_turns < before + 2:
+            await asyncio.sleep(0)
+
+        await bus.append(Append(KEYS.requests, [encode(submit("r1", [1, 2, 3]))]))
+        while await bus.length(KEYS.plans) < 2:
+            await asyncio.sleep(0)
+        now_s += 1
+        while (await info(bus)).num_running == 0:
+            await asyncio.sleep(0)
+        assert (await info(bus)).stalled_ms == 1_000
+
+
+class AbsentBus(MemoryBus):
+    """A server that does not answer."""
+
+    num_asked = 0
+
+    async def add_engine(self, engine_id: str) -> None:
+        self.num_asked += 1
+        raise BusUnavailable("connection refused")
+
+
+async def test_a_scheduler_that_waits_for_redis_ends_when_asked() -> None:
+    bus = AbsentBus(lambda: time.time_ns() // 1_000_000)
+    found = service(bus, drain_timeout=30.0)
+    task = asyncio.create_task(found.run())
+    while bus.num_asked == 0:
+        await asyncio.sleep(0)
+    found.stop()
+    await asyncio.wait_for(task, DEADLINE_S)
+
+
 async def test_a_new_worker_continues_where_the_dead_one_stopped(bus: MemoryBus) -> None:
     first, second, reader = Peer(bus, "w1"), Peer(bus, "w2"), Reader(bus)
     await first.announce()
@@ -231,6 +286,23 @@ async def test_the_log_stays_short_though_no_epoch_lives_as_long_as_it_should_re
         lengths.append(await bus.length(KEYS.outputs))
     assert lengths[1] > num_tokens, "an epoch leaves what is recent"
     assert max(lengths) <= retention + 2 * num_tokens, lengths
+
+
+async def test_the_log_stays_short_though_nothing_is_computed(bus: MemoryBus) -> None:
+    async with running(service(bus, outputs_retention=100)):
+        await Peer(bus, "w1").announce()
+        reader = Reader(bus)
+        for number in range(300):
+            unknown = Attach(f"r{number}", "gateway", "attachment", None, (), exact=False)
+            await bus.append(Append(KEYS.requests, [encode(unknown)]))
+            await reader.until(
+                lambda seen: (
+                    isinstance(seen[-1], RequestEnded) and seen[-1].request_id == f"r{number}"  # noqa: B023
+                    if seen
+                    else False
+                )
+            )
+        assert await bus.length(KEYS.outputs) <= 102
 
 
 class RestartedBus(MemoryBus):

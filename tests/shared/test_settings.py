@@ -43,8 +43,9 @@ def test_the_flag_of_a_switch_says_yes_by_itself(given: list[str], is_remote: bo
     [
         ({"block_size": "0"}, {}, "--block-size='0': must be at least 1"),
         ({}, {"PAGESTREAM_BLOCK_SIZE": "x"}, "PAGESTREAM_BLOCK_SIZE='x': expected a whole number"),
+        ({"share": "inf"}, {}, "--share='inf': expected a finite number"),
         ({"memory": "lots"}, {}, "--memory='lots': expected a number of bytes"),
-        ({"share": "nan"}, {}, "--share='nan': must be at least 0"),
+        ({"share": "nan"}, {}, "--share='nan': expected a finite number"),
         ({"level": "loud"}, {}, "--level='loud': expected one of info, debug"),
         ({"remote": "maybe"}, {}, "--remote='maybe': expected true or false"),
         ({"block_size": "auto"}, {}, "--block-size='auto': expected a whole number"),

@@ -58,10 +58,10 @@ class Watching(Observer):
         self.ended: set[str] = set()
         self.given_up: set[str] = set()  # pinned prefixes
 
-    def new_epoch(self, epoch: int, kv: KVGeometry) -> None:
+    def new_epoch(self, epoch: int, kv: KVGeometry, core: Scheduler) -> None:
         self.num_epochs += 1
         self._waiting.clear()
-        super().new_epoch(epoch, kv)
+        super().new_epoch(epoch, kv, core)
 
     def noted(self, taken: list[notes.Note]) -> None:
         for note in taken:

@@ -112,7 +112,7 @@ def check_at_rest(core: Scheduler) -> None:
     assert core._stepping._tokens.num_free_slots == core.config.max_num_sequences
     assert not core._stepping._tokens._slot_of
     assert min(core._stepping._room._opens_block, default=core.planned_step + 1) > core.planned_step
-    assert min(core._stepping._reaches_limit, default=core.planned_step) >= core.planned_step
+    assert not len(core._stepping._reaches_limit), "what has ended is remembered for its limit"
     assert min(core._stepping._samples_first, default=core.applied_step + 1) > core.applied_step
 
 
