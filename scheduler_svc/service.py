@@ -87,10 +87,7 @@ class SchedulerService:
         self._stopping = asyncio.Event()
         self._draining = asyncio.Event()
         self._suspects: list[int] = []
-        self._run_id = ""
-        self._served = ""  # instance of the last worker that an epoch was started for
-        self._served_life = ""
-        self._renamed = ""  # one that will not be named again
+        self._served_life = ""  # of the last worker that an epoch was started for
         self._gateways = GatewayWatch(settings.gateway_grace, clock_s)
         self._progress = Progress(clock_s)
         self._model: ModelInfo | None = None
@@ -134,11 +131,8 @@ class SchedulerService:
     async def _wait_for_worker(self) -> WorkerInfo | None:
         """The worker's lease once it is ready; None if stopped."""
         said = ""
-        await self._notice_restart()
         while not (self._stopping.is_set() or self._draining.is_set()):
             worker = await self._worker()
-            if worker is not None and worker.instance == self._renamed:
-                worker = None
             if worker is not None and worker.state == WorkerState.READY:
                 self._model, self._kv = worker.model, worker.kv
                 return worker
@@ -151,14 +145,6 @@ class SchedulerService:
             await self._publish(state, detail, epoch=0)
             await self._pause(_LOOK_S)
         return None
-
-    async def _notice_restart(self) -> None:
-        """After a restart of Redis, the worker that was served comes back under another name.
-
-        Named by the old one it would do nothing, and seem to have died of what it was to compute.
-        """
-        if self._run_id and await self._bus.run_id() != self._run_id:
-            self._renamed = self._served
 
     async def _worker(self) -> WorkerInfo | None:
         value = await self._bus.get(self._keys.worker(0))
@@ -184,12 +170,11 @@ class SchedulerService:
         """Plan for one worker until it is gone."""
         config = self._config(worker)
         # A worker that comes back under any name has only been silent: paused, or without Redis.
+        # Its name may also be of before a restart of Redis: then it does nothing in this epoch,
+        # and the next one finds that it is alive.
         survived = worker.life != "" and worker.life == self._served_life
         suspects, self._suspects = [] if survived else self._suspects, []
         self._served_life = worker.life
-        # Asked for after the lease was read: the name in it is as old as this run, or older.
-        self._run_id = await self._bus.run_id()
-        self._served = worker.instance
         started = await start_epoch(
             self._bus,
             self._keys,
@@ -326,10 +311,10 @@ class SchedulerService:
         """Leases, gauges, and RequestStates that let the log be trimmed."""
         lease = await self._worker()
         if lease is None:
-            await self._suspect(core)
+            self._suspects = core.suspects()
             raise EpochOver("the worker's lease has run out")
         if lease.instance != worker.instance or lease.state != WorkerState.READY:
-            await self._suspect(core)
+            self._suspects = core.suspects()
             raise EpochOver(f"the worker is {lease.state}, instance {lease.instance}")
         assert worker.kv is not None
         stats = self._observer.gauges(core, worker.kv)
@@ -349,11 +334,6 @@ class SchedulerService:
             await self._bus.append(
                 Append(keys.requests, [encode(GatewayLost(gateway)) for gateway in lost])
             )
-
-    async def _suspect(self, core: Scheduler) -> None:
-        """Remember what the worker was computing, unless it begins anew as Redis did."""
-        if await self._bus.run_id() == self._run_id:
-            self._suspects = core.suspects()
 
     async def _start_draining(self, epoch: int) -> None:
         """Tell the core, by way of the log, to admit nobody any more."""
