@@ -6,7 +6,7 @@ from collections.abc import Callable
 from shared.bus.api import Bus
 from shared.bus.keys import EngineKeys
 
-_LOOK_S = 5.0  # a grace period is longer
+_LOOK_S = 5.0  # a shorter grace period lasts until the next look but one
 
 
 class GatewayWatch:

@@ -225,7 +225,7 @@ class SchedulerMetrics(_Metrics):
             "iteration_tokens_total", "Tokens in one step.", _TOKENS
         )
         self.schedule_seconds = self._histogram(
-            "scheduler_step_seconds", "Time in schedule and apply, per step.", _STEP_S
+            "scheduler_step_seconds", "Time in schedule and apply, per look at the logs.", _STEP_S
         )
         self.round_trip_seconds = self._histogram(
             "plan_round_trip_seconds", "From appending a plan to reading its result.", _STEP_S

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-MAX_SEQ = 2**64 - 1
-
 
 class EntryId(NamedTuple):
     """Position of an entry in a log; ordered like the log."""

@@ -1,12 +1,12 @@
 """Names of everything PageStream keeps in Redis.
 
-    {E}:requests   stream  Submit, Attach, Stop, Abort, GatewayLost, Pin
+    {E}:requests   stream  Submit, Attach, Stop, Abort, GatewayLost, Pin, Drain
     {E}:plans      stream  EpochStarted, StepPlan
     {E}:outputs    stream  EpochStarted, RequestState, StepResult, ..., RequestEnded
     {E}:info       string  EngineInfo, expires
     {E}:worker:R   string  WorkerInfo of rank R, expires
     {E}:gateway:I  string  lease of the gateway instance I, expires
-    engines        set     ids of all engines
+    engines        set     ids of all engines that ever were, for operators
 
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
 """
