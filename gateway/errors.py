@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+MISSING_FIELD = "missing_field"
 _SHOWN_VALUE_CHARS = 80
 _RETRY_AFTER_S = 2
 
@@ -192,7 +193,7 @@ def failed(message: str, code: str = "generation_failed") -> ApiError:
 
 def from_validation(error: ValidationError) -> ApiError:
     """What is wrong with a body, from pydantic's first finding."""
-    details = error.errors(include_url=False, include_context=False)[0]
+    details = error.errors(include_url=False)[0]
     kind = details["type"]
     param = _path(details)
     if kind == "json_invalid":
@@ -200,9 +201,11 @@ def from_validation(error: ValidationError) -> ApiError:
     if param is None:
         return invalid(None, f"The body must be a JSON object, got {shown(details['input'])}")
     if kind == "missing":
-        return invalid(param, f"{param}: this field is required", "missing_field")
+        return invalid(param, f"{param}: this field is required", MISSING_FIELD)
     if kind == "extra_forbidden":
         return unsupported(param, details["input"])
+    if kind == "too_long":
+        return invalid_value(param, details["input"], f"at most {details['ctx']['max_length']}")
     message = details["msg"].removeprefix("Value error, ")
     return invalid_value(param, details["input"], message)
 

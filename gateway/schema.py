@@ -24,6 +24,9 @@ MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
 MAX_LENGTH_PENALTY = 100.0
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1_000  # of one message
+MAX_PROMPTS = 10_000
 MAX_DEADLINE_MS = 7 * 24 * 3_600_000
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -41,9 +44,15 @@ def _prompt_kind(value: object) -> str:
 
 Prompt = Annotated[
     Annotated[str, Tag("as text")]
-    | Annotated[list[str], Field(fail_fast=True, min_length=1), Tag("as texts")]
+    | Annotated[
+        list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS), Tag("as texts")
+    ]
     | Annotated[TokenIds, Tag("as tokens")]
-    | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1), Tag("as lists")],
+    | Annotated[
+        list[TokenIds],
+        Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
+        Tag("as lists"),
+    ],
     Discriminator(_prompt_kind),
 ]
 
@@ -140,7 +149,9 @@ class TextPart(_Part):
 
 Content = Annotated[
     Annotated[str, Tag("as text")]
-    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag("as parts")],
+    | Annotated[
+        list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("as parts")
+    ],
     Discriminator(lambda value: "as parts" if isinstance(value, list) else "as text"),
 ]
 
@@ -154,7 +165,9 @@ class ChatMessage(_Body):
 
 
 class _ChatMessages(_Body):
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    ]
 
 
 class ChatBody(GenerationBody, _ChatMessages):

@@ -47,7 +47,7 @@ class GatewaySettings(ServiceSettings):
     max_body_bytes: int = setting(
         4 * 2**20, "Largest request body accepted.", parse=byte_size, minimum=1024
     )
-    max_prompts: int = setting(128, "Most prompts in one call.", minimum=1)
+    max_prompts: int = setting(128, "Most prompts in one call.", minimum=1, maximum=10_000)
     pinned_prefixes: str | None = setting(
         None,
         "File of prompt beginnings whose keys and values stay in the KV cache, one JSON map in "

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.schema import MAX_MESSAGES, MAX_PARTS, MAX_PROMPTS
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.fake_engine import kv_pool
 
@@ -195,6 +196,30 @@ async def test_every_bad_value_is_a_400_that_names_the_field(stage: Stage) -> No
 async def test_a_body_that_is_no_json_object_is_a_400(stage: Stage, content: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         check_error(await stage.http.post(path, content=content), 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value", "limit"),
+    [
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": ""}], MAX_MESSAGES),
+        ("/tokenize", "messages", [{"role": "user", "content": ""}], MAX_MESSAGES),
+        ("/v1/completions", "prompt", [""], MAX_PROMPTS),
+        ("/v1/completions", "prompt", [[1]], MAX_PROMPTS),
+    ],
+)
+async def test_a_list_that_is_too_long_is_refused_with_both_numbers(
+    stage: Stage, path: str, field: str, value: list[Any], limit: int
+) -> None:
+    response = await stage.http.post(path, json={"model": "demo", field: value * (limit + 1)})
+    error = check_error(response, 400, field)
+    assert error["message"] == f"{field}=a list of {limit + 1}: at most {limit}"
+
+
+async def test_a_message_of_too_many_parts_is_refused_with_both_numbers(stage: Stage) -> None:
+    parts = [{"type": "text", "text": ""}] * (MAX_PARTS + 1)
+    error = check_error(await stage.chat(messages=[{"role": "user", "content": parts}]), 400)
+    assert error["param"] == "messages[0].content"
+    assert error["message"].endswith(f"a list of {MAX_PARTS + 1}: at most {MAX_PARTS}")
 
 
 async def test_a_missing_field_is_named(stage: Stage) -> None:
