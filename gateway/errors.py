@@ -9,6 +9,9 @@ from pydantic_core import ErrorDetails
 MISSING_FIELD = "missing_field"
 _SHOWN_VALUE_CHARS = 80
 _RETRY_AFTER_S = 2
+_STREAM_LOST = "stream_lost"
+# OpenAI's own clients repeat every 409 and 500 that does not say this.
+_FINAL = {"x-should-retry": "false"}
 
 _TYPES = {
     400: "invalid_request_error",
@@ -171,9 +174,8 @@ def gone(message: str) -> ApiError:
 
 def taken_over() -> ApiError:
     """409: a newer call delivers the same generation."""
-    return ApiError(
-        409, "a newer call has taken over the delivery of this generation", code="taken_over"
-    )
+    message = "a newer call has taken over the delivery of this generation"
+    return ApiError(409, message, code="taken_over", headers=_FINAL)
 
 
 def other_body() -> ApiError:
@@ -188,7 +190,8 @@ def other_body() -> ApiError:
 
 def failed(message: str, code: str = "generation_failed") -> ApiError:
     """500: an accepted request did not end well."""
-    return ApiError(500, message, code=code)
+    headers = _FINAL if code == _STREAM_LOST else None
+    return ApiError(500, message, code=code, headers=headers)
 
 
 def from_validation(error: ValidationError) -> ApiError:
