@@ -250,6 +250,16 @@ async def test_unknown_paths_and_methods_are_answered_in_the_same_format(stage: 
     check_error(await stage.http.delete("/v1/models"), 405)
 
 
+async def test_a_long_path_is_never_repeated_in_full(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "gateway.access"):
+        error = check_error(await stage.http.get("/" + "x" * 20_000), 404)
+    assert len(error["message"]) < 300
+    [record] = [record for record in caplog.records if record.name == "gateway.access"]
+    assert len(record.fields["path"]) < 300  # type: ignore[attr-defined]
+
+
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(stage: Stage) -> None:
     error = check_error(await stage.complete(prompt=[5] * 300), 400, "prompt")
     assert error["code"] == "context_length_exceeded"

@@ -1,5 +1,7 @@
 """What clients make of errors."""
 
+import asyncio
+
 from openai import ConflictError
 
 from gateway.errors import failed
@@ -27,7 +29,7 @@ async def test_the_official_client_does_not_take_back_what_another_call_delivers
     await engine.accept_attach(await engine.hear_attach(), [], ended={})
     second = stage.spawn(ask())
     attach = await engine.hear_attach()
-    assert await first == "taken over"
+    assert await asyncio.wait_for(first, 20) == "taken over"
     submit = await engine.accept_attach(attach, [], ended={})
     await engine.generate(submit, stage.tokenizer.encode("ab", add_special_tokens=False))
     assert await second == "ab"
