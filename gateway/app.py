@@ -28,7 +28,8 @@ from gateway.version import version
 
 def create_app(service: Service) -> FastAPI:
     """The application that serves one gateway's clients."""
-    app = FastAPI(title="PageStream", version=version())
+    # Redirects would go to wherever the Host header says.
+    app = FastAPI(title="PageStream", version=version(), redirect_slashes=False)
     app.include_router(generate_router(service))
     app.include_router(streams_router(service))
     app.include_router(inspection_router(service, version()))

@@ -250,6 +250,14 @@ async def test_unknown_paths_and_methods_are_answered_in_the_same_format(stage: 
     check_error(await stage.http.delete("/v1/models"), 405)
 
 
+async def test_a_slash_too_many_is_a_404_and_no_way_to_another_host(stage: Stage) -> None:
+    headers = {"Host": "elsewhere.example"}
+    response = await stage.http.post("/v1/completions/", json={}, headers=headers)
+    error = check_error(response, 404)
+    assert error["message"] == "there is no POST /v1/completions/"
+    assert "location" not in response.headers
+
+
 async def test_a_long_path_is_never_repeated_in_full(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
