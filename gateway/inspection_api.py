@@ -92,11 +92,14 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
         """Version of PageStream."""
         return JSONResponse({"version": version})
 
+    # Whoever only wants the status asks with HEAD.
+    @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live", tags=["gateway"], responses=answers(Alive))
     async def live() -> Response:
         """200 as long as the process works at all."""
         return JSONResponse({"status": "alive"})
 
+    @router.head("/health/ready", include_in_schema=False)
     @router.get(
         "/health/ready",
         tags=["gateway"],
@@ -106,6 +109,7 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
         """200 if a request sent now would be served, else the check that failed."""
         return readiness(service)
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", tags=["gateway"], responses=plain_text(CONTENT_TYPE))
     async def metrics() -> Response:
         """Prometheus's text format."""
