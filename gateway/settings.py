@@ -15,8 +15,8 @@ class GatewaySettings(ServiceSettings):
     api_keys: str | None = setting(
         None,
         "File of the API keys that clients need, one NAME sha256:HEX in each line, read again on "
-        "SIGHUP; .venv/bin/python -m gateway.api_keys makes them. A single key can be given in the "
-        "variable PAGESTREAM_API_KEY. With neither, everybody is let in.",
+        "SIGHUP; python -m gateway.api_keys makes them. A single key can be given in the variable "
+        "PAGESTREAM_API_KEY. With neither, everybody is let in.",
     )
     api_key: str | None = setting(None, "One API key, in plain text.", secret=True)
     gateway_metrics_host: str = setting("127.0.0.1", "Address of the gateway's own /metrics.")
