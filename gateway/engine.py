@@ -11,7 +11,7 @@ from gateway.mailbox import Mailbox, ServerLeaves
 from gateway.outbox import Outbox
 from gateway.pinning import Pinning, Prefix
 from gateway.sessions import Sessions
-from shared.bus.api import START, Append, Bus
+from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import BusUnavailable, DecodeError
@@ -102,7 +102,7 @@ class EngineClient:
         self._model_name = model_name
         self._metrics = metrics
         self._sessions = Sessions()
-        self._outbox = Outbox(bus, self._keys.requests)
+        self._outbox = Outbox(bus, self._keys.requests, self._trim_below)
         self._deliveries = Deliveries(instance, self._sessions, self._outbox.send, _loop_s)
         self._renew_s = 0.0
         self._away_since_s: float | None = None
@@ -146,7 +146,7 @@ class EngineClient:
         append = Append(
             self._keys.requests,
             [encode(submit) for submit in submits],
-            trim_below=self._sessions.requests_cursor,
+            trim_below=self._trim_below(),
         )
         try:
             await self._bus.append(append)
@@ -243,6 +243,16 @@ class EngineClient:
     async def flushed(self) -> None:
         """Return when all that was sent has been appended."""
         await self._outbox.flushed()
+
+    def _trim_below(self) -> EntryId | None:
+        """Up to where requests may be trimmed.
+
+        After a failure the server may be another one whose clock went back, and what is new there
+        lies below the cursor. What could not be sent before is sent again just then.
+        """
+        if self._must_compare_run_id or self._away_since_s is not None:
+            return None
+        return self._sessions.requests_cursor
 
     async def _read_outputs(self) -> None:
         backoff = Backoff()

@@ -462,6 +462,39 @@ async def test_requests_that_the_log_reflects_are_trimmed(stage: Stage) -> None:
     assert await stage.engine.bus.length(stage.engine.keys.requests) < 4
 
 
+async def test_calls_that_only_attach_trim_what_the_log_reflects(stage: Stage) -> None:
+    async def answer() -> None:
+        while True:
+            submit = await stage.engine.accept_attach(await stage.engine.hear_attach())
+            await stage.engine.generate(submit, tokens_of(stage, "Hi"))
+
+    stage.spawn(answer())
+    body = {"model": "demo", "prompt": "Hi"}
+    for key in range(4):
+        headers = {"Idempotency-Key": str(key)}
+        response = await stage.http.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 200
+    assert await stage.engine.bus.length(stage.engine.keys.requests) < 4
+
+
+async def test_nothing_is_trimmed_while_the_server_may_be_another_one(
+    make_stage: MakeStage,
+) -> None:
+    stage, bus = await flaky_stage(make_stage)
+    engine = stage.server.service.engine
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        assert engine._trim_below() == stage.engine.requests_cursor
+        bus.away = True
+        await stage.until(lambda: engine._trim_below() is None)
+        bus.away = False
+        await stage.until(lambda: engine._trim_below() is not None)
+        await stage.engine.generate(submit, tokens_of(stage, "c"))
+        await finish(stream, "abc")
+
+
 async def test_the_gateway_works_over_redis(make_stage: MakeStage, redis_url: str) -> None:
     buses = [RedisBus(redis_url), RedisBus(redis_url)]
     stage = await make_stage(bus=buses[0])
