@@ -81,7 +81,8 @@ class EngineClient:
         model_name: the model that this gateway speaks for; an engine with another is of no use.
         instance: names this gateway in the log.
         prefixes: those that the engine is to keep in its pool.
-        patience_s: how long the bus may be away before calls are given up.
+        patience_s: how long the bus may be away, and how long calls wait for the engine's first
+            word, before they are given up.
     """
 
     def __init__(
@@ -137,11 +138,11 @@ class EngineClient:
     async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> None:
         """Append requests, all or none; their events will arrive in ``mailbox``.
 
-        If it is unknown whether they were, they are attached to, and a Joined or an
-        EngineUnreachable of each will tell what became of them.
+        If it is unknown whether they were, they are attached to, and a Joined of each will tell
+        what became of them. An EngineUnreachable comes if the engine says nothing.
         """
         for submit in submits:
-            self._deliveries.open(submit, mailbox)
+            self._deliveries.open(submit, mailbox, patience_s=self.patience_s)
         self._none_open.clear()
         append = Append(
             self._keys.requests,
@@ -155,7 +156,7 @@ class EngineClient:
                 "cannot submit", ids=[submit.request_id for submit in submits], error=error
             )
             for submit in submits:
-                self._deliveries.attach_unanswered(submit.request_id, mailbox, self.patience_s)
+                self._deliveries.attach_unanswered(submit.request_id, mailbox)
 
     def attach(
         self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] | None = None
@@ -168,9 +169,11 @@ class EngineClient:
             views: by choice, what the client has, empty for nothing at all; None if nobody knows
                 whether the engine was ever asked.
         """
-        self._deliveries.open(submit, mailbox, views or (), accepted=views is not None)
+        self._deliveries.open(
+            submit, mailbox, views or (), accepted=views is not None, patience_s=self.patience_s
+        )
         self._none_open.clear()
-        self._deliveries.attach(submit.request_id, self.patience_s)
+        self._deliveries.attach(submit.request_id)
 
     def look_up(self, request_id: str, mailbox: Mailbox) -> None:
         """Ask for a request by its id: Joined, NotRemembered or EngineUnreachable will come."""

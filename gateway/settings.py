@@ -58,7 +58,9 @@ class GatewaySettings(ServiceSettings):
     )
     bus_patience: float = setting(
         60.0,  # whoever is paused for half a minute harms nobody
-        "Seconds that Redis or the engine may be silent before open requests are given up.",
+        "Seconds that Redis may be away before open requests are given up, and that a new or "
+        "resumed one waits for the engine's first word. What the engine has accepted is waited "
+        "for, however long it is silent.",
         minimum=0,
     )
     resume_window: float = setting(

@@ -372,6 +372,18 @@ async def test_a_request_that_cannot_be_appended_is_a_503(make_stage: MakeStage)
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_that_the_engine_never_speaks_of_is_a_503(
+    make_stage: MakeStage, stream: bool
+) -> None:
+    stage = await make_stage(bus_patience=0.2)
+    response = await stage.complete(stream=stream)
+    assert response.status_code == 503
+    assert "did not answer" in response.json()["error"]["message"]
+    submit = await stage.engine.hear_submit()
+    assert (await stage.engine.hear_abort()).attachment == submit.attachment
+
+
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_whose_append_failed_is_taken_when_the_bus_is_back(
     make_stage: MakeStage, stream: bool
 ) -> None:
