@@ -118,7 +118,11 @@ class EngineClient:
 
     @property
     def status(self) -> Engine | EngineAway:
-        """The engine as of the last look, at most about a second ago."""
+        """The engine as of the last look.
+
+        Looks are half a second apart. While Redis takes questions and does not answer, a look
+        lasts until they time out, some ten seconds at most, and this is what it was before.
+        """
         if not self._positioned.is_set() and isinstance(self._status, Engine):
             return EngineAway("the log of outputs was not found yet")
         return self._status
