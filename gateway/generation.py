@@ -4,8 +4,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
-from gateway.admission import Output
+from gateway.admission import Output, Prompt
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.display import Display, read_display, request_id
 from gateway.engine import EngineClient
@@ -392,12 +393,22 @@ class Generation:
         return self._tokenizer.decode(planned.prompt.tokens) if text is None else text
 
     def _scored_prompt(self, request: PendingRequest) -> list[ScoredToken]:
-        detokenizer = self._tokenizer.detokenizer()
-        scored, chars = [], 0
-        for position, token in enumerate(request.planned.prompt.tokens):
+        prompt = request.planned.prompt
+        scored = []
+        places = zip(prompt.tokens, self._offsets(prompt), strict=True)
+        for position, (token, offset) in enumerate(places):
             scores = request.prompt_scores.get(position)
             if scores is None and position > 0:
                 raise failed(f"the log-probability of prompt token {position} is missing")
-            scored.append(ScoredToken(token, chars, scores if position else None))
-            chars += len(detokenizer.push(token))
+            scored.append(ScoredToken(token, offset, scores if position else None))
         return scored
+
+    def _offsets(self, prompt: Prompt) -> list[int]:
+        """Where the tokens of a prompt stand in what is echoed of it."""
+        if prompt.text is not None:
+            offsets = self._tokenizer.offsets(prompt.text)
+            if offsets is not None and len(offsets) == len(prompt.tokens):
+                return offsets
+        detokenizer = self._tokenizer.detokenizer()
+        ends = accumulate((len(detokenizer.push(token)) for token in prompt.tokens), initial=0)
+        return list(ends)[:-1]

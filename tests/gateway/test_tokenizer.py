@@ -64,6 +64,21 @@ def test_every_token_has_bytes(family: str) -> None:
     assert all(isinstance(tokenizer.token_bytes(token), bytes) for token in range(tokenizer.size))
 
 
+@pytest.mark.parametrize("text", ["Hello world!", "<s>a b</s> Hello", "a😀b 😀 ü", "日本 é€", ""])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_offsets_are_where_tokens_stand_in_their_text(family: str, text: str) -> None:
+    tokenizer = Tokenizer(FAMILIES[family]())
+    offsets = tokenizer.offsets(text)
+    assert offsets is not None
+    tokens = tokenizer.encode(text)
+    assert len(offsets) == len(tokens)
+    assert offsets == sorted(offsets)
+    for token, offset in zip(tokens, offsets, strict=True):
+        name = tokenizer.token_bytes(token)
+        if token != tokenizer.encode("<unk>")[0] and name.isascii():
+            assert text[offset:].lstrip().startswith(name.decode().lstrip()), (token, offset)
+
+
 async def test_a_model_without_a_template_says_so() -> None:
     prompts = PromptReader(Tokenizer(byte_level()), max_prompts=1)
     with pytest.raises(ApiError, match="chat template"):
