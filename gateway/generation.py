@@ -57,6 +57,7 @@ class Generation:
 
     Attributes:
         server_leaves: it ended because this process does.
+        is_taken_over: a newer call delivers at least one of its requests.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Generation:
         self._parts = [part for request in self._requests for part in request.parts]
         self._by_id = {request.request_id: request for request in self._requests}
         self._aborted_because = "not finished"
-        self.server_leaves = False
+        self.server_leaves = self.is_taken_over = False
         self._waiting: list[Letter] = []  # came before anybody could be shown anything
         self._cached_before = 0
 
@@ -185,6 +186,7 @@ class Generation:
                     self._aborted_because = "gateway shuts down"
                     raise shutting_down(accepted=False)
                 if isinstance(letter, Superseded):
+                    self.is_taken_over = True
                     raise taken_over()
                 if isinstance(letter, Joined) and not self._is_repeated_in(letter.submit):
                     self._leave_alone()
@@ -234,6 +236,16 @@ class Generation:
                 self._engine.close(request.request_id, self.mailbox)
         self._metrics.open_streams.dec(len(self._requests))
 
+    def abandon(self, after_s: float) -> None:
+        """Like ``close``, but somebody else may want what still runs: it is aborted after a while.
+
+        Whoever has taken it over by then has made that Abort void.
+        """
+        for request in self._requests:
+            if request.engine_works:
+                self._engine.abandon(request.request_id, self.mailbox, after_s)
+        self.close(abort=False)
+
     def note_unfinished(self, reason: FinishReason) -> None:
         """Count the choices that had no good end."""
         for part in self._parts:
@@ -254,6 +266,7 @@ class Generation:
         if isinstance(letter, (RequestAccepted, Joined, FollowingLost, NotRemembered)):
             return None  # the last is for those who know no more than an id
         if isinstance(letter, Superseded):
+            self.is_taken_over = True
             raise TakenOver
         if isinstance(letter, EngineUnreachable):
             self._aborted_because = letter.why

@@ -342,6 +342,47 @@ async def test_who_resumes_a_stream_ends_its_older_delivery_quietly(stage: Stage
     assert not any(isinstance(message, Abort) for message in engine.heard)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_who_resumes_a_stream_of_several_prompts_gets_all_of_them(
+    make_stage: MakeStage, elsewhere: bool
+) -> None:
+    stage, other = await two_gateways(make_stage)
+    engine, prompts = stage.engine, ["one", "two"]
+    tokens = stage.tokenizer.encode("abcd", add_special_tokens=False)
+    older = stage.spawn(post(stage, stream=True, stream_resume=True, prompt=prompts))
+    submits = [await engine.accept_attach(await engine.hear_attach(), [], ended={}) for _ in "12"]
+    stream_id = stream_id_of(secret_of_key("k"), client="")
+    newer = stage.spawn((other if elsewhere else stage).http.get(f"/v1/streams/{stream_id}"))
+    await engine.accept_attach(await engine.hear_attach(), [], submit=submits[0])
+    assert "[DONE]" not in (await older).text
+    # The older one knows by now, and the newer one has not asked for the other prompt's yet.
+    for submit in (submits[1], *submits):
+        attach = await engine.hear_attach()
+        assert attach.request_id == submit.request_id
+        await engine.accept_attach(attach, [], submit=submit)
+    for submit in submits:
+        await engine.generate(submit, tokens)
+    found = shown([data for _, data in parsed((await newer).text)])
+    assert [found[0][0], found[1][0]] == ["abcd", "abcd"]
+    assert not any(isinstance(message, Abort) for message in engine.heard)
+
+
+async def test_what_nobody_takes_over_of_a_stream_is_aborted_after_a_while(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage(resume_window=0.2)
+    engine = stage.engine
+    older = stage.spawn(post(stage, stream=True, stream_resume=True, prompt=["one", "two"]))
+    submits = [await engine.accept_attach(await engine.hear_attach(), [], ended={}) for _ in "12"]
+    stream_id = stream_id_of(secret_of_key("k"), client="")
+    leaving = stage.spawn(stage.http.get(f"/v1/streams/{stream_id}"))
+    await engine.hear_attach()
+    await older
+    leaving.cancel()
+    aborts = [await engine.hear_abort() for _ in "12"]
+    assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
+
+
 @pytest.mark.parametrize("num_seen", [0, 1, 2])
 async def test_a_beam_search_that_has_ended_is_shown_from_where_it_was_cut(
     stage: Stage, num_seen: int
