@@ -1,6 +1,7 @@
 """Streams that are continued after any of their events, by the same gateway or by another one."""
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -277,6 +278,36 @@ async def test_an_id_of_another_stream_is_refused(stage: Stage, last: str) -> No
     response = await stage.http.get(url, headers={"Last-Event-ID": last})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "Last-Event-ID"
+
+
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [("1b00000000.~0", 500), (".1b00000000~0", 500), ("1b00000000~0", 400)],
+)
+async def test_what_could_not_be_resumed_is_aborted_after_a_while_unless_somebody_comes(
+    make_stage: MakeStage, last: str, status: int
+) -> None:
+    stage = await make_stage(resume_window=0.3)
+    engine, service = stage.engine, stage.server.service
+    tokens = stage.tokenizer.encode("abcd", add_special_tokens=False)
+    older = stage.spawn(post(stage, stream=True, stream_resume=True, prompt=["one", "two"]))
+    submits = [await engine.accept_attach(await engine.hear_attach(), [], ended={}) for _ in "12"]
+    url = f"/v1/streams/{stream_id_of(secret_of_key('k'), client='')}"
+    failing = stage.spawn(stage.http.get(url, headers={"Last-Event-ID": last}))
+    began_s = time.monotonic()
+    for submit in submits[: 2 if status == 500 else 1]:
+        await engine.accept_attach(await engine.hear_attach(), tokens[:2], submit=submit)
+    assert (await failing).status_code == status
+    await older
+    assert service.engine.num_open == 0
+    metrics = (await stage.http.get("/metrics")).text
+    assert re.search(r"open_streams{[^}]*} 0.0", metrics)
+    aborts: list[Abort] = []
+    while len(aborts) < len(submits):
+        message = await engine.hear()
+        aborts += [message] if isinstance(message, Abort) else []
+    assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
+    assert time.monotonic() - began_s >= 0.3
 
 
 async def test_a_stream_is_not_continued_with_another_history(stage: Stage) -> None:
