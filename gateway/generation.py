@@ -106,8 +106,9 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """What has been used so far."""
+        known = sum(len(request.planned.prompt.tokens) for request in self._requests)
         return Usage(
-            sum(len(request.planned.prompt.tokens) for request in self._requests),
+            self._display.num_prompt_tokens or known,
             sum(request.num_generated for request in self._requests),
             self.cached_tokens,
         )
@@ -144,19 +145,24 @@ class Generation:
         for submit in submits:
             self._engine.attach(submit, self.mailbox)
 
-    def resume(self, found: Sequence[Joined], position: StreamPosition) -> None:
+    def resume(self, found: Sequence[Joined | None], position: StreamPosition) -> None:
         """Go on where another call stopped.
 
         Args:
-            found: what the engine knows of each request.
+            found: what the engine knows of each request; None for what it has forgotten, of which
+                the client has all.
             position: what the client has.
         """
         self._metrics.open_streams.inc(len(self._requests))
         self._cached_before = position.cached_tokens
         places = iter(position.choices or [Position()] * len(self._parts))
         for request, known in zip(self._requests, found, strict=True):
-            is_search = known.submit.sampling.beams is not None
             own = [next(places) for _ in request.parts]
+            if known is None:
+                for part, place in zip(request.parts, own, strict=True):
+                    part.go_on(place)
+                continue
+            is_search = known.submit.sampling.beams is not None
             views = views_of(known, [(found.num_tokens, found.ended) for found in own])
             for part, place, view in zip(request.parts, own, views, strict=True):
                 part.go_on(place)

@@ -18,6 +18,7 @@ from gateway.openapi import continues, reads_header
 from gateway.pending import Planned
 from gateway.service import Service
 from gateway.stream_ids import call_id_in
+from shared.sampling import SamplingParams
 
 _NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
 _FORGOTTEN = "the stream is not remembered any more, if there ever was one"
@@ -58,7 +59,7 @@ async def _taken_up(
 ) -> Response:
     lookup = LookUp(service.engine, request.receive)
     try:
-        display, found = await _found(lookup, call_id, position)
+        display, found = await _found(lookup, call_id, position, service.max_prompts)
         resumption = Resumption(stream_id, service.resume_window_s, position)
         answer = _continued(service, request, display, found, resumption)
     except BaseException:
@@ -69,28 +70,39 @@ async def _taken_up(
 
 
 async def _found(
-    lookup: LookUp, call_id: str, position: StreamPosition
-) -> tuple[Display, list[Joined]]:
-    """How the stream is shown, and what the engine knows of its requests."""
-    [first] = await lookup.ask([call_id])
+    lookup: LookUp, call_id: str, position: StreamPosition, max_prompts: int
+) -> tuple[Display, list[Joined | None]]:
+    """How the stream is shown, and what the engine knows of its requests.
+
+    Raises:
+        ApiError: 410, one of them is forgotten, and the client does not have all of it; 404, this
+            is no stream that can be resumed; 400, the position is one in another stream.
+    """
+    found = await lookup.ask([call_id])
+    if found == [None] and position.choices and position.choices[0].ended:
+        # Any of the others tells how many prompts there are.
+        most = min(len(position.choices), max_prompts)
+        found += await lookup.ask([request_id(call_id, number) for number in range(1, most)])
+    first = next((known for known in found if known is not None), None)
     if first is None:
         raise gone(_FORGOTTEN)
     display = read_display(first.submit.display)
     if display is None or not display.resumable:
         raise unknown_stream()
-    num_choices = display.num_prompts * display.output.num_candidates
-    if position.choices and len(position.choices) != num_choices:
+    each = display.output.num_candidates
+    if position.choices and len(position.choices) != display.num_prompts * each:
         raise invalid(
             "Last-Event-ID",
             f"Last-Event-ID: it is of a stream with {len(position.choices)} choices, "
-            f"this one has {num_choices}",
+            f"this one has {display.num_prompts * each}",
         )
-    others = [request_id(call_id, number) for number in range(1, display.num_prompts)]
-    found = [first]
-    for known in await lookup.ask(others):
-        if known is None:
+    others = range(len(found), display.num_prompts)
+    found += await lookup.ask([request_id(call_id, number) for number in others])
+    del found[display.num_prompts :]
+    for number, known in enumerate(found):
+        seen = position.choices[number * each : (number + 1) * each]
+        if known is None and not (seen and all(choice.ended for choice in seen)):
             raise gone(_FORGOTTEN)
-        found.append(known)
     return display, found
 
 
@@ -98,7 +110,7 @@ def _continued(
     service: Service,
     request: Request,
     display: Display,
-    found: Sequence[Joined],
+    found: Sequence[Joined | None],
     resumption: Resumption,
 ) -> Response:
     position = resumption.start
@@ -118,8 +130,11 @@ def _continued(
     return StreamAnswer(generation, wire, display.include_usage, call, resumption)
 
 
-def _planned(known: Joined, display: Display) -> Planned:
+def _planned(known: Joined | None, display: Display) -> Planned:
     """What was asked for, from what the engine was told."""
+    if known is None:  # the client has all of it, so what it was does not matter
+        nothing = Prompt([], None, "prompt")
+        return Planned(nothing, SamplingParams.greedy(1), continues=not display.is_chat)
     submit = known.submit
     own = read_display(submit.display)
     text = None if own is None else own.prompt_text
