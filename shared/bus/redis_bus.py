@@ -138,6 +138,9 @@ class RedisBus:
         Raises:
             BusUnavailable: those before had no reply all the while; nothing was sent.
         """
+        if not self._appends.locked():
+            await self._appends.acquire()  # at once, and without a timer, several times in a step
+            return
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._appends.acquire()
