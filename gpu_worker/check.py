@@ -52,8 +52,8 @@ def check_model(
     Raises:
         ModelUnsupported: they deviate by more than rounding explains, or the pass fails.
     """
-    with _narrow_windows(model) as shapes_now:
-        length = _length(shapes_now or shapes, max_model_len)
+    with _narrow_windows(model, max_model_len) as shapes_now:
+        length = _length(model, shapes_now or shapes, max_model_len)
         sequences = _sequences(model, length)
         expected = [model.eager_logits(tokens) for tokens in sequences]
         found = _paged_logits(model, shapes_now or shapes, backend, allocator, sequences)
@@ -104,8 +104,10 @@ class LayerCheck:
         return CheckResult(deviation, tolerance, len(self._tokens))
 
 
-def _length(shapes: Sequence[LayerShape], max_model_len: int) -> int:
+def _length(model: RaggedModel, shapes: Sequence[LayerShape], max_model_len: int) -> int:
     windows = [shape.params.sliding_window or 0 for shape in shapes]
+    # Some models put a window into their mask and do not tell their attention: that must show.
+    windows += [window for _, window in _windows(model)]
     longest = max((window for window in windows if window < max_model_len), default=0)
     return min(max_model_len, max(_MIN_TOKENS, longest + longest // 2 + 8))
 
@@ -195,30 +197,35 @@ def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((difference / spread).mean().sqrt())
 
 
+def _windows(model: RaggedModel) -> list[tuple[Any, int]]:
+    """The configuration and modules that have a sliding window, and its tokens."""
+    holders = (model.config, *model.model.modules())
+    found = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
+    return [(holder, window) for holder, window in found if isinstance(window, int)]
+
+
 @contextmanager
-def _narrow_windows(model: RaggedModel) -> Iterator[tuple[LayerShape, ...] | None]:
+def _narrow_windows(
+    model: RaggedModel, max_model_len: int
+) -> Iterator[tuple[LayerShape, ...] | None]:
     """Meanwhile long sliding windows are short, in masks and in attention alike.
+
+    Those that no sequence is longer than are left as they are: they hide nothing.
 
     Yields the layers as they are meanwhile, None if nothing was changed.
     """
-    changed: list[tuple[Any, int]] = []
-    for holder in (model.config, *model.model.modules()):
-        window = getattr(holder, "sliding_window", None)
-        if isinstance(window, int) and window > _LONGEST_WINDOW:
-            changed.append((holder, window))
-            holder.sliding_window = _LONGEST_WINDOW
+    long = range(_LONGEST_WINDOW + 1, max_model_len)
+    changed = [(holder, window) for holder, window in _windows(model) if window in long]
+    for holder, _ in changed:
+        holder.sliding_window = _LONGEST_WINDOW
     try:
         shapes = model.observe_layers() if changed else None
-        if shapes is not None and any(map(_is_wide, shapes)):
+        if shapes is not None and any(shape.params.sliding_window in long for shape in shapes):
             _restore(changed)  # the window has another source: the check must be long instead
             shapes = None
         yield shapes
     finally:
         _restore(changed)
-
-
-def _is_wide(shape: LayerShape) -> bool:
-    return (shape.params.sliding_window or 0) > _LONGEST_WINDOW
 
 
 def _restore(changed: Sequence[tuple[Any, int]]) -> None:

@@ -16,7 +16,7 @@ from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
 from shared.errors import ModelUnsupported, SettingsError
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
-from tests.support.models import SERVED, tiny_model
+from tests.support.models import MAX_MODEL_LEN, SERVED, tiny_model
 
 CPU = torch.device("cpu")
 
@@ -95,6 +95,31 @@ def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path)
     with pytest.raises(ModelUnsupported, match="deviate"):
         check_model(model, shapes, Careless("sliding_window"), PagedAllocator(16, CPU), 512)
     assert {shape.params.sliding_window for shape in model.observe_layers()} == {400}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("phimoe", {}),
+        ("qwen2_moe", {"layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+@pytest.mark.parametrize("window", [44, 100, MAX_MODEL_LEN - 1])
+def test_a_window_that_only_the_mask_knows_of_is_refused(
+    kind: str, changes: dict[str, Any], window: int, tmp_path: Path
+) -> None:
+    path = tiny_model(kind, tmp_path, sliding_window=window, use_sliding_window=True, **changes)
+    with pytest.raises(ModelUnsupported, match=rf"{kind}.*deviate"):
+        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8, num_threads=1))
+
+
+@pytest.mark.parametrize("window", [MAX_MODEL_LEN, 131072])
+def test_a_window_that_no_sequence_is_longer_than_is_served(window: int, tmp_path: Path) -> None:
+    path = tiny_model("phimoe", tmp_path, sliding_window=window)
+    worker = build_worker(
+        WorkerSettings(model=str(path), device="cpu", num_blocks=8, num_threads=1)
+    )
+    assert worker.model.max_model_len == MAX_MODEL_LEN
 
 
 @pytest.mark.parametrize("kind", SERVED)

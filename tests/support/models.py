@@ -88,6 +88,24 @@ def _mistral() -> PretrainedConfig:
     return transformers.MistralConfig(**_LLAMA, sliding_window=24)
 
 
+def _phimoe() -> PretrainedConfig:
+    return transformers.PhimoeConfig(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        num_local_experts=4,
+        sliding_window=None,
+    )
+
+
+def _qwen2_moe() -> PretrainedConfig:
+    return transformers.Qwen2MoeConfig(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=48,
+    )
+
+
 def _phi3() -> PretrainedConfig:
     return transformers.Phi3Config(
         **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
@@ -139,6 +157,8 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma3": _gemma3,
     "mistral": _mistral,
     "phi3": _phi3,
+    "phimoe": _phimoe,
+    "qwen2_moe": _qwen2_moe,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
     "falcon": _falcon,
