@@ -11,6 +11,7 @@ from gpu_worker.allocation import PagedAllocator
 from gpu_worker.assembly import build_worker
 from gpu_worker.check import check_model
 from gpu_worker.loader import choose_device, choose_dtype, context_length, load_model
+from gpu_worker.model import RaggedModel
 from gpu_worker.settings import WorkerSettings
 from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
@@ -48,9 +49,11 @@ class Careless(ReferenceBackend):
     ("kind", "why"),
     [
         ("bloom", "ALiBi"),
+        ("mpt", "ALiBi"),
         ("falcon", "ALiBi"),
         ("mamba", "linear_attention"),
         ("t5", "encoder"),
+        ("xmod", "ValueError: Input language unknown"),
     ],
 )
 def test_models_that_paged_attention_cannot_serve_are_refused(
@@ -64,6 +67,58 @@ def test_falcon_without_alibi_is_refused_because_its_attention_is_built_in(tmp_p
     path = tiny_model("falcon", tmp_path, alibi=False)
     with pytest.raises(ModelUnsupported, match=r"falcon.*built in"):
         build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+
+
+def test_a_llama_4_that_counts_positions_itself_is_refused(
+    make_worker: MakeWorker, tmp_path: Path
+) -> None:
+    assert make_worker("llama4_text", num_blocks=8).model.max_model_len == MAX_MODEL_LEN
+    path = tiny_model("llama4_text", tmp_path, no_rope_layers=[1, 0])
+    with pytest.raises(ModelUnsupported, match=r"llama4_text.*counts itself"):
+        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+    path = tiny_model("llama4_text", tmp_path, no_rope_layers=[1, 0], attn_temperature_tuning=False)
+    assert build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+
+
+def failing(model: RaggedModel, error: Exception) -> RaggedModel:
+    """The same, but that its forward fails."""
+
+    def forward(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    model.model.forward = forward
+    return model
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("'NoneType' object has no attribute 'to'"),
+        IndexError("tuple index out of range"),
+        KeyError("full_attention"),
+        RuntimeError("the size of tensor a\nand where"),
+        TypeError("got an unexpected keyword"),
+        ValueError("no language"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_model_whose_forward_fails_is_refused_with_its_error(
+    error: Exception, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path("llama"))), CPU)
+    with pytest.raises(ModelUnsupported) as raised:
+        failing(model, error).observe_layers()
+    assert str(error).partition("\n")[0] in str(raised.value)
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), torch.AcceleratorError("")])
+def test_a_device_that_fails_says_nothing_of_the_model(
+    error: Exception, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path("llama"))), CPU)
+    with pytest.raises(type(error)):
+        failing(model, error).observe_layers()
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,34 @@ def _bloom() -> PretrainedConfig:
     return transformers.BloomConfig(**_COMMON, hidden_size=64, n_layer=2, n_head=4)
 
 
+def _mpt() -> PretrainedConfig:
+    return transformers.MptConfig(
+        vocab_size=VOCAB_SIZE, d_model=64, n_heads=4, n_layers=2, max_seq_len=MAX_MODEL_LEN
+    )
+
+
+def _xmod() -> PretrainedConfig:
+    return transformers.XmodConfig(
+        **_COMMON,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        languages=("en_XX", "de_DE"),
+        is_decoder=True,
+    )
+
+
+def _llama4() -> PretrainedConfig:
+    return transformers.Llama4TextConfig(
+        **_LLAMA,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        layer_types=["full_attention", "full_attention"],
+        no_rope_layers=[1, 1],
+    )
+
+
 def _falcon() -> PretrainedConfig:
     return transformers.FalconConfig(
         **_COMMON, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, alibi=True
@@ -161,6 +189,9 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen2_moe": _qwen2_moe,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
+    "mpt": _mpt,
+    "xmod": _xmod,
+    "llama4_text": _llama4,
     "falcon": _falcon,
     "mamba": _mamba,
     "t5": _t5,
@@ -171,7 +202,7 @@ def tiny_model(kind: str, folder: Path, **changes: Any) -> Path:
     """Save a random fp32 model of a family below ``folder``; the path to load it from.
 
     Args:
-        kind: one of ``SERVED``, or a family that is refused: bloom, falcon, mamba, t5.
+        kind: one of ``SERVED``, or another that there is a configuration of.
         changes: attributes of the configuration to set before the model is built.
     """
     config = _CONFIGS[kind]()
