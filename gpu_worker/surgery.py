@@ -118,7 +118,11 @@ def agrees(
 ) -> bool:
     """Whether both do the same to random rows of this mean, but for rounding."""
     rows = random_rows((1, _PROBE_ROWS, num_features), dtype, device) + mean
-    return close(other(rows), own(rows))
+    try:
+        expected = own(rows)
+    except (IndexError, RuntimeError, TypeError, ValueError):  # it wants something else
+        return False
+    return close(other(rows), expected)
 
 
 def random_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
