@@ -265,6 +265,16 @@ def test_a_name_alone_does_not_make_a_layer(kernels: CpuLayers) -> None:
     torch.testing.assert_close(model(x), expected)
 
 
+def test_a_layer_whose_weight_is_asked_for_stays_what_it_is(
+    model_path: ModelPath, kernels: CpuLayers
+) -> None:
+    expected = load(model_path("hunyuan_v1_moe")).eager_logits(TOKENS)
+    model, found = fused(model_path("hunyuan_v1_moe"), kernels)
+    assert found.kept == 2  # a router of each layer
+    assert found.shared_inputs == 2
+    assert deviation(model.eager_logits(TOKENS), expected) < 1e-4
+
+
 def test_layers_that_share_an_input_are_right_for_any_calls(kernels: CpuLayers) -> None:
     weights = [torch.randn(n, 32) for n in (48, 16, 16)]
     shared = SharedInput(kernels.linear(pack(weights), torch.float32))

@@ -135,6 +135,21 @@ def _mpt() -> PretrainedConfig:
     )
 
 
+def _granite_hybrid() -> PretrainedConfig:
+    return transformers.GraniteMoeHybridConfig(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        num_local_experts=0,
+        shared_intermediate_size=96,
+        layer_types=["attention", "attention"],
+        position_embedding_type="rope",
+        mamba_n_heads=8,
+    )
+
+
+def _hunyuan_moe() -> PretrainedConfig:
+    return transformers.HunYuanMoEV1Config(**_LLAMA, num_experts=4, moe_topk=2)
+
+
 def _xmod() -> PretrainedConfig:
     return transformers.XmodConfig(
         **_COMMON,
@@ -189,6 +204,8 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen2_moe": _qwen2_moe,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
+    "granitemoehybrid": _granite_hybrid,
+    "hunyuan_v1_moe": _hunyuan_moe,
     "mpt": _mpt,
     "xmod": _xmod,
     "llama4_text": _llama4,
