@@ -54,7 +54,8 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
         if "Unrecognized configuration" in str(error):
             raise ModelUnsupported(f"{name} is no causal language model") from error
         raise
-    if getattr(model, "_is_stateful", False):
+    # A hybrid's class says so even where all of its layers attend.
+    if getattr(model, "_is_stateful", False) and not _layer_types(config):
         raise ModelUnsupported(
             f"model type {config.model_type!r} keeps state other than keys and values"
         )
@@ -87,7 +88,7 @@ def refuse_by_config(config: Any) -> None:
         raise ModelUnsupported(f"{name} has an encoder; only decoders are served")
     if getattr(text, "alibi", False) or config.model_type in _ALIBI_TYPES:
         raise ModelUnsupported(f"{name} uses ALiBi position biases, which are not supported")
-    foreign = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    foreign = _layer_types(config) - _ATTENTION_LAYERS
     if foreign:
         raise ModelUnsupported(f"{name} has layers of type {', '.join(sorted(foreign))}")
     # Where Llama 4 has no rotary embeddings it scales queries by their positions, which it counts
@@ -95,6 +96,11 @@ def refuse_by_config(config: Any) -> None:
     bare = 0 in (getattr(text, "no_rope_layers", None) or ())
     if bare and getattr(text, "attn_temperature_tuning", False):
         raise ModelUnsupported(f"{name} scales attention by positions that it counts itself")
+
+
+def _layer_types(config: Any) -> set[str]:
+    """What kinds of layers it says that it has; nothing if it does not say."""
+    return set(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def context_length(config: Any, wanted: int | None) -> int:

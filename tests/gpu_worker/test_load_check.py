@@ -69,6 +69,16 @@ def test_falcon_without_alibi_is_refused_because_its_attention_is_built_in(tmp_p
         build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
 
 
+def test_a_hybrid_whose_layers_all_attend_is_served(
+    make_worker: MakeWorker, tmp_path: Path
+) -> None:
+    assert make_worker("granitemoehybrid", num_blocks=8).model.max_model_len == MAX_MODEL_LEN
+    mixed = ["linear_attention", "full_attention"]
+    path = tiny_model("granitemoehybrid", tmp_path, layer_types=mixed)
+    with pytest.raises(ModelUnsupported, match=r"granitemoehybrid.*linear_attention"):
+        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+
+
 def test_a_llama_4_that_counts_positions_itself_is_refused(
     make_worker: MakeWorker, tmp_path: Path
 ) -> None:
