@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from gpu_worker.allocation import Allocator
 from gpu_worker.attention import PagedStep
+from gpu_worker.deviation import CheckResult, judge, row_errors
 from gpu_worker.model import LayerShape, RaggedModel
 from gpu_worker.placement import Placement
 from kernels.interface import AttentionBackend
@@ -19,25 +19,7 @@ from shared.errors import ModelUnsupported
 # Longer windows are narrowed for the check: its cost must not grow with them.
 _LONGEST_WINDOW = 48
 _MIN_TOKENS = 40
-_TOLERANCE = {torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-
-
 _LAYER_TOKENS = 24
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What the check found.
-
-    Attributes:
-        deviation: distance of the logits from eager attention's, relative to their spread.
-        tolerance: the largest deviation that passes.
-        num_tokens: tokens compared.
-    """
-
-    deviation: float
-    tolerance: float
-    num_tokens: int
 
 
 def check_model(
@@ -57,12 +39,12 @@ def check_model(
         sequences = _sequences(model, length)
         expected = [model.eager_logits(tokens) for tokens in sequences]
         found = _paged_logits(model, shapes_now or shapes, backend, allocator, sequences)
-    deviation = max(_deviation(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-    result = CheckResult(deviation, _TOLERANCE[model.dtype], sum(map(len, sequences)))
-    if not deviation <= result.tolerance:  # so that NaN fails, too
+        errors = [row_errors(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
+        result = judge(model, sequences, expected, errors, _groups(errors))
+    if not result.passed:
         raise ModelUnsupported(
-            f"with paged attention the logits deviate by {deviation:.2g} of their spread from "
-            f"those with the model's own attention; {result.tolerance:.2g} is tolerated"
+            f"with paged attention the logits deviate by {result.deviation:.2g} of their spread "
+            f"from those with the model's own attention; {result.tolerance:.2g} is tolerated"
         )
     return result
 
@@ -94,14 +76,14 @@ class LayerCheck:
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).strip().partition("\n")[0]
             raise ModelUnsupported(f"with compiled layers: {why}; {self._instead}") from error
-        tolerance = _TOLERANCE[self._model.dtype]
-        deviation = _deviation(found, self._expected)
-        if not deviation <= tolerance:  # so that NaN fails, too
+        errors = row_errors(found, self._expected)
+        result = judge(self._model, [self._tokens], [found], [errors], [errors])
+        if not result.passed:
             raise ModelUnsupported(
-                f"with compiled layers the logits deviate by {deviation:.2g} of their spread; "
-                f"{tolerance:.2g} is tolerated; {self._instead}"
+                f"with compiled layers the logits deviate by {result.deviation:.2g} of their "
+                f"spread; {result.tolerance:.2g} is tolerated; {self._instead}"
             )
-        return CheckResult(deviation, tolerance, len(self._tokens))
+        return result
 
 
 def _length(model: RaggedModel, shapes: Sequence[LayerShape], max_model_len: int) -> int:
@@ -153,13 +135,14 @@ def _paged_logits(
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Chunk sizes per step: uneven prompts, then one sequence decodes, then the rest."""
+    """Chunk sizes per step: uneven prompts, decodes beside chunks and alone, then the rest."""
     left = list(lengths)
     first = [min(n, 13 + 6 * index) for index, n in enumerate(left)]
-    for sizes in (first, [1, 5], [1, 1]):
+    for sizes in (first, [1, 5], [1, 1], [5, 1], [1, 4], [1, 1]):
         sizes = [min(n, size) for n, size in zip(left, sizes, strict=True)]
         left = [n - size for n, size in zip(left, sizes, strict=True)]
-        yield sizes
+        if any(sizes):
+            yield sizes
     if any(left):
         yield left
 
@@ -183,18 +166,22 @@ def _placement(
     )
 
 
-def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Root mean square difference in units of each row's own spread, over all rows.
+def _groups(errors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Errors of rows that one mistake would make wrong together, given those of each sequence.
 
-    Over all, because in bfloat16 rounding alone can move a single row far.
+    Quarters of each sequence, and of both the rows that are computed alone, and the first and the
+    last ones of longer chunks.
     """
-    ours, theirs = found.float(), expected.float()
-    # Some models mask unused vocabulary with -inf: such entries must agree, and do not count.
-    finite = theirs.isfinite()
-    difference = torch.where(ours == theirs, 0.0, ours - theirs)
-    difference = torch.nan_to_num(difference, nan=torch.inf).pow(2).mean(1)
-    spread = torch.where(finite, theirs, 0.0).var(1).clamp_min(1e-18)
-    return float((difference / spread).mean().sqrt())
+    alone, first, last = [], [], []
+    left = list(errors)
+    for sizes in _chunks([len(each) for each in errors]):
+        chunks = [each[:size] for each, size in zip(left, sizes, strict=True)]
+        left = [each[size:] for each, size in zip(left, sizes, strict=True)]
+        alone += [chunk for chunk in chunks if len(chunk) == 1]
+        first += [chunk[:1] for chunk in chunks if len(chunk) > 1]
+        last += [chunk[-1:] for chunk in chunks if len(chunk) > 1]
+    quarters = [quarter for each in errors for quarter in each.chunk(4)]
+    return quarters + [torch.cat(rows) for rows in (alone, first, last) if rows]
 
 
 def _windows(model: RaggedModel) -> list[tuple[Any, int]]:

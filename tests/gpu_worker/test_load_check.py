@@ -1,5 +1,6 @@
 """What the worker refuses to serve, and that it says why."""
 
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,50 @@ class Careless(ReferenceBackend):
         }
         values[self._overlooked] = 1.0 if self._overlooked == "scale" else None
         super().attend(query, cache, batch, AttentionParams(**values), out)  # type: ignore[arg-type]
+
+
+class Mistaken(ReferenceBackend):
+    """A backend that computes some rows of the last layer wrongly, their heads in reverse order.
+
+    Of the last layer, so that no other row is wrong because of them.
+
+    Args:
+        where: these rows, or "scale".
+        num_layers: of the model.
+    """
+
+    def __init__(self, where: str, num_layers: int) -> None:
+        self._where = where
+        self._layers = cycle(range(num_layers))
+        self._last = num_layers - 1
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        params: AttentionParams,
+        out: torch.Tensor,
+    ) -> None:
+        mistaken = next(self._layers) == self._last
+        if mistaken and self._where == "scale":
+            params = AttentionParams(4 * params.scale, params.sliding_window, params.softcap)
+        super().attend(query, cache, batch, params, out)
+        for row in self._rows(batch) if mistaken else ():
+            out[row] = out[row].flip(0)
+
+    def _rows(self, batch: RaggedBatch) -> list[int]:
+        chunks = list(pairwise(batch.query_starts.tolist()))
+        longer = [(a, b) for a, b in chunks if b - a > 1]
+        if self._where == "alone":
+            return [a for a, b in chunks if b - a == 1]
+        if self._where == "first of chunks":
+            return [a for a, _ in longer]
+        if self._where == "last of chunks":
+            return [b - 1 for _, b in longer]
+        if self._where == "one sequence":
+            return list(range(*chunks[-1]))
+        return []
 
 
 @pytest.mark.parametrize(
@@ -170,12 +215,16 @@ def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path)
     ],
 )
 @pytest.mark.parametrize("window", [44, 100, MAX_MODEL_LEN - 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_window_that_only_the_mask_knows_of_is_refused(
-    kind: str, changes: dict[str, Any], window: int, tmp_path: Path
+    kind: str, changes: dict[str, Any], window: int, dtype: str, tmp_path: Path
 ) -> None:
     path = tiny_model(kind, tmp_path, sliding_window=window, use_sliding_window=True, **changes)
+    settings = WorkerSettings(
+        model=str(path), device="cpu", dtype=dtype, num_blocks=8, num_threads=1
+    )
     with pytest.raises(ModelUnsupported, match=rf"{kind}.*deviate"):
-        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8, num_threads=1))
+        build_worker(settings)
 
 
 @pytest.mark.parametrize("window", [MAX_MODEL_LEN, 131072])
@@ -190,6 +239,49 @@ def test_a_window_that_no_sequence_is_longer_than_is_served(window: int, tmp_pat
 @pytest.mark.parametrize("kind", SERVED)
 def test_rounding_in_bfloat16_does_not_fail_the_check(kind: str, make_worker: MakeWorker) -> None:
     assert make_worker(kind, dtype="bfloat16").model.dtype == "bfloat16"
+
+
+def test_experts_that_rounding_changes_do_not_fail_the_check(make_worker: MakeWorker) -> None:
+    assert make_worker("phimoe", dtype="bfloat16", num_blocks=8).model.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "where", ["alone", "first of chunks", "last of chunks", "one sequence", "scale"]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "phimoe"])
+def test_rows_that_are_wrong_fail_the_check(
+    kind: str, dtype: str, where: str, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path(kind)), dtype=dtype), CPU)
+    shapes, allocator = model.observe_layers(), PagedAllocator(16, CPU)
+    assert check_model(model, shapes, ReferenceBackend(), allocator, MAX_MODEL_LEN).passed
+    with pytest.raises(ModelUnsupported, match="deviate"):
+        check_model(model, shapes, Mistaken(where, len(shapes)), allocator, MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "phimoe"])
+def test_positions_that_start_with_the_batch_fail_the_check(
+    kind: str, dtype: str, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path(kind)), dtype=dtype), CPU)
+    shapes = model.observe_layers()
+    own = model.model.forward
+
+    def forward(**arguments: Any) -> Any:
+        if "position_ids" in arguments:
+            arguments["position_ids"] = torch.arange(arguments["input_ids"].shape[1])[None]
+        return own(**arguments)
+
+    model.model.forward = forward
+    with pytest.raises(ModelUnsupported, match="deviate"):
+        check_model(model, shapes, ReferenceBackend(), PagedAllocator(16, CPU), MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize("max_model_len", [2, 7, 24, 30])
+def test_short_contexts_are_checked_too(max_model_len: int, make_worker: MakeWorker) -> None:
+    assert make_worker("llama", max_model_len=max_model_len, num_blocks=8)
 
 
 def test_geometry_is_what_the_layers_hand_in(model_path: ModelPath) -> None:
