@@ -61,6 +61,8 @@ class Launcher:
         try:
             if self._options.own_redis:
                 self._start_redis()
+            else:
+                self._state.note_redis(self._options.gateway.redis_url)
             if not self._signals.num_stops:
                 for name, module in _MODULES.items():
                     self._start(name, [*_SPAWNER, module])
@@ -90,7 +92,9 @@ class Launcher:
     def _start_redis(self) -> None:
         port = free_port()
         folder = self._state.redis
-        self._environ["REDIS_URL"] = server_url(port, folder)
+        url = server_url(port, folder)
+        self._environ["REDIS_URL"] = url
+        self._state.note_redis(url)
         redis = self._start("redis", server_command(find_redis_server(), port, folder))
 
         # Whoever held a lease when this Redis last ran has ended, but a lease that was killed off
@@ -108,6 +112,7 @@ class Launcher:
             raise PageStreamError(
                 f"Redis does not start; if its data cannot be read, move {self._state.redis} away"
             )
+        self._terminal.say(f"redis     is at {url}")
 
     def _await_ready(self) -> None:
         """Wait until requests would be served, and say so in one line."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.settings import setting
+from shared.state_folder import DEFAULT_STATE_DIR, state_folder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DEFAULT_STATE_DIR = ".pagestream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,4 @@ class LauncherSettings:
     @property
     def state_path(self) -> Path:
         """Absolute path of the state folder."""
-        if self.state_dir == DEFAULT_STATE_DIR:
-            return REPOSITORY / DEFAULT_STATE_DIR
-        return Path(self.state_dir).expanduser().absolute()
+        return state_folder(self.state_dir)

@@ -2,6 +2,7 @@
 
 run/serve.pid          the launcher; locked while it lives
 run/<service>.pid      its services
+run/redis.url          the Redis that they use, or used last
 log/<service>.log      their output; the previous start's is <service>.log.1
 redis/                 data of the launcher's own Redis, kept between starts
 numba/                 compiled kernels
@@ -19,6 +20,7 @@ from types import TracebackType
 from typing import IO
 
 from shared.errors import PageStreamError
+from shared.state_folder import redis_url_file
 
 _LEFTOVER_DEADLINE_S = 15.0
 # A pid file is written right after its process starts; the clock of process start times ticks
@@ -75,6 +77,13 @@ class StateDir:
 
     def pid_file(self, service: str) -> Path:
         return self.path / "run" / f"{service}.pid"
+
+    def note_redis(self, url: str) -> None:
+        """Leave word of the Redis in use, readable for its user alone: there may be a password."""
+        file = redis_url_file(self.path)
+        file.unlink(missing_ok=True)
+        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            opened.write(f"{url}\n")
 
     def _claim(self, lock: IO[str]) -> None:
         try:

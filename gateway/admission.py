@@ -9,6 +9,8 @@ from gateway.schema import ChatBody, CompletionBody, GenerationBody
 from shared.sampling import BeamParams, SamplingParams
 
 _COMPLETION_MAX_TOKENS = 16
+_LEAST_TOP_P = 2.0**-126  # positive in single precision; keeps the likeliest token alone
+_NUM_SEEDS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +128,10 @@ def sampling_params(
     sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=body.top_k or 0,
+        top_p=1.0 if body.top_p is None else max(body.top_p, _LEAST_TOP_P),
+        top_k=max(body.top_k or 0, 0),
         min_p=body.min_p or 0.0,
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
+        seed=secrets.randbits(63) if body.seed is None else body.seed % _NUM_SEEDS,
         stop_token_ids=stop_token_ids,
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,

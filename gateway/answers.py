@@ -80,9 +80,9 @@ class StreamAnswer(Response):
             response = client_left(self._call)
         except BaseException as error:
             generation.note_unfinished(_reason(error))
-            generation.close()
+            self._let_go()
             raise
-        generation.close()
+        self._let_go()
         _note(self._call, generation)
         return response
 
@@ -120,9 +120,16 @@ class StreamAnswer(Response):
             generation.note_unfinished(FinishReason.ERROR)
             await self._send(send, error_event(failed("internal error").body()), more=False)
         finally:
-            # What another gateway can go on with is not to end with this one.
-            generation.close(abort=self._ids is None or not generation.server_leaves)
+            self._let_go()
             _note(self._call, generation)
+
+    def _let_go(self) -> None:
+        """What another call can go on with is not to end with this one."""
+        generation, resumption = self._generation, self._resumption
+        if resumption is not None and generation.is_taken_over:
+            generation.abandon(resumption.window_s)  # request by request is taken over
+        else:
+            generation.close(abort=resumption is None or not generation.server_leaves)
 
     async def _outlive_client(self, receive: Receive, send: Send, window_s: float) -> None:
         """Keep the generation going for a client that may come back, here or elsewhere.

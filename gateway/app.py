@@ -7,7 +7,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from gateway.call import AccessLog, call_of
+from gateway.call import AccessLog, call_of, shown_path
 from gateway.errors import ApiError, failed
 from gateway.generation_api import generate_router
 from gateway.inspection_api import inspection_router
@@ -28,7 +28,8 @@ from gateway.version import version
 
 def create_app(service: Service) -> FastAPI:
     """The application that serves one gateway's clients."""
-    app = FastAPI(title="PageStream", version=version())
+    # Redirects would go to wherever the Host header says.
+    app = FastAPI(title="PageStream", version=version(), redirect_slashes=False)
     app.include_router(generate_router(service))
     app.include_router(streams_router(service))
     app.include_router(inspection_router(service, version()))
@@ -71,7 +72,7 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    path = f"{request.method} {request.url.path}"
+    path = f"{request.method} {shown_path(request.scope)}"
     known = {404: f"there is no {path}", 405: f"{path} is not allowed"}
     message = known.get(error.status_code, str(error.detail))
     body = ApiError(error.status_code, message).body()

@@ -42,13 +42,13 @@ class _Delivery:
             known.
         attach: what was said and has no answer yet.
         unheard_since_s: since when the log has been silent about it, although it must speak of it.
-        give_up_s: when to stop waiting for the engine's first word; None: never, or it came.
+        give_up_s: when to stop waiting for the engine's first word; infinite once it came.
     """
 
     mailbox: Mailbox
     attachment: str
     submit: Submit | None
-    give_up_s: float | None = None
+    give_up_s: float = inf
     attach: Attach | None = None
     repeat_s: float = 0.0
     pause_s: float = _FIRST_REPEAT_S
@@ -97,11 +97,13 @@ class Deliveries:
         mailbox: Mailbox,
         views: Sequence[ChoiceView] = (),
         accepted: bool = False,
+        patience_s: float = inf,
     ) -> None:
         """Wait for a request that is about to be submitted or attached to.
 
         Args:
             accepted: the engine has taken it before, and told its state to whoever opens it.
+            patience_s: how long to wait for the engine's first word before giving it up.
         """
         self.supersede(submit.request_id)
         self._sessions.open(
@@ -114,15 +116,11 @@ class Deliveries:
             overtaken=submit.overtaken,
         )
         self._open[submit.request_id] = _Delivery(
-            mailbox, submit.attachment, submit, accepted=accepted
+            mailbox, submit.attachment, submit, self._clock_s() + patience_s, accepted=accepted
         )
 
-    def attach(self, request_id: str, patience_s: float | None = None) -> None:
-        """Ask the engine to go on from what the client has.
-
-        Args:
-            patience_s: how long to wait for the answer before giving the request up.
-        """
+    def attach(self, request_id: str) -> None:
+        """Ask the engine to go on from what the client has."""
         delivery = self._open[request_id]
         assert delivery.submit is not None, request_id
         delivered = self._sessions.attach(request_id)
@@ -142,24 +140,25 @@ class Deliveries:
             exact=submit.sampling.num_logprobs is not None,
             is_new=not delivery.accepted,
         )
-        self._say(delivery, attach, patience_s)
+        self._say(delivery, attach)
 
-    def attach_unanswered(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
+    def attach_unanswered(self, request_id: str, mailbox: Mailbox) -> None:
         """Attach to what may never have been submitted, unless this call has its end already.
 
         The reply to the append may be lost, and the engine's refusal be read before that is known.
         """
         if self.is_open(request_id, mailbox) and self._sessions.attachment_of(request_id):
-            self.attach(request_id, patience_s)
+            self.attach(request_id)
 
     def look_up(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
         """Ask for the state of a request of which only the id is known."""
         self.supersede(request_id)
         attachment = secrets.token_hex(8)
         self._sessions.look_up(request_id, attachment)
-        delivery = self._open[request_id] = _Delivery(mailbox, attachment, None)
+        give_up_s = self._clock_s() + patience_s
+        delivery = self._open[request_id] = _Delivery(mailbox, attachment, None, give_up_s)
         attach = Attach(request_id, self._instance, attachment, None, (), exact=False)
-        self._say(delivery, attach, patience_s)
+        self._say(delivery, attach)
 
     def supersede(self, request_id: str) -> None:
         """The newer of two deliveries wins: end the one that there is in this process."""
@@ -208,13 +207,13 @@ class Deliveries:
                 self.attach(event.request_id)
                 continue
             if isinstance(event, (RequestAccepted, Joined)):
-                delivery.accepted = True
+                delivery.accepted, delivery.give_up_s = True, inf
             if isinstance(event, RequestFailed):
                 _log.warning("request failed", id=event.request_id, error=event.error)
                 if event.overloaded and event.for_all:
                     self._full_until_s = self._clock_s() + _FULL_S
             if isinstance(event, Joined):
-                delivery.attach = delivery.give_up_s = None
+                delivery.attach = None
             delivery.mailbox.put(event)
 
     def server_restarted(self) -> None:
@@ -252,23 +251,20 @@ class Deliveries:
         """Tell the calls that have waited in vain for the engine's first word."""
         now = self._clock_s()
         for request_id, delivery in list(self._open.items()):
-            if delivery.give_up_s is not None and now >= delivery.give_up_s:
-                if self._sessions.awaits(request_id):
+            if now >= delivery.give_up_s:
+                delivery.give_up_s = inf
+                if self._sessions.awaits(request_id) or self._sessions.is_unheard_of(request_id):
                     delivery.mailbox.put(EngineUnreachable(request_id, why))
-                delivery.give_up_s = None
 
     def give_all_up(self, why: str) -> None:
         """Tell all calls that nothing will come."""
         for request_id, delivery in self._open.items():
             delivery.mailbox.put(EngineUnreachable(request_id, why))
 
-    def _say(self, delivery: _Delivery, attach: Attach, patience_s: float | None) -> None:
-        now = self._clock_s()
-        if patience_s is not None:
-            delivery.give_up_s = now + patience_s
+    def _say(self, delivery: _Delivery, attach: Attach) -> None:
         delivery.attach, delivery.attachment = attach, attach.attachment
         delivery.pause_s = _FIRST_REPEAT_S
-        delivery.repeat_s = now + delivery.pause_s
+        delivery.repeat_s = self._clock_s() + delivery.pause_s
         self._send(attach)
 
     def _forget(self, request_id: str) -> None:

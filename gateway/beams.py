@@ -42,7 +42,7 @@ def _faults_of_search(body: CompletionBody | ChatBody) -> Iterator[tuple[str, st
         yield "temperature", f"{draws}, or give 0"
     if body.top_p not in (None, 1.0):
         yield "top_p", draws
-    if body.top_k:
+    if (body.top_k or 0) > 0:
         yield "top_k", draws
     if body.min_p:
         yield "min_p", draws

@@ -18,6 +18,7 @@ _SCOPE_KEY = "pagestream.call"
 # Asked every few seconds by machines, and answered without work.
 QUIET_PATHS = ("/health/", "/metrics")
 MAX_KEY_CHARS = 255
+_SHOWN_PATH_CHARS = 200
 _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
 
@@ -75,6 +76,12 @@ def idempotency_key(request: Request) -> str | None:
             f"Idempotency-Key: {len(key)} characters; it must have 1 to {MAX_KEY_CHARS}",
         )
     return key
+
+
+def shown_path(scope: Scope) -> str:
+    """The path as it appears in logs and messages: never all of a long one."""
+    path: str = scope["path"]
+    return path if len(path) <= _SHOWN_PATH_CHARS else path[:_SHOWN_PATH_CHARS] + "..."
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -152,7 +159,7 @@ class AccessLog:
 
     @staticmethod
     def _write(scope: Scope, call: Call) -> None:
-        path: str = scope["path"]
+        path = shown_path(scope)
         write = _log.debug if path.startswith(QUIET_PATHS) else _log.info
         write(
             "call",

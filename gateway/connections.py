@@ -23,6 +23,7 @@ _OTHER_FILES = 128  # of the process: libraries, the tokenizer, Redis, logs
 _FEWEST = 16
 # Chunked encoding can need more bytes than it carries: "1\r\nx\r\n".
 _FRAMING_PER_BODY_BYTE = 8
+_HEADER_FRAMING = len(": \r\n")
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
@@ -44,6 +45,10 @@ class ConnectionLimits:
     write_timeout_s: float
 
 
+class _Refused(Exception):
+    """The parser is to look at nothing more."""
+
+
 class BoundedHttp(HttpToolsProtocol):
     """One connection of uvicorn's, within limits."""
 
@@ -54,6 +59,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._reading: asyncio.TimerHandle | None = None
         self._framing_bytes = 0  # of the current request: all that is not its body
         self._body_bytes = 0
+        self._head_bytes = 0  # of the current request, trailers included, as far as parsed
         self._in_head = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -85,11 +91,24 @@ class BoundedHttp(HttpToolsProtocol):
         if self._framing_bytes > allowed and not self.transport.is_closing():
             self._refuse(head_too_large(self._limits.max_head_bytes))
 
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():  # else the client has been told already
+            super().send_400_response(msg)
+
     def on_message_begin(self) -> None:
         self._stop_waiting()
         self._arrival = self.loop.call_later(self._limits.request_timeout_s, self._is_too_slow)
         self._in_head = True
+        self._head_bytes = 0
         super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._add_to_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._add_to_head(len(name) + len(value) + _HEADER_FRAMING)
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -125,6 +144,13 @@ class BoundedHttp(HttpToolsProtocol):
         if self._in_head:
             return self._is_answering
         return bool(self.pipeline) or self.flow.read_paused
+
+    def _add_to_head(self, num_bytes: int) -> None:
+        """Count what the parser has found: it may be whole in what was read at once."""
+        self._head_bytes += num_bytes
+        if self._head_bytes > self._limits.max_head_bytes:
+            self._refuse(head_too_large(self._limits.max_head_bytes))
+            raise _Refused
 
     def _is_too_slow(self) -> None:
         if self._waits_for_us:

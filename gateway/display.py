@@ -31,6 +31,7 @@ class Display(Message):
     include_usage: bool
     resumable: bool
     fingerprint: str  # of the body, if it can be repeated; "" otherwise
+    num_prompt_tokens: int = 0  # of all prompts together; 0: an older version did not say
 
     def packed(self, prompt_text: str | None) -> bytes:
         """For the Submit of one prompt."""

@@ -11,7 +11,7 @@ from gateway.mailbox import Mailbox, ServerLeaves
 from gateway.outbox import Outbox
 from gateway.pinning import Pinning, Prefix
 from gateway.sessions import Sessions
-from shared.bus.api import START, Append, Bus
+from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import BusUnavailable, DecodeError
@@ -81,7 +81,8 @@ class EngineClient:
         model_name: the model that this gateway speaks for; an engine with another is of no use.
         instance: names this gateway in the log.
         prefixes: those that the engine is to keep in its pool.
-        patience_s: how long the bus may be away before calls are given up.
+        patience_s: how long the bus may be away, and how long calls wait for the engine's first
+            word, before they are given up.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class EngineClient:
         self._model_name = model_name
         self._metrics = metrics
         self._sessions = Sessions()
-        self._outbox = Outbox(bus, self._keys.requests)
+        self._outbox = Outbox(bus, self._keys.requests, self._trim_below)
         self._deliveries = Deliveries(instance, self._sessions, self._outbox.send, _loop_s)
         self._renew_s = 0.0
         self._away_since_s: float | None = None
@@ -117,7 +118,11 @@ class EngineClient:
 
     @property
     def status(self) -> Engine | EngineAway:
-        """The engine as of the last look, at most about a second ago."""
+        """The engine as of the last look.
+
+        Looks are half a second apart. While Redis takes questions and does not answer, a look
+        lasts until they time out, some ten seconds at most, and this is what it was before.
+        """
         if not self._positioned.is_set() and isinstance(self._status, Engine):
             return EngineAway("the log of outputs was not found yet")
         return self._status
@@ -137,16 +142,16 @@ class EngineClient:
     async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> None:
         """Append requests, all or none; their events will arrive in ``mailbox``.
 
-        If it is unknown whether they were, they are attached to, and a Joined or an
-        EngineUnreachable of each will tell what became of them.
+        If it is unknown whether they were, they are attached to, and a Joined of each will tell
+        what became of them. An EngineUnreachable comes if the engine says nothing.
         """
         for submit in submits:
-            self._deliveries.open(submit, mailbox)
+            self._deliveries.open(submit, mailbox, patience_s=self.patience_s)
         self._none_open.clear()
         append = Append(
             self._keys.requests,
             [encode(submit) for submit in submits],
-            trim_below=self._sessions.requests_cursor,
+            trim_below=self._trim_below(),
         )
         try:
             await self._bus.append(append)
@@ -155,7 +160,7 @@ class EngineClient:
                 "cannot submit", ids=[submit.request_id for submit in submits], error=error
             )
             for submit in submits:
-                self._deliveries.attach_unanswered(submit.request_id, mailbox, self.patience_s)
+                self._deliveries.attach_unanswered(submit.request_id, mailbox)
 
     def attach(
         self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] | None = None
@@ -168,9 +173,11 @@ class EngineClient:
             views: by choice, what the client has, empty for nothing at all; None if nobody knows
                 whether the engine was ever asked.
         """
-        self._deliveries.open(submit, mailbox, views or (), accepted=views is not None)
+        self._deliveries.open(
+            submit, mailbox, views or (), accepted=views is not None, patience_s=self.patience_s
+        )
         self._none_open.clear()
-        self._deliveries.attach(submit.request_id, self.patience_s)
+        self._deliveries.attach(submit.request_id)
 
     def look_up(self, request_id: str, mailbox: Mailbox) -> None:
         """Ask for a request by its id: Joined, NotRemembered or EngineUnreachable will come."""
@@ -243,6 +250,16 @@ class EngineClient:
     async def flushed(self) -> None:
         """Return when all that was sent has been appended."""
         await self._outbox.flushed()
+
+    def _trim_below(self) -> EntryId | None:
+        """Up to where requests may be trimmed.
+
+        After a failure the server may be another one whose clock went back, and what is new there
+        lies below the cursor. What could not be sent before is sent again just then.
+        """
+        if self._must_compare_run_id or self._away_since_s is not None:
+            return None
+        return self._sessions.requests_cursor
 
     async def _read_outputs(self) -> None:
         backoff = Backoff()

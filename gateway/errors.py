@@ -6,8 +6,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+MISSING_FIELD = "missing_field"
 _SHOWN_VALUE_CHARS = 80
 _RETRY_AFTER_S = 2
+_STREAM_LOST = "stream_lost"
+# OpenAI's own clients repeat every 409 and 500 that does not say this.
+_FINAL = {"x-should-retry": "false"}
 
 _TYPES = {
     400: "invalid_request_error",
@@ -170,9 +174,8 @@ def gone(message: str) -> ApiError:
 
 def taken_over() -> ApiError:
     """409: a newer call delivers the same generation."""
-    return ApiError(
-        409, "a newer call has taken over the delivery of this generation", code="taken_over"
-    )
+    message = "a newer call has taken over the delivery of this generation"
+    return ApiError(409, message, code="taken_over", headers=_FINAL)
 
 
 def other_body() -> ApiError:
@@ -187,12 +190,13 @@ def other_body() -> ApiError:
 
 def failed(message: str, code: str = "generation_failed") -> ApiError:
     """500: an accepted request did not end well."""
-    return ApiError(500, message, code=code)
+    headers = _FINAL if code == _STREAM_LOST else None
+    return ApiError(500, message, code=code, headers=headers)
 
 
 def from_validation(error: ValidationError) -> ApiError:
     """What is wrong with a body, from pydantic's first finding."""
-    details = error.errors(include_url=False, include_context=False)[0]
+    details = error.errors(include_url=False)[0]
     kind = details["type"]
     param = _path(details)
     if kind == "json_invalid":
@@ -200,9 +204,11 @@ def from_validation(error: ValidationError) -> ApiError:
     if param is None:
         return invalid(None, f"The body must be a JSON object, got {shown(details['input'])}")
     if kind == "missing":
-        return invalid(param, f"{param}: this field is required", "missing_field")
+        return invalid(param, f"{param}: this field is required", MISSING_FIELD)
     if kind == "extra_forbidden":
         return unsupported(param, details["input"])
+    if kind == "too_long":
+        return invalid_value(param, details["input"], f"at most {details['ctx']['max_length']}")
     message = details["msg"].removeprefix("Value error, ")
     return invalid_value(param, details["input"], message)
 

@@ -4,8 +4,9 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
-from gateway.admission import Output
+from gateway.admission import Output, Prompt
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.display import Display, read_display, request_id
 from gateway.engine import EngineClient
@@ -56,6 +57,7 @@ class Generation:
 
     Attributes:
         server_leaves: it ended because this process does.
+        is_taken_over: a newer call delivers at least one of its requests.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Generation:
         self._parts = [part for request in self._requests for part in request.parts]
         self._by_id = {request.request_id: request for request in self._requests}
         self._aborted_because = "not finished"
-        self.server_leaves = False
+        self.server_leaves = self.is_taken_over = False
         self._waiting: list[Letter] = []  # came before anybody could be shown anything
         self._cached_before = 0
 
@@ -104,8 +106,9 @@ class Generation:
     @property
     def usage(self) -> Usage:
         """What has been used so far."""
+        known = sum(len(request.planned.prompt.tokens) for request in self._requests)
         return Usage(
-            sum(len(request.planned.prompt.tokens) for request in self._requests),
+            self._display.num_prompt_tokens or known,
             sum(request.num_generated for request in self._requests),
             self.cached_tokens,
         )
@@ -142,19 +145,24 @@ class Generation:
         for submit in submits:
             self._engine.attach(submit, self.mailbox)
 
-    def resume(self, found: Sequence[Joined], position: StreamPosition) -> None:
+    def resume(self, found: Sequence[Joined | None], position: StreamPosition) -> None:
         """Go on where another call stopped.
 
         Args:
-            found: what the engine knows of each request.
+            found: what the engine knows of each request; None for what it has forgotten, of which
+                the client has all.
             position: what the client has.
         """
         self._metrics.open_streams.inc(len(self._requests))
         self._cached_before = position.cached_tokens
         places = iter(position.choices or [Position()] * len(self._parts))
         for request, known in zip(self._requests, found, strict=True):
-            is_search = known.submit.sampling.beams is not None
             own = [next(places) for _ in request.parts]
+            if known is None:
+                for part, place in zip(request.parts, own, strict=True):
+                    part.go_on(place)
+                continue
+            is_search = known.submit.sampling.beams is not None
             views = views_of(known, [(found.num_tokens, found.ended) for found in own])
             for part, place, view in zip(request.parts, own, views, strict=True):
                 part.go_on(place)
@@ -184,6 +192,7 @@ class Generation:
                     self._aborted_because = "gateway shuts down"
                     raise shutting_down(accepted=False)
                 if isinstance(letter, Superseded):
+                    self.is_taken_over = True
                     raise taken_over()
                 if isinstance(letter, Joined) and not self._is_repeated_in(letter.submit):
                     self._leave_alone()
@@ -233,6 +242,16 @@ class Generation:
                 self._engine.close(request.request_id, self.mailbox)
         self._metrics.open_streams.dec(len(self._requests))
 
+    def abandon(self, after_s: float) -> None:
+        """Like ``close``, but somebody else may want what still runs: it is aborted after a while.
+
+        Whoever has taken it over by then has made that Abort void.
+        """
+        for request in self._requests:
+            if request.engine_works:
+                self._engine.abandon(request.request_id, self.mailbox, after_s)
+        self.close(abort=False)
+
     def note_unfinished(self, reason: FinishReason) -> None:
         """Count the choices that had no good end."""
         for part in self._parts:
@@ -253,6 +272,7 @@ class Generation:
         if isinstance(letter, (RequestAccepted, Joined, FollowingLost, NotRemembered)):
             return None  # the last is for those who know no more than an id
         if isinstance(letter, Superseded):
+            self.is_taken_over = True
             raise TakenOver
         if isinstance(letter, EngineUnreachable):
             self._aborted_because = letter.why
@@ -392,12 +412,22 @@ class Generation:
         return self._tokenizer.decode(planned.prompt.tokens) if text is None else text
 
     def _scored_prompt(self, request: PendingRequest) -> list[ScoredToken]:
-        detokenizer = self._tokenizer.detokenizer()
-        scored, chars = [], 0
-        for position, token in enumerate(request.planned.prompt.tokens):
+        prompt = request.planned.prompt
+        scored = []
+        places = zip(prompt.tokens, self._offsets(prompt), strict=True)
+        for position, (token, offset) in enumerate(places):
             scores = request.prompt_scores.get(position)
             if scores is None and position > 0:
                 raise failed(f"the log-probability of prompt token {position} is missing")
-            scored.append(ScoredToken(token, chars, scores if position else None))
-            chars += len(detokenizer.push(token))
+            scored.append(ScoredToken(token, offset, scores if position else None))
         return scored
+
+    def _offsets(self, prompt: Prompt) -> list[int]:
+        """Where the tokens of a prompt stand in what is echoed of it."""
+        if prompt.text is not None:
+            offsets = self._tokenizer.offsets(prompt.text)
+            if offsets is not None and len(offsets) == len(prompt.tokens):
+                return offsets
+        detokenizer = self._tokenizer.detokenizer()
+        ends = accumulate((len(detokenizer.push(token)) for token in prompt.tokens), initial=0)
+        return list(ends)[:-1]

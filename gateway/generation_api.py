@@ -115,7 +115,7 @@ async def _answer(
     call.id = call_id_of(secret, client)
     if key is not None and body.seed is None:
         planned = [with_seed(item, seed_of(call.id)) for item in planned]
-    display = _display(service, request, body, len(planned), output, is_repeatable=key is not None)
+    display = _display(service, request, body, planned, output, is_repeatable=key is not None)
     generation = Generation(
         service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
     )
@@ -159,7 +159,7 @@ def _display(
     service: Service,
     request: Request,
     body: GenerationBody,
-    num_prompts: int,
+    planned: Sequence[Planned],
     output: Output,
     is_repeatable: bool,
 ) -> Display:
@@ -168,12 +168,13 @@ def _display(
         is_chat=isinstance(body, ChatBody),
         model=service.model_name,
         created=int(time.time()),
-        num_prompts=num_prompts,
+        num_prompts=len(planned),
         prompt_text=None,
         output=output,
         include_usage=_include_usage(body),
         resumable=bool(body.stream_resume),
         fingerprint=fingerprint(body) if is_repeatable else "",
+        num_prompt_tokens=sum(len(item.prompt.tokens) for item in planned),
     )
 
 

@@ -1,6 +1,5 @@
 """Endpoints that generate nothing: models, tokens, health, metrics."""
 
-import json
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,7 +19,7 @@ from gateway.answer_schema import (
 )
 from gateway.call import read_body
 from gateway.engine import Engine
-from gateway.errors import invalid_value, unknown_model
+from gateway.errors import MISSING_FIELD, ApiError, invalid_value, unknown_model
 from gateway.health import readiness
 from gateway.openapi import answers, plain_text, takes
 from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
@@ -80,10 +79,10 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         body = parse_body(DetokenizeBody, await read_body(request, service.max_body_bytes))
         service.check_model(body.model)
         size = service.tokenizer.size
-        for index, token in enumerate(body.tokens):
-            if token >= size:
-                reason = f"the tokenizer has the tokens 0 to {size - 1}"
-                raise invalid_value(f"tokens[{index}]", token, reason)
+        if body.tokens and max(body.tokens) >= size:
+            index = next(index for index, token in enumerate(body.tokens) if token >= size)
+            reason = f"the tokenizer has the tokens 0 to {size - 1}"
+            raise invalid_value(f"tokens[{index}]", body.tokens[index], reason)
         return JSONResponse({"prompt": await service.prompts.text(body.tokens, skip_special=False)})
 
 
@@ -93,11 +92,14 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
         """Version of PageStream."""
         return JSONResponse({"version": version})
 
+    # Whoever only wants the status asks with HEAD.
+    @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live", tags=["gateway"], responses=answers(Alive))
     async def live() -> Response:
         """200 as long as the process works at all."""
         return JSONResponse({"status": "alive"})
 
+    @router.head("/health/ready", include_in_schema=False)
     @router.get(
         "/health/ready",
         tags=["gateway"],
@@ -107,6 +109,7 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
         """200 if a request sent now would be served, else the check that failed."""
         return readiness(service)
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", tags=["gateway"], responses=plain_text(CONTENT_TYPE))
     async def metrics() -> Response:
         """Prometheus's text format."""
@@ -114,14 +117,12 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
 
 
 async def _tokenize(service: Service, data: bytes) -> dict[str, Any]:
-    body: TokenizeTextBody | TokenizeChatBody
-    if _has_messages(data):
-        body = parse_body(TokenizeChatBody, data)
+    body = _tokenize_body(data)
+    if isinstance(body, TokenizeChatBody):
         service.check_model(body.model)
         generation_prompt = body.add_generation_prompt is not False
         tokens = await service.prompts.chat_tokens(body.messages, generation_prompt)
     else:
-        body = parse_body(TokenizeTextBody, data)
         service.check_model(body.model)
         special = body.add_special_tokens is not False
         tokens = await service.prompts.text_tokens(body.prompt, special)
@@ -132,18 +133,18 @@ async def _tokenize(service: Service, data: bytes) -> dict[str, Any]:
         "tokens": tokens,
     }
     if body.return_token_strs:
-        name = service.tokenizer.token_bytes
-        answer["token_strs"] = [name(token).decode(errors="replace") for token in tokens]
+        answer["token_strs"] = await service.prompts.token_strs(tokens)
     return answer
 
 
-def _has_messages(data: bytes) -> bool:
-    """Whether a body is a conversation; what is no JSON at all is refused later."""
+def _tokenize_body(data: bytes) -> TokenizeTextBody | TokenizeChatBody:
+    """A conversation, or a text where there are no messages."""
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(body, dict) and "messages" in body
+        return parse_body(TokenizeChatBody, data)
+    except ApiError as error:
+        if (error.param, error.code) != ("messages", MISSING_FIELD):
+            raise
+    return parse_body(TokenizeTextBody, data)
 
 
 def _prefix_cards(service: Service) -> list[dict[str, Any]]:

@@ -1,9 +1,10 @@
 """Messages that must reach the scheduler though no call waits for it: Attach, Stop, Abort, Pin."""
 
 import asyncio
+from collections.abc import Callable
 
 from gateway.backoff import Backoff
-from shared.bus.api import Append, Bus
+from shared.bus.api import Append, Bus, EntryId
 from shared.codec import encode
 from shared.errors import BusUnavailable
 from shared.logs import EventLog
@@ -16,11 +17,15 @@ class Outbox:
     """Appends to one requests log, in order, and tries again while the bus is away.
 
     That is safe for these messages alone: hearing one twice is like hearing it once.
+
+    Args:
+        trim_below: up to where the log may be trimmed now, None if that is not known.
     """
 
-    def __init__(self, bus: Bus, log: str) -> None:
+    def __init__(self, bus: Bus, log: str, trim_below: Callable[[], EntryId | None]) -> None:
         self._bus = bus
         self._requests_log = log
+        self._trim_below = trim_below
         self._waiting: list[Attach | Stop | Abort | Pin] = []
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
@@ -47,8 +52,10 @@ class Outbox:
         while True:
             await self._work.wait()
             batch = list(self._waiting)
+            messages = [encode(message) for message in batch]
+            append = Append(self._requests_log, messages, trim_below=self._trim_below())
             try:
-                await self._bus.append(Append(self._requests_log, [encode(m) for m in batch]))
+                await self._bus.append(append)
             except BusUnavailable as error:
                 _log.warning("cannot append", messages=len(batch), error=error)
                 await backoff.wait()

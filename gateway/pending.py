@@ -167,4 +167,5 @@ class PendingRequest:
         """The last choice was shown."""
         metrics.e2e_request_latency.observe(time.monotonic() - started_s)
         metrics.request_prompt_tokens.observe(len(self.planned.prompt.tokens))
+        metrics.prompt_tokens_cached.inc(self.cached_tokens)
         metrics.request_generation_tokens.observe(self.num_generated)

@@ -12,6 +12,7 @@ from gateway.tokenizer import TemplateRefused, Tokenizer
 
 # Below, encoding takes less than handing it to a thread and back.
 _INLINE_CHARS = 4_000
+_PIECE_CHARS = 100  # a prompt, a message, or a part of one costs so much, however short it is
 _THREADS = 2
 
 _T = TypeVar("_T")
@@ -29,15 +30,17 @@ class PromptReader:
         """The prompts of a completion, one for each request."""
         given = body.prompt
         if isinstance(given, str):
-            return [await self._from_text(given, "prompt")]
+            return [await self._from_text(given, "prompt", len(given))]
         if isinstance(given[0], int):
             return [self._from_tokens(given, "prompt")]
         if len(given) > self._max_prompts:
             raise invalid(
                 "prompt", f"prompt: {len(given)} prompts; at most {self._max_prompts} in one call"
             )
+        # Many short ones are as much work as a long one.
+        size = sum(_PIECE_CHARS + len(item) for item in given if isinstance(item, str))
         return [
-            await self._from_text(item, f"prompt[{index}]")
+            await self._from_text(item, f"prompt[{index}]", size)
             if isinstance(item, str)
             else self._from_tokens(cast("list[int]", item), f"prompt[{index}]")
             for index, item in enumerate(given)
@@ -54,36 +57,46 @@ class PromptReader:
         """Tokens of a conversation."""
         if not self._tokenizer.has_chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions")
-        plain = [plain_message(message) for message in messages]
 
         def render_and_encode() -> list[int]:
+            plain = [plain_message(message) for message in messages]
             # Special tokens stand in the template already.
             text = self._tokenizer.render_chat(plain, add_generation_prompt)
             return self._tokenizer.encode(text, add_special_tokens=False)
 
-        size = sum(len(message["content"]) for message in plain)
         try:
-            return await self._run(size, render_and_encode)
+            return await self._run(sum(map(_size, messages)), render_and_encode)
         except TemplateRefused as error:
             reason = f"the chat template refuses these messages: {error}"
             raise invalid("messages", reason) from None
 
     async def text_tokens(self, text: str, add_special_tokens: bool) -> list[int]:
         """Tokens of a text."""
-        encode = self._tokenizer.encode
-        return await self._run(len(text), lambda: encode(text, add_special_tokens))
+        return await self._encoded(text, add_special_tokens, len(text))
 
     async def text(self, tokens: Sequence[int], skip_special: bool) -> str:
         """Text of tokens."""
         decode = self._tokenizer.decode
         return await self._run(4 * len(tokens), lambda: decode(tokens, skip_special))
 
+    async def token_strs(self, tokens: Sequence[int]) -> list[str]:
+        """Text of each token by itself."""
+        name = self._tokenizer.token_bytes
+        return await self._run(
+            4 * len(tokens), lambda: [name(token).decode(errors="replace") for token in tokens]
+        )
+
     def close(self) -> None:
         """Give the threads up; nothing may be asked afterwards."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _from_text(self, text: str, path: str) -> Prompt:
-        return Prompt(self._never_empty(await self.text_tokens(text, True)), text, path)
+    async def _from_text(self, text: str, path: str, size: int) -> Prompt:
+        tokens = await self._encoded(text, add_special_tokens=True, size=size)
+        return Prompt(self._never_empty(tokens), text, path)
+
+    async def _encoded(self, text: str, add_special_tokens: bool, size: int) -> list[int]:
+        encode = self._tokenizer.encode
+        return await self._run(size, lambda: encode(text, add_special_tokens))
 
     def _from_tokens(self, tokens: list[int], path: str) -> Prompt:
         return Prompt(self._never_empty(tokens), None, path)
@@ -108,3 +121,11 @@ def plain_message(message: ChatMessage) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     return plain
+
+
+def _size(message: ChatMessage) -> int:
+    """Characters of a text that is as much work."""
+    content = message.content
+    if isinstance(content, str):
+        return _PIECE_CHARS + len(content)
+    return sum(_PIECE_CHARS + len(part.text) for part in content)

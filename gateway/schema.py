@@ -3,7 +3,7 @@
 Fields that are not here are refused by name, unless they hold a value that changes nothing.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,14 @@ from pydantic import (
 )
 
 from gateway.errors import from_validation, invalid, unsupported
+from gateway.neutral import (
+    NEUTRAL,
+    NEUTRAL_IN_MESSAGE,
+    NEUTRAL_IN_STREAM_OPTIONS,
+    Neutral,
+    describing,
+    is_harmless,
+)
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -24,6 +32,9 @@ MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
 MAX_LENGTH_PENALTY = 100.0
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1_000  # of one message
+MAX_PROMPTS = 10_000
 MAX_DEADLINE_MS = 7 * 24 * 3_600_000
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -41,9 +52,15 @@ def _prompt_kind(value: object) -> str:
 
 Prompt = Annotated[
     Annotated[str, Tag("as text")]
-    | Annotated[list[str], Field(fail_fast=True, min_length=1), Tag("as texts")]
+    | Annotated[
+        list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS), Tag("as texts")
+    ]
     | Annotated[TokenIds, Tag("as tokens")]
-    | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1), Tag("as lists")],
+    | Annotated[
+        list[TokenIds],
+        Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
+        Tag("as lists"),
+    ],
     Discriminator(_prompt_kind),
 ]
 
@@ -62,13 +79,6 @@ EarlyStop = Annotated[
 ]
 
 
-def _describe_neutral(schema: dict[str, Any]) -> None:
-    """The description of a body that generates: what changes nothing is allowed, and no more."""
-    schema["additionalProperties"] = False
-    for name, values in _NEUTRAL.items():
-        schema["properties"].setdefault(name, {"enum": [None, *values]})
-
-
 class _Body(BaseModel):
     # Extra fields are kept for `_refuse_extra`, which knows those that change nothing.
     model_config = ConfigDict(
@@ -84,8 +94,10 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class StreamOptions(_Part):
+class StreamOptions(_Body):
     """How a stream is written."""
+
+    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_STREAM_OPTIONS))
 
     include_usage: bool | None = None
 
@@ -93,16 +105,16 @@ class StreamOptions(_Part):
 class GenerationBody(_Body):
     """What both ways to generate have in common."""
 
-    model_config = ConfigDict(json_schema_extra=_describe_neutral)
+    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL))
 
     model: str
     n: _NumChoices | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[_Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[_Number, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    top_p: Annotated[_Number, Field(ge=0, le=1)] | None = None  # 0: the likeliest token alone
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # 0 and -1: all
     min_p: Annotated[_Number, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
     ignore_eos: bool | None = None
@@ -140,7 +152,9 @@ class TextPart(_Part):
 
 Content = Annotated[
     Annotated[str, Tag("as text")]
-    | Annotated[list[TextPart], Field(fail_fast=True, min_length=1), Tag("as parts")],
+    | Annotated[
+        list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("as parts")
+    ],
     Discriminator(lambda value: "as parts" if isinstance(value, list) else "as text"),
 ]
 
@@ -148,13 +162,17 @@ Content = Annotated[
 class ChatMessage(_Body):
     """One turn of a conversation."""
 
+    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_MESSAGE))
+
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: str | None = None
 
 
 class _ChatMessages(_Body):
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    ]
 
 
 class ChatBody(GenerationBody, _ChatMessages):
@@ -189,41 +207,6 @@ class DetokenizeBody(_Body):
     model: str | None = None
 
 
-# Values with which a field that is not supported asks for nothing. null always does.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "metadata": ({},),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "prediction": (),
-    "audio": (),
-    "parallel_tool_calls": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-    "prompt_logprobs": (),
-}
-# An assistant's message, as the official clients give it out and users send it back.
-_NEUTRAL_IN_MESSAGE: dict[str, tuple[Any, ...]] = {
-    "refusal": (),
-    "annotations": ([],),
-    "audio": (),
-    "function_call": (),
-    "tool_calls": ([],),
-    "token_ids": (),
-}
-
 _B = TypeVar("_B", bound=_Body)
 
 
@@ -237,23 +220,20 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
         body = cls.model_validate_json(data)
     except ValidationError as error:
         raise from_validation(error) from None
-    _refuse_extra(body, "", _NEUTRAL if isinstance(body, GenerationBody) else {})
+    _refuse_extra(body, "", NEUTRAL if isinstance(body, GenerationBody) else {})
     if isinstance(body, _ChatMessages):
         for index, message in enumerate(body.messages):
-            _refuse_extra(message, f"messages[{index}].", _NEUTRAL_IN_MESSAGE)
-    if isinstance(body, GenerationBody) and body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "stream_options: only allowed when stream is true")
+            _refuse_extra(message, f"messages[{index}].", NEUTRAL_IN_MESSAGE)
+    if isinstance(body, GenerationBody) and body.stream_options is not None:
+        _refuse_extra(body.stream_options, "stream_options.", NEUTRAL_IN_STREAM_OPTIONS)
+        if not body.stream:
+            raise invalid("stream_options", "stream_options: only allowed when stream is true")
     if isinstance(body, GenerationBody) and body.stream_resume and not body.stream:
         raise invalid("stream_resume", "stream_resume: only allowed when stream is true")
     return body
 
 
-def _refuse_extra(body: _Body, path: str, neutral: dict[str, tuple[Any, ...]]) -> None:
+def _refuse_extra(body: _Body, path: str, neutral: Neutral) -> None:
     for name, value in (body.model_extra or {}).items():
-        harmless = name in neutral and (
-            value is None
-            # True equals 1, but is no number
-            or any(type(value) is type(other) and value == other for other in neutral[name])
-        )
-        if not harmless:
+        if name not in neutral or not is_harmless(value, neutral[name]):
             raise unsupported(path + name[:80], value)

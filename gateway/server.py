@@ -71,6 +71,7 @@ class Server:
             metrics=metrics,
             keys=keys,
             max_calls=settings.max_concurrent_calls,
+            max_prompts=settings.max_prompts,
             ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),
         )
         fit = connections_that_fit(settings.max_connections)

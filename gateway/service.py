@@ -30,6 +30,7 @@ class Service:
     Attributes:
         created: when it started, seconds since 1970.
         max_calls: in progress at once.
+        max_prompts: in one call.
         resume_window_s: how long a stream that can be resumed outlives its client.
         draining: it ends as soon as its open streams have ended.
     """
@@ -44,6 +45,7 @@ class Service:
     metrics: GatewayMetrics
     keys: ApiKeys
     max_calls: int
+    max_prompts: int
     ready_limits: ReadyLimits
     draining: bool = False
 

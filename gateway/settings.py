@@ -47,7 +47,7 @@ class GatewaySettings(ServiceSettings):
     max_body_bytes: int = setting(
         4 * 2**20, "Largest request body accepted.", parse=byte_size, minimum=1024
     )
-    max_prompts: int = setting(128, "Most prompts in one call.", minimum=1)
+    max_prompts: int = setting(128, "Most prompts in one call.", minimum=1, maximum=10_000)
     pinned_prefixes: str | None = setting(
         None,
         "File of prompt beginnings whose keys and values stay in the KV cache, one JSON map in "
@@ -58,7 +58,9 @@ class GatewaySettings(ServiceSettings):
     )
     bus_patience: float = setting(
         60.0,  # whoever is paused for half a minute harms nobody
-        "Seconds that Redis or the engine may be silent before open requests are given up.",
+        "Seconds that Redis may be away before open requests are given up, and that a new or "
+        "resumed one waits for the engine's first word. What the engine has accepted is waited "
+        "for, however long it is silent.",
         minimum=0,
     )
     resume_window: float = setting(

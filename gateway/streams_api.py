@@ -6,20 +6,22 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.admission import Prompt
-from gateway.answers import Resumption, StreamAnswer, client_left, watching
+from gateway.answers import Resumption, StreamAnswer, client_left
 from gateway.call import call_of, client_of
 from gateway.display import Display, read_display, request_id
-from gateway.errors import gone, invalid, shutting_down, taken_over, unavailable, unknown_stream
+from gateway.errors import gone, invalid, shutting_down, unavailable, unknown_stream
 from gateway.event_ids import StreamPosition
-from gateway.events import EngineUnreachable, Joined, NotRemembered, Superseded
+from gateway.events import Joined
 from gateway.generation import ClientLeft, Generation
-from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
+from gateway.lookup import LookUp
 from gateway.openapi import continues, reads_header
 from gateway.pending import Planned
 from gateway.service import Service
 from gateway.stream_ids import call_id_in
+from shared.sampling import SamplingParams
 
 _NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
+_FORGOTTEN = "the stream is not remembered any more, if there ever was one"
 
 
 def streams_router(service: Service) -> APIRouter:
@@ -55,28 +57,60 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
 async def _taken_up(
     service: Service, stream_id: str, call_id: str, request: Request, position: StreamPosition
 ) -> Response:
-    [first] = await _look_up(service, [call_id], request)
+    lookup = LookUp(service.engine, request.receive)
+    try:
+        display, found = await _found(lookup, call_id, position, service.max_prompts)
+        resumption = Resumption(stream_id, service.resume_window_s, position)
+        answer = _continued(service, request, display, found, resumption)
+    except BaseException:
+        lookup.abandon(service.resume_window_s)
+        raise
+    lookup.close()
+    return answer
+
+
+async def _found(
+    lookup: LookUp, call_id: str, position: StreamPosition, max_prompts: int
+) -> tuple[Display, list[Joined | None]]:
+    """How the stream is shown, and what the engine knows of its requests.
+
+    Raises:
+        ApiError: 410, one of them is forgotten, and the client does not have all of it; 404, this
+            is no stream that can be resumed; 400, the position is one in another stream.
+    """
+    found = await lookup.ask([call_id])
+    if found == [None] and position.choices and position.choices[0].ended:
+        # Any of the others tells how many prompts there are.
+        most = min(len(position.choices), max_prompts)
+        found += await lookup.ask([request_id(call_id, number) for number in range(1, most)])
+    first = next((known for known in found if known is not None), None)
+    if first is None:
+        raise gone(_FORGOTTEN)
     display = read_display(first.submit.display)
     if display is None or not display.resumable:
         raise unknown_stream()
-    num_choices = display.num_prompts * display.output.num_candidates
-    if position.choices and len(position.choices) != num_choices:
+    each = display.output.num_candidates
+    if position.choices and len(position.choices) != display.num_prompts * each:
         raise invalid(
             "Last-Event-ID",
             f"Last-Event-ID: it is of a stream with {len(position.choices)} choices, "
-            f"this one has {num_choices}",
+            f"this one has {display.num_prompts * each}",
         )
-    others = [request_id(call_id, number) for number in range(1, display.num_prompts)]
-    found = [first, *(await _look_up(service, others, request))]
-    resumption = Resumption(stream_id, service.resume_window_s, position)
-    return _continued(service, request, display, found, resumption)
+    others = range(len(found), display.num_prompts)
+    found += await lookup.ask([request_id(call_id, number) for number in others])
+    del found[display.num_prompts :]
+    for number, known in enumerate(found):
+        seen = position.choices[number * each : (number + 1) * each]
+        if known is None and not (seen and all(choice.ended for choice in seen)):
+            raise gone(_FORGOTTEN)
+    return display, found
 
 
 def _continued(
     service: Service,
     request: Request,
     display: Display,
-    found: Sequence[Joined],
+    found: Sequence[Joined | None],
     resumption: Resumption,
 ) -> Response:
     position = resumption.start
@@ -88,12 +122,19 @@ def _continued(
     )
     wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
     wire.go_on(index for index, choice in enumerate(position.choices) if choice.begun)
-    generation.resume(found, position)
+    try:
+        generation.resume(found, position)
+    except BaseException:
+        generation.abandon(resumption.window_s)
+        raise
     return StreamAnswer(generation, wire, display.include_usage, call, resumption)
 
 
-def _planned(known: Joined, display: Display) -> Planned:
+def _planned(known: Joined | None, display: Display) -> Planned:
     """What was asked for, from what the engine was told."""
+    if known is None:  # the client has all of it, so what it was does not matter
+        nothing = Prompt([], None, "prompt")
+        return Planned(nothing, SamplingParams.greedy(1), continues=not display.is_chat)
     submit = known.submit
     own = read_display(submit.display)
     text = None if own is None else own.prompt_text
@@ -107,44 +148,3 @@ def _planned(known: Joined, display: Display) -> Planned:
         tenant=submit.tenant,
         deadline_ms=submit.deadline_ms,
     )
-
-
-async def _look_up(service: Service, request_ids: Sequence[str], request: Request) -> list[Joined]:
-    """What the engine knows of requests; from here on nobody else delivers them.
-
-    Raises:
-        ApiError: 410, one of them is not remembered; 503, the engine does not answer.
-        ClientLeft: nobody waits any more.
-    """
-    engine, mailbox = service.engine, Mailbox()
-    found: dict[str, Joined] = {}
-    for identity in request_ids:
-        engine.look_up(identity, mailbox)
-    try:
-        async with watching(request.receive, lambda: mailbox.put(ClientGone())):
-            while len(found) < len(request_ids):
-                for letter in await mailbox.take():
-                    _take(letter, found)
-    except BaseException:
-        # An earlier delivery may have ended for this one: without either it would run to its end.
-        for identity in request_ids:
-            engine.abandon(identity, mailbox, service.resume_window_s)
-        raise
-    for identity in request_ids:
-        engine.close(identity, mailbox)
-    return [found[identity] for identity in request_ids]
-
-
-def _take(letter: Letter, found: dict[str, Joined]) -> None:
-    if isinstance(letter, Joined):
-        found[letter.request_id] = letter
-    elif isinstance(letter, ClientGone):
-        raise ClientLeft
-    elif isinstance(letter, NotRemembered):
-        raise gone("the stream is not remembered any more, if there ever was one")
-    elif isinstance(letter, EngineUnreachable):
-        raise unavailable(letter.why)
-    elif isinstance(letter, Superseded):
-        raise taken_over()
-    elif isinstance(letter, ServerLeaves):
-        raise shutting_down(accepted=False)

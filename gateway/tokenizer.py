@@ -86,6 +86,20 @@ class Tokenizer:
                 )
             )
 
+    def offsets(self, text: str) -> list[int] | None:
+        """Characters of a text before each of the tokens that ``encode`` makes of it.
+
+        None if the tokenizer cannot tell.
+        """
+        if self._backend is None:
+            return None
+        offsets, reached = [], 0
+        for start, end in self._backend.encode_batch([text])[0].offsets:
+            # A token that was added stands nowhere, and a space before a token may count as none's.
+            offsets.append(min(start, reached) if end > start else reached)
+            reached = max(reached, end)
+        return offsets
+
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for, by itself."""
         return self._vocabulary.token_bytes(token)

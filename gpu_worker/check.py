@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 
 from gpu_worker.allocation import Allocator
 from gpu_worker.attention import PagedStep
+from gpu_worker.deviation import CheckResult, judge, row_errors
 from gpu_worker.model import LayerShape, RaggedModel
 from gpu_worker.placement import Placement
 from kernels.interface import AttentionBackend
@@ -19,25 +19,7 @@ from shared.errors import ModelUnsupported
 # Longer windows are narrowed for the check: its cost must not grow with them.
 _LONGEST_WINDOW = 48
 _MIN_TOKENS = 40
-_TOLERANCE = {torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-
-
 _LAYER_TOKENS = 24
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """What the check found.
-
-    Attributes:
-        deviation: distance of the logits from eager attention's, relative to their spread.
-        tolerance: the largest deviation that passes.
-        num_tokens: tokens compared.
-    """
-
-    deviation: float
-    tolerance: float
-    num_tokens: int
 
 
 def check_model(
@@ -52,17 +34,17 @@ def check_model(
     Raises:
         ModelUnsupported: they deviate by more than rounding explains, or the pass fails.
     """
-    with _narrow_windows(model) as shapes_now:
-        length = _length(shapes_now or shapes, max_model_len)
+    with _narrow_windows(model, max_model_len) as shapes_now:
+        length = _length(model, shapes_now or shapes, max_model_len)
         sequences = _sequences(model, length)
         expected = [model.eager_logits(tokens) for tokens in sequences]
         found = _paged_logits(model, shapes_now or shapes, backend, allocator, sequences)
-    deviation = max(_deviation(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-    result = CheckResult(deviation, _TOLERANCE[model.dtype], sum(map(len, sequences)))
-    if not deviation <= result.tolerance:  # so that NaN fails, too
+        errors = [row_errors(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
+        result = judge(model, sequences, expected, errors, _groups(errors))
+    if not result.passed:
         raise ModelUnsupported(
-            f"with paged attention the logits deviate by {deviation:.2g} of their spread from "
-            f"those with the model's own attention; {result.tolerance:.2g} is tolerated"
+            f"with paged attention the logits deviate by {result.deviation:.2g} of their spread "
+            f"from those with the model's own attention; {result.tolerance:.2g} is tolerated"
         )
     return result
 
@@ -94,18 +76,20 @@ class LayerCheck:
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             why = str(error).strip().partition("\n")[0]
             raise ModelUnsupported(f"with compiled layers: {why}; {self._instead}") from error
-        tolerance = _TOLERANCE[self._model.dtype]
-        deviation = _deviation(found, self._expected)
-        if not deviation <= tolerance:  # so that NaN fails, too
+        errors = row_errors(found, self._expected)
+        result = judge(self._model, [self._tokens], [found], [errors], [errors])
+        if not result.passed:
             raise ModelUnsupported(
-                f"with compiled layers the logits deviate by {deviation:.2g} of their spread; "
-                f"{tolerance:.2g} is tolerated; {self._instead}"
+                f"with compiled layers the logits deviate by {result.deviation:.2g} of their "
+                f"spread; {result.tolerance:.2g} is tolerated; {self._instead}"
             )
-        return CheckResult(deviation, tolerance, len(self._tokens))
+        return result
 
 
-def _length(shapes: Sequence[LayerShape], max_model_len: int) -> int:
+def _length(model: RaggedModel, shapes: Sequence[LayerShape], max_model_len: int) -> int:
     windows = [shape.params.sliding_window or 0 for shape in shapes]
+    # Some models put a window into their mask and do not tell their attention: that must show.
+    windows += [window for _, window in _windows(model)]
     longest = max((window for window in windows if window < max_model_len), default=0)
     return min(max_model_len, max(_MIN_TOKENS, longest + longest // 2 + 8))
 
@@ -151,13 +135,14 @@ def _paged_logits(
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Chunk sizes per step: uneven prompts, then one sequence decodes, then the rest."""
+    """Chunk sizes per step: uneven prompts, decodes beside chunks and alone, then the rest."""
     left = list(lengths)
     first = [min(n, 13 + 6 * index) for index, n in enumerate(left)]
-    for sizes in (first, [1, 5], [1, 1]):
+    for sizes in (first, [1, 5], [1, 1], [5, 1], [1, 4], [1, 1]):
         sizes = [min(n, size) for n, size in zip(left, sizes, strict=True)]
         left = [n - size for n, size in zip(left, sizes, strict=True)]
-        yield sizes
+        if any(sizes):
+            yield sizes
     if any(left):
         yield left
 
@@ -181,44 +166,53 @@ def _placement(
     )
 
 
-def _deviation(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Root mean square difference in units of each row's own spread, over all rows.
+def _groups(errors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Errors of rows that one mistake would make wrong together, given those of each sequence.
 
-    Over all, because in bfloat16 rounding alone can move a single row far.
+    Quarters of each sequence, and of both the rows that are computed alone, and the first and the
+    last ones of longer chunks.
     """
-    ours, theirs = found.float(), expected.float()
-    # Some models mask unused vocabulary with -inf: such entries must agree, and do not count.
-    finite = theirs.isfinite()
-    difference = torch.where(ours == theirs, 0.0, ours - theirs)
-    difference = torch.nan_to_num(difference, nan=torch.inf).pow(2).mean(1)
-    spread = torch.where(finite, theirs, 0.0).var(1).clamp_min(1e-18)
-    return float((difference / spread).mean().sqrt())
+    alone, first, last = [], [], []
+    left = list(errors)
+    for sizes in _chunks([len(each) for each in errors]):
+        chunks = [each[:size] for each, size in zip(left, sizes, strict=True)]
+        left = [each[size:] for each, size in zip(left, sizes, strict=True)]
+        alone += [chunk for chunk in chunks if len(chunk) == 1]
+        first += [chunk[:1] for chunk in chunks if len(chunk) > 1]
+        last += [chunk[-1:] for chunk in chunks if len(chunk) > 1]
+    quarters = [quarter for each in errors for quarter in each.chunk(4)]
+    return quarters + [torch.cat(rows) for rows in (alone, first, last) if rows]
+
+
+def _windows(model: RaggedModel) -> list[tuple[Any, int]]:
+    """The configuration and modules that have a sliding window, and its tokens."""
+    holders = (model.config, *model.model.modules())
+    found = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
+    return [(holder, window) for holder, window in found if isinstance(window, int)]
 
 
 @contextmanager
-def _narrow_windows(model: RaggedModel) -> Iterator[tuple[LayerShape, ...] | None]:
+def _narrow_windows(
+    model: RaggedModel, max_model_len: int
+) -> Iterator[tuple[LayerShape, ...] | None]:
     """Meanwhile long sliding windows are short, in masks and in attention alike.
+
+    Those that no sequence is longer than are left as they are: they hide nothing.
 
     Yields the layers as they are meanwhile, None if nothing was changed.
     """
-    changed: list[tuple[Any, int]] = []
-    for holder in (model.config, *model.model.modules()):
-        window = getattr(holder, "sliding_window", None)
-        if isinstance(window, int) and window > _LONGEST_WINDOW:
-            changed.append((holder, window))
-            holder.sliding_window = _LONGEST_WINDOW
+    long = range(_LONGEST_WINDOW + 1, max_model_len)
+    changed = [(holder, window) for holder, window in _windows(model) if window in long]
+    for holder, _ in changed:
+        holder.sliding_window = _LONGEST_WINDOW
     try:
         shapes = model.observe_layers() if changed else None
-        if shapes is not None and any(map(_is_wide, shapes)):
+        if shapes is not None and any(shape.params.sliding_window in long for shape in shapes):
             _restore(changed)  # the window has another source: the check must be long instead
             shapes = None
         yield shapes
     finally:
         _restore(changed)
-
-
-def _is_wide(shape: LayerShape) -> bool:
-    return (shape.params.sliding_window or 0) > _LONGEST_WINDOW
 
 
 def _restore(changed: Sequence[tuple[Any, int]]) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from torch import nn
 
 from gpu_worker.attention import register_uncompiled_attention
-from gpu_worker.check import CheckResult, LayerCheck
+from gpu_worker.check import LayerCheck
+from gpu_worker.deviation import CheckResult
 from gpu_worker.model import LayerShape, RaggedModel
 from shared.errors import ModelUnsupported, SettingsError
 

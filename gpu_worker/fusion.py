@@ -35,6 +35,7 @@ from gpu_worker.surgery import (
     norm_factors,
     places,
     plain_linears,
+    reads_weights,
 )
 from kernels.cpu_elements import Activation
 from kernels.cpu_layers import CompiledLinear, CpuLayers
@@ -186,7 +187,7 @@ class _Surgeon:
             return
         parameter: Any = module.weight
         weight = parameter.T if isinstance(module, Conv1D) else parameter
-        if not can_pack(weight) or weight.dtype != self._dtype:
+        if not can_pack(weight) or weight.dtype != self._dtype or reads_weights(parent):
             self.done.kept += 1
             return
         layers = self._note(pack([weight], [module.bias]))  # type: ignore[list-item]

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import torch
 
-from gpu_worker.check import CheckResult, LayerCheck
+from gpu_worker.check import LayerCheck
 from gpu_worker.compiled import compile_layers
+from gpu_worker.deviation import CheckResult
 from gpu_worker.fusion import fuse
 from gpu_worker.model import LayerShape, RaggedModel
 from gpu_worker.settings import WorkerSettings

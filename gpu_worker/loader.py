@@ -16,6 +16,8 @@ from shared.logs import EventLog
 
 # Layers that attend, in the words of transformers' ``layer_types``.
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+# Models that bias attention by distance, whether or not their configuration has a word for it.
+_ALIBI_TYPES = {"bloom", "mpt"}
 # Rotary embeddings whose frequencies depend on the longest sequence of the batch.
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -52,7 +54,8 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
         if "Unrecognized configuration" in str(error):
             raise ModelUnsupported(f"{name} is no causal language model") from error
         raise
-    if getattr(model, "_is_stateful", False):
+    # A hybrid's class says so even where all of its layers attend.
+    if getattr(model, "_is_stateful", False) and not _layer_types(config):
         raise ModelUnsupported(
             f"model type {config.model_type!r} keeps state other than keys and values"
         )
@@ -83,11 +86,21 @@ def refuse_by_config(config: Any) -> None:
     name = f"model type {config.model_type!r}"
     if config.is_encoder_decoder:
         raise ModelUnsupported(f"{name} has an encoder; only decoders are served")
-    if getattr(text, "alibi", False) or config.model_type == "bloom":
+    if getattr(text, "alibi", False) or config.model_type in _ALIBI_TYPES:
         raise ModelUnsupported(f"{name} uses ALiBi position biases, which are not supported")
-    foreign = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    foreign = _layer_types(config) - _ATTENTION_LAYERS
     if foreign:
         raise ModelUnsupported(f"{name} has layers of type {', '.join(sorted(foreign))}")
+    # Where Llama 4 has no rotary embeddings it scales queries by their positions, which it counts
+    # from the start of the batch. That begins after thousands of tokens: no check would see it.
+    bare = 0 in (getattr(text, "no_rope_layers", None) or ())
+    if bare and getattr(text, "attn_temperature_tuning", False):
+        raise ModelUnsupported(f"{name} scales attention by positions that it counts itself")
+
+
+def _layer_types(config: Any) -> set[str]:
+    """What kinds of layers it says that it has; nothing if it does not say."""
+    return set(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
 def context_length(config: Any, wanted: int | None) -> int:

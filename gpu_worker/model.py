@@ -134,8 +134,13 @@ class RaggedModel:
         positions = torch.arange(2, device=self.device)
         try:
             self.forward(token_ids, positions, probe, rows=None)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):  # the machine's, not the model's
+            raise
         except TypeError as error:  # its forward knows no such keyword
             raise ModelUnsupported(f"its forward refuses our arguments: {error}") from error
+        except (AttributeError, LookupError, RuntimeError, ValueError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ModelUnsupported(f"its forward fails: {type(error).__name__}: {why}") from error
         if not probe.layers:
             raise ModelUnsupported(
                 "its attention is built in (no AttentionInterface), or it has none"

@@ -116,6 +116,10 @@ class GatewayMetrics(_Metrics):
         self.request_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a finished request.", _TOKENS
         )
+        self.prompt_tokens_cached = self._counter(
+            "prompt_tokens_cached",
+            "Prompt tokens of finished requests that lay in the prefix cache.",
+        )
         self.request_generation_tokens = self._histogram(
             "request_generation_tokens", "Generated tokens of a finished request.", _TOKENS
         )

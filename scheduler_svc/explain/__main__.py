@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scheduler_svc.explain.redis_place import find_redis
 from scheduler_svc.explain.sources import from_bus, from_recording
 from scheduler_svc.explain.story import Story
 from scheduler_svc.explain.telling import Logs, resolve, tell
@@ -25,20 +26,21 @@ from shared.settings import exit_with, load
 def main() -> None:
     """Print the story; exits with 1 if there is none, with 2 on bad settings."""
     args = _parser().parse_args()
-    given = {"redis_url": args.redis_url, "engine_id": args.engine_id}
-    flags = {name: value for name, value in given.items() if value is not None}
-    try:
-        settings = load(SchedulerSettings, flags, os.environ)
-    except SettingsError as error:
-        exit_with(error)
+    flags = {} if args.engine_id is None else {"engine_id": args.engine_id}
+    source = ""
     try:
         if args.recording is not None:
             logs = from_recording(args.recording)
         else:
-            logs = asyncio.run(_read(settings.redis_url, settings.engine_id))
+            engine_id = load(SchedulerSettings, flags, os.environ).engine_id
+            redis = find_redis(args.redis_url, args.state_dir, os.environ)
+            source = f" (engine {engine_id}, Redis {redis})"
+            logs = asyncio.run(_read(redis.url, engine_id))
         story = tell(resolve(args.request_id, logs), logs)
+    except SettingsError as error:
+        exit_with(error)
     except (PageStreamError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}{source}", file=sys.stderr)
         sys.exit(1)
     print(as_json(story) if args.json else as_text(story))
 
@@ -90,7 +92,10 @@ async def _read(redis_url: str, engine_id: str) -> Logs:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m scheduler_svc.explain", description=__doc__)
     parser.add_argument("request_id", help="or how it begins, if no other begins so")
-    parser.add_argument("--redis-url", help="Redis to read; by default as the scheduler's")
+    parser.add_argument(
+        "--redis-url", help="Redis to read; by default REDIS_URL, else that of scripts/serve"
+    )
+    parser.add_argument("--state-dir", help="as given to scripts/serve, whose Redis is to be read")
     parser.add_argument("--engine-id", help="engine to read of; by default as the scheduler's")
     parser.add_argument("--recording", type=Path, help="read this file instead of Redis")
     parser.add_argument("--json", action="store_true", help="one JSON map instead of lines")

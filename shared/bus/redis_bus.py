@@ -73,9 +73,12 @@ class RedisBus:
         return (await self.append_all([append]))[0]
 
     async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
-        async with self._appends:
-            commands = _transaction([_xadd(append) for append in appends])
+        commands = _transaction([_xadd(append) for append in appends])
+        await self._take_turn()
+        try:
             replies = await self._ask(self._lines.ask(*commands))
+        finally:
+            self._appends.release()
         if len(appends) != 1:
             replies = _executed(replies)
         for append, reply in zip(appends, replies, strict=True):
@@ -128,6 +131,22 @@ class RedisBus:
     async def close(self) -> None:
         await self._lines.close()
         await self._redis.aclose()
+
+    async def _take_turn(self) -> None:
+        """Wait until one more may append.
+
+        Raises:
+            BusUnavailable: those before had no reply all the while; nothing was sent.
+        """
+        if not self._appends.locked():
+            await self._appends.acquire()  # at once, and without a timer, several times in a step
+            return
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._appends.acquire()
+        except TimeoutError:
+            why = f"{_MAX_APPENDS} appends had no reply within {self._patience_s:g} s"
+            raise BusUnavailable(f"Redis does not answer: {why}") from None
 
     def _line(self) -> Line:
         connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]

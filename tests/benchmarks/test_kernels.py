@@ -18,6 +18,7 @@ from benchmarks.kernel_cases import (
     smoke_suite,
 )
 from benchmarks.kernel_report import Baseline, Row, Timing, as_json, as_table
+from tests.support.interpreted import needs_interpreter
 
 ROOT = Path(__file__).parent.parent.parent
 OURS = Timing(100.0, 90.0, 120.0)
@@ -129,6 +130,7 @@ def test_without_a_gpu_it_says_so():
     assert "needs a CUDA GPU" in done.stderr
 
 
+@needs_interpreter
 def test_all_of_it_runs_on_tiny_cases(tmp_path):
     pytest.importorskip("triton")
     file = tmp_path / "figures.json"

@@ -37,11 +37,9 @@ class Running:
             *("--worker-metrics-port", str(self.metrics["worker"])),
             *flags,
         ]
-        outside = {k: v for k, v in os.environ.items() if not k.startswith("PAGESTREAM_")}
-        outside.pop("REDIS_URL", None)
         # Kernels are compiled once for all test runs, not once for each.
-        outside["NUMBA_CACHE_DIR"] = str(REPOSITORY / ".pagestream" / "numba")
-        self._environ = outside | (environ or {})
+        numba = {"NUMBA_CACHE_DIR": str(REPOSITORY / ".pagestream" / "numba")}
+        self._environ = outside() | numba | (environ or {})
         self.start()
 
     def start(self) -> None:
@@ -135,6 +133,13 @@ class Running:
             for path in sorted((self.state / "log").glob("*.log"))
         ]
         return "\n".join(["--- launcher", self.said(), *logs])
+
+
+def outside() -> dict[str, str]:
+    """This environment, without any setting of ours."""
+    found = {k: v for k, v in os.environ.items() if not k.startswith("PAGESTREAM_")}
+    found.pop("REDIS_URL", None)
+    return found
 
 
 def process_state(pid: int) -> str:

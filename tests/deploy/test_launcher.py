@@ -21,6 +21,7 @@ from tests.deploy.running import (
     Running,
     alive,
     forked_by,
+    outside,
     process_state,
     ready_lines,
 )
@@ -71,6 +72,30 @@ def test_it_says_once_that_it_is_ready_and_the_command_it_gives_works(running: R
     )
     assert done.returncode == 0, running.story()
     assert '"text"' in done.stdout
+
+
+def test_a_request_can_be_explained_without_being_told_where_redis_is(running: Running) -> None:
+    _, answer = running.post("/v1/completions", {"model": "demo", "prompt": "a", "max_tokens": 2})
+    request_id = answer["id"].removeprefix("cmpl-")
+
+    def explain(name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "scheduler_svc.explain", name],
+            cwd=REPOSITORY,
+            env=outside() | {"PAGESTREAM_STATE_DIR": str(running.state)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    found = explain(request_id)
+    assert found.returncode == 0, found.stderr
+    assert f"request {request_id}" in found.stdout
+    unknown = explain("no-such-request")
+    assert unknown.returncode == 1
+    [line] = re.findall(r"redis +is at (\S+)$", running.said(), re.MULTILINE)
+    place = line.partition("?")[0]
+    assert f"{place}, from {running.state / 'run' / 'redis.url'}" in unknown.stderr
 
 
 def test_a_second_launcher_on_the_same_folder_is_told_who_has_it(running: Running) -> None:

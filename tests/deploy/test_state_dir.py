@@ -11,6 +11,7 @@ import pytest
 
 from deploy.state_dir import StateDir
 from shared.errors import PageStreamError
+from shared.state_folder import redis_url_file
 from tests.deploy.running import alive
 
 
@@ -125,3 +126,13 @@ def test_logs_of_the_start_before_are_kept_beside_the_new_ones(tmp_path: Path) -
     with StateDir(tmp_path) as state:
         assert not state.log("worker").exists()
         assert (tmp_path / "log" / "worker.log.1").read_text() == "old"
+
+
+def test_the_place_of_redis_is_for_its_user_alone(tmp_path: Path) -> None:
+    with StateDir(tmp_path) as state:
+        file = redis_url_file(tmp_path)
+        file.write_text("redis://of-an-earlier-start/0")
+        file.chmod(0o644)
+        state.note_redis("redis://:secret@far:1/0")
+        assert file.read_text() == "redis://:secret@far:1/0\n"
+        assert file.stat().st_mode & 0o777 == 0o600

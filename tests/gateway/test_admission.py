@@ -173,6 +173,9 @@ async def test_cached_tokens_of_several_prompts_are_added(stage: Stage) -> None:
     )
     usage = (await waiting).json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 3
+    lines = (await stage.http.get("/metrics")).text.splitlines()
+    [line] = [one for one in lines if one.startswith("pagestream:prompt_tokens_cached_total{")]
+    assert line.endswith(" 3.0")
 
 
 async def test_more_choices_than_run_at_once_are_refused(stage: Stage) -> None:

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from gateway.attach import Deliveries
-from gateway.events import RequestFailed
+from gateway.events import EngineUnreachable, RequestAccepted, RequestFailed
 from gateway.mailbox import Mailbox
 from gateway.sessions import Sessions
 from shared.bus.api import Entry, EntryId
 from shared.codec import encode
-from shared.messages.outputs import RequestEnded
+from shared.messages.outputs import ChoiceState, RequestEnded, RequestState
+from shared.messages.plans import EpochStarted
 from shared.messages.requests import Attach
 from tests.support.requests import submit
 
@@ -33,8 +36,8 @@ async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_
     deliveries.open(submit("lost"), mailbox)
     ended = encode(RequestEnded("refused", "overloaded", "too much waits", "1-1"))
     deliveries.dispatch(sessions.apply(Entry(EntryId(5, 0), (ended,))))
-    deliveries.attach_unanswered("refused", mailbox, 1.0)
-    deliveries.attach_unanswered("lost", mailbox, 1.0)
+    deliveries.attach_unanswered("refused", mailbox)
+    deliveries.attach_unanswered("lost", mailbox)
     assert [attach.request_id for attach in sent] == ["lost"]
     [failed] = await mailbox.take()
     assert isinstance(failed, RequestFailed)
@@ -62,6 +65,30 @@ async def test_what_the_log_is_silent_about_is_asked_for() -> None:
     deliveries.attach_unheard_of()
     deliveries.attach_unheard_of()
     assert [(attach.request_id, attach.is_new) for attach in sent] == [("trimmed", True)]
+
+
+async def test_patience_is_for_the_engines_first_word_and_not_for_what_it_has_accepted() -> None:
+    now, sessions, mailboxes = [0.0], Sessions(), (Mailbox(), Mailbox())
+    deliveries = Deliveries("gateway", sessions, list[Attach]().append, lambda: now[0])
+    unheard, accepted = submit("unheard"), submit("accepted")
+    for told, mailbox in zip((unheard, accepted), mailboxes, strict=True):
+        deliveries.open(told, mailbox, patience_s=1.0)
+    state = RequestState(accepted, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
+    started = EpochStarted(5, "scheduler", ("worker",))
+    for seq, said in enumerate((started, state)):
+        deliveries.dispatch(sessions.apply(Entry(EntryId(5, seq), (encode(said),))))
+    # The next epoch has not spoken of it yet, and somebody has to ask.
+    started = EpochStarted(6, "scheduler", ("worker",))
+    deliveries.dispatch(sessions.apply(Entry(EntryId(6, 0), (encode(started),))))
+    deliveries.give_up("silent")
+    now[0] = 1.0
+    deliveries.give_up("silent")
+    deliveries.attach_unheard_of()
+    now[0] = 1_000.0
+    deliveries.attach_unheard_of()
+    deliveries.give_up("silent")
+    assert await mailboxes[0].take() == [EngineUnreachable("unheard", "silent")]
+    assert await mailboxes[1].take() == [RequestAccepted("accepted")]
 
 
 def test_an_engine_is_full_for_a_moment_after_a_refusal_that_is_for_all() -> None:

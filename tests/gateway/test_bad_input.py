@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.schema import MAX_MESSAGES, MAX_PARTS, MAX_PROMPTS
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.fake_engine import kv_pool
 
@@ -29,15 +30,14 @@ VALUES: list[tuple[str, str]] = [
     ("temperature", "2.1"),
     ("temperature", "true"),
     ("temperature", '"1"'),
-    ("top_p", "0"),
     ("top_p", "1.01"),
     ("top_p", "-1"),
-    ("top_k", "-1"),
+    ("top_k", "-2"),
     ("top_k", "true"),
     ("top_k", "4294967296"),
     ("min_p", "2"),
     ("min_p", "-0.5"),
-    ("seed", "-1"),
+    ("seed", "-9223372036854775809"),
     ("seed", "9223372036854775808"),
     ("seed", "1.5"),
     ("stop", '""'),
@@ -91,6 +91,14 @@ VALUES: list[tuple[str, str]] = [
     ("early_stopping", "true"),  # without a beam search
     ("early_stopping", '"never"'),
     ("service_tier", '"priority"'),
+    ("metadata", "[]"),
+    ("store", "1"),
+    ("prompt_cache_key", "5"),
+    ("parallel_tool_calls", '"no"'),
+    ("skip_special_tokens", "false"),
+    ("include_stop_str_in_output", "true"),
+    ("stream_options", '{"include_obfuscation": true}'),
+    ("stream_options", '{"continuous_usage_stats": true}'),
     ("no_such_field", "1"),
     ("no_such_field", "null"),
     ("model", "5"),
@@ -137,7 +145,7 @@ CHAT_VALUES: list[tuple[str, str]] = [
     ("top_logprobs", "5"),
     ("echo", "true"),
     ("tools", '[{"type": "function"}]'),
-    ("tool_choice", '"auto"'),
+    ("tool_choice", '"required"'),
     ("max_completion_tokens", "0"),
     ("best_of", "2"),
 ]
@@ -197,6 +205,30 @@ async def test_a_body_that_is_no_json_object_is_a_400(stage: Stage, content: byt
         check_error(await stage.http.post(path, content=content), 400)
 
 
+@pytest.mark.parametrize(
+    ("path", "field", "value", "limit"),
+    [
+        ("/v1/chat/completions", "messages", [{"role": "user", "content": ""}], MAX_MESSAGES),
+        ("/tokenize", "messages", [{"role": "user", "content": ""}], MAX_MESSAGES),
+        ("/v1/completions", "prompt", [""], MAX_PROMPTS),
+        ("/v1/completions", "prompt", [[1]], MAX_PROMPTS),
+    ],
+)
+async def test_a_list_that_is_too_long_is_refused_with_both_numbers(
+    stage: Stage, path: str, field: str, value: list[Any], limit: int
+) -> None:
+    response = await stage.http.post(path, json={"model": "demo", field: value * (limit + 1)})
+    error = check_error(response, 400, field)
+    assert error["message"] == f"{field}=a list of {limit + 1}: at most {limit}"
+
+
+async def test_a_message_of_too_many_parts_is_refused_with_both_numbers(stage: Stage) -> None:
+    parts = [{"type": "text", "text": ""}] * (MAX_PARTS + 1)
+    error = check_error(await stage.chat(messages=[{"role": "user", "content": parts}]), 400)
+    assert error["param"] == "messages[0].content"
+    assert error["message"].endswith(f"a list of {MAX_PARTS + 1}: at most {MAX_PARTS}")
+
+
 async def test_a_missing_field_is_named(stage: Stage) -> None:
     response = await stage.http.post("/v1/completions", json={"model": "demo"})
     check_error(response, 400, "prompt")
@@ -223,6 +255,24 @@ async def test_unknown_paths_and_methods_are_answered_in_the_same_format(stage: 
     check_error(await stage.http.get("/v1/nothing"), 404)
     check_error(await stage.http.get("/v1/completions"), 405)
     check_error(await stage.http.delete("/v1/models"), 405)
+
+
+async def test_a_slash_too_many_is_a_404_and_no_way_to_another_host(stage: Stage) -> None:
+    headers = {"Host": "elsewhere.example"}
+    response = await stage.http.post("/v1/completions/", json={}, headers=headers)
+    error = check_error(response, 404)
+    assert error["message"] == "there is no POST /v1/completions/"
+    assert "location" not in response.headers
+
+
+async def test_a_long_path_is_never_repeated_in_full(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "gateway.access"):
+        error = check_error(await stage.http.get("/" + "x" * 20_000), 404)
+    assert len(error["message"]) < 300
+    [record] = [record for record in caplog.records if record.name == "gateway.access"]
+    assert len(record.fields["path"]) < 300  # type: ignore[attr-defined]
 
 
 async def test_a_prompt_longer_than_the_context_is_refused_with_both_numbers(stage: Stage) -> None:

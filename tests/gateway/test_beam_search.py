@@ -50,7 +50,7 @@ async def test_n_is_the_width_and_the_rest_is_as_transformers_has_it(stage: Stag
 
 
 async def test_a_search_says_nothing_of_drawing(stage: Stage) -> None:
-    neutral = {"temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "stop": [], "best_of": None}
+    neutral = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "stop": [], "best_of": None}
     for body in ({}, neutral, {"seed": 5}):
         sampling = (await sampling_of(stage, stage.complete, **body)).sampling
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)

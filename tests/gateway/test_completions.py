@@ -176,6 +176,26 @@ async def test_sampling_parameters_reach_the_engine(stage: Stage) -> None:
     await waiting
 
 
+@pytest.mark.parametrize(
+    ("given", "name", "expected"),
+    [
+        ({"top_k": -1}, "top_k", 0),
+        ({"top_p": 0}, "top_p", 2.0**-126),
+        ({"top_p": 1e-300}, "top_p", 2.0**-126),
+        ({"seed": -1}, "seed", 2**63 - 1),
+        ({"seed": -(2**63)}, "seed", 0),
+    ],
+)
+async def test_what_openai_allows_reaches_the_engine_as_it_understands_it(
+    stage: Stage, given: dict[str, Any], name: str, expected: float
+) -> None:
+    waiting = stage.spawn(stage.complete(**given))
+    submit = await stage.engine.accept_next()
+    assert getattr(submit.sampling, name) == expected
+    await stage.engine.generate(submit, [50])
+    await waiting
+
+
 async def test_defaults_are_those_of_openai_and_seeds_are_drawn(stage: Stage) -> None:
     waiting = [stage.spawn(stage.complete()) for _ in range(2)]
     submits = [await stage.engine.accept_next() for _ in range(2)]
@@ -225,12 +245,26 @@ async def test_neutral_values_of_unsupported_fields_are_accepted(stage: Stage) -
         "logit_bias": {},
         "suffix": None,
         "response_format": {"type": "text"},
-        "tools": None,
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "metadata": {"run": "7"},
+        "store": True,
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "service_tier": "auto",
+        "skip_special_tokens": True,
+        "include_stop_str_in_output": False,
+        "echo": False,
+        "top_k": -1,
+        "stream": True,
+        "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False},
         "use_beam_search": False,
         "length_penalty": 1,
         "early_stopping": False,
     }
     assert (await stage.complete(**neutral)).status_code == 200
+    assert (await stage.chat(**neutral)).status_code == 200
 
 
 async def test_token_ids_are_returned_on_request(stage: Stage) -> None:

@@ -41,6 +41,34 @@ async def test_a_head_that_does_not_end_is_refused(make_stage: MakeStage, piece:
     writer.close()
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /version HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 3_000,
+        b"GET /version HTTP/1.1\r\nHost: x" + b"\r\nX-A: b" * 300,
+        b"GET /" + b"x" * 3_000 + b" HTTP/1.1\r\nHost: x",
+    ],
+)
+async def test_a_head_that_arrives_whole_is_refused_too(make_stage: MakeStage, head: bytes) -> None:
+    stage = await make_stage(max_head_bytes=2048)
+    reader, writer = await connect(stage)
+    writer.write(head + b"\r\n\r\n")
+    status, body = await answer(reader)
+    assert status == 431
+    assert json.loads(body)["error"]["code"] == "head_too_large"
+    writer.close()
+
+
+async def test_a_large_head_sent_ahead_is_not_served(make_stage: MakeStage) -> None:
+    stage = await make_stage(max_head_bytes=2048)
+    reader, writer = await connect(stage)
+    first = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+    writer.write(first + b"GET /v1/models HTTP/1.1\r\nX-Long: " + b"x" * 3_000 + b"\r\n\r\n")
+    text = (await asyncio.wait_for(reader.read(), 10)).decode()
+    assert '"demo"' not in text
+    writer.close()
+
+
 async def test_a_head_within_the_limit_is_served_again_and_again(make_stage: MakeStage) -> None:
     stage = await make_stage(max_head_bytes=4096)
     for _ in range(5):  # on one connection

@@ -61,6 +61,15 @@ async def test_a_ready_gateway_says_so(stage: Stage) -> None:
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
 
 
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics"])
+async def test_a_probe_may_ask_for_the_head_alone(make_stage: MakeStage, path: str) -> None:
+    stage = await make_stage(ready=False)
+    head, whole = await stage.http.head(path), await stage.http.get(path)
+    assert head.status_code == whole.status_code
+    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.content == b""
+
+
 async def test_the_api_describes_itself(stage: Stage) -> None:
     assert (await stage.http.get("/docs")).status_code == 200
     described = (await stage.http.get("/openapi.json")).json()

@@ -372,6 +372,18 @@ async def test_a_request_that_cannot_be_appended_is_a_503(make_stage: MakeStage)
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_a_request_that_the_engine_never_speaks_of_is_a_503(
+    make_stage: MakeStage, stream: bool
+) -> None:
+    stage = await make_stage(bus_patience=0.2)
+    response = await stage.complete(stream=stream)
+    assert response.status_code == 503
+    assert "did not answer" in response.json()["error"]["message"]
+    submit = await stage.engine.hear_submit()
+    assert (await stage.engine.hear_abort()).attachment == submit.attachment
+
+
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_whose_append_failed_is_taken_when_the_bus_is_back(
     make_stage: MakeStage, stream: bool
 ) -> None:
@@ -460,6 +472,39 @@ async def test_requests_that_the_log_reflects_are_trimmed(stage: Stage) -> None:
     for _ in range(4):
         await stage.complete()
     assert await stage.engine.bus.length(stage.engine.keys.requests) < 4
+
+
+async def test_calls_that_only_attach_trim_what_the_log_reflects(stage: Stage) -> None:
+    async def answer() -> None:
+        while True:
+            submit = await stage.engine.accept_attach(await stage.engine.hear_attach())
+            await stage.engine.generate(submit, tokens_of(stage, "Hi"))
+
+    stage.spawn(answer())
+    body = {"model": "demo", "prompt": "Hi"}
+    for key in range(4):
+        headers = {"Idempotency-Key": str(key)}
+        response = await stage.http.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == 200
+    assert await stage.engine.bus.length(stage.engine.keys.requests) < 4
+
+
+async def test_nothing_is_trimmed_while_the_server_may_be_another_one(
+    make_stage: MakeStage,
+) -> None:
+    stage, bus = await flaky_stage(make_stage)
+    engine = stage.server.service.engine
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        assert engine._trim_below() == stage.engine.requests_cursor
+        bus.away = True
+        await stage.until(lambda: engine._trim_below() is None)
+        bus.away = False
+        await stage.until(lambda: engine._trim_below() is not None)
+        await stage.engine.generate(submit, tokens_of(stage, "c"))
+        await finish(stream, "abc")
 
 
 async def test_the_gateway_works_over_redis(make_stage: MakeStage, redis_url: str) -> None:

@@ -152,6 +152,24 @@ async def test_echo_with_logprobs_scores_the_prompt_too(stage: Stage, stream: bo
         assert "Good day!"[offset:].startswith(name)
 
 
+async def test_prompt_offsets_are_places_in_the_text_that_is_echoed(stage: Stage) -> None:
+    prompt = "<|bos|>x<|eos|>y"
+    tokens = stage.tokenizer.encode("!", add_special_tokens=False)
+    playing = stage.spawn(play(stage, tokens, with_prompt=True))
+    choice = (await stage.complete(prompt=prompt, echo=True, logprobs=0)).json()["choices"][0]
+    await playing
+    assert choice["text"] == f"{prompt}!"
+    assert choice["logprobs"]["tokens"] == ["<|bos|>", "<|bos|>", "x", "<|eos|>", "y", "!"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 7, 8, 15, 16]
+    # Of token ids the text alone is echoed, without special tokens.
+    playing = stage.spawn(play(stage, tokens, with_prompt=True))
+    prompt = stage.tokenizer.encode(prompt)
+    choice = (await stage.complete(prompt=prompt, echo=True, logprobs=0)).json()["choices"][0]
+    await playing
+    assert choice["text"] == "xy!"
+    assert choice["logprobs"]["text_offset"] == [0, 0, 0, 1, 1, 2]
+
+
 async def test_no_tokens_with_echo_streams_the_prompt_alone(stage: Stage) -> None:
     stage.answer_text("x")
     response = await stage.complete(prompt="Good day", echo=True, max_tokens=0, stream=True)

@@ -1,6 +1,7 @@
 """Streams that are continued after any of their events, by the same gateway or by another one."""
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -136,6 +137,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "log-probabilities": ("complete", {"logprobs": 0}),
     "echo with log-probabilities": ("complete", {"echo": True, "logprobs": 0}),
     "token ids": ("complete", {"return_token_ids": True, "n": 2}),
+    "prompts": (
+        "complete",
+        {
+            "prompt": ["Hello", "Hi"],
+            "n": 2,
+            "stop": "STOP",
+            "stream_options": {"include_usage": True},
+        },
+    ),
     "usage": ("complete", {"stream_options": {"include_usage": True}, "n": 2}),
     "chat": ("chat", {"n": 2, "stop": "STOP"}),
     "chat with everything": (
@@ -193,6 +203,72 @@ async def test_scored_choices_of_different_lengths_go_on_behind_what_the_client_
     found = shown([data for _, data in parsed(rest.text)])
     assert [found[0][4], found[1][4]] == [tokens[0][5:], tokens[1][2:]]
     assert [len(found[0][3]), len(found[1][3])] == [len(tokens[0]) - 5, len(tokens[1]) - 2]
+
+
+async def two_prompts_cut(
+    make_stage: MakeStage, n: int
+) -> tuple[Played, Stage, str, list[tuple[str, str]], int]:
+    """A whole stream of two prompts with n choices, and where the first has ended in it."""
+    stage, other = await two_gateways(make_stage)
+    texts = ("one of the two", "the other STOP")[:n]
+    tokens = [stage.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    played = Played(stage.engine, *tokens)
+    stage.spawn(played.serve())
+    body = {"n": n, "stop": "STOP", "echo": True, "stream_options": {"include_usage": True}}
+    response = await resumable(stage, prompt=["Hello", "Hi you"], **body)
+    events = parsed(response.text)
+    cut = max(
+        number
+        for number, (_, data) in enumerate(events)
+        if any(choice["index"] < n and choice["finish_reason"] for choice in choices_in(data))
+    )
+    assert any(choices_in(data) for _, data in events[cut + 1 :])
+    return played, other, response.headers["x-stream-url"], events, cut
+
+
+def choices_in(data: str) -> list[Any]:
+    return [] if data == "[DONE]" else json.loads(data)["choices"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_prompt_that_is_forgotten_is_not_missed_by_who_has_all_of_it(
+    make_stage: MakeStage, n: int
+) -> None:
+    played, other, url, events, cut = await two_prompts_cut(make_stage, n)
+    first, second = played.known
+    whole = shown([data for _, data in events])
+    del played.known[first]
+    rest = await other.http.get(url, headers={"Last-Event-ID": events[cut][0]})
+    assert rest.status_code == 200, rest.text
+    more = [data for _, data in parsed(rest.text)]
+    assert shown([data for _, data in events[: cut + 1]] + more) == whole
+    nothing = "." * (2 * n - 1) + "~0"
+    for last in ({}, {"Last-Event-ID": nothing}):
+        assert (await other.http.get(url, headers=last)).status_code == 410
+    del played.known[second]
+    gone = await other.http.get(url, headers={"Last-Event-ID": events[cut][0]})
+    assert gone.status_code == 410
+
+
+async def test_a_later_prompt_may_be_forgotten_before_the_first(make_stage: MakeStage) -> None:
+    played, other, url, events, _ = await two_prompts_cut(make_stage, 1)
+    del played.known[list(played.known)[1]]
+    ended = events[-1][0].split("~")[0].split(".")[1]
+    rest = await other.http.get(url, headers={"Last-Event-ID": f".{ended}~0"})
+    found = shown([data for _, data in parsed(rest.text)])
+    whole = shown([data for _, data in events])
+    assert found == {0: whole[0], -1: whole[-1]}
+    assert (await other.http.get(url, headers={"Last-Event-ID": ".~0"})).status_code == 410
+
+
+async def test_how_many_requests_are_looked_for_has_a_limit(make_stage: MakeStage) -> None:
+    stage = await make_stage(max_prompts=3)
+    stage.spawn(Played(stage.engine).serve())
+    forgotten = f"/v1/streams/{stream_id_of('0' * 32, client='')}"
+    many = ".".join([str(Position(ended=True, begun=True))] * 100)
+    response = await stage.http.get(forgotten, headers={"Last-Event-ID": f"{many}~0"})
+    assert response.status_code == 410
+    assert len(stage.engine.heard) == 3
 
 
 async def resumable(stage: Stage, **body: Any) -> httpx.Response:
@@ -279,6 +355,36 @@ async def test_an_id_of_another_stream_is_refused(stage: Stage, last: str) -> No
     assert response.json()["error"]["param"] == "Last-Event-ID"
 
 
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [("1b00000000.~0", 500), (".1b00000000~0", 500), ("1b00000000~0", 400)],
+)
+async def test_what_could_not_be_resumed_is_aborted_after_a_while_unless_somebody_comes(
+    make_stage: MakeStage, last: str, status: int
+) -> None:
+    stage = await make_stage(resume_window=0.3)
+    engine, service = stage.engine, stage.server.service
+    tokens = stage.tokenizer.encode("abcd", add_special_tokens=False)
+    older = stage.spawn(post(stage, stream=True, stream_resume=True, prompt=["one", "two"]))
+    submits = [await engine.accept_attach(await engine.hear_attach(), [], ended={}) for _ in "12"]
+    url = f"/v1/streams/{stream_id_of(secret_of_key('k'), client='')}"
+    failing = stage.spawn(stage.http.get(url, headers={"Last-Event-ID": last}))
+    began_s = time.monotonic()
+    for submit in submits[: 2 if status == 500 else 1]:
+        await engine.accept_attach(await engine.hear_attach(), tokens[:2], submit=submit)
+    assert (await failing).status_code == status
+    await older
+    assert service.engine.num_open == 0
+    metrics = (await stage.http.get("/metrics")).text
+    assert re.search(r"open_streams{[^}]*} 0.0", metrics)
+    aborts: list[Abort] = []
+    while len(aborts) < len(submits):
+        message = await engine.hear()
+        aborts += [message] if isinstance(message, Abort) else []
+    assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
+    assert time.monotonic() - began_s >= 0.3
+
+
 async def test_a_stream_is_not_continued_with_another_history(stage: Stage) -> None:
     first, second = (stage.tokenizer.encode(t, add_special_tokens=False) for t in ("abc", "axc"))
     played = Played(stage.engine, first)
@@ -340,6 +446,47 @@ async def test_who_resumes_a_stream_ends_its_older_delivery_quietly(stage: Stage
     assert "[DONE]" not in (await older).text
     assert "error" not in (await older).text
     assert not any(isinstance(message, Abort) for message in engine.heard)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_who_resumes_a_stream_of_several_prompts_gets_all_of_them(
+    make_stage: MakeStage, elsewhere: bool
+) -> None:
+    stage, other = await two_gateways(make_stage)
+    engine, prompts = stage.engine, ["one", "two"]
+    tokens = stage.tokenizer.encode("abcd", add_special_tokens=False)
+    older = stage.spawn(post(stage, stream=True, stream_resume=True, prompt=prompts))
+    submits = [await engine.accept_attach(await engine.hear_attach(), [], ended={}) for _ in "12"]
+    stream_id = stream_id_of(secret_of_key("k"), client="")
+    newer = stage.spawn((other if elsewhere else stage).http.get(f"/v1/streams/{stream_id}"))
+    await engine.accept_attach(await engine.hear_attach(), [], submit=submits[0])
+    assert "[DONE]" not in (await older).text
+    # The older one knows by now, and the newer one has not asked for the other prompt's yet.
+    for submit in (submits[1], *submits):
+        attach = await engine.hear_attach()
+        assert attach.request_id == submit.request_id
+        await engine.accept_attach(attach, [], submit=submit)
+    for submit in submits:
+        await engine.generate(submit, tokens)
+    found = shown([data for _, data in parsed((await newer).text)])
+    assert [found[0][0], found[1][0]] == ["abcd", "abcd"]
+    assert not any(isinstance(message, Abort) for message in engine.heard)
+
+
+async def test_what_nobody_takes_over_of_a_stream_is_aborted_after_a_while(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage(resume_window=0.2)
+    engine = stage.engine
+    older = stage.spawn(post(stage, stream=True, stream_resume=True, prompt=["one", "two"]))
+    submits = [await engine.accept_attach(await engine.hear_attach(), [], ended={}) for _ in "12"]
+    stream_id = stream_id_of(secret_of_key("k"), client="")
+    leaving = stage.spawn(stage.http.get(f"/v1/streams/{stream_id}"))
+    await engine.hear_attach()
+    await older
+    leaving.cancel()
+    aborts = [await engine.hear_abort() for _ in "12"]
+    assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
 
 
 @pytest.mark.parametrize("num_seen", [0, 1, 2])

@@ -1,7 +1,9 @@
 """Tokens as transformers makes them, without holding up others."""
 
 import asyncio
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from transformers import AutoTokenizer
 
 from gateway.errors import ApiError
 from gateway.prompts import PromptReader
-from gateway.schema import ChatMessage, CompletionBody
+from gateway.schema import ChatMessage, CompletionBody, TextPart
 from gateway.tokenizer import TemplateRefused, Tokenizer
 from shared.errors import ModelUnsupported
 from tests.gateway.conftest import DEMO_MODEL
@@ -62,6 +64,21 @@ def test_every_token_has_bytes(family: str) -> None:
     assert all(isinstance(tokenizer.token_bytes(token), bytes) for token in range(tokenizer.size))
 
 
+@pytest.mark.parametrize("text", ["Hello world!", "<s>a b</s> Hello", "a😀b 😀 ü", "日本 é€", ""])
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_offsets_are_where_tokens_stand_in_their_text(family: str, text: str) -> None:
+    tokenizer = Tokenizer(FAMILIES[family]())
+    offsets = tokenizer.offsets(text)
+    assert offsets is not None
+    tokens = tokenizer.encode(text)
+    assert len(offsets) == len(tokens)
+    assert offsets == sorted(offsets)
+    for token, offset in zip(tokens, offsets, strict=True):
+        name = tokenizer.token_bytes(token)
+        if token != tokenizer.encode("<unk>")[0] and name.isascii():
+            assert text[offset:].lstrip().startswith(name.decode().lstrip()), (token, offset)
+
+
 async def test_a_model_without_a_template_says_so() -> None:
     prompts = PromptReader(Tokenizer(byte_level()), max_prompts=1)
     with pytest.raises(ApiError, match="chat template"):
@@ -108,4 +125,63 @@ async def test_a_huge_prompt_does_not_hold_up_the_loop(tokenizer: Tokenizer) -> 
         longest, last = max(longest, now - last), now
     assert len(await work) > 500_000
     assert longest < 0.5
+    prompts.close()
+
+
+class _Watched(Tokenizer):
+    """Notes on which threads it works."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__(source)
+        self.threads: set[threading.Thread] = set()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.threads.add(threading.current_thread())
+        return super().encode(text, add_special_tokens)
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
+        self.threads.add(threading.current_thread())
+        return super().render_chat(messages, add_generation_prompt)
+
+    def token_bytes(self, token: int) -> bytes:
+        self.threads.add(threading.current_thread())
+        return super().token_bytes(token)
+
+
+@pytest.mark.parametrize(
+    ("messages", "elsewhere"),
+    [
+        ([ChatMessage(role="user", content="Hi")], False),
+        ([ChatMessage(role="user", content="")] * 1_000, True),
+        ([ChatMessage(role="user", content=[TextPart(type="text", text="")] * 1_000)], True),
+        ([ChatMessage(role="user", content="Hi" * 10_000)], True),
+    ],
+)
+async def test_many_messages_are_rendered_on_a_thread_however_short_they_are(
+    messages: list[ChatMessage], elsewhere: bool
+) -> None:
+    source = byte_level()
+    source.chat_template = "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}"
+    tokenizer = _Watched(source)
+    prompts = PromptReader(tokenizer, max_prompts=1)
+    await prompts.chat(messages)
+    [thread] = tokenizer.threads
+    assert (thread is not threading.current_thread()) == elsewhere
+    prompts.close()
+
+
+async def test_many_short_prompts_are_encoded_on_threads() -> None:
+    tokenizer = _Watched(byte_level())
+    prompts = PromptReader(tokenizer, max_prompts=100)
+    assert len(await prompts.completion(CompletionBody(model="m", prompt=["a"] * 100))) == 100
+    assert threading.current_thread() not in tokenizer.threads
+    prompts.close()
+
+
+async def test_the_texts_of_many_tokens_are_found_on_a_thread() -> None:
+    tokenizer = _Watched(byte_level())
+    prompts = PromptReader(tokenizer, max_prompts=1)
+    assert await prompts.token_strs([5] * 5_000) != []
+    [thread] = tokenizer.threads
+    assert thread is not threading.current_thread()
     prompts.close()

@@ -209,6 +209,21 @@ class UncentredLayerNorm(nn.Module):
         return nn.functional.rms_norm(x, (32,), self.weight, self.eps)
 
 
+class PictureLayerNorm(nn.LayerNorm):
+    """One over the channels of pictures, as vision towers have it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_a_norm_that_takes_no_rows_stays_what_it_is(kernels: CpuLayers) -> None:
+    model = nn.Sequential(PictureLayerNorm(32)).requires_grad_(False)
+    picture = torch.randn(1, 32, 4, 4)
+    expected = model(picture)
+    assert fuse(model, kernels, torch.float32).norms == 0
+    assert torch.equal(model(picture), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_norms_name_alone_does_not_make_it_one(kernels: CpuLayers, dtype: torch.dtype) -> None:
     norms = [CentredRMSNorm(), UncentredLayerNorm(), nn.LayerNorm(20), nn.LayerNorm((2, 16))]
@@ -248,6 +263,16 @@ def test_a_name_alone_does_not_make_a_layer(kernels: CpuLayers) -> None:
     assert (found.gated_mlps, found.norms) == (0, 0)
     assert (found.packed, found.kept) == (4, 1)  # 20 inputs do not fill vectors
     torch.testing.assert_close(model(x), expected)
+
+
+def test_a_layer_whose_weight_is_asked_for_stays_what_it_is(
+    model_path: ModelPath, kernels: CpuLayers
+) -> None:
+    expected = load(model_path("hunyuan_v1_moe")).eager_logits(TOKENS)
+    model, found = fused(model_path("hunyuan_v1_moe"), kernels)
+    assert found.kept == 2  # a router of each layer
+    assert found.shared_inputs == 2
+    assert deviation(model.eager_logits(TOKENS), expected) < 1e-4
 
 
 def test_layers_that_share_an_input_are_right_for_any_calls(kernels: CpuLayers) -> None:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interpreted import assert_passes_interpreted
+from tests.support.interpreted import assert_passes_interpreted, needs_interpreter
 
 pytest.importorskip("triton")
 
 
+@needs_interpreter
 def test_models_and_plans_pass_in_the_interpreter() -> None:
     assert_passes_interpreted(Path(__file__).parent / "interpreted_steps.py")

@@ -1,5 +1,6 @@
 """What the worker refuses to serve, and that it says why."""
 
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,13 @@ from gpu_worker.allocation import PagedAllocator
 from gpu_worker.assembly import build_worker
 from gpu_worker.check import check_model
 from gpu_worker.loader import choose_device, choose_dtype, context_length, load_model
+from gpu_worker.model import RaggedModel
 from gpu_worker.settings import WorkerSettings
 from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
 from shared.errors import ModelUnsupported, SettingsError
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
-from tests.support.models import SERVED, tiny_model
+from tests.support.models import MAX_MODEL_LEN, SERVED, tiny_model
 
 CPU = torch.device("cpu")
 
@@ -44,13 +46,59 @@ class Careless(ReferenceBackend):
         super().attend(query, cache, batch, AttentionParams(**values), out)  # type: ignore[arg-type]
 
 
+class Mistaken(ReferenceBackend):
+    """A backend that computes some rows of the last layer wrongly, their heads in reverse order.
+
+    Of the last layer, so that no other row is wrong because of them.
+
+    Args:
+        where: these rows, or "scale".
+        num_layers: of the model.
+    """
+
+    def __init__(self, where: str, num_layers: int) -> None:
+        self._where = where
+        self._layers = cycle(range(num_layers))
+        self._last = num_layers - 1
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        cache: LayerCache,
+        batch: RaggedBatch,
+        params: AttentionParams,
+        out: torch.Tensor,
+    ) -> None:
+        mistaken = next(self._layers) == self._last
+        if mistaken and self._where == "scale":
+            params = AttentionParams(4 * params.scale, params.sliding_window, params.softcap)
+        super().attend(query, cache, batch, params, out)
+        for row in self._rows(batch) if mistaken else ():
+            out[row] = out[row].flip(0)
+
+    def _rows(self, batch: RaggedBatch) -> list[int]:
+        chunks = list(pairwise(batch.query_starts.tolist()))
+        longer = [(a, b) for a, b in chunks if b - a > 1]
+        if self._where == "alone":
+            return [a for a, b in chunks if b - a == 1]
+        if self._where == "first of chunks":
+            return [a for a, _ in longer]
+        if self._where == "last of chunks":
+            return [b - 1 for _, b in longer]
+        if self._where == "one sequence":
+            return list(range(*chunks[-1]))
+        return []
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
         ("bloom", "ALiBi"),
+        ("mpt", "ALiBi"),
         ("falcon", "ALiBi"),
         ("mamba", "linear_attention"),
         ("t5", "encoder"),
+        ("xmod", "ValueError: Input language unknown"),
     ],
 )
 def test_models_that_paged_attention_cannot_serve_are_refused(
@@ -64,6 +112,68 @@ def test_falcon_without_alibi_is_refused_because_its_attention_is_built_in(tmp_p
     path = tiny_model("falcon", tmp_path, alibi=False)
     with pytest.raises(ModelUnsupported, match=r"falcon.*built in"):
         build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+
+
+def test_a_hybrid_whose_layers_all_attend_is_served(
+    make_worker: MakeWorker, tmp_path: Path
+) -> None:
+    assert make_worker("granitemoehybrid", num_blocks=8).model.max_model_len == MAX_MODEL_LEN
+    mixed = ["linear_attention", "full_attention"]
+    path = tiny_model("granitemoehybrid", tmp_path, layer_types=mixed)
+    with pytest.raises(ModelUnsupported, match=r"granitemoehybrid.*linear_attention"):
+        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+
+
+def test_a_llama_4_that_counts_positions_itself_is_refused(
+    make_worker: MakeWorker, tmp_path: Path
+) -> None:
+    assert make_worker("llama4_text", num_blocks=8).model.max_model_len == MAX_MODEL_LEN
+    path = tiny_model("llama4_text", tmp_path, no_rope_layers=[1, 0])
+    with pytest.raises(ModelUnsupported, match=r"llama4_text.*counts itself"):
+        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+    path = tiny_model("llama4_text", tmp_path, no_rope_layers=[1, 0], attn_temperature_tuning=False)
+    assert build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+
+
+def failing(model: RaggedModel, error: Exception) -> RaggedModel:
+    """The same, but that its forward fails."""
+
+    def forward(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    model.model.forward = forward
+    return model
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AttributeError("'NoneType' object has no attribute 'to'"),
+        IndexError("tuple index out of range"),
+        KeyError("full_attention"),
+        RuntimeError("the size of tensor a\nand where"),
+        TypeError("got an unexpected keyword"),
+        ValueError("no language"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_model_whose_forward_fails_is_refused_with_its_error(
+    error: Exception, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path("llama"))), CPU)
+    with pytest.raises(ModelUnsupported) as raised:
+        failing(model, error).observe_layers()
+    assert str(error).partition("\n")[0] in str(raised.value)
+    assert raised.value.__cause__ is error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), torch.AcceleratorError("")])
+def test_a_device_that_fails_says_nothing_of_the_model(
+    error: Exception, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path("llama"))), CPU)
+    with pytest.raises(type(error)):
+        failing(model, error).observe_layers()
 
 
 @pytest.mark.parametrize(
@@ -97,9 +207,81 @@ def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path)
     assert {shape.params.sliding_window for shape in model.observe_layers()} == {400}
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("phimoe", {}),
+        ("qwen2_moe", {"layer_types": ["sliding_attention", "full_attention"]}),
+    ],
+)
+@pytest.mark.parametrize("window", [44, 100, MAX_MODEL_LEN - 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_window_that_only_the_mask_knows_of_is_refused(
+    kind: str, changes: dict[str, Any], window: int, dtype: str, tmp_path: Path
+) -> None:
+    path = tiny_model(kind, tmp_path, sliding_window=window, use_sliding_window=True, **changes)
+    settings = WorkerSettings(
+        model=str(path), device="cpu", dtype=dtype, num_blocks=8, num_threads=1
+    )
+    with pytest.raises(ModelUnsupported, match=rf"{kind}.*deviate"):
+        build_worker(settings)
+
+
+@pytest.mark.parametrize("window", [MAX_MODEL_LEN, 131072])
+def test_a_window_that_no_sequence_is_longer_than_is_served(window: int, tmp_path: Path) -> None:
+    path = tiny_model("phimoe", tmp_path, sliding_window=window)
+    worker = build_worker(
+        WorkerSettings(model=str(path), device="cpu", num_blocks=8, num_threads=1)
+    )
+    assert worker.model.max_model_len == MAX_MODEL_LEN
+
+
 @pytest.mark.parametrize("kind", SERVED)
 def test_rounding_in_bfloat16_does_not_fail_the_check(kind: str, make_worker: MakeWorker) -> None:
     assert make_worker(kind, dtype="bfloat16").model.dtype == "bfloat16"
+
+
+def test_experts_that_rounding_changes_do_not_fail_the_check(make_worker: MakeWorker) -> None:
+    assert make_worker("phimoe", dtype="bfloat16", num_blocks=8).model.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "where", ["alone", "first of chunks", "last of chunks", "one sequence", "scale"]
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "phimoe"])
+def test_rows_that_are_wrong_fail_the_check(
+    kind: str, dtype: str, where: str, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path(kind)), dtype=dtype), CPU)
+    shapes, allocator = model.observe_layers(), PagedAllocator(16, CPU)
+    assert check_model(model, shapes, ReferenceBackend(), allocator, MAX_MODEL_LEN).passed
+    with pytest.raises(ModelUnsupported, match="deviate"):
+        check_model(model, shapes, Mistaken(where, len(shapes)), allocator, MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "phimoe"])
+def test_positions_that_start_with_the_batch_fail_the_check(
+    kind: str, dtype: str, model_path: ModelPath
+) -> None:
+    model = load_model(WorkerSettings(model=str(model_path(kind)), dtype=dtype), CPU)
+    shapes = model.observe_layers()
+    own = model.model.forward
+
+    def forward(**arguments: Any) -> Any:
+        if "position_ids" in arguments:
+            arguments["position_ids"] = torch.arange(arguments["input_ids"].shape[1])[None]
+        return own(**arguments)
+
+    model.model.forward = forward
+    with pytest.raises(ModelUnsupported, match="deviate"):
+        check_model(model, shapes, ReferenceBackend(), PagedAllocator(16, CPU), MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize("max_model_len", [2, 7, 24, 30])
+def test_short_contexts_are_checked_too(max_model_len: int, make_worker: MakeWorker) -> None:
+    assert make_worker("llama", max_model_len=max_model_len, num_blocks=8)
 
 
 def test_geometry_is_what_the_layers_hand_in(model_path: ModelPath) -> None:

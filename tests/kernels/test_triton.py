@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.interpreted import assert_passes_interpreted, run_python
+from tests.support.interpreted import assert_passes_interpreted, needs_interpreter, run_python
 
 pytest.importorskip("triton")
 
 FOLDER = Path(__file__).parent
 
 
+@needs_interpreter
 @pytest.mark.parametrize("file", ["interpreted_triton.py", "interpreted_layers.py"])
 def test_the_kernels_pass_in_the_interpreter(file):
     assert_passes_interpreted(FOLDER / file)

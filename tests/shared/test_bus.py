@@ -128,6 +128,26 @@ async def test_engines_are_listed_once(bus: Bus) -> None:
     assert await bus.engines() == ["a", "b"]
 
 
+async def test_a_redis_that_never_replies_fails_all_who_append_in_the_time_of_two_replies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.bus.redis_bus._REPLY_TIMEOUT_S", 0.3)
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    bus = RedisBus(f"redis://127.0.0.1:{port}/0", max_block_ms=0)
+    async with asyncio.timeout(3):
+        appending = [bus.append(Append("log", [b"x"])) for _ in range(640)]
+        found = await asyncio.gather(*appending, return_exceptions=True)
+    assert {type(error) for error in found} == {BusUnavailable}
+    await bus.close()
+    server.close()
+
+
 async def test_redis_that_is_not_there_is_reported_as_unavailable(unused_tcp_port: int) -> None:
     bus = RedisBus(f"redis://127.0.0.1:{unused_tcp_port}/0")
     with pytest.raises(BusUnavailable):

@@ -88,6 +88,24 @@ def _mistral() -> PretrainedConfig:
     return transformers.MistralConfig(**_LLAMA, sliding_window=24)
 
 
+def _phimoe() -> PretrainedConfig:
+    return transformers.PhimoeConfig(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        num_local_experts=4,
+        sliding_window=None,
+    )
+
+
+def _qwen2_moe() -> PretrainedConfig:
+    return transformers.Qwen2MoeConfig(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        shared_expert_intermediate_size=48,
+    )
+
+
 def _phi3() -> PretrainedConfig:
     return transformers.Phi3Config(
         **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
@@ -109,6 +127,49 @@ def _gpt_neox() -> PretrainedConfig:
 
 def _bloom() -> PretrainedConfig:
     return transformers.BloomConfig(**_COMMON, hidden_size=64, n_layer=2, n_head=4)
+
+
+def _mpt() -> PretrainedConfig:
+    return transformers.MptConfig(
+        vocab_size=VOCAB_SIZE, d_model=64, n_heads=4, n_layers=2, max_seq_len=MAX_MODEL_LEN
+    )
+
+
+def _granite_hybrid() -> PretrainedConfig:
+    return transformers.GraniteMoeHybridConfig(
+        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        num_local_experts=0,
+        shared_intermediate_size=96,
+        layer_types=["attention", "attention"],
+        position_embedding_type="rope",
+        mamba_n_heads=8,
+    )
+
+
+def _hunyuan_moe() -> PretrainedConfig:
+    return transformers.HunYuanMoEV1Config(**_LLAMA, num_experts=4, moe_topk=2)
+
+
+def _xmod() -> PretrainedConfig:
+    return transformers.XmodConfig(
+        **_COMMON,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        languages=("en_XX", "de_DE"),
+        is_decoder=True,
+    )
+
+
+def _llama4() -> PretrainedConfig:
+    return transformers.Llama4TextConfig(
+        **_LLAMA,
+        intermediate_size_mlp=96,
+        num_local_experts=4,
+        layer_types=["full_attention", "full_attention"],
+        no_rope_layers=[1, 1],
+    )
 
 
 def _falcon() -> PretrainedConfig:
@@ -139,8 +200,15 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
     "gemma3": _gemma3,
     "mistral": _mistral,
     "phi3": _phi3,
+    "phimoe": _phimoe,
+    "qwen2_moe": _qwen2_moe,
     "gpt_neox": _gpt_neox,
     "bloom": _bloom,
+    "granitemoehybrid": _granite_hybrid,
+    "hunyuan_v1_moe": _hunyuan_moe,
+    "mpt": _mpt,
+    "xmod": _xmod,
+    "llama4_text": _llama4,
     "falcon": _falcon,
     "mamba": _mamba,
     "t5": _t5,
@@ -151,7 +219,7 @@ def tiny_model(kind: str, folder: Path, **changes: Any) -> Path:
     """Save a random fp32 model of a family below ``folder``; the path to load it from.
 
     Args:
-        kind: one of ``SERVED``, or a family that is refused: bloom, falcon, mamba, t5.
+        kind: one of ``SERVED``, or another that there is a configuration of.
         changes: attributes of the configuration to set before the model is built.
     """
     config = _CONFIGS[kind]()
