@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gpu_worker import cpu_penalties
 from gpu_worker.rows import Indices
 from shared.messages.plans import Admission, StepPlan
 from shared.sampling import SamplingParams
@@ -195,8 +196,17 @@ class PenalizedRows:
         if self.biases is not None:
             rows, tokens, biases = self.biases
             wide[rows, tokens] += biases
-        for first in range(0, len(self.places), _ROWS_AT_ONCE):
-            self._penalize(wide, slice(first, first + _ROWS_AT_ONCE))
+        if wide.is_cuda:
+            for first in range(0, len(self.places), _ROWS_AT_ONCE):
+                self.penalize(wide, slice(first, first + _ROWS_AT_ONCE))
+        else:
+            cpu_penalties.penalize(
+                wide.numpy(),
+                self.places.numpy(),
+                self.owner.counts.numpy(),
+                self.rows.numpy(),
+                self.penalties.numpy(),
+            )
         return wide
 
     def count(
@@ -207,8 +217,12 @@ class PenalizedRows:
         if len(self.rows):
             self.owner.counts[self.rows, tokens[self.places]] += _GENERATED
 
-    def _penalize(self, wide: torch.Tensor, some: slice) -> None:
-        """Change some of the rows; n of them."""
+    def penalize(
+        self,
+        wide: torch.Tensor,  # [R, V] float32, changed in place
+        some: slice,  # of the P
+    ) -> None:
+        """Apply the penalties of n of the rows by torch's operators: what GPUs do."""
         places = self.places[some]
         counts = self.owner.counts[self.rows[some]]  # [n, V]
         repetition, frequency, presence = self.penalties[some].unbind(1)  # [n, 1] each

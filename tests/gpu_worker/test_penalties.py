@@ -81,6 +81,10 @@ def test_logits_are_changed_as_transformers_and_openai_say(dtype: torch.dtype) -
         logits = (torch.randn(len(sequences), V, generator=generator) * 3).to(dtype)
         found = rows.changed(logits.clone())
         assert found.dtype == torch.float32
+        by_torch = replace(rows, places=rows.places[:0], rows=rows.rows[:0]).changed(logits.clone())
+        rows.penalize(by_torch, slice(0, 5))
+        rows.penalize(by_torch, slice(5, None))
+        assert torch.equal(found, by_torch), "the compiled loop is not torch's arithmetic"
         for row, (handle, tokens) in enumerate(sequences.items()):
             wanted = expected(logits[row], tokens, nums_prompt[handle], params[handle])
             torch.testing.assert_close(found[row], wanted, rtol=1e-6, atol=1e-6)
