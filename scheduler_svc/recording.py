@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import msgpack
 
@@ -53,46 +53,8 @@ class PlanFrame:
 Frame = EpochFrame | EntryFrame | PlanFrame
 
 
-class Recorder(Protocol):
-    """Gets everything that the core is given and everything that it plans."""
-
-    def epoch(
-        self,
-        fence: EntryId,
-        config: SchedulerConfig,
-        requests_cursor: EntryId,
-        states: Sequence[bytes],
-    ) -> None:
-        """An epoch begins."""
-
-    def entry(self, log: str, entry: Entry) -> None:
-        """The core is given an entry."""
-
-    def plan(self, entry_id: EntryId, plan: bytes) -> None:
-        """The core made a plan."""
-
-
-class NoRecorder:
-    """Records nothing."""
-
-    def epoch(
-        self,
-        fence: EntryId,
-        config: SchedulerConfig,
-        requests_cursor: EntryId,
-        states: Sequence[bytes],
-    ) -> None:
-        pass
-
-    def entry(self, log: str, entry: Entry) -> None:
-        pass
-
-    def plan(self, entry_id: EntryId, plan: bytes) -> None:
-        pass
-
-
 class FileRecorder:
-    """Appends to a file.
+    """Appends everything that the core is given and everything that it plans to a file.
 
     Raises:
         OSError: the file cannot be written.
@@ -108,13 +70,16 @@ class FileRecorder:
         requests_cursor: EntryId,
         states: Sequence[bytes],
     ) -> None:
+        """An epoch begins."""
         payload = [dataclasses.asdict(config), str(requests_cursor), list(states)]
         self._write("epoch", fence, payload)
 
     def entry(self, log: str, entry: Entry) -> None:
+        """The core is given an entry."""
         self._write(log, entry.id, list(entry.messages))
 
     def plan(self, entry_id: EntryId, plan: bytes) -> None:
+        """The core made a plan."""
         self._write("plan", entry_id, plan)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from scheduler_svc.gateways import GatewayWatch
 from scheduler_svc.history import History
 from scheduler_svc.observer import Observer
 from scheduler_svc.progress import Progress
-from scheduler_svc.recording import NoRecorder, Recorder
+from scheduler_svc.recording import FileRecorder
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, Entry, EntryId
 from shared.bus.keys import EngineKeys
@@ -62,7 +62,7 @@ class SchedulerService:
         bus: where the logs are.
         settings: limits of a step.
         observer: gets everything worth counting.
-        recorder: gets everything that a replay needs.
+        recorder: gets everything that a replay needs, if anybody wants one.
         clock_s: monotonic time.
         wall_ns: time of day, in nanoseconds since 1970.
     """
@@ -72,14 +72,14 @@ class SchedulerService:
         bus: Bus,
         settings: SchedulerSettings,
         observer: Observer,
-        recorder: Recorder | None = None,
+        recorder: FileRecorder | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._bus = bus
         self._settings = settings
         self._observer = observer
-        self._recorder = recorder or NoRecorder()
+        self._recorder = recorder
         self._clock_s = clock_s
         self._wall_ns = wall_ns
         self._keys = EngineKeys(settings.engine_id)
@@ -244,10 +244,8 @@ class SchedulerService:
         began = time.perf_counter()
         answers: list[Message] = []
         for entry in found.get(keys.outputs, ()):
-            self._recorder.entry("outputs", entry)
             answers += self._apply_output(core, entry)
         for entry in found.get(keys.requests, ()):
-            self._recorder.entry("requests", entry)
             answers += self._apply_request(core, entry)
         plans = []
         while (plan := core.schedule(self._wall_ns() // 1_000_000)) is not None:
@@ -263,7 +261,8 @@ class SchedulerService:
         for plan in plans:
             self._observer.planned(plan)
             data = encode(plan)
-            self._recorder.plan(EntryId(epoch, plan.step), data)
+            if self._recorder is not None:
+                self._recorder.plan(EntryId(epoch, plan.step), data)
             trim = EntryId(epoch, core.applied_step)
             appends.append(Append(keys.plans, [data], epoch, plan.step, trim))
         if appends:
@@ -275,6 +274,8 @@ class SchedulerService:
 
     def _apply_output(self, core: Scheduler, entry: Entry) -> list[Message]:
         answers: list[Message] = []
+        if self._recorder is not None:
+            self._recorder.entry("outputs", entry)
         for data in entry.messages:
             try:
                 message = decode(data)
@@ -292,6 +293,8 @@ class SchedulerService:
 
     def _apply_request(self, core: Scheduler, entry: Entry) -> list[Message]:
         answers: list[Message] = []
+        if self._recorder is not None:
+            self._recorder.entry("requests", entry)
         for data in entry.messages:
             try:
                 answers += core.apply(decode(data), entry.id)

@@ -11,7 +11,7 @@ from gpu_worker.observer import Observer as WorkerObserver
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.observer import Observer as SchedulerObserver
-from scheduler_svc.recording import Recorder
+from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, EntryId
@@ -195,7 +195,7 @@ async def running_worker(
 
 @asynccontextmanager
 async def running_scheduler(
-    bus: Bus, scheduler: SchedulerSettings, recorder: Recorder | None = None
+    bus: Bus, scheduler: SchedulerSettings, recorder: FileRecorder | None = None
 ) -> AsyncIterator[SchedulerMetrics]:
     """The scheduler, likewise."""
     metrics = SchedulerMetrics("tiny", scheduler.engine_id)
