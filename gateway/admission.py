@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gateway.engine import Engine
 from gateway.errors import invalid, invalid_value, too_long
 from gateway.schema import ChatBody, CompletionBody, GenerationBody
-from shared.sampling import BeamParams, SamplingParams
+from shared.sampling import BeamParams, SamplingParams, TokenBias
 
 _COMPLETION_MAX_TOKENS = 16
 _LEAST_TOP_P = 2.0**-126  # positive in single precision; keeps the likeliest token alone
@@ -137,6 +137,10 @@ def sampling_params(
         min_tokens=min_tokens,
         num_logprobs=0 if output.is_ranked and output.num_logprobs is None else output.num_logprobs,
         num_prompt_logprobs=output.num_logprobs if output.echo else None,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(body, engine),
     )
     return sampling if beams is None else replace(sampling, temperature=0.0, seed=0, beams=beams)
 
@@ -205,6 +209,16 @@ def _check_vocabulary(path: str, tokens: list[int] | tuple[int, ...], engine: En
         raise invalid_value(
             f"{path}[{index}]", tokens[index], f"the vocabulary has the tokens 0 to {size - 1}"
         )
+
+
+def _logit_bias(body: GenerationBody, engine: Engine) -> tuple[TokenBias, ...]:
+    size = engine.model.vocab_size
+    found = tuple(TokenBias(int(key), bias) for key, bias in (body.logit_bias or {}).items())
+    for entry in found:
+        if entry.token >= size:
+            reason = f"the vocabulary has the tokens 0 to {size - 1}"
+            raise invalid_value(f"logit_bias.{entry.token}", entry.bias, reason)
+    return tuple(entry for entry in found if entry.bias != 0)
 
 
 def _stops(body: GenerationBody) -> tuple[str, ...]:

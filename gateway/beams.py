@@ -46,6 +46,14 @@ def _faults_of_search(body: CompletionBody | ChatBody) -> Iterator[tuple[str, st
         yield "top_k", draws
     if body.min_p:
         yield "min_p", draws
+    own = "a beam search follows the model's own probabilities; leave it out"
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        if getattr(body, penalty):
+            yield penalty, own
+    if body.repetition_penalty not in (None, 1.0):
+        yield "repetition_penalty", own
+    if any((body.logit_bias or {}).values()):
+        yield "logit_bias", own
     if body.stop:
         yield "stop", "a beam search does not look at text; stop_token_ids can end its beams"
     if body.max_tokens == 0:

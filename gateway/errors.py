@@ -237,6 +237,6 @@ def _path(details: ErrorDetails) -> str | None:
     for part in details["loc"]:
         if isinstance(part, int):
             parts.append(f"[{part}]")
-        elif not part.startswith("as "):  # tags of unions are ours, not the client's
-            parts.append(f".{part}" if parts else part)
+        elif part != "[key]" and not part.startswith("as "):  # those are not the client's
+            parts.append(f".{part[:_SHOWN_VALUE_CHARS]}" if parts else part)
     return "".join(parts) or None

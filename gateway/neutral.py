@@ -12,10 +12,6 @@ Neutral = Mapping[str, tuple[Any, ...] | type]
 NEUTRAL: Neutral = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),

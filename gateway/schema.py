@@ -3,10 +3,11 @@
 Fields that are not here are refused by name, unless they hold a value that changes nothing.
 """
 
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -32,6 +33,11 @@ MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
 MAX_LENGTH_PENALTY = 100.0
+MAX_PENALTY = 2.0  # of presence and frequency
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 100.0
+MAX_BIAS = 100.0
+MAX_BIASES = 300
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1_000  # of one message
 MAX_PROMPTS = 10_000
@@ -79,6 +85,26 @@ EarlyStop = Annotated[
 ]
 
 
+_Penalty = Annotated[_Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+
+
+def _few(biases: Any) -> Any:
+    """Refuse too many entries before each of them is looked at."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens can have a bias")
+    return biases
+
+
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")],
+        Annotated[_Number, Field(ge=-MAX_BIAS, le=MAX_BIAS)],
+    ],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+    BeforeValidator(_few),
+]
+
+
 class _Body(BaseModel):
     # Extra fields are kept for `_refuse_extra`, which knows those that change nothing.
     model_config = ConfigDict(
@@ -114,6 +140,25 @@ class GenerationBody(_Body):
     top_p: Annotated[_Number, Field(ge=0, le=1)] | None = None  # 0: the likeliest token alone
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # 0 and -1: all
     min_p: Annotated[_Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = Field(
+        None,
+        description="Subtracted from the logits of tokens that were generated. Reported "
+        "log-probabilities are the model's own, without any penalty or bias.",
+    )
+    frequency_penalty: _Penalty | None = Field(
+        None,
+        description="Subtracted from the logits of tokens for each time that they were generated.",
+    )
+    repetition_penalty: (
+        Annotated[_Number, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
+    ) = Field(
+        None,
+        description="Of tokens that are in the prompt or were generated, positive logits are "
+        "divided by this, and others multiplied. 1: none.",
+    )
+    logit_bias: LogitBias | None = Field(
+        None, description="Added to the logits of tokens, by their ids."
+    )
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None

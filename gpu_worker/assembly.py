@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker import cpu_draw
+from gpu_worker import cpu_draw, cpu_penalties
 from gpu_worker.admissible import Limits
 from gpu_worker.allocation import Allocator, choose_allocator
 from gpu_worker.buckets import Buckets
@@ -68,6 +68,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
     if device.type == "cpu":
         cpu_draw.warm_up()
+        cpu_penalties.warm_up()
     replace_layers(model, shapes, settings, device)
     max_model_len = context_length(model.config, settings.max_model_len)
     allocator = choose_allocator(settings, device, max_model_len)

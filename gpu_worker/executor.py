@@ -27,6 +27,7 @@ from gpu_worker.logprobs import prompt_logprobs, token_logprobs
 from gpu_worker.memory import KVMemory
 from gpu_worker.model import RaggedModel
 from gpu_worker.outcome import Outcome, Outcomes
+from gpu_worker.penalties import Penalties
 from gpu_worker.placement import Placement
 from gpu_worker.rows import Indices, Rows
 from gpu_worker.runner import EagerRunner, StepRunner
@@ -93,6 +94,7 @@ class Executor:
         self._writer = InputWriter(buffers, buckets, limits.max_model_len)
         self._outcomes = Outcomes(model.device, largest.num_seqs)
         self._last_tokens = LastTokens(model.device)
+        self._penalties = Penalties(limits.vocab_size, largest.num_seqs, model.device)
         self._row_sampling: RowSampling | None = None
         self._row_version = -1
         self._under_way: deque[BegunStep] = deque()
@@ -112,6 +114,7 @@ class Executor:
             self._step = 0
             self.batch.reset()
             self.memory.keep(self.batch.taken)
+        self._penalties.reset()
         self._row_version = -1
         self._under_way.clear()
 
@@ -161,6 +164,7 @@ class Executor:
         assert len(self._under_way) < _MOST_UNDER_WAY, plan.step
         began_s = time.perf_counter()
         rows, placement = self._place(plan)
+        self._penalties.follow(plan)
         outcome = self._outcomes.next()
         if placement is None:
             begun = self._begin_nothing(plan, began_s, rows, outcome)
@@ -282,9 +286,13 @@ class Executor:
         asking = np.flatnonzero(batch.wants_logprobs[slots])
         on_device = self._on_device(asking) if len(asking) else None
         raw = None if on_device is None else logits[on_device]
+        if (penalized := sampling.penalized) is not None:
+            logits = penalized.changed(logits)
         if sampling.has_minimum:
             ban_ends(logits, batch, slots)
         chosen = choose(logits, sampling, keys, inputs.keys)
+        if penalized is not None:
+            penalized.count(chosen.tokens)
         self._last_tokens.write(inputs.sampled, chosen.tokens)
         if raw is None:
             return chosen, ()
@@ -312,7 +320,9 @@ class Executor:
         """Parameters of the rows; those of the step before if nothing changed."""
         known = rows.only_decodes and self._row_version == rows.version
         if self._row_sampling is None or not known:
-            self._row_sampling = RowSampling.of(self.batch, rows.sampled, self.device)
+            self._row_sampling = RowSampling.of(
+                self.batch, rows.sampled, self._penalties, self.device
+            )
             self._row_version = rows.version if rows.only_decodes else -1
         return self._row_sampling
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from gpu_worker import cpu_draw
+from gpu_worker import cpu_draw, cpu_penalties
 from gpu_worker.loader import choose_dtype, own_dtype, refuse_by_config
 from gpu_worker.settings import WorkerSettings
 from shared.logs import EventLog
@@ -29,6 +29,7 @@ def preload(settings: WorkerSettings) -> None:
         assert MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # looking it up imports it
         if _computes_on_cpu(settings):
             cpu_draw.warm_up()
+            cpu_penalties.warm_up()
             _load_kernels(settings, config)
     except Exception as error:  # the same happens again where it can be explained
         log.debug("not everything is loaded ahead", error=error)

@@ -13,6 +13,7 @@ import torch
 from gpu_worker import cpu_draw, torch_draw
 from gpu_worker.batch import BatchState
 from gpu_worker.noise import row_keys
+from gpu_worker.penalties import PenalizedRows, Penalties
 from gpu_worker.slots import Slots
 
 _BANNED = float("-inf")
@@ -32,9 +33,12 @@ class RowSampling:
     min_p: npt.NDArray[np.float32]  # [D]
     on_device: "DeviceDraw | None"  # the same where a GPU wants it
     has_minimum: bool  # some row may not end yet
+    penalized: PenalizedRows | None = None  # rows whose logits are changed
 
     @staticmethod
-    def of(batch: BatchState, slots: Slots, device: torch.device) -> "RowSampling":
+    def of(
+        batch: BatchState, slots: Slots, penalties: Penalties, device: torch.device
+    ) -> "RowSampling":
         """Parameters of the sequences in ``slots``."""
         temperature = batch.temperature[slots]
         drawn = np.flatnonzero(temperature > 0)
@@ -47,6 +51,7 @@ class RowSampling:
                 torch.from_numpy(temperature[drawn]).to(device, non_blocking=True),
                 torch_draw.Filters.of(top_k, top_p, min_p, device),
             )
+        penalized = np.flatnonzero(batch.penalized[slots])
         return RowSampling(
             drawn=drawn,
             seeds=batch.seed[of_drawn],
@@ -57,6 +62,7 @@ class RowSampling:
             min_p=min_p,
             on_device=on_device,
             has_minimum=bool((batch.num_tokens[slots] < batch.min_length[slots]).any()),
+            penalized=penalties.rows(penalized, batch.handle[slots[penalized]]),
         )
 
 

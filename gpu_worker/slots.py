@@ -34,6 +34,7 @@ _COLUMNS: tuple[tuple[str, type, Any], ...] = (
     ("top_k", np.int64, 0),
     ("top_p", np.float32, 1.0),
     ("min_p", np.float32, 0.0),
+    ("penalized", np.bool_, False),  # its logits are changed, see ``Penalties``
     ("wants_logprobs", np.bool_, False),
     ("num_logprobs", np.int64, 0),
     ("beam_width", np.int64, 0),  # of its group; 0: a sequence that decodes by itself
@@ -65,6 +66,7 @@ class SlotArrays:
     top_k: npt.NDArray[np.int64]
     top_p: npt.NDArray[np.float32]
     min_p: npt.NDArray[np.float32]
+    penalized: npt.NDArray[np.bool_]
     wants_logprobs: npt.NDArray[np.bool_]
     num_logprobs: npt.NDArray[np.int64]
     beam_width: npt.NDArray[np.int64]
@@ -125,6 +127,7 @@ class SlotArrays:
         self.top_k[slot] = sampling.top_k
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p
+        self.penalized[slot] = sampling.changes_logits
         self.wants_logprobs[slot] = sampling.num_logprobs is not None
         self.num_logprobs[slot] = sampling.num_logprobs or 0
         self.beam_width[slot] = 0 if sampling.beams is None else sampling.beams.width

@@ -10,6 +10,7 @@ from gpu_worker.allocation import Allocator
 from gpu_worker.buckets import Bucket, Buckets
 from gpu_worker.gpu_budget import StepMemory
 from gpu_worker.model import LayerShape, RaggedModel
+from gpu_worker.penalties import PenalizedRows, Penalties
 from gpu_worker.runner import EagerRunner
 from gpu_worker.sampling import DeviceDraw, RowSampling, choose, keys_of
 from gpu_worker.step_buffers import StepBuffers
@@ -44,6 +45,7 @@ class StepProfile:
         self._runner = EagerRunner(model, self._memory, backend)
         self._device = model.device
         self._max_model_len = max_model_len
+        self.vocab_size = model.vocab_size
 
     def compute(self, bucket: Bucket) -> torch.Tensor:
         """Logits of a step of this size."""
@@ -57,13 +59,21 @@ class StepProfile:
         self._memory.close()
 
 
-def sample_all(logits: torch.Tensor) -> None:
-    """Draw a token for each row [S, V], with filters that have to look at the whole vocabulary."""
+def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
+    """Draw a token for each row [S, V], with penalties, and filters that look at all tokens.
+
+    Args:
+        logits: of the rows; they stay.
+        penalties: with room for as many sequences.
+    """
     num_rows, device = len(logits), logits.device
     rows = np.arange(num_rows)
     ones, zeros = np.ones(num_rows, np.float32), np.zeros(num_rows, np.int64)
     top_p = np.full(num_rows, 0.9, np.float32)
     filters = torch_draw.Filters.of(zeros, top_p, np.zeros(num_rows, np.float32), device)
+    places = torch.from_numpy(rows).to(device)
+    neutral = torch.ones((num_rows, 3, 1), device=device)
+    penalized = PenalizedRows(penalties, places, places, neutral, None)
     sampling = RowSampling(
         drawn=rows,
         seeds=np.zeros(num_rows, np.uint64),
@@ -72,15 +82,16 @@ def sample_all(logits: torch.Tensor) -> None:
         top_k=zeros,
         top_p=top_p,
         min_p=np.zeros(num_rows, np.float32),
-        on_device=DeviceDraw(
-            torch.from_numpy(rows).to(device), torch.from_numpy(ones).to(device), filters
-        ),
+        on_device=DeviceDraw(places, torch.from_numpy(ones).to(device), filters),
         has_minimum=False,
+        penalized=penalized,
     )
     keys = keys_of(sampling, zeros)
     with torch.inference_mode():
         # Equal logits: no guess of how many tokens make up most of the probability is enough.
-        choose(torch.zeros_like(logits), sampling, keys, torch.from_numpy(keys).to(device))
+        wide = penalized.changed(torch.zeros_like(logits))
+        chosen = choose(wide, sampling, keys, torch.from_numpy(keys).to(device))
+        penalized.count(chosen.tokens)
 
 
 def measure_steps(
@@ -106,7 +117,9 @@ def measure_steps(
     largest = Bucket(max_num_batched_tokens, num_seqs, False)
 
     def everything() -> None:
-        sample_all(profile.compute(largest))
+        penalties = Penalties(profile.vocab_size, max_num_sequences, device)
+        penalties.hold(max_num_sequences)  # kept from step to step
+        sample_all(profile.compute(largest), penalties)
 
     try:
         profile.compute(Bucket(1, 1, True))  # loads what is loaded only once

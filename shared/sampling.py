@@ -22,6 +22,14 @@ class BeamParams:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenBias:
+    """What is added to the logit of one token."""
+
+    token: int
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Validated by the gateway; the worker trusts it.
 
@@ -41,6 +49,25 @@ class SamplingParams:
     num_logprobs: int | None  # None: no log-probabilities; k: the chosen token's and the top k
     num_prompt_logprobs: int | None  # likewise for every prompt token but the first
     beams: BeamParams | None = None  # instead of drawing, which the rest is then neutral for
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that were generated
+    frequency_penalty: float = 0.0  # the same for each time that they were
+    repetition_penalty: float = 1.0  # > 0; of tokens in the prompt or generated, positive logits
+    #                                  are divided by this, others multiplied
+    logit_bias: tuple[TokenBias, ...] = ()  # of different tokens
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether logits depend on how often each token was there."""
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether tokens are chosen from other logits than the model's."""
+        return self.has_penalty or bool(self.logit_bias)
 
     @staticmethod
     def greedy(max_tokens: int) -> "SamplingParams":

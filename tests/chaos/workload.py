@@ -16,6 +16,7 @@ _OPENINGS = (
 )
 _NAMES = ("Anne", "Harriet", "Mr. Knightley", "Father Brown", "Queequeg", "the whale", "the Duke")
 _BEAMS_EVERY = 10
+_PENALTIES_EVERY = 3
 _NUM_BEAMS = 3
 _LONGEST_BEAM_TOKENS = 24
 
@@ -74,6 +75,9 @@ def _make(draw: random.Random, client: int, index: int, tokens: tuple[int, int])
         body |= {"use_beam_search": True, "n": _NUM_BEAMS, "max_tokens": longest}
     elif draw.random() < 0.5:
         body |= {"temperature": 0.8, "seed": draw.randrange(2**32)}
+    if (index + client) % _PENALTIES_EVERY == 0 and "use_beam_search" not in body:
+        body |= {"repetition_penalty": 1.05, "frequency_penalty": 0.4, "presence_penalty": -0.2}
+        body["logit_bias"] = {str(token): 0.5 for token in range(100, 200)}
     if draw.random() < 0.75 or "use_beam_search" in body:
         body["ignore_eos"] = True  # most are as long as they were meant to be
     return Ask(f"c{client}r{index}", body)

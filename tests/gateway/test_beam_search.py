@@ -91,9 +91,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("n", 17, "at most 16 choices"),
     ("length_penalty", 1000, "100"),
     ("early_stopping", "soon", "never"),
-    ("frequency_penalty", 0.5, "not supported"),
+    ("frequency_penalty", 0.5, "own probabilities"),
+    ("presence_penalty", -0.5, "own probabilities"),
+    ("repetition_penalty", 1.1, "own probabilities"),
 ]
 COMPLETION_REFUSED: list[tuple[str, Any, str]] = [
+    ("logit_bias", {"5": 1.0}, "own probabilities"),
     ("best_of", 4, "n is 2"),
     ("best_of", 1, "n is 2"),
     ("logprobs", 1, "give 0"),
@@ -111,7 +114,8 @@ async def test_what_a_search_cannot_do_is_a_400_that_names_it(stage: Stage, stre
         assert response.status_code == 400, (field, value)
         error = response.json()["error"]
         assert error["param"] == field
-        shown = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+        kind = {list: "list", dict: "map"}.get(type(value))
+        shown = repr(value) if kind is None else f"a {kind} of {len(value)}"
         assert f"{field}={shown}" in error["message"]
         assert said in error["message"]
     assert stage.engine.heard == []

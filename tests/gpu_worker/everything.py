@@ -1,9 +1,19 @@
 """A script of plans for tests in which no token may change."""
 
+from shared.sampling import TokenBias
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, sampling
 
 DRAWN = sampling(temperature=0.9, min_p=0.01, seed=5)
+PENALIZED = sampling(
+    temperature=0.7,
+    seed=7,
+    repetition_penalty=1.05,
+    frequency_penalty=1.8,
+    presence_penalty=-0.3,
+    # Few enough tokens are left that they come again.
+    logit_bias=tuple(TokenBias(token, 20.0) for token in range(100, 115)),
+)
 FILTERED = sampling(temperature=0.9, top_k=200, top_p=0.9, seed=6)
 
 
@@ -12,7 +22,7 @@ def everything(planner: Planner) -> list[list[int]]:
     planner.admit(1, prompt(45), DRAWN)
     planner.fork(1, 2, 1)
     planner.step(s1=45)
-    planner.admit(3, prompt(40) + prompt(9, 3), like=1, num_computed=32)
+    planner.admit(3, prompt(40) + prompt(9, 3), PENALIZED, like=1, num_computed=32)
     planner.admit(4, prompt(70, 4), sampling(num_logprobs=1))
     planner.step(s3=17, s4=31)
     planner.step()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from gpu_worker.gpu_budget import StepMemory
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_profile import StepProfile, measure_steps, peak_bytes
 from tests.gpu_worker.conftest import MakeWorker, prompt
-from tests.gpu_worker.everything import DRAWN, FILTERED, everything
+from tests.gpu_worker.everything import DRAWN, FILTERED, PENALIZED, everything
 from tests.gpu_worker.overlapping import Overlapping
 from tests.gpu_worker.planner import Planner, sampling, step_plan
 from tests.support.models import SERVED, tiny_model
@@ -147,7 +148,9 @@ def test_compiled_layers_can_be_captured(make_worker: MakeWorker, on_cpu: list[l
     assert everything(Planner(worker.executor)) == on_cpu
 
 
-@pytest.mark.parametrize("params", [sampling(), DRAWN], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "params", [sampling(), DRAWN, PENALIZED], ids=["greedy", "drawn", "penalized"]
+)
 def test_a_step_begins_without_waiting_for_the_one_before(
     executor: Executor, params: object
 ) -> None:
@@ -200,7 +203,8 @@ def test_the_measured_step_leaves_room_for_every_other(make_worker: MakeWorker) 
     def largest_steps() -> None:
         planner = Planner(executor)
         for handle in range(1, 16):
-            planner.admit(handle, prompt(380, handle), FILTERED)
+            params = replace(FILTERED, repetition_penalty=1.2)
+            planner.admit(handle, prompt(380, handle), params)
             planner.step(**{f"s{handle}": 380})
         planner.run(15, 5)
 

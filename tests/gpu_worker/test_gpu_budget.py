@@ -7,6 +7,7 @@ import torch
 from gpu_worker.allocation import PagedAllocator
 from gpu_worker.buckets import Bucket
 from gpu_worker.gpu_budget import GpuBudget, StepMemory
+from gpu_worker.penalties import Penalties
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.sizing import choose_num_blocks
 from gpu_worker.step_profile import StepProfile, sample_all
@@ -75,6 +76,8 @@ def test_the_largest_step_is_run_without_a_pool(make_worker: MakeWorker) -> None
     logits = profile.compute(Bucket(500, 40, False))
     assert logits.shape == (40, worker.model.vocab_size)
     kept = logits.clone()
-    sample_all(logits)
+    penalties = Penalties(worker.model.vocab_size, 40, torch.device("cpu"))
+    penalties.hold(40)
+    sample_all(logits, penalties)
     assert np.array_equal(logits.numpy(), kept.numpy(), equal_nan=True)
     profile.close()

@@ -1,6 +1,7 @@
 """Steps that begin before the one before is finished: the same results, in the same order."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from gpu_worker.executor import Executor
 from shared.messages.endings import EndFlag
 from tests.gpu_worker.conftest import MakeWorker, prompt
+from tests.gpu_worker.everything import PENALIZED
 from tests.gpu_worker.overlapping import Overlapping
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
 
@@ -69,6 +71,12 @@ def test_the_next_tokens_come_from_the_device(executor: Executor) -> None:
         planner.admit(5, prompt(12, 5))
         planner.step(s5=12)
         planner.run(5, 6)
+        planner.admit(6, prompt(11, 6), PENALIZED)
+        planner.fork(6, 7, 1)
+        planner.step(s6=11)
+        planner.admit(8, prompt(11, 6), replace(PENALIZED, seed=8))
+        planner.step(s8=11)
+        planner.run(8, 12)
 
     same_both_ways(executor, script)
 

@@ -8,6 +8,7 @@ import pytest
 
 from shared.bus.redis_bus import RedisBus
 from shared.messages.requests import Submit
+from shared.sampling import TokenBias
 from tests.integration.configurations import Configuration, serve
 from tests.support.models import VOCAB_SIZE
 from tests.support.requests import submit
@@ -16,6 +17,13 @@ NUM_TOKENS = 24
 NUM_REQUESTS = 14
 ONE_BY_ONE = Configuration(prefix_caching=False, max_plans_in_flight=1)
 SMALL_POOL = 320  # tokens
+PENALTIES = {
+    "repetition_penalty": 1.05,
+    "frequency_penalty": 1.5,
+    "presence_penalty": -0.3,
+    # Few enough tokens are left that they come again.
+    "logit_bias": tuple(TokenBias(token, 20.0) for token in range(100, 115)),
+}
 
 CONFIGURATIONS = [
     Configuration(block_size, pool_tokens, prefix_caching, plans, max_num_batched_tokens)
@@ -47,6 +55,7 @@ def requests() -> list[Submit]:
             top_k=100 * (index % 3),
             seed=index,
             ignore_eos=True,
+            **(PENALTIES if index % 3 == 2 else {}),
         )
         for index in range(NUM_REQUESTS)
     ]

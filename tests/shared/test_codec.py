@@ -30,7 +30,7 @@ from shared.messages.outputs import (
 )
 from shared.messages.plans import Admission, BeamStep, EpochStarted, StepPlan, Turn
 from shared.messages.requests import Abort, Attach, ChoiceView, Drain, GatewayLost, Pin, Stop
-from shared.sampling import BeamParams, EarlyStopping
+from shared.sampling import BeamParams, EarlyStopping, TokenBias
 from tests.support.requests import sampling, submit
 
 
@@ -48,6 +48,7 @@ MESSAGES: list[Message] = [
     submit("a", [1, 2, 3], stop_token_ids=(7, 8), num_logprobs=5),
     submit("a", num_choices=4, beams=BeamParams(4, 0.5, EarlyStopping.NEVER)),
     Stop("a", 0, 12),
+    submit("a", repetition_penalty=1.1, logit_bias=(TokenBias(5, -100.0), TokenBias(0, 0.5))),
     Attach("a", "g", "x", None, (), exact=False),
     Attach("a", "g", "x", submit("a"), (ChoiceView(ints(7, 8), "stop"),), exact=True),
     GatewayLost("g"),
@@ -175,6 +176,10 @@ def test_a_field_that_older_versions_do_not_know_has_its_default() -> None:
     for name in ("tenant", "deadline_ms", "display"):
         del data[name]
     assert decode(msgpack.packb(data)) == submit("a")
+    for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"):
+        del data["sampling"][name]
+    assert decode(msgpack.packb(data)) == submit("a")
+    assert not submit("a").sampling.changes_logits
 
 
 def test_arrays_must_be_whole_numbers_of_items() -> None:
