@@ -29,14 +29,18 @@ class CpuBackend:
 
     Args:
         dot: how bfloat16 is multiplied; by default as this CPU does best.
+        deterministic: a row's result depends on its own sequence alone, bit for bit, not on how
+            many rows are computed with it; slower where there are few.
     """
 
     name = "cpu"
     capturable = False
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
 
-    def __init__(self, dot: Dot | None = None) -> None:
+    def __init__(self, dot: Dot | None = None, deterministic: bool = False) -> None:
         self._dot = best_dot() if dot is None else dot
+        # The two shapes of tile sum in different orders: one of them then serves all.
+        self._column_rows = 1 if deterministic else cpu_jobs.FASTER_COLUMN_ROWS
         self._team = TeamRunner()
         self._reference = ReferenceBackend()
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -133,6 +137,7 @@ class CpuBackend:
         job[cpu_jobs.SCRATCH] = self._scratch_for(threads * scratch_bytes)
         job[cpu_jobs.SCRATCH_BYTES] = scratch_bytes
         job[cpu_jobs.FEWEST_TASKS] = _TASKS_PER_THREAD * threads
+        job[cpu_jobs.COLUMN_ROWS] = self._column_rows
         self._team.run(attend_kernel(query.dtype, self._dot), ctypes.addressof(job), threads)
 
     def _scratch_for(self, num_bytes: int) -> int:

@@ -37,6 +37,7 @@ def attend_tasks(job, tag, column_tag):
     tile_tokens = field(job, fields.TILE_TOKENS)
     lens = field(job, fields.CONTEXT_LENS)  # [S] int32
     starts = field(job, fields.QUERY_STARTS)  # [S + 1] int32
+    column_rows = field(job, fields.COLUMN_ROWS)
     thread = claim(job + 8 * fields.NEXT_THREAD)
     scratch = field(job, fields.SCRATCH) + thread * field(job, fields.SCRATCH_BYTES)
     # Heads of a task with few rows, as long as there are enough tasks.
@@ -54,7 +55,7 @@ def attend_tasks(job, tag, column_tag):
                 return
             rows = load_i32(starts + 4 * sequence + 4) - load_i32(starts + 4 * sequence)
             heads = 1
-            if rows * group < fields.MIN_COLUMN_ROWS:
+            if rows * group < column_rows:
                 heads = max(1, min(most_heads, fields.MAX_TILE_ROWS // max(1, rows * group)))
             parts = (num_kv_heads + heads - 1) // heads
             tasks_here = (rows + tile_tokens - 1) // tile_tokens * parts
@@ -67,7 +68,7 @@ def attend_tasks(job, tag, column_tag):
         num_rows = load_i32(starts + 4 * sequence + 4) - start
         num_tokens = min(tile_tokens, num_rows - first)
         position = load_i32(lens + 4 * sequence) - num_rows + first
-        if num_tokens * group < fields.MIN_COLUMN_ROWS:
+        if num_tokens * group < column_rows:
             num_heads = min(heads, num_kv_heads - head)
             _attend_rows(
                 job, tag, scratch, sequence, head, num_heads, start + first, num_tokens, position

@@ -23,7 +23,8 @@ WINDOW = 26  # larger than any context where there is none
 SCALE, SOFTCAP = 27, 28  # float32 bits; a soft-cap of zero is none
 SCRATCH, SCRATCH_BYTES = 29, 30  # per thread
 FEWEST_TASKS = 31  # heads share a task as long as there are so many
-ATTEND_FIELDS = 32
+COLUMN_ROWS = 32  # from so many rows of a tile on, the lanes of a vector are rows
+ATTEND_FIELDS = 33
 
 # Cache write; KEY* and VALUE* above are the cache.
 NEW_KEY, NEW_KEY_TOKEN, NEW_KEY_HEAD = 2, 3, 4
@@ -66,8 +67,8 @@ ENTRY_FIELDS = 4
 KV_TILE = 64
 # Query rows (tokens x query heads of a KV head, or of several) that one task handles.
 MAX_TILE_ROWS = 64
-# From here on the lanes of a vector are query rows instead of parts of one head.
-MIN_COLUMN_ROWS = 9
+# From so many on it is faster if the lanes of a vector are query rows instead of parts of one head.
+FASTER_COLUMN_ROWS = 9
 # Tokens that one task of a cache write stores.
 WRITE_TOKENS = 32
 

@@ -15,7 +15,8 @@ def select_backend(
 ) -> AttentionBackend:
     """The backend of this name; for None or "auto", the fastest that fits the device.
 
-    A deterministic one gives a row the same result, bit for bit, in every batch.
+    A deterministic one gives a row the same result, bit for bit, in every batch; on CPUs also
+    however many rows of its sequence are computed with it.
 
     Backends are imported only when chosen: a CPU installation has no Triton, and a reader of
     the reference needs no numba.
@@ -40,7 +41,7 @@ def select_backend(
         from kernels.cpu import CpuBackend
 
         _require(dtype in CpuBackend.dtypes, name, dtype)
-        return CpuBackend()
+        return CpuBackend(deterministic=deterministic)
     if name == "triton":
         # Triton runs on CPU tensors too, in its interpreter, which is for tests.
         from kernels.triton_backend import TritonBackend

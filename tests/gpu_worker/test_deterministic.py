@@ -1,0 +1,50 @@
+"""On CPUs ``--deterministic`` gives a token the same logits however its sequence was computed."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gpu_worker.assembly import Worker
+from gpu_worker.attention import PagedStep
+from kernels.cpu_isa import detect
+from tests.gpu_worker.conftest import MakeWorker
+from tests.gpu_worker.test_recorded_layers import BLOCK_SIZE, ragged, recorded
+
+pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
+
+NUM_TOKENS = 40
+
+
+def last_logits(worker: Worker, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
+    """Logits [V] behind the last token, computed in such chunks over blocks that stay the same."""
+    executor, begin, rows = worker.executor, 0, torch.empty(0)
+    whole = ragged([len(tokens)], [len(tokens)])
+    for size in chunks:
+        end = begin + size
+        batch = dataclasses.replace(
+            whole,
+            slot_mapping=whole.slot_mapping[begin:end],
+            context_lens=torch.tensor([end], dtype=torch.int32),
+            query_starts=torch.tensor([0, size], dtype=torch.int32),
+            max_query_len=size,
+            max_context_len=end,
+        )
+        step = PagedStep(executor.runner._backend, executor.memory.caches, batch)
+        positions = torch.arange(begin, end)
+        rows = executor._model.forward(tokens[begin:end], positions, step, rows=None)
+        begin = end
+    return rows[-1].clone()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
+def test_a_decoded_token_and_one_in_a_chunk_have_the_same_logits(
+    kind: str, dtype: str, make_worker: MakeWorker
+) -> None:
+    worker = make_worker(kind, dtype=dtype, block_size=BLOCK_SIZE, deterministic=True)
+    assert recorded(worker) is not None  # a tape has the job as the backend described it
+    tokens = torch.randint(4096, (NUM_TOKENS,), generator=torch.Generator().manual_seed(0))
+    expected = last_logits(worker, tokens, [20] + [1] * 20)
+    for chunks in ([40], [37, 3], [3, 37], [16, 16, 8], [39, 1]):
+        assert torch.equal(last_logits(worker, tokens, chunks), expected), chunks
