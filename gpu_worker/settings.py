@@ -44,9 +44,9 @@ class WorkerSettings(StepSettings):
         False,
         "A sequence's logits do not depend, bit for bit, on who else is in the batch. On GPUs "
         "contexts are then cut by their own length alone, and all linear layers take tiles of one "
-        "size, which is slower; compiled layers on CPUs are so anyway. On CPUs attention then "
-        "sums a decoded token as one of a prompt, so that logits do not depend on how the "
-        "sequence was computed either; decodes are slower.",
+        "size, which is slower; compiled layers on CPUs are so anyway. On CPUs logits do not "
+        "depend on how the sequence was computed either, by decodes or in chunks; where bfloat16 "
+        "is not multiplied by pairs, decodes are slower for it.",
     )
     block_size: int = setting(
         16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256

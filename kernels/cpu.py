@@ -30,7 +30,8 @@ class CpuBackend:
     Args:
         dot: how bfloat16 is multiplied; by default as this CPU does best.
         deterministic: a row's result depends on its own sequence alone, bit for bit, not on how
-            many rows are computed with it; slower where there are few.
+            many rows are computed with it. Where bfloat16 is multiplied by pairs that is so anyway;
+            else it is slower where there are few rows.
     """
 
     name = "cpu"
@@ -39,8 +40,7 @@ class CpuBackend:
 
     def __init__(self, dot: Dot | None = None, deterministic: bool = False) -> None:
         self._dot = best_dot() if dot is None else dot
-        # The two shapes of tile sum in different orders: one of them then serves all.
-        self._column_rows = 1 if deterministic else cpu_jobs.FASTER_COLUMN_ROWS
+        self._deterministic = deterministic
         self._team = TeamRunner()
         self._reference = ReferenceBackend()
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -137,8 +137,17 @@ class CpuBackend:
         job[cpu_jobs.SCRATCH] = self._scratch_for(threads * scratch_bytes)
         job[cpu_jobs.SCRATCH_BYTES] = scratch_bytes
         job[cpu_jobs.FEWEST_TASKS] = _TASKS_PER_THREAD * threads
-        job[cpu_jobs.COLUMN_ROWS] = self._column_rows
+        job[cpu_jobs.COLUMN_ROWS] = self._column_rows(query.dtype)
         self._team.run(attend_kernel(query.dtype, self._dot), ctypes.addressof(job), threads)
+
+    def _column_rows(self, dtype: torch.dtype) -> int:
+        """From how many rows on a tile has them in lanes.
+
+        By elements the two shapes sum in different orders: one of them then has to serve all.
+        """
+        by_pairs = dtype == torch.bfloat16 and self._dot is not Dot.WIDENED
+        one_shape = self._deterministic and not by_pairs
+        return 1 if one_shape else cpu_jobs.FASTER_COLUMN_ROWS
 
     def _scratch_for(self, num_bytes: int) -> int:
         """Address of that much memory, aligned to a cache line, reused from call to call."""

@@ -17,14 +17,8 @@ from kernels.cpu_keys import LOG2_E, hide_keys, locate_keys, row_address
 from kernels.cpu_memory import field, item_bytes, load_element, store_element
 from kernels.cpu_pairs import is_pair_tag
 from kernels.cpu_simd import float32_tag
-from kernels.cpu_tiles import (
-    elements_per_step,
-    fill_chunk,
-    score_columns,
-    softcap_chunk,
-    softmax_columns,
-    value_columns,
-)
+from kernels.cpu_softmax import softcap_chunk, softmax_columns
+from kernels.cpu_tiles import elements_per_step, fill_chunk, score_columns, value_columns
 
 
 @njit
@@ -52,7 +46,7 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
     maximum = scores + fields.KV_TILE * stride  # [R]
     total = maximum + stride  # [R]
     alpha = total + stride  # [R]
-    spare = alpha + stride  # KV_TILE / 2 * (R + D) numbers of 32 bits
+    spare = alpha + stride  # KV_TILE / 2 * (R + D) numbers of 32 bits, [16, 16] at least
 
     token_bytes, head_bytes = field(job, fields.QUERY_TOKEN), field(job, fields.QUERY_HEAD)
     source = field(job, fields.QUERY) + first_token * token_bytes + head * group * head_bytes
@@ -81,8 +75,9 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
         for vector in range(vectors):
             lanes = 64 * vector
             softmax_columns(
-                scores + lanes, count, stride, maximum + lanes, total + lanes, alpha + lanes
-            )
+                scores + lanes, begin, count, stride, maximum + lanes, total + lanes,
+                alpha + lanes, spare,
+            )  # fmt: skip
         steps, table, weights = _take(
             tag, begin, count, head_dim, stride, keys, values, scores, spare
         )

@@ -36,7 +36,11 @@ _SOURCES = (
     "cpu_pair_tiles.py",
     "cpu_pairs.py",
     "cpu_play.py",
+    "cpu_row_pair_tiles.py",
+    "cpu_row_pairs.py",
+    "cpu_rows.py",
     "cpu_simd.py",
+    "cpu_softmax.py",
     "cpu_tiles.py",
     "cpu_write.py",
 )
@@ -111,11 +115,12 @@ def attend_kernel(dtype: torch.dtype, dot: Dot) -> Kernel:
         ValueError: if there is no kernel for the type.
     """
     version, tag = source_version(_SOURCES), element_tag(dtype)
-    column_tag = _PAIR_TAGS.get(dot, tag) if dtype == torch.bfloat16 else tag
+    if dtype == torch.bfloat16:
+        tag = _PAIR_TAGS.get(dot, tag)
 
     def attend(job):
         if version:
-            attend_tasks(job, tag, column_tag)
+            attend_tasks(job, tag)
 
     return compile_entry(attend, ATTEND)
 

@@ -5,7 +5,7 @@ import math
 from numba import njit
 
 from kernels import cpu_jobs as fields
-from kernels.cpu_memory import field, load_i32, store_element, store_i64
+from kernels.cpu_memory import field, load_i32, load_i64, store_element, store_i64
 from kernels.cpu_simd import float32_tag
 
 LOG2_E = math.log2(math.e)
@@ -35,6 +35,22 @@ def locate_keys(job, sequence, head, begin, end, keys, values):
             key += key_slot
             value += value_slot
         position = stop
+
+
+@njit
+def locate_tile(job, sequence, head, begin, end, keys, values):
+    """The same for whole vectors of slots, from a multiple of 16 on.
+
+    What is there beyond repeats the first slot and the last one.
+    """
+    before = begin % 16
+    count = before + end - begin
+    locate_keys(job, sequence, head, begin, end, keys + 8 * before, values + 8 * before)
+    for table in (keys, values):
+        for n in range(before):
+            store_i64(table + 8 * n, load_i64(table + 8 * before))
+        for n in range(count, (count + 15) // 16 * 16):
+            store_i64(table + 8 * n, load_i64(table + 8 * (count - 1)))
 
 
 @njit

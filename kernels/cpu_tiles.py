@@ -81,7 +81,12 @@ def _fetch(builder, row, chunks, num_chunks, step):
     """Start to bring in a row of so many vectors; any address will do."""
     if chunks.literal_value:
         _fetch_bytes(builder, row, chunks.literal_value * step)
-        return
+    else:
+        _fetch_chunks(builder, row, num_chunks, step)
+
+
+def _fetch_chunks(builder, row, num_chunks, step):
+    """The same of a length that is not known at compile time."""
     every = max(1, _LINE // step)  # vectors in a cache line
 
     def fetch(line, _):
@@ -97,6 +102,23 @@ def _fetch_bytes(builder, row, num_bytes):
     """The same of a length that is known at compile time."""
     for begin in range(0, num_bytes, _LINE):
         simd.prefetch(builder, builder.add(row, simd.i64(begin)), simd.Cache.NONE)
+
+
+@intrinsic
+def fetch_rows(typingctx, tag, table, num_rows, num_chunks):
+    """Start to bring in the first so many rows, of so many vectors, of a table of addresses."""
+
+    def codegen(context, builder, signature, args):
+        _, table, num_rows, num_chunks = args
+        step = LANES * size_of(signature.args[0])
+
+        def fetch(n, _):
+            _fetch_chunks(builder, _entry(builder, table, n), num_chunks, step)
+            return []
+
+        simd.loop(builder, num_rows, [], fetch)
+
+    return types.void(tag, *(types.int64,) * 3), codegen
 
 
 @intrinsic
@@ -122,7 +144,8 @@ def value_rows(
 ):  # fmt: skip
     """o[r] = o[r] * alpha[r] + sum_n p[r, n] * value[n], for ``vectors`` * 16 columns of D.
 
-    ``values`` is a table of the addresses of ``count`` value rows, ``begin`` a byte offset in each.
+    ``values`` is a table of the addresses of ``count`` value rows, or of as many pairs of rows,
+    ``begin`` a byte offset in each; p [R, count] is float32, or pairs.
     With ``fetch`` the same columns of the rows at the addresses in another table are brought in
     meanwhile.
     """
@@ -144,22 +167,19 @@ def value_rows(
                 initial.append(builder.fmul(old, scale))
 
         def body(n, sums):
-            value = builder.add(_entry(builder, values, n), begin)
             if fetch.literal_value:
-                row = builder.add(_entry(builder, next_values, n), begin)
-                _fetch_bytes(builder, row, num_vectors * step)
-            loaded = [
-                simd.load_vector(builder, builder.add(value, simd.i64(vector * step)), tag)
-                for vector in range(num_vectors)
-            ]  # vectors x [16]
+                for row in _step_rows(builder, next_values, n, begin, tag):
+                    _fetch_bytes(builder, row, num_vectors * step)
+            loaded = _value_lanes(
+                builder, _step_rows(builder, values, n, begin, tag), num_vectors, tag
+            )  # vectors x [16]
             result = []
             for row in range(num_rows):
                 at = simd.offset(builder, p, simd.i64(row), p_stride)
-                weight = simd.load(builder, simd.offset(builder, at, n, simd.i64(4)), simd.F32, 4)
-                weight = simd.splat(builder, weight)
+                weight = _broadcast_weight(builder, simd.offset(builder, at, n, simd.i64(4)), tag)
                 for vector in range(num_vectors):
                     old = sums[row * num_vectors + vector]
-                    result.append(simd.multiply_add(builder, weight, loaded[vector], old))
+                    result.append(_add_product(builder, loaded[vector], weight, old, tag))
             return result
 
         sums = simd.loop(builder, count, initial, body)
@@ -173,61 +193,43 @@ def value_rows(
     return types.void(tag, rows, vectors, fetch, *(i64,) * 9), codegen
 
 
-@intrinsic
-def softmax_row(typingctx, scores, num_chunks, maximum, total, alpha):
-    """One online-softmax step over a row of scores [num_chunks * 16], in place.
-
-    Updates the running maximum and total, and stores in ``alpha`` by what earlier sums shrink.
-    """
-
-    def codegen(context, builder, signature, args):
-        scores, num_chunks, maximum, total, alpha = args
-        reduce_max = builder.module.declare_intrinsic(
-            "llvm.vector.reduce.fmax.v16f32", (), ir.FunctionType(simd.F32, (simd.VF32,))
-        )
-
-        def largest(chunk, state):
-            at = simd.offset(builder, scores, chunk, simd.i64(LANES * 4))
-            return [simd.larger(builder, simd.load(builder, at, simd.VF32, 4), state[0])]
-
-        old = simd.splat(builder, simd.load(builder, maximum, simd.F32, 4))
-        (new,) = simd.loop(builder, num_chunks, [old], largest)
-        peak = builder.call(reduce_max, (new,))
-        simd.store(builder, peak, maximum, 4)
-        shift = simd.finite(builder, simd.splat(builder, peak))
-
-        def weigh(chunk, state):
-            at = simd.offset(builder, scores, chunk, simd.i64(LANES * 4))
-            weight = simd.weigh_scores(builder, simd.load(builder, at, simd.VF32, 4), shift)
-            simd.store(builder, weight, at, 4)
-            return [builder.fadd(state[0], weight)]
-
-        (sums,) = simd.loop(builder, num_chunks, [simd.vector(0.0)], weigh)
-        shrink = builder.extract_element(
-            simd.weigh_scores(builder, old, shift), ir.Constant(simd.I32, 0)
-        )
-        before = simd.load(builder, total, simd.F32, 4)
-        now = simd.multiply_add(builder, before, shrink, simd.reduce_add(builder, sums))
-        simd.store(builder, now, total, 4)
-        simd.store(builder, shrink, alpha, 4)
-
-    i64 = types.int64
-    return types.void(i64, i64, i64, i64, i64), codegen
+def _step_rows(builder, table, n, begin, tag):
+    """So many bytes behind the addresses in a table: of a row, or of two neighbours."""
+    per_step = 2 if is_pair_tag(tag) else 1
+    first = builder.mul(n, simd.i64(per_step))
+    return [
+        builder.add(_entry(builder, table, builder.add(first, simd.i64(row))), begin)
+        for row in range(per_step)
+    ]
 
 
-@intrinsic
-def softcap_chunk(typingctx, scores, cap, log2_scale):
-    """Sixteen scores become log2_scale * cap * tanh(score / cap), in place."""
+def _value_lanes(builder, rows, num_vectors, tag):
+    """So many vectors of a row as float32, or of pairs out of two rows of bfloat16."""
+    if not is_pair_tag(tag):
+        step = LANES * size_of(tag)
+        return [
+            simd.load_vector(builder, builder.add(rows[0], simd.i64(vector * step)), tag)
+            for vector in range(num_vectors)
+        ]
+    together = min(num_vectors, 2)  # vectors of pairs out of one load of each row
+    kind = ir.VectorType(simd.I16, LANES * together)
+    found = []
+    for begin in range(0, 2 * LANES * num_vectors, 2 * LANES * together):
+        low, high = (simd.load(builder, builder.add(row, simd.i64(begin)), kind, 2) for row in rows)
+        for first in range(0, LANES * together, LANES):
+            lanes = [
+                ir.Constant(simd.I32, lane + half)
+                for lane in range(first, first + LANES)
+                for half in (0, LANES * together)
+            ]
+            mask = ir.Constant(ir.VectorType(simd.I32, 2 * LANES), lanes)
+            found.append(builder.bitcast(builder.shuffle_vector(low, high, mask), simd.VI32))
+    return found
 
-    def codegen(context, builder, signature, args):
-        scores, cap, log2_scale = args
-        inverse = simd.splat(builder, builder.fdiv(simd.f32(1.0), cap))
-        x = builder.fmul(simd.load(builder, scores, simd.VF32, 4), inverse)
-        bent = simd.tanh(builder, x)
-        scale = simd.splat(builder, builder.fmul(cap, log2_scale))
-        simd.store(builder, builder.fmul(bent, scale), scores, 4)
 
-    return types.void(types.int64, types.float32, types.float32), codegen
+def _broadcast_weight(builder, address, tag):
+    """A weight, or a pair of them, sixteen times."""
+    return _broadcast(builder, address, tag if is_pair_tag(tag) else types.float32)
 
 
 @intrinsic
@@ -364,35 +366,3 @@ def fill_chunk(typingctx, address, value):
         simd.store(builder, simd.splat(builder, value), address, 4)
 
     return types.void(types.int64, types.float32), codegen
-
-
-@intrinsic
-def softmax_columns(typingctx, scores, count, stride, maximum, total, alpha):
-    """One online-softmax step for sixteen rows side by side: scores [count, 16], in place."""
-
-    def codegen(context, builder, signature, args):
-        scores, count, stride, maximum, total, alpha = args
-
-        def largest(n, state):
-            at = simd.offset(builder, scores, n, stride)
-            return [simd.larger(builder, simd.load(builder, at, simd.VF32, 4), state[0])]
-
-        old = simd.load(builder, maximum, simd.VF32, 4)
-        (new,) = simd.loop(builder, count, [old], largest)
-        simd.store(builder, new, maximum, 4)
-        shift = simd.finite(builder, new)
-
-        def weigh(n, state):
-            at = simd.offset(builder, scores, n, stride)
-            weight = simd.weigh_scores(builder, simd.load(builder, at, simd.VF32, 4), shift)
-            simd.store(builder, weight, at, 4)
-            return [builder.fadd(state[0], weight)]
-
-        (sums,) = simd.loop(builder, count, [simd.vector(0.0)], weigh)
-        shrink = simd.weigh_scores(builder, old, shift)
-        before = simd.load(builder, total, simd.VF32, 4)
-        simd.store(builder, simd.multiply_add(builder, before, shrink, sums), total, 4)
-        simd.store(builder, shrink, alpha, 4)
-
-    i64 = types.int64
-    return types.void(i64, i64, i64, i64, i64, i64), codegen

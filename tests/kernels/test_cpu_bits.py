@@ -15,9 +15,7 @@ from kernels.select import select_backend
 from tests.kernels.cases import Case, Shape, make_case
 
 LONGEST_CHUNK = 60
-WAYS = [
-    pytest.param(torch.float32, Dot.WIDENED, id="float32"),
-    pytest.param(torch.bfloat16, Dot.WIDENED, id="widened"),
+BY_PAIRS = [
     pytest.param(torch.bfloat16, Dot.EMULATED, id="emulated"),
     pytest.param(
         torch.bfloat16,
@@ -25,6 +23,11 @@ WAYS = [
         id="native",
         marks=pytest.mark.skipif(best_dot() is not Dot.NATIVE, reason="this CPU cannot"),
     ),
+]
+WAYS = [
+    pytest.param(torch.float32, Dot.WIDENED, id="float32"),
+    pytest.param(torch.bfloat16, Dot.WIDENED, id="widened"),
+    *BY_PAIRS,
 ]
 HEADS = [
     pytest.param(4, 4, id="no_groups"),
@@ -90,7 +93,44 @@ def test_a_deterministic_row_has_the_same_bits_in_chunks_of_any_length(
     assert len(bits_of_last_row(backend, shape)) == 1
 
 
-def test_without_that_few_rows_are_summed_in_another_order():
+@pytest.mark.parametrize(("dtype", "way"), BY_PAIRS)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads"), [*HEADS, pytest.param(7, 1, id="group_of_7")]
+)
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("window", [None, 37])
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+def test_by_pairs_every_row_has_the_same_bits_in_chunks_of_any_length(
+    dtype, way, num_heads, num_kv_heads, softcap, window, head_dim
+):
+    shape = batch_of(
+        dtype, num_heads, num_kv_heads, softcap=softcap, window=window, head_dim=head_dim
+    )
+    assert len(bits_of_last_row(CpuBackend(way), shape)) == 1
+
+
+@pytest.mark.parametrize(("dtype", "way"), BY_PAIRS)
+def test_by_pairs_rows_of_any_context_have_the_same_bits_alone(dtype, way):
+    backend = CpuBackend(way)
+    for window in (None, 1, 50):
+        whole = make_case(
+            Shape(((150, 150),), 4, 2, dtype=dtype, window=window, padding_rows=0, block_size=8)
+        )
+        together = torch.empty_like(whole.query)
+        backend.attend(whole.query, whole.cache, whole.batch, whole.params, together)
+        for row in range(150):
+            batch = dataclasses.replace(
+                whole.batch,
+                context_lens=torch.tensor([row + 1], dtype=torch.int32),
+                query_starts=torch.tensor([0, 1], dtype=torch.int32),
+            )
+            query = whole.query[row : row + 1]
+            alone = torch.empty_like(query)
+            backend.attend(query, whole.cache, batch, whole.params, alone)
+            assert torch.equal(alone[0], together[row]), (window, row)
+
+
+def test_by_elements_few_rows_are_summed_in_another_order():
     assert len(bits_of_last_row(CpuBackend(), batch_of(torch.float32, 4, 4))) > 1
 
 
