@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 MISSING_FIELD = "missing_field"
 _SHOWN_VALUE_CHARS = 80
 _RETRY_AFTER_S = 2
-_STREAM_LOST = "stream_lost"
+STREAM_LOST = "stream_lost"
 # OpenAI's own clients repeat every 409 and 500 that does not say this.
 _FINAL = {"x-should-retry": "false"}
 
@@ -190,7 +190,7 @@ def other_body() -> ApiError:
 
 def failed(message: str, code: str = "generation_failed") -> ApiError:
     """500: an accepted request did not end well."""
-    headers = _FINAL if code == _STREAM_LOST else None
+    headers = _FINAL if code == STREAM_LOST else None
     return ApiError(500, message, code=code, headers=headers)
 
 

@@ -10,7 +10,15 @@ from gateway.admission import Output, Prompt
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.display import Display, read_display, request_id
 from gateway.engine import EngineClient
-from gateway.errors import failed, other_body, overloaded, shutting_down, taken_over, unavailable
+from gateway.errors import (
+    STREAM_LOST,
+    failed,
+    other_body,
+    overloaded,
+    shutting_down,
+    taken_over,
+    unavailable,
+)
 from gateway.event_ids import Position, StreamPosition
 from gateway.events import (
     ChoiceFinished,
@@ -317,7 +325,7 @@ class Generation:
         if count is None:
             self._aborted_because = "the log has another history"
             why = "the log has another history of this request"
-            raise failed(f"the stream cannot be continued: {why}", "stream_lost")
+            raise failed(f"the stream cannot be continued: {why}", STREAM_LOST)
         return count
 
     def _submits(self) -> list[Submit]:
@@ -346,7 +354,7 @@ class Generation:
         self._aborted_because = letter.error
         if letter.overloaded:
             raise overloaded(letter.error)
-        code = "generation_failed" if letter.engine_knows else "stream_lost"
+        code = "generation_failed" if letter.engine_knows else STREAM_LOST
         raise failed(letter.error, code)
 
     def _take(self, request: PendingRequest, part: Part) -> Delta | None:

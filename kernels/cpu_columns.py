@@ -13,7 +13,7 @@ from numba.extending import overload
 
 from kernels import cpu_jobs as fields
 from kernels.cpu_column_pairs import join_pairs, load_pairs, store_pairs
-from kernels.cpu_keys import LOG2_E, hide_keys, locate_keys, row_address
+from kernels.cpu_keys import LOG2_E, hide_keys, locate_keys, row_address, score_scale
 from kernels.cpu_memory import field, item_bytes, load_element, store_element
 from kernels.cpu_pairs import is_pair_tag
 from kernels.cpu_simd import float32_tag
@@ -30,10 +30,8 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
     group = field(job, fields.GROUP)
     head_dim = field(job, fields.HEAD_DIM)
     window = field(job, fields.WINDOW)
-    scale = load_element(float32_tag, job + 8 * fields.SCALE)
+    scale = score_scale(job)
     softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
-    if softcap == 0:
-        scale *= LOG2_E
     per_step = elements_per_step(tag)
     rows = num_tokens * group
     vectors = (rows + 15) // 16
@@ -59,14 +57,14 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
         fill_chunk(maximum + lanes, types.float32(-math.inf))
         fill_chunk(total + lanes, types.float32(0.0))
 
-    score_scale = scale if per_step == 2 else 1.0  # elements of queries are scaled already
+    by_scale = scale if per_step == 2 else 1.0  # elements of queries are scaled already
     last = position + num_tokens - 1
     begin = max(0, position - window + 1)
     while begin <= last:
         stop = min(last + 1, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
         count = stop - begin
         locate_keys(job, sequence, head, begin, stop, keys, values)
-        _score_tile(tag, vectors, keys, count, query, head_dim // per_step, score_scale, scores)
+        _score_tile(tag, vectors, keys, count, query, head_dim // per_step, by_scale, scores)
         if softcap != 0:
             for chunk in range(count * vectors):
                 softcap_chunk(scores + 64 * chunk, softcap, LOG2_E)

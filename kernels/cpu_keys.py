@@ -5,10 +5,26 @@ import math
 from numba import njit
 
 from kernels import cpu_jobs as fields
-from kernels.cpu_memory import field, load_i32, load_i64, store_element, store_i64
+from kernels.cpu_memory import (
+    field,
+    load_element,
+    load_i32,
+    load_i64,
+    store_element,
+    store_i64,
+)
 from kernels.cpu_simd import float32_tag
 
 LOG2_E = math.log2(math.e)
+
+
+@njit
+def score_scale(job):
+    """By what products of queries and keys are multiplied, so that weights are powers of two."""
+    scale = load_element(float32_tag, job + 8 * fields.SCALE)
+    if load_element(float32_tag, job + 8 * fields.SOFTCAP) == 0:
+        scale *= LOG2_E
+    return scale
 
 
 @njit

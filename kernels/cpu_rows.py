@@ -13,7 +13,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from kernels import cpu_jobs as fields
-from kernels.cpu_keys import LOG2_E, locate_tile, row_address
+from kernels.cpu_keys import LOG2_E, locate_tile, row_address, score_scale
 from kernels.cpu_memory import field, item_bytes, load_element, store_element
 from kernels.cpu_pairs import is_pair_tag
 from kernels.cpu_row_pairs import load_row_pairs, score_pair_rows
@@ -41,7 +41,7 @@ def attend_rows(
     group = field(job, fields.GROUP)
     head_dim = field(job, fields.HEAD_DIM)
     window = field(job, fields.WINDOW)
-    scale = _scale(job)
+    scale = score_scale(job)
     rows = num_tokens * group
     wide = 4 * head_dim
     keys = scratch  # this turn's addresses; the next turn's lie behind them
@@ -54,7 +54,9 @@ def attend_rows(
     total = maximum + 4 * num_heads * rows  # [heads, R]
     spare = total + 4 * num_heads * rows  # KV_TILE / 2 * D numbers of 32 bits, and more
     all_rows = num_heads * rows
-    _load_rows(job, tag, first_head, first_token, rows, all_rows, query, sums, maximum, total)
+    _load_rows(
+        job, tag, first_head, first_token, rows, all_rows, scale, query, sums, maximum, total
+    )
 
     begin = max(0, position - window + 1)
     end = position + num_tokens
@@ -97,16 +99,9 @@ def attend_rows(
 
 
 @njit
-def _scale(job):
-    """By what products of queries and keys are multiplied, so that weights are powers of two."""
-    scale = load_element(float32_tag, job + 8 * fields.SCALE)
-    if load_element(float32_tag, job + 8 * fields.SOFTCAP) == 0:
-        scale *= LOG2_E
-    return scale
-
-
-@njit
-def _load_rows(job, tag, first_head, first_token, rows, all_rows, query, sums, maximum, total):
+def _load_rows(
+    job, tag, first_head, first_token, rows, all_rows, scale, query, sums, maximum, total
+):
     """Queries as scores want them; nothing is summed up yet."""
     group, head_dim = field(job, fields.GROUP), field(job, fields.HEAD_DIM)
     token_bytes, head_bytes = field(job, fields.QUERY_TOKEN), field(job, fields.QUERY_HEAD)
@@ -115,7 +110,7 @@ def _load_rows(job, tag, first_head, first_token, rows, all_rows, query, sums, m
         head = first_head + row // rows
         at = source + head * group * head_bytes
         at = row_address(at, token_bytes, head_bytes, group, row % rows)
-        _load(tag, at, _scale(job), head_dim, query + 4 * row * head_dim)
+        _load(tag, at, scale, head_dim, query + 4 * row * head_dim)
         for d in range(0, head_dim, 16):
             fill_chunk(sums + 4 * (row * head_dim + d), types.float32(0.0))
         store_element(float32_tag, maximum + 4 * row, -math.inf)

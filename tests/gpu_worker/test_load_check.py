@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from gpu_worker.allocation import PagedAllocator
-from gpu_worker.assembly import build_worker
+from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.check import check_model
 from gpu_worker.loader import choose_device, choose_dtype, context_length, load_model
 from gpu_worker.model import RaggedModel
@@ -109,30 +109,28 @@ def test_models_that_paged_attention_cannot_serve_are_refused(
 
 
 def test_falcon_without_alibi_is_refused_because_its_attention_is_built_in(tmp_path: Path) -> None:
-    path = tiny_model("falcon", tmp_path, alibi=False)
     with pytest.raises(ModelUnsupported, match=r"falcon.*built in"):
-        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+        _build("falcon", tmp_path, alibi=False)
 
 
-def test_a_hybrid_whose_layers_all_attend_is_served(
-    make_worker: MakeWorker, tmp_path: Path
-) -> None:
-    assert make_worker("granitemoehybrid", num_blocks=8).model.max_model_len == MAX_MODEL_LEN
+def test_a_hybrid_whose_layers_all_attend_is_served(tmp_path: Path) -> None:
+    assert _build("granitemoehybrid", tmp_path).model.max_model_len == MAX_MODEL_LEN
     mixed = ["linear_attention", "full_attention"]
-    path = tiny_model("granitemoehybrid", tmp_path, layer_types=mixed)
     with pytest.raises(ModelUnsupported, match=r"granitemoehybrid.*linear_attention"):
-        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+        _build("granitemoehybrid", tmp_path, layer_types=mixed)
 
 
-def test_a_llama_4_that_counts_positions_itself_is_refused(
-    make_worker: MakeWorker, tmp_path: Path
-) -> None:
-    assert make_worker("llama4_text", num_blocks=8).model.max_model_len == MAX_MODEL_LEN
-    path = tiny_model("llama4_text", tmp_path, no_rope_layers=[1, 0])
+def test_a_llama_4_that_counts_positions_itself_is_refused(tmp_path: Path) -> None:
+    assert _build("llama4_text", tmp_path).model.max_model_len == MAX_MODEL_LEN
+    bare = [1, 0]
     with pytest.raises(ModelUnsupported, match=r"llama4_text.*counts itself"):
-        build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
-    path = tiny_model("llama4_text", tmp_path, no_rope_layers=[1, 0], attn_temperature_tuning=False)
-    assert build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
+        _build("llama4_text", tmp_path, no_rope_layers=bare)
+    assert _build("llama4_text", tmp_path, no_rope_layers=bare, attn_temperature_tuning=False)
+
+
+def _build(kind: str, folder: Path, **changes: Any) -> Worker:
+    path = tiny_model(kind, folder, **changes)
+    return build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
 
 
 def failing(model: RaggedModel, error: Exception) -> RaggedModel:

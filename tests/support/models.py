@@ -30,6 +30,8 @@ _LLAMA: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": MAX_MODEL_LEN,
 }
+# For configurations that derive it.
+_OWN_HEAD_DIM = {key: value for key, value in _LLAMA.items() if key != "head_dim"}
 
 
 def _llama() -> PretrainedConfig:
@@ -90,7 +92,7 @@ def _mistral() -> PretrainedConfig:
 
 def _phimoe() -> PretrainedConfig:
     return transformers.PhimoeConfig(
-        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        **_OWN_HEAD_DIM,
         num_local_experts=4,
         sliding_window=None,
     )
@@ -98,7 +100,7 @@ def _phimoe() -> PretrainedConfig:
 
 def _qwen2_moe() -> PretrainedConfig:
     return transformers.Qwen2MoeConfig(
-        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        **_OWN_HEAD_DIM,
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=48,
@@ -108,7 +110,7 @@ def _qwen2_moe() -> PretrainedConfig:
 
 def _phi3() -> PretrainedConfig:
     return transformers.Phi3Config(
-        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        **_OWN_HEAD_DIM,
         partial_rotary_factor=0.5,
     )
 
@@ -137,7 +139,7 @@ def _mpt() -> PretrainedConfig:
 
 def _granite_hybrid() -> PretrainedConfig:
     return transformers.GraniteMoeHybridConfig(
-        **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+        **_OWN_HEAD_DIM,
         num_local_experts=0,
         shared_intermediate_size=96,
         layer_types=["attention", "attention"],
