@@ -18,6 +18,7 @@ from kernels.cpu_lookup import lookup_tasks
 from kernels.cpu_move import move_tasks
 from kernels.cpu_pairs import emulated_pair_tag, pair_tag
 from kernels.cpu_play import play_tape
+from kernels.cpu_prefetch import for_read_once
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 from kernels.cpu_write import write_tasks
 
@@ -36,6 +37,7 @@ _SOURCES = (
     "cpu_pair_tiles.py",
     "cpu_pairs.py",
     "cpu_play.py",
+    "cpu_prefetch.py",
     "cpu_row_pair_tiles.py",
     "cpu_row_pairs.py",
     "cpu_rows.py",
@@ -142,9 +144,10 @@ def source_version(names: Sequence[str]) -> int:
     """A number that changes with the kernels' sources, never zero.
 
     numba keys its cache by the entry function and what it closes over, not by the functions that
-    it calls: closing over this number keeps a stale kernel from being loaded.
+    it calls: closing over this number keeps a stale kernel from being loaded. It does not look at
+    caches either, and two CPUs of one name may differ in them where one is virtual.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(bytes([for_read_once()]))
     for name in names:
         digest.update(Path(__file__).with_name(name).read_bytes())
     return int.from_bytes(digest.digest()[:6], "little") | 1

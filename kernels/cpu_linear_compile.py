@@ -27,6 +27,7 @@ _SOURCES = (
     "cpu_memory.py",
     "cpu_norm.py",
     "cpu_pairs.py",
+    "cpu_prefetch.py",
     "cpu_rotary.py",
     "cpu_simd.py",
     "cpu_unpack.py",

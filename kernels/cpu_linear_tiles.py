@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from kernels import cpu_simd as simd
 from kernels.cpu_pairs import dot_pairs, fma, high_halves, low_halves, splat_bits
+from kernels.cpu_prefetch import Cache, for_read_once, prefetch
 from kernels.cpu_simd import LANES
 
 _LINE_BYTES = 64
@@ -104,10 +105,10 @@ def accumulate(
             x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
             if is_own:
                 soon = [builder.add(panel, simd.i64(_SOON_BYTES)) for panel in w_at]
-                _bring_in(builder, soon, w_step.constant, simd.Cache.NONE)
+                _bring_in(builder, soon, w_step.constant, for_read_once())
             elif is_address:
                 later = [simd.offset(builder, panel, step, w_step) for panel in ahead_at]
-                _bring_in(builder, later, w_step.constant, simd.Cache.SECOND)
+                _bring_in(builder, later, w_step.constant, Cache.SECOND)
             if operand_tag == types.float32:
                 return _add_products(builder, narrow, list(sums), x_at, w_at)
             return _add_pairs(builder, operand_tag, list(sums), x_at, w_at)
@@ -135,7 +136,7 @@ def _bring_in(builder, addresses, num_bytes, cache):
     """Start to bring in so many bytes from each of the addresses on."""
     for address in addresses:
         for begin in range(0, num_bytes, _LINE_BYTES):
-            simd.prefetch(builder, builder.add(address, simd.i64(begin)), cache)
+            prefetch(builder, builder.add(address, simd.i64(begin)), cache)
 
 
 def _rows_up_to(builder, last, num_rows, base, stride):

@@ -12,6 +12,7 @@ from numba.extending import intrinsic
 
 from kernels import cpu_simd as simd
 from kernels.cpu_pairs import dot_pairs, splat_bits
+from kernels.cpu_prefetch import for_read_once, prefetch
 from kernels.cpu_simd import LANES
 
 _LINE = 64  # bytes: sixteen pairs
@@ -73,7 +74,7 @@ def turn_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_stride, ne
                 for lane in range(LANES):
                     if not lines_each:
                         at = builder.add(_entry(builder, next_table, simd.i64(lane)), begin)
-                        simd.prefetch(builder, at, simd.Cache.NONE)
+                        prefetch(builder, at, for_read_once())
                     at = builder.add(_entry(builder, table, simd.i64(lane)), begin)
                     rows.append(_load_pairs(builder, at, num_pairs))
                 at = simd.offset(builder, lanes, builder.mul(line, simd.i64(LANES)), out_stride)
@@ -153,7 +154,7 @@ def _fetch_part(builder, table, part, num_rows, lines_each):
         n = builder.add(builder.mul(part, simd.i64(num_rows)), simd.i64(row))
         at = _entry(builder, table, n)
         for line in range(lines_each):
-            simd.prefetch(builder, builder.add(at, simd.i64(_LINE * line)), simd.Cache.NONE)
+            prefetch(builder, builder.add(at, simd.i64(_LINE * line)), for_read_once())
 
 
 def _entry(builder, table, n):

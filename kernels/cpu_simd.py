@@ -10,7 +10,6 @@ in bytes.
 """
 
 import math
-from enum import IntEnum
 
 import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -132,27 +131,6 @@ def reduce_add(builder, vector):
 def larger(builder, a, b):
     """Lanewise maximum in which a NaN never wins."""
     return builder.select(builder.fcmp_ordered("ogt", a, b), a, b)
-
-
-class Cache(IntEnum):
-    """Where a line that is brought in stays, in LLVM's numbers.
-
-    What is read once in a step is many times the caches: there it only takes the place of others'
-    code and data.
-    """
-
-    NONE = 0  # only in the fastest one, until it is read
-    SECOND = 2
-
-
-def prefetch(builder, address, cache):
-    """Start to bring a cache line in; any address will do."""
-    byte = ir.IntType(8).as_pointer()
-    number = [ir.Constant(I32, value) for value in (0, cache, 1)]  # to be read; where to; data
-    function = builder.module.declare_intrinsic(
-        "llvm.prefetch.p0", (), ir.FunctionType(ir.VoidType(), (byte, I32, I32, I32))
-    )
-    builder.call(function, [builder.inttoptr(address, byte), *number])
 
 
 def loop(builder, count, initial, body):

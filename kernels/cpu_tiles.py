@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 
 from kernels import cpu_simd as simd
 from kernels.cpu_pairs import dot_pairs, is_pair_tag, splat_bits
+from kernels.cpu_prefetch import for_read_once, prefetch
 from kernels.cpu_simd import LANES, size_of
 
 _LINE = 64
@@ -91,7 +92,7 @@ def _fetch_chunks(builder, row, num_chunks, step):
 
     def fetch(line, _):
         at = simd.offset(builder, row, line, simd.i64(every * step))
-        simd.prefetch(builder, at, simd.Cache.NONE)
+        prefetch(builder, at, for_read_once())
         return []
 
     num_lines = builder.sdiv(builder.add(num_chunks, simd.i64(every - 1)), simd.i64(every))
@@ -101,7 +102,7 @@ def _fetch_chunks(builder, row, num_chunks, step):
 def _fetch_bytes(builder, row, num_bytes):
     """The same of a length that is known at compile time."""
     for begin in range(0, num_bytes, _LINE):
-        simd.prefetch(builder, builder.add(row, simd.i64(begin)), simd.Cache.NONE)
+        prefetch(builder, builder.add(row, simd.i64(begin)), for_read_once())
 
 
 @intrinsic
