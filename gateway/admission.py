@@ -34,6 +34,7 @@ class Output:
     token_ids: bool
     num_choices: int  # shown for each prompt
     num_candidates: int  # generated for each prompt, or beams; the likeliest are shown
+    num_prompt_logprobs: int | None = None  # beside what is echoed; None: no log-probabilities
 
     @property
     def is_ranked(self) -> bool:
@@ -64,6 +65,7 @@ def completion_output(body: CompletionBody) -> Output:
         token_ids=bool(body.return_token_ids),
         num_choices=num_choices,
         num_candidates=num_candidates,
+        num_prompt_logprobs=_prompt_logprobs(body),
     )
 
 
@@ -80,6 +82,7 @@ def chat_output(body: ChatBody) -> Output:
         token_ids=bool(body.return_token_ids),
         num_choices=body.n or 1,
         num_candidates=body.n or 1,
+        num_prompt_logprobs=_prompt_logprobs(body),
     )
 
 
@@ -136,7 +139,9 @@ def sampling_params(
         ignore_eos=bool(body.ignore_eos),
         min_tokens=min_tokens,
         num_logprobs=0 if output.is_ranked and output.num_logprobs is None else output.num_logprobs,
-        num_prompt_logprobs=output.num_logprobs if output.echo else None,
+        num_prompt_logprobs=_most(
+            output.num_prompt_logprobs, output.num_logprobs if output.echo else None
+        ),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=body.repetition_penalty or 1.0,
@@ -225,3 +230,14 @@ def _stops(body: GenerationBody) -> tuple[str, ...]:
     if body.stop is None:
         return ()
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+
+
+def _prompt_logprobs(body: GenerationBody) -> int | None:
+    if body.prompt_logprobs is not None and body.stream:
+        reason = "an answer in one piece has them; leave stream out"
+        raise invalid_value("prompt_logprobs", body.prompt_logprobs, reason)
+    return body.prompt_logprobs
+
+
+def _most(*numbers: int | None) -> int | None:
+    return max((number for number in numbers if number is not None), default=None)

@@ -51,6 +51,18 @@ class CompletionLogprobs(_Answer):
     text_offset: list[int]
 
 
+class PromptLogprob(_Answer):
+    """A token at its place in a prompt."""
+
+    logprob: float
+    rank: Annotated[int, Field(ge=1)] | None  # null: it is none of the likeliest asked for
+    decoded_token: str
+
+
+# By token id, for each token of a prompt; null for the first, which nothing is before.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
 class CompletionChoice(_Answer):
     """One text."""
 
@@ -61,6 +73,7 @@ class CompletionChoice(_Answer):
     beam_score: float | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class CompletionAnswer(_Answer):
@@ -124,6 +137,7 @@ class ChatAnswer(_Answer):
     choices: list[ChatChoice]
     usage: UsageAnswer
     prompt_token_ids: list[int] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class ModelCard(_Answer):

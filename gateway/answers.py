@@ -194,7 +194,12 @@ async def whole_answer(
             await generation.accepted()
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]
-        return Response(wire.whole(choices, generation.usage), media_type="application/json")
+        prompts, usage = generation.scored_prompts(), generation.usage
+        if prompts:  # thousands of tokens, with twenty others each
+            answer = await asyncio.to_thread(wire.whole, choices, usage, prompts)
+        else:
+            answer = wire.whole(choices, usage, prompts)
+        return Response(answer, media_type="application/json")
     except ClientLeft:
         generation.note_unfinished(FinishReason.ABORT)
         return client_left(call)

@@ -58,6 +58,8 @@ def _faults_of_search(body: CompletionBody | ChatBody) -> Iterator[tuple[str, st
         yield "stop", "a beam search does not look at text; stop_token_ids can end its beams"
     if body.max_tokens == 0:
         yield "max_tokens", "a beam search needs at least one token to search for"
+    if body.prompt_logprobs is not None:
+        yield "prompt_logprobs", "a beam search has no log-probabilities of the prompt"
     if isinstance(body, ChatBody):
         yield from _faults_of_scores("top_logprobs", body.top_logprobs)
     else:

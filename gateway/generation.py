@@ -4,9 +4,8 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
-from gateway.admission import Output, Prompt
+from gateway.admission import Output
 from gateway.choices import Choice, Delta, ScoredToken
 from gateway.display import Display, read_display, request_id
 from gateway.engine import EngineClient
@@ -35,6 +34,7 @@ from gateway.events import (
 )
 from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
+from gateway.prompt_scores import scored_prompt
 from gateway.resumed import views_of
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
@@ -110,6 +110,22 @@ class Generation:
             ranked = sorted(request.parts, key=lambda part: -part.choice.mean_logprob)
             chosen += [part.index for part in ranked[: output.num_choices]]
         return chosen
+
+    def scored_prompts(self) -> list[list[ScoredToken]]:
+        """The tokens of each choice's prompt, if log-probabilities are shown of them, else nothing.
+
+        Raises:
+            ApiError: 500, the engine did not tell all of them.
+        """
+        num_top = self._output.num_prompt_logprobs
+        if num_top is None:
+            return []
+        return [
+            scored
+            for request in self._requests
+            for scored in [self._scored_prompt(request, num_top)]
+            for _ in range(self._output.num_choices)
+        ]
 
     @property
     def usage(self) -> Usage:
@@ -365,7 +381,7 @@ class Generation:
         text = request.echo + delta.text
         scored = delta.scored
         if self._output.num_logprobs is not None:
-            scored = self._scored_prompt(request) + scored
+            scored = self._scored_prompt(request, self._output.num_logprobs) + scored
         return replace(delta, text=text, scored=scored)
 
     def _settle(self, request: PendingRequest, part: Part) -> None:
@@ -419,23 +435,6 @@ class Generation:
         text = planned.prompt.text
         return self._tokenizer.decode(planned.prompt.tokens) if text is None else text
 
-    def _scored_prompt(self, request: PendingRequest) -> list[ScoredToken]:
+    def _scored_prompt(self, request: PendingRequest, num_top: int) -> list[ScoredToken]:
         prompt = request.planned.prompt
-        scored = []
-        places = zip(prompt.tokens, self._offsets(prompt), strict=True)
-        for position, (token, offset) in enumerate(places):
-            scores = request.prompt_scores.get(position)
-            if scores is None and position > 0:
-                raise failed(f"the log-probability of prompt token {position} is missing")
-            scored.append(ScoredToken(token, offset, scores if position else None))
-        return scored
-
-    def _offsets(self, prompt: Prompt) -> list[int]:
-        """Where the tokens of a prompt stand in what is echoed of it."""
-        if prompt.text is not None:
-            offsets = self._tokenizer.offsets(prompt.text)
-            if offsets is not None and len(offsets) == len(prompt.tokens):
-                return offsets
-        detokenizer = self._tokenizer.detokenizer()
-        ends = accumulate((len(detokenizer.push(token)) for token in prompt.tokens), initial=0)
-        return list(ends)[:-1]
+        return scored_prompt(prompt, request.prompt_scores, num_top, self._tokenizer)

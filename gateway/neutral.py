@@ -32,7 +32,6 @@ NEUTRAL: Neutral = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
-    "prompt_logprobs": (),
 }
 NEUTRAL_IN_STREAM_OPTIONS: Neutral = {
     "include_obfuscation": (False,),

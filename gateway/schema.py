@@ -173,6 +173,11 @@ class GenerationBody(_Body):
     stream_options: StreamOptions | None = None
     stream_resume: bool | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Log-probabilities of the prompt's tokens, all but the first, and so many of "
+        "the likeliest at their places. Not of streams and beam searches.",
+    )
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
     deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None  # from the POST on

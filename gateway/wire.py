@@ -74,8 +74,14 @@ class Wire(Protocol):
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that ends a stream with its cost."""
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
-        """The answer in one piece."""
+    def whole(
+        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[Sequence[ScoredToken]]
+    ) -> bytes:
+        """The answer in one piece.
+
+        Args:
+            prompts: scored tokens of each choice's prompt; none if nobody asked for them.
+        """
 
 
 class CompletionWire:
@@ -108,7 +114,9 @@ class CompletionWire:
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._frame.event("", usage)
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(
+        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[Sequence[ScoredToken]]
+    ) -> bytes:
         shown = []
         for index, delta in enumerate(choices):
             choice: dict[str, Any] = {
@@ -121,6 +129,8 @@ class CompletionWire:
             if self._head.token_ids:
                 choice["token_ids"] = delta.token_ids
                 choice["prompt_token_ids"] = self._head.prompt_tokens[index]
+            if prompts:
+                choice["prompt_logprobs"] = _prompt_logprobs(prompts[index], self._tokenizer)
             shown.append(choice)
         return self._frame.whole({"choices": shown, "usage": usage.body()})
 
@@ -200,7 +210,9 @@ class ChatWire:
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._frame.event("", usage)
 
-    def whole(self, choices: Sequence[Delta], usage: Usage) -> bytes:
+    def whole(
+        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[Sequence[ScoredToken]]
+    ) -> bytes:
         shown = []
         for index, delta in enumerate(choices):
             choice: dict[str, Any] = {
@@ -216,6 +228,8 @@ class ChatWire:
         fields: dict[str, Any] = {"choices": shown, "usage": usage.body()}
         if self._head.token_ids:
             fields["prompt_token_ids"] = self._head.prompt_tokens[0]
+        if prompts:
+            fields["prompt_logprobs"] = _prompt_logprobs(prompts[0], self._tokenizer)
         return self._frame.whole(fields)
 
     def _first(self, index: int) -> bytes:
@@ -274,6 +288,29 @@ class _Frame:
 def error_event(body: dict[str, Any]) -> bytes:
     """The last event of a stream that failed; nothing follows."""
     return b"data: " + json.dumps(body).encode("ascii") + b"\n\n"
+
+
+def _prompt_logprobs(
+    scored: Sequence[ScoredToken], tokenizer: Tokenizer
+) -> list[dict[str, Any] | None]:
+    """By token id, at each place of a prompt: the likeliest, and the one that stands there."""
+
+    def shown(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = tokenizer.token_bytes(token).decode(errors="replace")
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
+
+    places: list[dict[str, Any] | None] = []
+    for item in scored:
+        if item.scores is None:
+            places.append(None)
+            continue
+        top = zip(item.scores.top_ids.tolist(), item.scores.top_logprobs.tolist(), strict=True)
+        place = {
+            str(token): shown(token, logprob, rank) for rank, (token, logprob) in enumerate(top, 1)
+        }
+        place.setdefault(str(item.token), shown(item.token, item.scores.logprob, None))
+        places.append(place)
+    return places
 
 
 def _finish_json(delta: Delta) -> str:

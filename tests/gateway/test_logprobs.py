@@ -211,3 +211,72 @@ async def test_a_missing_score_is_an_error_not_a_hole(stage: Stage) -> None:
     stage.answer_text("Hi")
     assert (await stage.complete(logprobs=1)).status_code == 500
     assert (await stage.chat(logprobs=True)).status_code == 500
+
+
+async def test_prompt_logprobs_are_told_beside_each_text(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, [50], with_prompt=True))
+    response = await stage.complete(prompt="Good day", prompt_logprobs=2, max_tokens=1)
+    submit = await playing
+    assert submit.sampling.num_prompt_logprobs == 2
+    assert submit.sampling.num_logprobs is None
+    [choice] = response.json()["choices"]
+    assert choice["logprobs"] is None
+    first, *others = choice["prompt_logprobs"]
+    assert first is None
+    assert len(others) == len(submit.prompt) - 1
+    for position, place in enumerate(others, 1):
+        token = int(submit.prompt[position])
+        text = name_of(stage, token)
+        assert place == {
+            str(token): {"logprob": -float(position), "rank": 1, "decoded_token": text},
+            "7": {"logprob": -9.5, "rank": 2, "decoded_token": name_of(stage, 7)},
+        }
+
+
+async def test_a_prompt_token_that_is_none_of_the_likeliest_has_no_rank(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, [50], with_prompt=True))
+    response = await stage.complete(prompt="Good day", prompt_logprobs=0, max_tokens=1)
+    submit = await playing
+    places = response.json()["choices"][0]["prompt_logprobs"][1:]
+    assert [list(place) for place in places] == [[str(token)] for token in submit.prompt[1:]]
+    assert {place["rank"] for each in places for place in each.values()} == {None}
+
+
+async def test_echo_and_prompt_logprobs_may_differ_in_number(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, [50], with_prompt=True))
+    response = await stage.complete(
+        prompt="Good day", prompt_logprobs=2, echo=True, logprobs=1, max_tokens=1
+    )
+    submit = await playing
+    assert submit.sampling.num_prompt_logprobs == 2
+    [choice] = response.json()["choices"]
+    assert {len(place) for place in choice["prompt_logprobs"][1:]} == {2}
+    assert {len(place) for place in choice["logprobs"]["top_logprobs"][1:-1]} == {1}
+
+
+async def test_a_conversation_has_prompt_logprobs_once(stage: Stage) -> None:
+    playing = stage.spawn(play(stage, [50], with_prompt=True))
+    response = await stage.chat(prompt_logprobs=1, max_tokens=1)
+    submit = await playing
+    body = response.json()
+    assert len(body["prompt_logprobs"]) == len(submit.prompt)
+    assert "prompt_logprobs" not in body["choices"][0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "because"),
+    [
+        ({"stream": True}, "leave stream out"),
+        ({"use_beam_search": True, "n": 2}, "beam search"),
+        ({"prompt_logprobs": 21}, "20"),
+        ({"prompt_logprobs": -1}, "0"),
+    ],
+)
+async def test_prompt_logprobs_that_cannot_be_had_are_refused(
+    stage: Stage, fields: dict[str, Any], because: str
+) -> None:
+    response = await stage.complete(**{"prompt_logprobs": 1, **fields})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "prompt_logprobs"
+    assert because in error["message"]
