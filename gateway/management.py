@@ -11,7 +11,12 @@ from shared.metrics import CONTENT_TYPE, GatewayMetrics
 
 
 def management_app(metrics: GatewayMetrics, ready: Callable[[], Response]) -> Starlette:
-    """``/metrics``, ``/health/live`` and ``/health/ready``.
+    """Nothing but what ``management_routes`` are for."""
+    return Starlette(routes=management_routes(metrics, ready))
+
+
+def management_routes(metrics: GatewayMetrics, ready: Callable[[], Response]) -> list[Route]:
+    """``/metrics``, ``/health/live`` and ``/health/ready``; with HEAD, too.
 
     Args:
         ready: the answer to the last of them.
@@ -26,10 +31,8 @@ def management_app(metrics: GatewayMetrics, ready: Callable[[], Response]) -> St
     async def say_ready(request: Request) -> Response:  # noqa: ARG001
         return ready()
 
-    return Starlette(
-        routes=[
-            Route("/metrics", show_metrics),
-            Route("/health/live", say_alive),
-            Route("/health/ready", say_ready),
-        ]
-    )
+    return [
+        Route("/metrics", show_metrics),
+        Route("/health/live", say_alive),
+        Route("/health/ready", say_ready),
+    ]

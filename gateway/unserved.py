@@ -14,12 +14,12 @@ from gateway.call import AccessLog
 from gateway.connections import connections_that_fit
 from gateway.errors import unavailable
 from gateway.http_server import HttpServer, connection_limits
-from gateway.management import management_app
+from gateway.management import management_app, management_routes
 from gateway.require_key import RequireKey
 from gateway.settings import GatewaySettings
 from gateway.version import version
 from shared.logs import EventLog
-from shared.metrics import CONTENT_TYPE, GatewayMetrics
+from shared.metrics import GatewayMetrics
 from shared.model_name import model_name
 
 _log = EventLog("gateway.unserved")
@@ -33,17 +33,11 @@ def create_unserved_app(keys: ApiKeys, metrics: GatewayMetrics, reason: str) -> 
     app.add_middleware(RequireKey, keys=keys, metrics=metrics)
     app.add_middleware(AccessLog)
 
-    @app.get("/health/live")
-    async def live() -> dict[str, str]:
-        return {"status": "alive"}
+    app.router.routes.extend(management_routes(metrics, lambda: _refusal(reason)))
 
     @app.get("/version")
     async def say_version() -> dict[str, str]:
         return {"version": version()}
-
-    @app.get("/metrics")
-    async def show_metrics() -> Response:
-        return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     @app.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)
     async def refuse(path: str, request: Request) -> Response:  # noqa: ARG001
