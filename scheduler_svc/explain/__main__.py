@@ -42,7 +42,14 @@ def main() -> None:
     except (PageStreamError, OSError) as error:
         print(f"error: {error}{source}", file=sys.stderr)
         sys.exit(1)
-    print(as_json(story) if args.json else as_text(story))
+    _show(as_json(story) if args.json else as_text(story))
+
+
+def _show(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # whoever reads has seen enough; Python must not try again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def as_text(story: Story) -> str:

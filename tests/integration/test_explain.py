@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from tests.support.models import VOCAB_SIZE
 from tests.support.requests import submit
 
 ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "scheduler_svc.explain"]
 NUM_TOKENS = 40
 NUM_REQUESTS = 6
 SMALL = Configuration(
@@ -128,11 +130,25 @@ def check_commands(redis_url: str, engine_id: str, recording: Path) -> None:
         explain("request", *from_redis)
     assert failed.value.returncode == 1
     assert "6 requests begin with 'request'" in failed.value.stderr
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        to_nobody = subprocess.run(
+            [*COMMAND, "request-1", *from_redis],
+            cwd=ROOT,
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(write_end)
+    assert (to_nobody.returncode, to_nobody.stderr) == (0, "")
 
 
 def explain(*arguments: str) -> str:
     return subprocess.run(
-        [sys.executable, "-m", "scheduler_svc.explain", *arguments],
+        [*COMMAND, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
