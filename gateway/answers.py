@@ -194,8 +194,8 @@ async def whole_answer(
             await generation.accepted()
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]
-        prompts, usage = generation.scored_prompts(), generation.usage
-        if prompts:  # thousands of tokens, with twenty others each
+        prompts, usage = generation.prompt_scores(), generation.usage
+        if generation.scores_prompts:  # too much to write on the loop
             answer = await asyncio.to_thread(wire.whole, choices, usage, prompts)
         else:
             answer = wire.whole(choices, usage, prompts)

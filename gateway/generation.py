@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from gateway.admission import Output
-from gateway.choices import Choice, Delta, ScoredToken
+from gateway.choices import Choice, Delta
 from gateway.display import Display, read_display, request_id
 from gateway.engine import EngineClient
 from gateway.errors import (
@@ -34,7 +34,7 @@ from gateway.events import (
 )
 from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
-from gateway.prompt_scores import scored_prompt
+from gateway.prompt_scores import PromptScores, echoed_scores, prompt_scores
 from gateway.resumed import views_of
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
@@ -111,8 +111,13 @@ class Generation:
             chosen += [part.index for part in ranked[: output.num_choices]]
         return chosen
 
-    def scored_prompts(self) -> list[list[ScoredToken]]:
-        """The tokens of each choice's prompt, if log-probabilities are shown of them, else nothing.
+    @property
+    def scores_prompts(self) -> bool:
+        """The answer has log-probabilities of prompts, which may be thousands of tokens."""
+        return self._requests[0].planned.sampling.num_prompt_logprobs is not None
+
+    def prompt_scores(self) -> list[PromptScores]:
+        """Of each prompt, if they are shown beside the texts, else nothing.
 
         Raises:
             ApiError: 500, the engine did not tell all of them.
@@ -121,10 +126,8 @@ class Generation:
         if num_top is None:
             return []
         return [
-            scored
+            prompt_scores(request.planned.prompt.tokens, request.prompt_scores, num_top)
             for request in self._requests
-            for scored in [self._scored_prompt(request, num_top)]
-            for _ in range(self._output.num_choices)
         ]
 
     @property
@@ -381,7 +384,10 @@ class Generation:
         text = request.echo + delta.text
         scored = delta.scored
         if self._output.num_logprobs is not None:
-            scored = self._scored_prompt(request, self._output.num_logprobs) + scored
+            prompt = request.planned.prompt
+            num_top = self._output.num_logprobs
+            scores = prompt_scores(prompt.tokens, request.prompt_scores, num_top)
+            scored = echoed_scores(prompt, scores, self._tokenizer) + scored
         return replace(delta, text=text, scored=scored)
 
     def _settle(self, request: PendingRequest, part: Part) -> None:
@@ -434,7 +440,3 @@ class Generation:
             return ""
         text = planned.prompt.text
         return self._tokenizer.decode(planned.prompt.tokens) if text is None else text
-
-    def _scored_prompt(self, request: PendingRequest, num_top: int) -> list[ScoredToken]:
-        prompt = request.planned.prompt
-        return scored_prompt(prompt, request.prompt_scores, num_top, self._tokenizer)

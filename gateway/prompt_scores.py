@@ -1,6 +1,6 @@
 """Log-probabilities of a prompt's tokens, for clients that ask for them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -10,30 +10,37 @@ from gateway.errors import failed
 from gateway.tokenizer import Tokenizer
 from shared.messages.outputs import TokenLogprobs
 
+PromptScores = list[tuple[int, TokenLogprobs | None]]  # tokens; None for the first one
 
-def scored_prompt(
-    prompt: Prompt, found: Mapping[int, TokenLogprobs], num_top: int, tokenizer: Tokenizer
-) -> list[ScoredToken]:
-    """All tokens of a prompt; the first one has no log-probability.
+
+def prompt_scores(
+    tokens: Sequence[int], found: Mapping[int, TokenLogprobs], num_top: int
+) -> PromptScores:
+    """All tokens of a prompt, with what is shown of their places.
 
     Args:
         found: by position, as the engine told them; it may have told more of the likeliest tokens.
-        num_top: that are shown.
+        num_top: of those that are shown.
 
     Raises:
         ApiError: 500, the engine did not tell all of them.
     """
-    scored = []
-    places = zip(prompt.tokens, _offsets(prompt, tokenizer), strict=True)
-    for position, (token, offset) in enumerate(places):
-        scores = found.get(position) if position else None
-        if scores is None and position > 0:
+    shown: PromptScores = [(tokens[0], None)]
+    for position, token in enumerate(tokens[1:], 1):
+        scores = found.get(position)
+        if scores is None:
             raise failed(f"the log-probability of prompt token {position} is missing")
-        if scores is not None and len(scores.top_ids) > num_top:
+        if len(scores.top_ids) > num_top:
             top_ids, top_logprobs = scores.top_ids[:num_top], scores.top_logprobs[:num_top]
             scores = replace(scores, top_ids=top_ids, top_logprobs=top_logprobs)
-        scored.append(ScoredToken(token, offset, scores))
-    return scored
+        shown.append((token, scores))
+    return shown
+
+
+def echoed_scores(prompt: Prompt, scores: PromptScores, tokenizer: Tokenizer) -> list[ScoredToken]:
+    """The same in the text that is echoed."""
+    places = zip(scores, _offsets(prompt, tokenizer), strict=True)
+    return [ScoredToken(token, offset, each) for (token, each), offset in places]
 
 
 def _offsets(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

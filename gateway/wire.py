@@ -12,6 +12,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple, Protocol
 
 from gateway.choices import Delta, ScoredToken
+from gateway.prompt_scores import PromptScores
 from gateway.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -75,12 +76,13 @@ class Wire(Protocol):
         """The event that ends a stream with its cost."""
 
     def whole(
-        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[Sequence[ScoredToken]]
+        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[PromptScores]
     ) -> bytes:
         """The answer in one piece.
 
         Args:
-            prompts: scored tokens of each choice's prompt; none if nobody asked for them.
+            prompts: scores of each prompt, which has as many choices as the others; none if nobody
+                asked for them.
         """
 
 
@@ -115,8 +117,9 @@ class CompletionWire:
         return self._frame.event("", usage)
 
     def whole(
-        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[Sequence[ScoredToken]]
+        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[PromptScores]
     ) -> bytes:
+        scored = [_prompt_logprobs(scores, self._tokenizer) for scores in prompts]
         shown = []
         for index, delta in enumerate(choices):
             choice: dict[str, Any] = {
@@ -129,8 +132,8 @@ class CompletionWire:
             if self._head.token_ids:
                 choice["token_ids"] = delta.token_ids
                 choice["prompt_token_ids"] = self._head.prompt_tokens[index]
-            if prompts:
-                choice["prompt_logprobs"] = _prompt_logprobs(prompts[index], self._tokenizer)
+            if scored:
+                choice["prompt_logprobs"] = scored[index * len(scored) // len(choices)]
             shown.append(choice)
         return self._frame.whole({"choices": shown, "usage": usage.body()})
 
@@ -211,7 +214,7 @@ class ChatWire:
         return self._frame.event("", usage)
 
     def whole(
-        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[Sequence[ScoredToken]]
+        self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[PromptScores]
     ) -> bytes:
         shown = []
         for index, delta in enumerate(choices):
@@ -290,9 +293,7 @@ def error_event(body: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(body).encode("ascii") + b"\n\n"
 
 
-def _prompt_logprobs(
-    scored: Sequence[ScoredToken], tokenizer: Tokenizer
-) -> list[dict[str, Any] | None]:
+def _prompt_logprobs(prompt: PromptScores, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
     """By token id, at each place of a prompt: the likeliest, and the one that stands there."""
 
     def shown(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
@@ -300,15 +301,15 @@ def _prompt_logprobs(
         return {"logprob": _finite(logprob), "rank": rank, "decoded_token": text}
 
     places: list[dict[str, Any] | None] = []
-    for item in scored:
-        if item.scores is None:
+    for token, scores in prompt:
+        if scores is None:
             places.append(None)
             continue
-        top = zip(item.scores.top_ids.tolist(), item.scores.top_logprobs.tolist(), strict=True)
+        top = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
         place = {
-            str(token): shown(token, logprob, rank) for rank, (token, logprob) in enumerate(top, 1)
+            str(other): shown(other, logprob, rank) for rank, (other, logprob) in enumerate(top, 1)
         }
-        place.setdefault(str(item.token), shown(item.token, item.scores.logprob, None))
+        place.setdefault(str(token), shown(token, scores.logprob, None))
         places.append(place)
     return places
 

@@ -254,6 +254,18 @@ async def test_echo_and_prompt_logprobs_may_differ_in_number(stage: Stage) -> No
     assert {len(place) for place in choice["logprobs"]["top_logprobs"][1:-1]} == {1}
 
 
+async def test_each_text_has_those_of_its_own_prompt(stage: Stage) -> None:
+    async def play_both() -> list[Submit]:
+        return [await play(stage, [50], with_prompt=True) for _ in range(2)]
+
+    prompts = [[20, 30, 40], [20, 31]]
+    playing = stage.spawn(play_both())
+    response = await stage.complete(prompt=prompts, prompt_logprobs=0, max_tokens=1)
+    await playing
+    found = [choice["prompt_logprobs"] for choice in response.json()["choices"]]
+    assert [[list(place) for place in each[1:]] for each in found] == [[["30"], ["40"]], [["31"]]]
+
+
 async def test_a_conversation_has_prompt_logprobs_once(stage: Stage) -> None:
     playing = stage.spawn(play(stage, [50], with_prompt=True))
     response = await stage.chat(prompt_logprobs=1, max_tokens=1)

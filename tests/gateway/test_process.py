@@ -145,6 +145,8 @@ def test_without_a_tokenizer_it_stays_up_and_says_why(
     with httpx.Client(transport=httpx.HTTPTransport(retries=20)) as client:
         assert client.get(f"{url}/health/live").status_code == 200
         assert client.get(f"{url}/health/ready").status_code == 503
+        assert client.head(f"{url}/health/live").status_code == 200
+        assert 'reason="no_engine"} 0.0' in client.get(f"{url}/metrics").text  # for probes
         refused = client.post(f"{url}/v1/completions", json={"model": "bloom", "prompt": "x"})
         assert "admission_rejections" in client.get(f"{url}/metrics").text
     assert refused.status_code == 503
