@@ -8,6 +8,7 @@ import torch
 from gpu_worker.buckets import Bucket, Buckets
 from gpu_worker.runner import StepRunner
 from gpu_worker.step_inputs import InputWriter, StepInputs
+from kernels.cpu_screening import Likeliest
 from shared.logs import EventLog
 
 _PROGRESS_S = 2.0
@@ -59,6 +60,9 @@ class GraphRunner:
         self._tables[:num_seqs, :width].copy_(tables)
         captured.graph.replay()
         return self._logits[:num_seqs]
+
+    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+        return self.run(inputs)
 
     @torch.inference_mode()
     def capture(self, writer: InputWriter, buckets: Buckets) -> None:

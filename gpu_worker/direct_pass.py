@@ -3,7 +3,8 @@
 That code checks its arguments, computes cosines and sines and wraps up its results in every step,
 which takes long beside a small model's layers. Where it is known to do no more than to look up
 embeddings and what belongs to positions, and to normalize and multiply in the end, a step is one
-tape: lookups, layers, the last normalization and the output layer.
+tape: lookups, layers, the last normalization and the output layer. Where all that is wanted of that
+is the likeliest token, another tape ends with finding it (see ``kernels.cpu_screen``).
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,17 @@ from gpu_worker.position_tables import PositionTable
 from gpu_worker.recorded_layers import RecordedLayers
 from kernels.cpu_job_kinds import LOOKUP_OF_POSITIONS
 from kernels.cpu_lookups import CpuLookups
+from kernels.cpu_screening import CompiledScreen, Likeliest
 from kernels.cpu_tape import JobRecorder, Tape
 from kernels.cpu_threads import recording
+from shared.logs import EventLog
+
+# Steps that screening leaves undecided cost both. When there were so many, and they were more than
+# this share of all, nothing is screened any more.
+_UNDECIDED = 32
+_MOST_UNDECIDED = 0.1
+
+log = EventLog(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,7 @@ class DirectPass:
         layers: as they are recorded, with what follows them.
         tables: of all that the layers read beside hidden states.
         head: logits [1, R, V] of normalized hidden states [1, R, K].
+        screen: finds the head's likeliest outputs; None: they are found among all.
     """
 
     def __init__(
@@ -47,6 +58,7 @@ class DirectPass:
         layers: RecordedLayers,
         tables: Sequence[PositionTable],
         head: nn.Module,
+        screen: CompiledScreen | None = None,
     ) -> None:
         recorded = layers.recorded
         assert recorded is not None
@@ -66,6 +78,13 @@ class DirectPass:
         self._num_normed = len(jobs)
         self._tape = Tape([*jobs, *behind.head_jobs], recorded.tape.num_tokens)
         self._used: _Used | None = None
+        self._screen = screen
+        self._num_screened = self._num_undecided = 0
+        if screen is not None:
+            screening = JobRecorder()
+            with recording(screening):
+                screen(behind.normed[0])
+            self._screening = Tape([*jobs, *screening.jobs], recorded.tape.num_tokens)
 
     def serves(self, step: AttentionStep, num_tokens: int) -> bool:
         """Whether the layers would be played."""
@@ -83,9 +102,7 @@ class DirectPass:
         """Logits [R, V] of a step that is served, until the next call."""
         assert isinstance(step, PagedStep)
         num_tokens = token_ids.shape[0]
-        used = self._use(num_tokens)
-        if not self._is_embedded:
-            used.hidden.copy_(self._embedding(token_ids.unsqueeze(0))[0])
+        used = self._begin(token_ids)
         looked_up = token_ids, positions
         if rows is None and used.logits is not None:
             self._tape.play(num_tokens, step.batch, looked_up=looked_up)
@@ -93,6 +110,43 @@ class DirectPass:
         self._tape.play(num_tokens, step.batch, self._num_normed, looked_up)
         logits: torch.Tensor = self._head(used.normed if rows is None else used.normed[:, rows])
         return logits[0]
+
+    def likeliest(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        step: AttentionStep,
+    ) -> Likeliest | torch.Tensor:
+        """The likeliest tokens of a step that is served; or logits [T, V]. Until the next call."""
+        if self._screen is None:
+            return self.logits(token_ids, positions, step, None)
+        assert isinstance(step, PagedStep)
+        num_tokens = token_ids.shape[0]
+        used = self._begin(token_ids)
+        self._screening.play(num_tokens, step.batch, looked_up=(token_ids, positions))
+        found = self._screen.found(num_tokens)
+        self._num_screened += 1
+        if found.decided:
+            return found
+        self._count_undecided()
+        logits: torch.Tensor = self._head(used.normed)
+        return logits[0]
+
+    def _count_undecided(self) -> None:
+        self._num_undecided += 1
+        if self._num_undecided < _UNDECIDED:
+            return
+        if self._num_undecided > _MOST_UNDECIDED * self._num_screened:
+            log.info("output layers are computed whole: too many outputs are nearly the likeliest")
+            self._screen = None
+        self._num_screened = self._num_undecided = 0
+
+    def _begin(self, token_ids: torch.Tensor) -> _Used:
+        """What the step uses; with its embeddings, if no tape looks them up."""
+        used = self._use(token_ids.shape[0])
+        if not self._is_embedded:
+            used.hidden.copy_(self._embedding(token_ids.unsqueeze(0))[0])
+        return used
 
     def _use(self, num_tokens: int) -> _Used:
         """As for the step before, if it was of the same size."""

@@ -34,6 +34,7 @@ from gpu_worker.runner import EagerRunner, StepRunner
 from gpu_worker.sampling import Chosen, RowSampling, ban_ends, choose, keys_of
 from gpu_worker.step_buffers import StepBuffers, StepSize
 from gpu_worker.step_inputs import InputWriter, StepInputs, first
+from kernels.cpu_screening import Likeliest
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
 from shared.messages.endings import EndFlag
@@ -207,8 +208,17 @@ class Executor:
         inputs = self._writer.write(rows, placement, wanted, keys, only_samples)
         num_wanted = rows.num_tokens if wanted is None else len(wanted)
         outcome.model_begins()
-        logits = self._compute(rows, inputs, num_wanted)
+        every_row_samples = rows.sizes is None and rows.only_decodes
+        only_likeliest = every_row_samples and sampling is not None and sampling.only_likeliest
+        found = self._compute(rows, inputs, only_likeliest)
         outcome.model_ended()
+        if isinstance(found, Likeliest):
+            likeliest = Chosen.of(found)
+            self._last_tokens.write(inputs.sampled, likeliest.tokens)
+            outcome.sampled(likeliest)
+            advanced = self.batch.advance(rows)
+            return BegunStep(plan, began_s, rows.num_tokens, advanced, outcome, (), (), ())
+        logits = first(found, num_wanted)
         scored = _score(rows, logits[:num_scored]) if num_scored else ()
         last = num_wanted - sum(len(group.rows) for group in rows.beams)
         candidates = self._rank(plan.step, rows, logits[last:]) if rows.beams else ()
@@ -262,14 +272,17 @@ class Executor:
         if len(plan.copy_sources):
             self.memory.copy(plan.copy_sources, plan.copy_targets)
 
-    def _compute(self, rows: Rows, inputs: StepInputs, num_wanted: int) -> torch.Tensor:
-        """The forward pass: logits [num_wanted, V]."""
+    def _compute(
+        self, rows: Rows, inputs: StepInputs, only_likeliest: bool
+    ) -> Likeliest | torch.Tensor:
+        """The forward pass: logits [wanted rows and padding, V], or if they do the likeliest."""
         self._last_tokens.hold(len(self.batch.taken))
         if num_decoding := rows.num_decoding:
             self._last_tokens.read(inputs.decoding, first(inputs.token_ids, num_decoding))
-        logits = self.runner.run(inputs)
+        run = self.runner.likeliest if only_likeliest else self.runner.run
+        found = run(inputs)
         self.memory.attended()
-        return first(logits, num_wanted)
+        return found
 
     def _sample(
         self,
@@ -283,7 +296,7 @@ class Executor:
         batch, slots = self.batch, rows.sampled
         if rows.forks is not None:
             logits = logits[self._on_device(rows.forks.logit_rows)]
-        asking = np.flatnonzero(batch.wants_logprobs[slots])
+        asking = sampling.asking
         on_device = self._on_device(asking) if len(asking) else None
         raw = None if on_device is None else logits[on_device]
         if (penalized := sampling.penalized) is not None:

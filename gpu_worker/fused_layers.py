@@ -18,6 +18,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         self._linear = linear
 
+    @property
+    def layers(self) -> PackedLayers:
+        """Its weight."""
+        return self._linear.layers
+
     def forward(
         self,
         x: torch.Tensor,  # [..., K]

@@ -10,6 +10,7 @@ from torch import nn
 from gpu_worker.attention import PagedStep
 from gpu_worker.compiled import decoder_layers
 from gpu_worker.direct_pass import DirectPass
+from gpu_worker.fused_layers import PackedLinear
 from gpu_worker.model import RaggedModel
 from gpu_worker.noting import NotingLayers
 from gpu_worker.position_tables import position_tables
@@ -23,6 +24,7 @@ from gpu_worker.recording import CannotRecord
 from gpu_worker.surgery import places
 from gpu_worker.surroundings import NothingAttended, Surroundings, find_surroundings
 from kernels.cpu_layers import CpuLayers
+from kernels.cpu_screening import CompiledScreen, find_screen
 from kernels.interface import AttentionBackend, LayerCache, RaggedBatch
 from shared.logs import EventLog
 
@@ -76,7 +78,8 @@ def record_layers(
         setattr(owner, name, nn.ModuleList([*earlier, Listener(calls)]))
         try:
             tables = position_tables(model, recorder.recorded, max_model_len)
-            model.short_cut = DirectPass(around.embedding, found, tables, around.head)
+            screen = _screen(model, kernels, around.head, num_tokens)
+            model.short_cut = DirectPass(around.embedding, found, tables, around.head, screen)
         except Exception as error:
             because = _reason(error)
     setattr(owner, name, nn.ModuleList([*earlier, found]))
@@ -89,6 +92,21 @@ def record_layers(
         **({"called_around": because} if because else {}),
     )
     return found
+
+
+def _screen(
+    model: RaggedModel, kernels: CpuLayers, head: nn.Module, num_tokens: int
+) -> CompiledScreen | None:
+    """What finds the likeliest tokens, if there is such for the output layer."""
+    if not isinstance(head, PackedLinear) or model.dtype != torch.bfloat16:
+        return None
+    began = time.monotonic()
+    screen = find_screen(kernels, head.layers, num_tokens)
+    if screen is not None:
+        model.packed_bytes += screen.nbytes
+        seconds = round(time.monotonic() - began, 2)
+        log.info("likeliest tokens are screened", bytes=screen.nbytes, seconds=seconds)
+    return screen
 
 
 def _find_around(

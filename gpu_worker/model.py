@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gpu_worker.attention import ATTENTION_NAME, STEP_KEYWORD, AttentionStep
+from kernels.cpu_screening import Likeliest
 from kernels.interface import AttentionParams
 from shared.errors import ModelUnsupported
 
@@ -48,6 +49,14 @@ class ShortCut(Protocol):
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """What ``RaggedModel.forward`` returns."""
+
+    def likeliest(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+    ) -> Likeliest | torch.Tensor:
+        """What ``RaggedModel.likeliest`` returns."""
 
 
 class RaggedModel:
@@ -105,6 +114,20 @@ class RaggedModel:
         )
         logits: torch.Tensor = output.logits[0]
         return logits if rows is None or self._picks_rows else logits[rows]
+
+    def likeliest(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        step: AttentionStep,
+    ) -> Likeliest | torch.Tensor:
+        """The likeliest token of every row; or logits [T, vocabulary], if those are there anyway.
+
+        Until the next call.
+        """
+        if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
+            return self.short_cut.likeliest(token_ids, positions, step)
+        return self.forward(token_ids, positions, step, rows=None)
 
     @torch.inference_mode()
     def eager_logits(self, token_ids: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.step_inputs import StepInputs
 from kernels.cpu_isa import detect
 from kernels.cpu_layers import CpuLayers
+from kernels.cpu_screening import Likeliest
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
 from shared.messages.plans import StepPlan
@@ -102,7 +103,7 @@ def trial(limits: Limits) -> list[StepPlan]:
 
 
 class _Both:
-    """Computes every step twice; the second time writes the same keys and values."""
+    """Computes every step in all ways; each writes the same keys and values."""
 
     def __init__(self, runner: StepRunner, layers: RecordedLayers) -> None:
         self.same = True
@@ -115,3 +116,13 @@ class _Both:
             called = self._runner.run(inputs)
         self.same &= torch.equal(played, called)
         return called
+
+    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+        found = self._runner.likeliest(inputs)
+        if isinstance(found, Likeliest):
+            tokens, best = found.tokens.copy(), found.best.copy()
+            logits = self.run(inputs).float().numpy()
+            self.same &= bool(np.array_equal(logits.argmax(1), tokens))
+            self.same &= bool(np.array_equal(logits.max(1), best))
+            return Likeliest(tokens, best)
+        return self.run(inputs)

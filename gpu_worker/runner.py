@@ -8,6 +8,7 @@ from gpu_worker.attention import PagedStep
 from gpu_worker.memory import KVMemory
 from gpu_worker.model import RaggedModel
 from gpu_worker.step_inputs import StepInputs
+from kernels.cpu_screening import Likeliest
 from kernels.interface import AttentionBackend
 
 
@@ -16,6 +17,9 @@ class StepRunner(Protocol):
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Logits of the wanted rows, padding included, until the next step runs."""
+
+    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+        """The likeliest tokens where all rows are wanted; or logits, as ``run`` has them."""
 
 
 class EagerRunner:
@@ -33,5 +37,12 @@ class EagerRunner:
         self._backend = backend
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        step = PagedStep(self._backend, self._memory.caches, inputs.batch)
-        return self._model.forward(inputs.token_ids, inputs.positions, step, inputs.wanted)
+        return self._model.forward(
+            inputs.token_ids, inputs.positions, self._step(inputs), inputs.wanted
+        )
+
+    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+        return self._model.likeliest(inputs.token_ids, inputs.positions, self._step(inputs))
+
+    def _step(self, inputs: StepInputs) -> PagedStep:
+        return PagedStep(self._backend, self._memory.caches, inputs.batch)

@@ -15,6 +15,7 @@ from gpu_worker.batch import BatchState
 from gpu_worker.noise import row_keys
 from gpu_worker.penalties import PenalizedRows, Penalties
 from gpu_worker.slots import Slots
+from kernels.cpu_screening import Likeliest
 
 _BANNED = float("-inf")
 _NO_KEYS = np.empty((2, 0), np.int32)
@@ -33,6 +34,7 @@ class RowSampling:
     min_p: npt.NDArray[np.float32]  # [D]
     on_device: "DeviceDraw | None"  # the same where a GPU wants it
     has_minimum: bool  # some row may not end yet
+    asking: Slots  # rows whose log-probabilities are wanted
     penalized: PenalizedRows | None = None  # rows whose logits are changed
 
     @staticmethod
@@ -62,8 +64,15 @@ class RowSampling:
             min_p=min_p,
             on_device=on_device,
             has_minimum=bool((batch.num_tokens[slots] < batch.min_length[slots]).any()),
+            asking=np.flatnonzero(batch.wants_logprobs[slots]),
             penalized=penalties.rows(penalized, batch.handle[slots[penalized]]),
         )
+
+    @property
+    def only_likeliest(self) -> bool:
+        """Whether nothing is asked of logits but where the largest is."""
+        changed = self.has_minimum or self.penalized is not None
+        return not (changed or len(self.drawn) or len(self.asking))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,12 @@ class Chosen:
 
     tokens: torch.Tensor
     broken: torch.Tensor
+
+    @staticmethod
+    def of(found: Likeliest) -> "Chosen":
+        """Tokens of a step that wanted the likeliest."""
+        tokens = torch.from_numpy(found.tokens.copy())  # its own are the next step's, too
+        return Chosen(tokens, torch.from_numpy(~np.isfinite(found.best)))
 
 
 def keys_of(

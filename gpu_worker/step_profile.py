@@ -84,6 +84,7 @@ def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
         min_p=np.zeros(num_rows, np.float32),
         on_device=DeviceDraw(places, torch.from_numpy(ones).to(device), filters),
         has_minimum=False,
+        asking=np.empty(0, np.int64),
         penalized=penalized,
     )
     keys = keys_of(sampling, zeros)

@@ -22,11 +22,13 @@ class Instructions:
         name: for the log.
         wide: 32 registers of sixteen lanes, instead of 16 of eight.
         dot: what happens to bfloat16; inputs in float32 are never rounded to it.
+        fours: whether one instruction multiplies and sums four bytes.
     """
 
     name: str
     wide: bool
     dot: Dot
+    fours: bool = False
 
 
 def detect() -> Instructions | None:
@@ -43,7 +45,8 @@ def best_dot() -> Dot:
 def choose(features: set[str]) -> Instructions | None:
     """The best for a CPU with these features, by LLVM's names."""
     if {"avx512f", "avx512bf16", "avx512vl"} <= features:
-        return Instructions("avx512_bf16", wide=True, dot=Dot.NATIVE)
+        fours = "avx512vnni" in features
+        return Instructions("avx512_bf16", wide=True, dot=Dot.NATIVE, fours=fours)
     if "avx512f" in features:
         return Instructions("avx512", wide=True, dot=Dot.WIDENED)
     if {"avx2", "fma"} <= features:

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from kernels import cpu_jobs as jobs
 from kernels import cpu_linear_jobs as linear
+from kernels import cpu_screen_jobs as screen
 
 
 class OfStep(IntEnum):
@@ -72,5 +73,6 @@ LOOKUP_OF_TOKENS = JobKind(
 LOOKUP_OF_POSITIONS = JobKind(
     jobs.LOOKUP_FIELDS, rows=jobs.NUM_INDICES, of_step=((jobs.INDICES, OfStep.POSITIONS),)
 )
+SCREEN = JobKind(screen.SCREEN_FIELDS, rows=screen.NUM_ROWS, scratch=screen.SCRATCH)
 MOVE = JobKind(jobs.MOVE_FIELDS)
 TAPE = JobKind(jobs.TAPE_FIELDS)

@@ -78,12 +78,15 @@ class CompiledLinear:
     """A linear layer, or layers that share their input, as one call.
 
     A row's result is the same whatever the other rows are, and how many.
+
+    Attributes:
+        layers: their weights.
     """
 
     def __init__(self, kernels: CpuLayers, layers: PackedLayers, dtype: torch.dtype) -> None:
         self._kernels = kernels
         self._kernel = linear_kernel(layers.weight.dtype, dtype, kernels.instructions)
-        self._layers = layers
+        self.layers = layers
         self._dtype = dtype
         self._job = (ctypes.c_int64 * jobs.LINEAR_FIELDS)()
         self._address = ctypes.addressof(self._job)
@@ -140,7 +143,7 @@ class CompiledLinear:
 
     def _describe(self) -> None:
         """All that is the same in every call."""
-        layers, job = self._layers, self._job
+        layers, job = self.layers, self._job
         job[jobs.WEIGHT] = layers.weight.data_ptr()
         job[jobs.IN_FEATURES] = layers.in_features
         job[jobs.EPILOGUE] = jobs.SILU_GATED if layers.gated else jobs.PLAIN

@@ -61,7 +61,7 @@ def linear_tasks(job, weight_tag, operand_tag, tag, registers):
                 widened_chunk = chunk
             x, x_stride = widened, 4 * in_features + 64
         w = field(job, fields.WEIGHT) + group * fields.GROUP * panel_stride
-        _clear(tile, rows)
+        clear(tile, rows)
         begin = 0
         while begin < in_features:
             depth = in_features if rows <= fields.MOST_BLOCK_ROWS else fields.DEPTH
@@ -73,14 +73,14 @@ def linear_tasks(job, weight_tag, operand_tag, tag, registers):
             if begin >= in_features:  # the group behind those that other threads have claimed
                 threads = field(job, fields.NEXT_THREAD)
                 then = w + min(threads, num_groups - group) * fields.GROUP * panel_stride
-            _multiply(
+            multiply(
                 registers, weight_tag, operand_tag, rows, x_at, x_stride, w_at, panel_stride,
                 depth // 2, then, tile,
             )  # fmt: skip
         _finish(job, tag, tile, first, rows, group)
 
 
-def _multiply(
+def multiply(
     registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
 ):
     """tile [rows, GROUP_OUTPUTS] += x @ w over ``pairs`` pairs of inputs.
@@ -91,7 +91,7 @@ def _multiply(
     raise NotImplementedError
 
 
-@overload(_multiply)
+@overload(multiply)
 def _choose_multiply(
     registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
 ):
@@ -186,7 +186,7 @@ def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, 
 
 
 @njit
-def _clear(tile, rows):
+def clear(tile, rows):
     """Zero sums, also those of the rows that a register block may have too many."""
     for r in range(rows if rows == 1 else rows + fields.MOST_BLOCK_ROWS):
         for panel in range(fields.GROUP):

@@ -16,7 +16,7 @@ from kernels.cpu_rotary import rotate_tasks
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 from kernels.cpu_unpack import unpack_tasks
 
-_SOURCES = (
+SOURCES = (
     "cpu_activate.py",
     "cpu_add.py",
     "cpu_jobs.py",
@@ -41,7 +41,7 @@ def linear_kernel(weight: torch.dtype, dtype: torch.dtype, instructions: Instruc
     Raises:
         ValueError: if there is no kernel for the types.
     """
-    version = source_version(_SOURCES)
+    version = source_version(SOURCES)
     registers = wide_registers if instructions.wide else narrow_registers
 
     def linear_float32(job):
@@ -85,7 +85,7 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version, tag = source_version(_SOURCES), element_tag(dtype)
+    version, tag = source_version(SOURCES), element_tag(dtype)
 
     def norm(job):
         if version:
@@ -101,7 +101,7 @@ def layer_norm_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version, tag = source_version(_SOURCES), element_tag(dtype)
+    version, tag = source_version(SOURCES), element_tag(dtype)
 
     def layer_norm(job):
         if version:
@@ -117,7 +117,7 @@ def rotary_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version, tag = source_version(_SOURCES), element_tag(dtype)
+    version, tag = source_version(SOURCES), element_tag(dtype)
 
     def rotate(job):
         if version:
@@ -133,7 +133,7 @@ def add_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version, tag = source_version(_SOURCES), element_tag(dtype)
+    version, tag = source_version(SOURCES), element_tag(dtype)
 
     def add(job):
         if version:
@@ -149,7 +149,7 @@ def activate_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version, tag = source_version(_SOURCES), element_tag(dtype)
+    version, tag = source_version(SOURCES), element_tag(dtype)
 
     def activate(job):
         if version:
@@ -165,7 +165,7 @@ def unpack_kernel(weight: torch.dtype, dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the types.
     """
-    version = source_version(_SOURCES)
+    version = source_version(SOURCES)
     weight_tag, tag = element_tag(weight), element_tag(dtype)
 
     def unpack(job):

@@ -63,7 +63,7 @@ def pack(
     narrow = all(map(is_narrow, weights))
     packed = torch.cat([_panels(weight, narrow) for weight in weights])
     return PackedLayers(
-        _on_large_pages(packed),
+        on_large_pages(packed),
         tuple(bias if bias is None else _padded_bias(bias) for bias in biases),
         weights[0].shape[1],
         tuple(len(weight) for weight in weights),
@@ -86,7 +86,7 @@ def pack_gated(
     if biases is not None:
         bias = torch.stack([part.view(-1, PANEL) for part in biases], dim=1).flatten()
         bias = _padded_bias(bias)
-    weight = _on_large_pages(_panels(joined, narrow))
+    weight = on_large_pages(_panels(joined, narrow))
     return PackedLayers(weight, (bias,), in_features, (out_features,), gated=True)
 
 
@@ -112,7 +112,7 @@ def _padded_bias(bias: torch.Tensor) -> torch.Tensor:
     return padded
 
 
-def _on_large_pages(weight: torch.Tensor) -> torch.Tensor:
+def on_large_pages(weight: torch.Tensor) -> torch.Tensor:
     """A contiguous copy, on huge pages where the system has them to give.
 
     Weights are read front to back in every step: fewer pages, fewer walks of page tables.

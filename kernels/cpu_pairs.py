@@ -1,8 +1,9 @@
-"""Pairs of bfloat16 in 32 bits, and products of vectors of them.
+"""Pairs of bfloat16 and fours of bytes in 32 bits, and products of vectors of them.
 
-An *operand tag* says how bfloat16 is multiplied: ``float32_tag`` element by element, widened;
+An *operand tag* says how numbers are multiplied: ``float32_tag`` element by element, widened;
 ``pair_tag`` by pairs, with the instruction for it; ``emulated_pair_tag`` does the same without, so
-that it can be tested anywhere.
+that it can be tested anywhere. Likewise ``four_tag`` and ``emulated_four_tag`` for bytes, signed in
+rows and unsigned in weights; their sums are int32, whatever the vectors are called that hold them.
 """
 
 import numpy as np
@@ -13,6 +14,8 @@ from kernels import cpu_simd as simd
 
 pair_tag = np.uint32(0)
 emulated_pair_tag = np.int32(0)
+four_tag = np.uint8(0)
+emulated_four_tag = np.int8(0)
 
 
 def is_pair_tag(tag):
@@ -40,7 +43,11 @@ def high_halves(builder, pairs):
 
 
 def dot_pairs(builder, tag, sums, rows, weights):
-    """sums + rows[0] * weights[0] + rows[1] * weights[1] for vectors of pairs [16] int32."""
+    """sums + rows[0] * weights[0] + ... for vectors of pairs, or of fours, [16] int32."""
+    if tag in (types.uint8, types.int8):
+        dot_fours = _dot_fours if tag == types.uint8 else _emulated_dot_fours
+        found = dot_fours(builder, builder.bitcast(sums, simd.VI32), rows, weights)
+        return builder.bitcast(found, simd.VF32)
     if tag == types.int32:
         for half in (high_halves, low_halves):
             sums = fma(builder, half(builder, rows), half(builder, weights), sums)
@@ -52,6 +59,21 @@ def dot_pairs(builder, tag, sums, rows, weights):
         ir.FunctionType(simd.VF32, (simd.VF32, simd.VI32, simd.VI32)),
     )
     return builder.call(dot, (sums, rows, weights))
+
+
+def _dot_fours(builder, sums, rows, weights):
+    kind = ir.FunctionType(simd.VI32, (simd.VI32,) * 3)
+    dot = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), kind)
+    return builder.call(dot, (sums, weights, rows))
+
+
+def _emulated_dot_fours(builder, sums, rows, weights):
+    for place in range(0, 32, 8):
+        weight = builder.lshr(weights, simd.repeated(place))
+        weight = builder.and_(weight, simd.repeated(0xFF))
+        signed = builder.ashr(builder.shl(rows, simd.repeated(24 - place)), simd.repeated(24))
+        sums = builder.add(sums, builder.mul(weight, signed))
+    return sums
 
 
 def splat_bits(builder, scalar):

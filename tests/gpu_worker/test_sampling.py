@@ -57,6 +57,7 @@ def rows_of(kinds: Sequence[Kind], way: str = "compiled") -> RowSampling:
         min_p=min_p,
         on_device=on_device,
         has_minimum=False,
+        asking=np.empty(0, np.int64),
     )
 
 
