@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gpu_worker import cpu_draw, cpu_penalties
+from gpu_worker import cpu_likeliest, cpu_penalties
 from gpu_worker.admissible import Limits
 from gpu_worker.allocation import Allocator, choose_allocator
 from gpu_worker.buckets import Buckets
@@ -21,6 +21,7 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks
 from gpu_worker.speeds import measure_speeds
 from gpu_worker.step_profile import StepProfile, measure_steps
+from kernels import cpu_drawing
 from kernels.interface import AttentionBackend
 from kernels.select import select_backend
 from shared.errors import ModelUnsupported, SettingsError
@@ -67,7 +68,8 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         backend = _backend(settings, device, shapes)
     _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
     if device.type == "cpu":
-        cpu_draw.warm_up()
+        cpu_likeliest.warm_up()
+        cpu_drawing.load()
         cpu_penalties.warm_up()
     replace_layers(model, shapes, settings, device)
     max_model_len = context_length(model.config, settings.max_model_len)

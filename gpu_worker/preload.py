@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from gpu_worker import cpu_draw, cpu_penalties
+from gpu_worker import cpu_likeliest, cpu_penalties
 from gpu_worker.loader import choose_dtype, own_dtype, refuse_by_config
 from gpu_worker.settings import WorkerSettings
 from shared.logs import EventLog
@@ -28,7 +28,7 @@ def preload(settings: WorkerSettings) -> None:
         refuse_by_config(config)
         assert MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # looking it up imports it
         if _computes_on_cpu(settings):
-            cpu_draw.warm_up()
+            cpu_likeliest.warm_up()
             cpu_penalties.warm_up()
             _load_kernels(settings, config)
     except Exception as error:  # the same happens again where it can be explained
@@ -36,6 +36,7 @@ def preload(settings: WorkerSettings) -> None:
 
 
 def _load_kernels(settings: WorkerSettings, config: Any) -> None:
+    from kernels import cpu_drawing
     from kernels.cpu_compile import attend_kernel, write_kernel
     from kernels.cpu_isa import best_dot, detect
     from kernels.cpu_linear_compile import linear_kernel, norm_kernel
@@ -43,6 +44,7 @@ def _load_kernels(settings: WorkerSettings, config: Any) -> None:
     own = own_dtype(config)
     dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
     write_kernel()
+    cpu_drawing.load()
     attend_kernel(dtype, best_dot())
     instructions = detect()
     if settings.layer_kernels == "auto" and instructions is not None:

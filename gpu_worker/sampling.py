@@ -4,21 +4,24 @@ Greedy, or Gumbel-max: the argmax of filtered logits plus noise is a draw from t
 noise does not depend on the batch, so neither does the draw.
 """
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker import cpu_draw, torch_draw
+from gpu_worker import cpu_likeliest, torch_draw
 from gpu_worker.batch import BatchState
 from gpu_worker.noise import row_keys
 from gpu_worker.penalties import PenalizedRows, Penalties
 from gpu_worker.slots import Slots
+from kernels.cpu_drawing import Drawing
 from kernels.cpu_screening import Likeliest
 
 _BANNED = float("-inf")
 _NO_KEYS = np.empty((2, 0), np.int32)
+_of_thread = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         best, tokens = logits.max(dim=-1)
         return best, tokens
     if logits.dtype == torch.bfloat16:
-        found, value = cpu_draw.likeliest(logits.view(torch.uint16).numpy())
+        found, value = cpu_likeliest.likeliest(logits.view(torch.uint16).numpy())
         return torch.from_numpy(value), torch.from_numpy(found)
     # numpy's argmax is vectorized, and up to ten times as fast as torch's.
     wide = logits.float()
@@ -166,15 +169,25 @@ def _draw(
     device_keys: torch.Tensor,  # [2, D] int32
     tokens: torch.Tensor,  # [R], those of the D rows that draw are replaced
 ) -> None:
-    all_draw = len(rows.drawn) == len(logits)
     if (device := rows.on_device) is not None:
+        all_draw = len(rows.drawn) == len(logits)
         wanted = logits if all_draw else logits[device.drawn]
         found = torch_draw.draw(wanted, device.temperature, device.filters, device_keys)
         tokens[device.drawn] = found
         return
-    drawn = torch.from_numpy(rows.drawn)
-    wanted = (logits if all_draw else logits[drawn]).float().contiguous()
-    compiled = cpu_draw.draw(
-        wanted.numpy(), rows.temperature, rows.top_k, rows.top_p, rows.min_p, keys
-    )
-    tokens[drawn] = torch.from_numpy(compiled)
+    if logits.dtype not in (torch.float32, torch.bfloat16) or logits.stride(1) != 1:
+        logits = logits.float().contiguous()
+    drawing = _drawing()
+    drawing.draw(
+        logits, rows.drawn, rows.temperature, rows.top_k, rows.top_p, rows.min_p, keys,
+        tokens.numpy(),
+    )  # fmt: skip
+
+
+def _drawing() -> Drawing:
+    """The calling thread's own: its memory serves one draw at a time."""
+    try:
+        found: Drawing = _of_thread.drawing
+    except AttributeError:
+        found = _of_thread.drawing = Drawing()
+    return found

@@ -6,6 +6,7 @@ Whoever keeps a job to run it again needs to know no more than this (see cpu_tap
 from dataclasses import dataclass
 from enum import IntEnum
 
+from kernels import cpu_draw_jobs as draw
 from kernels import cpu_jobs as jobs
 from kernels import cpu_linear_jobs as linear
 from kernels import cpu_screen_jobs as screen
@@ -74,5 +75,6 @@ LOOKUP_OF_POSITIONS = JobKind(
     jobs.LOOKUP_FIELDS, rows=jobs.NUM_INDICES, of_step=((jobs.INDICES, OfStep.POSITIONS),)
 )
 SCREEN = JobKind(screen.SCREEN_FIELDS, rows=screen.NUM_ROWS, scratch=screen.SCRATCH)
+DRAW = JobKind(draw.DRAW_FIELDS)
 MOVE = JobKind(jobs.MOVE_FIELDS)
 TAPE = JobKind(jobs.TAPE_FIELDS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_worker import cpu_draw
+from gpu_worker import cpu_likeliest
 from gpu_worker.executor import Executor
 from gpu_worker.noise import gumbel_noise, row_keys
 from gpu_worker.sampling import DeviceDraw, RowSampling, choose, keys_of
@@ -251,7 +251,7 @@ def test_the_likeliest_in_bfloat16_is_that_of_its_float32(size: int, special: fl
     logits[8:] = logits[8:].scatter(1, places[8:], special)
     logits[-8:] = -math.inf
     bits = logits.view(torch.int16).numpy().view(np.uint16)
-    tokens, best = cpu_draw.likeliest(bits)
+    tokens, best = cpu_likeliest.likeliest(bits)
     expected = logits.float().numpy()
     assert tokens.tolist() == expected.argmax(1).tolist()
     np.testing.assert_array_equal(best, expected.max(1))

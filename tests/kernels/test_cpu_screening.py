@@ -96,7 +96,7 @@ def test_outputs_that_only_rounding_makes_equal_count_as_equal(served: CpuLayers
     assert screen(x).tokens[0] == 5
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_rows=st.integers(1, MOST_ROWS),
