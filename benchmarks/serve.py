@@ -53,6 +53,8 @@ class Load:
     Attributes:
         prompt_as: ``tokens`` sends ids, ``text`` words, whose number is fitted beforehand.
         token_ids: half-open range that prompts are drawn from.
+        temperature: of the answers; zero asks for the likeliest tokens.
+        top_p: likewise; one leaves all tokens.
     """
 
     endpoint: str
@@ -62,6 +64,8 @@ class Load:
     prompt_as: str = "tokens"
     token_ids: tuple[int, int] = (300, 1_000)
     ignore_eos: bool = True
+    temperature: float = 0.0
+    top_p: float = 1.0
 
     def body(self, rng: random.Random, num_words: int) -> dict[str, Any]:
         """A request with a prompt of its own."""
@@ -73,12 +77,14 @@ class Load:
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": self.output_tokens,
-            "temperature": 0,
+            "temperature": self.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
         if self.ignore_eos:
             body["ignore_eos"] = True
+        if self.top_p < 1:
+            body["top_p"] = self.top_p
         if self.endpoint == "chat":
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
@@ -183,6 +189,8 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
         args.prompt_as,
         (int(low), int(high)),
         args.ignore_eos,
+        args.temperature,
+        args.top_p,
     )
     target = Target.of(args.base_url, _PATHS[args.endpoint], key)
     rng = random.Random(args.seed)
@@ -234,6 +242,8 @@ def main() -> None:
     )
     parser.add_argument("--token-ids", default="300:1000", help="prompts are drawn from LOW:HIGH")
     parser.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the likeliest tokens")
+    parser.add_argument("--top-p", type=float, default=1.0, help="1: of all tokens")
     parser.add_argument("--warmup", type=int, default=1, help="runs that are not counted")
     parser.add_argument("--runs", type=int, default=3, help="runs whose medians are shown")
     parser.add_argument("--seed", type=int, default=None, help="of the prompts; else they are new")

@@ -182,6 +182,8 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,16,64")
     parser.add_argument("--prompt-tokens", default="128")
     parser.add_argument("--output-tokens", default="128")
+    parser.add_argument("--temperature", default="0", help="0: the likeliest tokens")
+    parser.add_argument("--top-p", default="1", help="1: of all tokens")
     parser.add_argument("--runs", default="3", help="of each concurrency in a round")
     parser.add_argument("options", nargs="*", help="after --: options of scripts/serve")
     args = parser.parse_args()
@@ -190,7 +192,8 @@ def main() -> None:
         if name not in SERVERS:
             parser.error(f"--servers={args.servers}: {name!r} is none of {', '.join(SERVERS)}")
     load = []
-    for flag in ("concurrency", "prompt_tokens", "output_tokens", "runs"):
+    flags = ("concurrency", "prompt_tokens", "output_tokens", "temperature", "top_p", "runs")
+    for flag in flags:
         load += [f"--{flag.replace('_', '-')}", getattr(args, flag)]
     console = Console(stderr=True)
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}

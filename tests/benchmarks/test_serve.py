@@ -135,6 +135,14 @@ async def test_a_run_opens_as_many_streams_as_it_says_and_no_two_prompts_are_ali
     for request in server.requests:
         assert request["ignore_eos"] is True
         assert request["max_tokens"] == 3
+        assert request["temperature"] == 0
+        assert "top_p" not in request
+
+
+def test_a_load_may_be_drawn() -> None:
+    load = Load("chat", "m", 5, 3, temperature=0.7, top_p=0.9)
+    body = load.body(random.Random(0), num_words=5)
+    assert (body["temperature"], body["top_p"]) == (0.7, 0.9)
 
 
 async def test_a_server_that_ends_early_is_not_measured() -> None:
