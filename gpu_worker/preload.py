@@ -40,6 +40,7 @@ def _load_kernels(settings: WorkerSettings, config: Any) -> None:
     from kernels.cpu_compile import attend_kernel, write_kernel
     from kernels.cpu_isa import best_dot, detect
     from kernels.cpu_linear_compile import linear_kernel, norm_kernel
+    from kernels.cpu_screen_compile import is_served, screen_kernels
 
     own = own_dtype(config)
     dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
@@ -51,6 +52,8 @@ def _load_kernels(settings: WorkerSettings, config: Any) -> None:
         norm_kernel(dtype)
         packed = torch.bfloat16 if torch.bfloat16 in (own, dtype) else torch.float32
         linear_kernel(packed, dtype, instructions)
+        if dtype == torch.bfloat16 and is_served(instructions):
+            screen_kernels(instructions)
 
 
 def _computes_on_cpu(settings: WorkerSettings) -> bool:

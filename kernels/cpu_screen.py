@@ -49,51 +49,52 @@ def code_tasks(job):
     if claim(job + 8 * NEXT_TASK) != 0:
         return
     num_rows, count = field(job, fields.NUM_ROWS), field(job, fields.IN_FEATURES)
-    row_bytes, rest = field(job, fields.ROW_BYTES), field(job, fields.REST)
-    num_fine = 0
+    rest = field(job, fields.REST)
+    all_rows = num_rows
     for r in range(num_rows):
         x = field(job, fields.INPUT) + r * field(job, fields.INPUT_ROW)
         fact = field(job, fields.FACTS) + r * fields.FACT_BYTES
-        size = math.sqrt(squares_of_row(bfloat16_tag, x, count)) * (1 + _ROUNDING)
-        # Sums of what does not compare, NaN, are refused, too.
-        served = size >= _LEAST_SIZE and size <= _MOST_SIZE
-        _store(fact + fields.SIZE, size if served else math.nan)
-        _store(fact + fields.REST_SIZE, 0.0)
-        largest = largest_of_row(bfloat16_tag, x, count) if served else types.float32(1.0)
-        codes = field(job, fields.ROW_CODES) + r * row_bytes
-        scale = types.float32(largest / 127)
-        if served:
-            total = code_row(bfloat16_tag, x, types.float32(1 / scale), scale, count, codes, rest)
-            _store(fact + fields.SCALE, scale)
-            store_i32(fact + fields.OFFSET, fields.MOVED * total)
-        rest_size = _size_of_rest(rest, count, size) if served else 0.0
         _store(fact + fields.FINE_SCALE, 0.0)
         store_i32(fact + fields.FINE_OFFSET, 0)
         store_i32(fact + fields.FINE_ROW, r)
+        size = math.sqrt(squares_of_row(bfloat16_tag, x, count)) * (1 + _ROUNDING)
+        if not (size >= _LEAST_SIZE and size <= _MOST_SIZE):  # or it is no number
+            _store(fact + fields.SIZE, math.nan)
+            continue
+        _store(fact + fields.SIZE, size)
+        _code(job, bfloat16_tag, x, r, fact + fields.SCALE, fact + fields.OFFSET)
+        rest_size = _size_of_rest(rest, count, size)
         finer = num_rows <= fields.FINE_ROWS or rest_size > fields.COARSE * size
-        largest = largest_of_row(float32_tag, rest, count) if served else types.float32(0.0)
-        if served and finer and largest > 0:
-            row = num_rows + num_fine
-            num_fine += 1
-            scale = types.float32(largest / 127)
-            codes = field(job, fields.ROW_CODES) + row * row_bytes
-            total = code_row(float32_tag, rest, types.float32(1 / scale), scale, count, codes, rest)
-            _store(fact + fields.FINE_SCALE, scale)
-            store_i32(fact + fields.FINE_OFFSET, fields.MOVED * total)
-            store_i32(fact + fields.FINE_ROW, row)
+        if finer and largest_of_row(float32_tag, rest, count) > 0:
+            store_i32(fact + fields.FINE_ROW, all_rows)
+            at = fact + fields.FINE_SCALE
+            _code(job, float32_tag, rest, all_rows, at, fact + fields.FINE_OFFSET)
             rest_size = _size_of_rest(rest, count, size)
+            all_rows += 1
         _store(fact + fields.REST_SIZE, rest_size)
-    store_i32(field(job, fields.NUM_FINE), num_fine)
+    store_i32(field(job, fields.NUM_FINE), all_rows - num_rows)
 
 
 @njit
-def _store(address, number):
-    store_element(float32_tag, address, types.float32(number))
+def _code(job, tag, x, row, scale_at, offset_at):
+    """Codes of a row that is not zero; what they leave is the rest."""
+    count = field(job, fields.IN_FEATURES)
+    scale = types.float32(largest_of_row(tag, x, count) / 127)
+    codes = field(job, fields.ROW_CODES) + row * field(job, fields.ROW_BYTES)
+    inverse = types.float32(1 / scale)
+    total = code_row(tag, x, inverse, scale, count, codes, field(job, fields.REST))
+    _store(scale_at, scale)
+    store_i32(offset_at, fields.MOVED * total)
 
 
 @njit
 def _size_of_rest(rest, count, size):
     return math.sqrt(squares_of_row(float32_tag, rest, count)) * (1 + _ROUNDING) + _TINY * size
+
+
+@njit
+def _store(address, number):
+    store_element(float32_tag, address, types.float32(number))
 
 
 @njit
