@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 import numpy as np
@@ -96,15 +96,23 @@ class DrivenWorker:
         if self._looking is not None:
             self._looking.shutdown()
 
-    def run(self, prompts: Sequence[IntArray], num_new: int) -> DrivenRun:
-        """Generate ``num_new`` tokens for each prompt, greedily, from an empty pool.
+    def run(
+        self, prompts: Sequence[IntArray], num_new: int, sampling: SamplingParams | None = None
+    ) -> DrivenRun:
+        """Generate ``num_new`` tokens for each prompt from an empty pool.
+
+        Args:
+            prompts: one for each request.
+            num_new: tokens of each.
+            sampling: how they are chosen; None: greedily.
 
         Raises:
             RequestRefused: a prompt is too long for the pool or the model.
         """
         core = Scheduler(self._config)
         ids = (EntryId(1, number) for number in count(1))
-        requests = _submit(core, ids, prompts, num_new)
+        sampling = replace(sampling or SamplingParams.greedy(num_new), max_tokens=num_new)
+        requests = _submit(core, ids, prompts, sampling)
         self._executor.reset()
         plans: deque[StepPlan] = deque()
         steps: list[DrivenStep] = []
@@ -162,16 +170,16 @@ def steady_steps(
 
 
 def _submit(
-    core: Scheduler, ids: Iterator[EntryId], prompts: Sequence[IntArray], num_new: int
+    core: Scheduler, ids: Iterator[EntryId], prompts: Sequence[IntArray], sampling: SamplingParams
 ) -> dict[int, int]:
     """Prompts by the handles of their requests."""
     found: dict[int, int] = {}
-    sampling = SamplingParams.greedy(num_new)
     for number, prompt in enumerate(prompts):
         submit = Submit(f"r{number}", "benchmark", "a", prompt, sampling, 0, 1, 0, "")
         for answer in core.apply(submit, next(ids)):
             if not isinstance(answer, RequestState):
-                raise RequestRefused(f"{len(prompt)} tokens and {num_new} new: {answer}")
+                new = sampling.max_tokens
+                raise RequestRefused(f"{len(prompt)} tokens and {new} new: {answer}")
             found[answer.choices[0].handle] = number
     return found
 
