@@ -332,7 +332,8 @@ class Executor:
     def _sampling_of(self, rows: Rows) -> RowSampling:
         """Parameters of the rows; those of the step before if nothing changed."""
         known = rows.only_decodes and self._row_version == rows.version
-        if self._row_sampling is None or not known:
+        # Whether somebody is below a minimum changes from step to step, without a new version.
+        if self._row_sampling is None or self._row_sampling.has_minimum or not known:
             self._row_sampling = RowSampling.of(
                 self.batch, rows.sampled, self._penalties, self.device
             )

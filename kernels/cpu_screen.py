@@ -32,9 +32,12 @@ from kernels.cpu_screen_tiles import (
 )
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 
-# Rows of other sizes are left to the layer: products of theirs may leave the range of float32.
-_LEAST_SIZE = 1e-20
+# Rows of other sizes are left to the layer: squares of what codes leave of them, or products of
+# theirs, may leave the range of float32.
+_LEAST_SIZE = 1e-10
 _MOST_SIZE = 1e20
+# What codes leave is coded once more only if the inverse of the codes' scale is a number.
+_LEAST_REST = 1e-30
 # By how much float32 may have rounded norms, and an input's rest, in shares of the input.
 _ROUNDING = 1e-5
 _TINY = 1e-6
@@ -65,7 +68,7 @@ def code_tasks(job):
         _code(job, bfloat16_tag, x, r, fact + fields.SCALE, fact + fields.OFFSET)
         rest_size = _size_of_rest(rest, count, size)
         finer = num_rows <= fields.FINE_ROWS or rest_size > fields.COARSE * size
-        if finer and largest_of_row(float32_tag, rest, count) > 0:
+        if finer and largest_of_row(float32_tag, rest, count) > _LEAST_REST:
             store_i32(fact + fields.FINE_ROW, all_rows)
             at = fact + fields.FINE_SCALE
             _code(job, float32_tag, rest, all_rows, at, fact + fields.FINE_OFFSET)

@@ -16,6 +16,8 @@ _MOST_SIZE = 1e15  # of weights, so that no product leaves the range of float32
 _LARGEST_CODE = 127
 # By how much float32 may have rounded: norms, and sums of a few terms.
 _ROUNDING = 1e-5
+# And by how much where squares, or sums in the kernels, are too small for it.
+_UNDERFLOW = 1e-15
 _PANELS_AT_ONCE = 256
 
 
@@ -84,5 +86,6 @@ def pack_for_screening(layers: PackedLayers) -> ScreenWeights | None:
         by_codes = rounded.mul_(scale[:, None])
         scales[at] = scale
         norms[at] = by_codes.norm(dim=1) * (1 + _ROUNDING)
-        errors[at] = (weights - by_codes).norm(dim=1) * (1 + _ROUNDING) + sizes * of_size
+        error = (weights - by_codes).norm(dim=1) * (1 + _ROUNDING)
+        errors[at] = error + sizes * of_size + _UNDERFLOW
     return ScreenWeights(codes, scales, errors, norms)

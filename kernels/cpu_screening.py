@@ -65,8 +65,10 @@ class CompiledScreen:
         self._facts = _aligned(most_rows * jobs.FACT_BYTES)
         self._rest = _aligned(4 * num_inputs)
         self._num_fine = np.zeros(1, np.int32)
-        # Columns of padding stay as they are: nobody reaches them.
-        self._bounds = np.full((most_rows, bounds_row), -np.inf, np.float32)
+        # Columns of padding stay as they are: nobody reaches them. The others take memory when a
+        # step has so many rows, if ever.
+        self._bounds = np.empty((most_rows, bounds_row), np.float32)
+        self._bounds[:, num_panels:] = -np.inf
         self._found = Likeliest(np.zeros(most_rows, np.int64), np.zeros(most_rows, np.float32))
         self._job = (ctypes.c_int64 * jobs.SCREEN_FIELDS)()
         self._address = ctypes.addressof(self._job)

@@ -15,9 +15,10 @@ import torch
 
 from kernels import cpu_jobs
 from kernels import cpu_linear_jobs as linear
+from kernels import cpu_screen_jobs as screen
 from kernels.checks import check_batch, check_indices, check_slots
 from kernels.cpu_compile import Kernel, tape_kernel
-from kernels.cpu_job_kinds import LINEAR, OfStep
+from kernels.cpu_job_kinds import LINEAR, SCREEN, OfStep
 from kernels.cpu_threads import TeamRunner, find_give_way
 from kernels.interface import RaggedBatch
 
@@ -194,7 +195,9 @@ def _columns(rows: Sequence[tuple[int, ...]], num_columns: int) -> npt.NDArray[n
 
 
 def _multiplications(job: NotedJob) -> int:
-    """Of a linear layer, for one row."""
+    """Of a linear layer, or of one that is screened, for one row."""
+    if job.kernel.kind is SCREEN:  # three jobs, one of which multiplies
+        return job.words[screen.IN_FEATURES] * job.words[screen.OUT_FEATURES] // 3
     if job.kernel.kind is not LINEAR:
         return 0
     num_outputs = job.words[linear.NUM_GROUPS] * linear.GROUP_OUTPUTS

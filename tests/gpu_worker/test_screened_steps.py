@@ -112,6 +112,29 @@ def test_steps_in_which_somebody_wants_more_of_logits_are_not_screened(
     assert cut._num_screened == before + 2
 
 
+def test_a_minimum_that_is_reached_is_forgotten(executor: Executor) -> None:
+    cut, planner = short_cut(executor), Planner(executor)
+    planner.admit(1, prompt(5), sampling(min_tokens=4))
+    planner.step(s1=5)
+    before = cut._num_screened
+    for _ in range(6):
+        planner.step()
+    assert cut._num_screened == before + 3  # of the tokens behind the fourth
+
+
+def test_a_step_in_which_sequences_fork_is_not_screened(executor: Executor) -> None:
+    cut, planner = short_cut(executor), Planner(executor)
+    planner.admit(1, prompt(5))
+    planner.admit(2, prompt(7))
+    planner.fork(2, 3, 1)
+    before = cut._num_screened
+    planner.step(s1=5, s2=7)
+    assert cut._num_screened == before
+    planner.step()
+    assert cut._num_screened == before + 1
+    assert planner.known[3].output == planner.known[2].output
+
+
 def test_undecided_rows_are_left_to_the_output_layer_and_in_the_end_all_are(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
