@@ -8,7 +8,6 @@ are shown, with what each way takes more than the likeliest tokens do.
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.driven_worker import DrivenWorker, random_prompts, steady_steps
+from benchmarks.serve import counts
 from gpu_worker.assembly import build_worker
 from gpu_worker.settings import WorkerSettings
 from shared.sampling import SamplingParams
@@ -68,7 +68,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", required=True, help="folder of a model")
-    parser.add_argument("--batches", type=_counts, default=[1, 16, 64], help="e.g. 1,16,64")
+    parser.add_argument("--batches", type=counts, default=[1, 16, 64], help="e.g. 1,16,64")
     parser.add_argument("--new-tokens", type=int, default=32, help="of each sequence in a round")
     parser.add_argument("--rounds", type=int, default=3, help="how often the ways take turns")
     parser.add_argument("--dtype", help="as of scripts/serve")
@@ -89,13 +89,6 @@ def main() -> None:
     Console().print(table(found))
     if args.json is not None:
         args.json.write_text(json.dumps(found) + "\n")
-
-
-def _counts(text: str) -> Sequence[int]:
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: counts are at least 1")
-    return counts
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--model", help="as the server names it; by default the first it lists")
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("--endpoint", choices=_PATHS, default="completions")
-    parser.add_argument("--concurrency", type=_counts, default=[1, 16, 64], help="e.g. 1,16,64")
+    parser.add_argument("--concurrency", type=counts, default=[1, 16, 64], help="e.g. 1,16,64")
     parser.add_argument("--requests-per-client", type=int, default=1, help="one after the other")
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
@@ -260,11 +260,16 @@ def main() -> None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def _counts(text: str) -> list[int]:
-    counts = [int(part) for part in text.split(",")]
-    if min(counts) < 1:
+def counts(text: str) -> list[int]:
+    """An option's value: numbers from 1 on, with commas between them.
+
+    Raises:
+        argparse.ArgumentTypeError: a number is smaller.
+    """
+    found = [int(part) for part in text.split(",")]
+    if min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: counts are at least 1")
-    return counts
+    return found
 
 
 if __name__ == "__main__":

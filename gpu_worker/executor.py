@@ -31,7 +31,7 @@ from gpu_worker.penalties import Penalties
 from gpu_worker.placement import Placement
 from gpu_worker.rows import Indices, Rows
 from gpu_worker.runner import EagerRunner, StepRunner
-from gpu_worker.sampling import Chosen, RowSampling, ban_ends, choose, keys_of
+from gpu_worker.sampling import Chosen, RowSampling, ban_ends, below_minimum, choose, keys_of
 from gpu_worker.step_buffers import StepBuffers, StepSize
 from gpu_worker.step_inputs import InputWriter, StepInputs, first
 from kernels.cpu_screening import Likeliest
@@ -331,14 +331,16 @@ class Executor:
 
     def _sampling_of(self, rows: Rows) -> RowSampling:
         """Parameters of the rows; those of the step before if nothing changed."""
+        found = self._row_sampling
         known = rows.only_decodes and self._row_version == rows.version
-        # Whether somebody is below a minimum changes from step to step, without a new version.
-        if self._row_sampling is None or self._row_sampling.has_minimum or not known:
-            self._row_sampling = RowSampling.of(
-                self.batch, rows.sampled, self._penalties, self.device
-            )
+        if known and found is not None and found.has_minimum:
+            # That the last one has reached its minimum makes no new version.
+            known = bool(below_minimum(self.batch, rows.sampled).any())
+        if found is None or not known:
+            found = RowSampling.of(self.batch, rows.sampled, self._penalties, self.device)
+            self._row_sampling = found
             self._row_version = rows.version if rows.only_decodes else -1
-        return self._row_sampling
+        return found
 
 
 def _score(rows: Rows, logits: torch.Tensor) -> tuple[PromptLogprobs, ...]:

@@ -66,7 +66,7 @@ class RowSampling:
             top_p=top_p,
             min_p=min_p,
             on_device=on_device,
-            has_minimum=bool((batch.num_tokens[slots] < batch.min_length[slots]).any()),
+            has_minimum=bool(below_minimum(batch, slots).any()),
             asking=np.flatnonzero(batch.wants_logprobs[slots]),
             penalized=penalties.rows(penalized, batch.handle[slots[penalized]]),
         )
@@ -150,13 +150,18 @@ def _likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return wide.gather(1, tokens.unsqueeze(1)).squeeze(1), tokens
 
 
+def below_minimum(batch: BatchState, slots: Slots) -> npt.NDArray[np.bool_]:
+    """Which of the sequences may not end yet."""
+    return batch.num_tokens[slots] < batch.min_length[slots]
+
+
 def ban_ends(
     logits: torch.Tensor,  # [R, V], changed in place
     batch: BatchState,
     slots: Slots,  # [R]
 ) -> None:
     """Take the end away from rows that have not generated their minimum."""
-    for row in np.flatnonzero(batch.num_tokens[slots] < batch.min_length[slots]).tolist():
+    for row in np.flatnonzero(below_minimum(batch, slots)).tolist():
         ends = batch.end_tokens[slots[row]]
         ends = ends[(ends >= 0) & (ends < logits.shape[1])]
         logits[row, torch.from_numpy(ends).to(logits.device, non_blocking=True)] = _BANNED

@@ -11,7 +11,14 @@ import numpy as np
 from numba import carray, njit
 
 from kernels import cpu_draw_jobs as fields
-from kernels.cpu_draw_tiles import in_bin, may_win, pointer, scale_chunk, weigh_chunk
+from kernels.cpu_draw_tiles import (
+    in_bin,
+    may_win,
+    pointer,
+    scale_chunk,
+    uniform_of,
+    weigh_chunk,
+)
 from kernels.cpu_linear_jobs import NEXT_TASK, NEXT_THREAD
 from kernels.cpu_memory import (
     claim,
@@ -44,7 +51,7 @@ def draw_tasks(job, tag):
         first = load_i64(token_at)
         temperature = _of_row(job, fields.TEMPERATURE, drawn)
         logits = field(job, fields.LOGITS) + row * field(job, fields.LOGITS_ROW)
-        _scale(tag, logits, temperature, size, scaled)
+        _scale(tag, logits, temperature, size, padded, scaled)
         top = load_element(float32_tag, scaled + 4 * first)
         threshold = np.float32(-np.inf)
         min_p, top_p = _of_row(job, fields.MIN_P, drawn), _of_row(job, fields.TOP_P, drawn)
@@ -70,7 +77,7 @@ def _key(keys, drawn):
 
 
 @njit
-def _scale(tag, logits, temperature, size, scaled):
+def _scale(tag, logits, temperature, size, padded, scaled):
     """Logits by the temperature, in whole vectors; beyond them is what nobody draws."""
     whole = size // _LANES * _LANES
     for token in range(0, whole, _LANES):
@@ -78,7 +85,7 @@ def _scale(tag, logits, temperature, size, scaled):
     for token in range(whole, size):
         logit = load_element(tag, logits + token * item_bytes(tag))
         store_element(float32_tag, scaled + 4 * token, np.float32(logit / temperature))
-    for token in range(size, (size + _LANES - 1) // _LANES * _LANES):
+    for token in range(size, padded):
         store_element(float32_tag, scaled + 4 * token, np.float32(-np.inf))
 
 
@@ -106,23 +113,7 @@ def _gumbel_argmax(scaled, padded, first, threshold, key, more_key):
 @njit
 def _gumbel(token, key, more_key):
     """The noise of a token, see ``gpu_worker.noise``."""
-    bits = np.uint32(np.uint32(token) * np.uint32(0x9E3779B1)) ^ key
-    bits = _mix(_mix(bits) ^ more_key)
-    # The sign bit is flipped, as torch's signed numbers are moved up by half their range.
-    number = np.float32(np.int32(bits)) + np.float32(2.0**31 + 0.5)
-    uniform = max(number * np.float32(2.0**-32), np.float32(2.0**-33))
-    uniform = min(uniform, np.float32(1 - 2.0**-24))
-    return np.float32(-math.log(-math.log1p(-uniform)))
-
-
-@njit
-def _mix(bits):
-    """Murmur3's finalizer."""
-    bits = np.uint32(bits ^ (bits >> np.uint32(16)))
-    bits = np.uint32(bits * np.uint32(0x85EBCA6B))
-    bits = np.uint32(bits ^ (bits >> np.uint32(13)))
-    bits = np.uint32(bits * np.uint32(0xC2B2AE35))
-    return np.uint32(bits ^ (bits >> np.uint32(16)))
+    return np.float32(-math.log(-math.log1p(-uniform_of(token, key, more_key))))
 
 
 @njit

@@ -58,10 +58,21 @@ def may_win(typingctx, scaled, first_token, record, threshold, key, more_key):
         beats = builder.fmul(uniform, power)
         beats = builder.fcmp_ordered("olt", beats, simd.vector(_MARGIN))
         reach = builder.fcmp_ordered("oge", values, simd.splat(builder, threshold))
-        return builder.zext(builder.bitcast(builder.and_(beats, reach), simd.I16), simd.I64)
+        return simd.lane_bits(builder, builder.and_(beats, reach))
 
     f32, i64 = types.float32, types.int64
     return i64(i64, i64, f32, f32, types.uint32, types.uint32), codegen
+
+
+@intrinsic
+def uniform_of(typingctx, token, key, more_key):
+    """The uniform number of a token."""
+
+    def codegen(context, builder, signature, args):
+        token, *keys = args
+        return builder.extract_element(_uniform(builder, token, keys), ir.Constant(simd.I32, 0))
+
+    return types.float32(types.int64, types.uint32, types.uint32), codegen
 
 
 def _uniform(builder, first_token, keys):
@@ -75,6 +86,7 @@ def _uniform(builder, first_token, keys):
             bits = builder.xor(bits, builder.lshr(bits, simd.repeated(shift)))
             bits = builder.mul(bits, simd.repeated(factor))
         bits = builder.xor(bits, builder.lshr(bits, simd.repeated(16)))
+    # The sign bit is flipped, as torch's signed numbers are moved up by half their range.
     number = builder.fadd(builder.sitofp(bits, simd.VF32), simd.vector(2.0**31 + 0.5))
     number = builder.fmul(number, simd.vector(2.0**-32))
     number = simd.larger(builder, number, simd.vector(2.0**-33))
@@ -116,8 +128,7 @@ def in_bin(typingctx, scaled, top, index):
         scaled, top, index = args
         _, bins = _bins(builder, scaled, top)
         wanted = splat_bits(builder, builder.trunc(index, simd.I32))
-        found = builder.icmp_signed("==", bins, wanted)
-        return builder.zext(builder.bitcast(found, simd.I16), simd.I64)
+        return simd.lane_bits(builder, builder.icmp_signed("==", bins, wanted))
 
     return types.int64(types.int64, types.float32, types.int64), codegen
 

@@ -57,7 +57,7 @@ class Drawing:
 
     def __init__(self) -> None:
         self._team = TeamRunner()
-        self._scratch = np.empty(0, np.uint8)
+        self._scratch = torch.empty(0, dtype=torch.uint8)
         self._job = (ctypes.c_int64 * jobs.DRAW_FIELDS)()
         self._address = ctypes.addressof(self._job)
 
@@ -92,8 +92,8 @@ class Drawing:
             return
         threads = min(num_drawn, self._team.num_threads())
         scratch_bytes = jobs.scratch_bytes(size)
-        if len(self._scratch) < threads * scratch_bytes + 64:
-            self._scratch = np.empty(threads * scratch_bytes + 64, np.uint8)
+        if len(self._scratch) < threads * scratch_bytes:
+            self._scratch = torch.empty(threads * scratch_bytes, dtype=torch.uint8)
         self._job[:] = [
             0,
             0,
@@ -109,7 +109,7 @@ class Drawing:
             keys.ctypes.data,
             keys[1:].ctypes.data,
             tokens.ctypes.data,
-            -(-self._scratch.ctypes.data // 64) * 64,
+            self._scratch.data_ptr(),
             scratch_bytes,
         ]
         self._team.run(draw_kernel(logits.dtype), self._address, threads)

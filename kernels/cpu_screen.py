@@ -173,10 +173,11 @@ def _choose(job, operand_tag, r, num_panels):
     if not size > 0:
         return token, best
     # The panel with the highest bound nearly always has the largest output.
-    highest = largest_bound(bounds, num_panels)
-    first = 0
-    while load_element(float32_tag, bounds + 4 * first) < highest:
-        first += 1
+    first, highest = 0, types.float32(-math.inf)
+    for panel in range(num_panels):
+        bound = load_element(float32_tag, bounds + 4 * panel)
+        if bound > highest:
+            first, highest = panel, bound
     token, best = _compute(job, operand_tag, r, fact, first, token, best)
     left = field(job, fields.MOST_PANELS)
     for chunk in range(0, num_panels, 16):
@@ -192,14 +193,6 @@ def _choose(job, operand_tag, r, num_panels):
             found >>= 1
             panel += 1
     return token, best
-
-
-@njit
-def largest_bound(bounds, num_panels):
-    highest = types.float32(-math.inf)
-    for panel in range(num_panels):
-        highest = max(highest, load_element(float32_tag, bounds + 4 * panel))
-    return highest
 
 
 @njit

@@ -31,8 +31,8 @@ FACT_BYTES = 192
 
 # Rows up to which reading weights takes longer than multiplying: finer codes cost nothing then.
 FINE_ROWS = 8
-# Others have finer codes where the rest is more than this share of the input. 0.003 to 0.01 is
-# what numbers of one size leave; with a few large ones among them it is more.
+# Others have finer codes where the rest is more than this share of the input. 0.007 to 0.013
+# is what was seen; with a few large numbers among small ones it is more.
 COARSE = 0.02
 # Bytes of an output's weights whose products are summed before the sums go back to memory.
 DEPTH = 1024

@@ -27,8 +27,17 @@ def _unary(builder, name, vector):
     )
 
 
-def _chunks(builder, count):
-    return builder.sdiv(count, simd.i64(LANES))
+def _over_row(builder, tag, x, count, initial, step):
+    """``step`` over the vectors of a row of ``count`` elements, a multiple of sixteen."""
+    stride = simd.i64(LANES * simd.size_of(tag))
+
+    def body(chunk, state):
+        found = simd.load_vector(builder, simd.offset(builder, x, chunk, stride), tag)
+        return [step(chunk, found, state[0])]
+
+    num_chunks = builder.sdiv(count, simd.i64(LANES))
+    (total,) = simd.loop(builder, num_chunks, [initial], body)
+    return total
 
 
 @intrinsic
@@ -36,15 +45,12 @@ def largest_of_row(typingctx, tag, x, count):
     """The largest magnitude of ``count`` elements, a multiple of sixteen; a NaN is passed over."""
 
     def codegen(context, builder, signature, args):
-        tag, (_, x, count) = signature.args[0], args
-        stride = simd.i64(LANES * simd.size_of(tag))
+        _, x, count = args
 
-        def body(chunk, state):
-            found = simd.load_vector(builder, simd.offset(builder, x, chunk, stride), tag)
-            return [simd.larger(builder, _unary(builder, "fabs", found), state[0])]
+        def step(_, found, largest):
+            return simd.larger(builder, _unary(builder, "fabs", found), largest)
 
-        initial = [simd.vector(0.0)]
-        (largest,) = simd.loop(builder, _chunks(builder, count), initial, body)
+        largest = _over_row(builder, signature.args[0], x, count, simd.vector(0.0), step)
         return _reduce(builder, "llvm.vector.reduce.fmax.v16f32", simd.F32, largest)
 
     return types.float32(tag, types.int64, types.int64), codegen
@@ -55,15 +61,12 @@ def squares_of_row(typingctx, tag, x, count):
     """The sum of squares of ``count`` elements, a multiple of sixteen."""
 
     def codegen(context, builder, signature, args):
-        tag, (_, x, count) = signature.args[0], args
-        stride = simd.i64(LANES * simd.size_of(tag))
+        _, x, count = args
 
-        def body(chunk, state):
-            found = simd.load_vector(builder, simd.offset(builder, x, chunk, stride), tag)
-            return [simd.multiply_add(builder, found, found, state[0])]
+        def step(_, found, squares):
+            return simd.multiply_add(builder, found, found, squares)
 
-        initial = [simd.vector(0.0)]
-        (squares,) = simd.loop(builder, _chunks(builder, count), initial, body)
+        squares = _over_row(builder, signature.args[0], x, count, simd.vector(0.0), step)
         return simd.reduce_add(builder, squares)
 
     return types.float32(tag, types.int64, types.int64), codegen
@@ -77,22 +80,19 @@ def code_row(typingctx, tag, x, inverse, scale, count, codes, rest):
     """
 
     def codegen(context, builder, signature, args):
-        tag, (_, x, inverse, scale, count, codes, rest) = signature.args[0], args
-        stride = simd.i64(LANES * simd.size_of(tag))
+        _, x, inverse, scale, count, codes, rest = args
         inverse, scale = simd.splat(builder, inverse), simd.splat(builder, scale)
 
-        def body(chunk, state):
-            found = simd.load_vector(builder, simd.offset(builder, x, chunk, stride), tag)
+        def step(chunk, found, total):
             rounded = _unary(builder, "rint", builder.fmul(found, inverse))
             code = builder.fptosi(rounded, simd.VI32)
             narrow = builder.trunc(code, _VI8)
             simd.store(builder, narrow, simd.offset(builder, codes, chunk, simd.i64(LANES)), 1)
             left = simd.multiply_add(builder, builder.fneg(scale), rounded, found)
             simd.store(builder, left, simd.offset(builder, rest, chunk, simd.i64(4 * LANES)), 4)
-            return [builder.add(code, state[0])]
+            return builder.add(code, total)
 
-        initial = [simd.repeated(0)]
-        (total,) = simd.loop(builder, _chunks(builder, count), initial, body)
+        total = _over_row(builder, signature.args[0], x, count, simd.repeated(0), step)
         total = _reduce(builder, "llvm.vector.reduce.add.v16i32", simd.I32, total)
         return builder.sext(total, simd.I64)
 
@@ -161,6 +161,6 @@ def reached(typingctx, address, threshold):
     def codegen(context, builder, signature, args):
         values = simd.load(builder, args[0], simd.VF32, 4)
         reach = builder.fcmp_ordered("oge", values, simd.splat(builder, args[1]))
-        return builder.zext(builder.bitcast(reach, simd.I16), simd.I64)
+        return simd.lane_bits(builder, reach)
 
     return types.int64(types.int64, types.float32), codegen

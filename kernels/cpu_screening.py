@@ -61,9 +61,9 @@ class CompiledScreen:
         # An odd number of lines, so that rows do not meet in the caches.
         row_bytes = (-(-num_inputs // 64) | 1) * 64
         bounds_row = -(-num_panels // 16) * 16
-        self._codes = _aligned(2 * most_rows * row_bytes)
-        self._facts = _aligned(most_rows * jobs.FACT_BYTES)
-        self._rest = _aligned(4 * num_inputs)
+        self._codes = torch.empty(2 * most_rows * row_bytes, dtype=torch.int8)
+        self._facts = torch.empty(most_rows * jobs.FACT_BYTES, dtype=torch.uint8)
+        self._rest = torch.empty(num_inputs)
         self._num_fine = np.zeros(1, np.int32)
         # Columns of padding stay as they are: nobody reaches them. The others take memory when a
         # step has so many rows, if ever.
@@ -82,11 +82,11 @@ class CompiledScreen:
             jobs.SCALES: weights.scales.data_ptr(),
             jobs.ERRORS: weights.errors.data_ptr(),
             jobs.NORMS: weights.norms.data_ptr(),
-            jobs.ROW_CODES: self._codes.ctypes.data,
+            jobs.ROW_CODES: self._codes.data_ptr(),
             jobs.ROW_BYTES: row_bytes,
-            jobs.FACTS: self._facts.ctypes.data,
+            jobs.FACTS: self._facts.data_ptr(),
             jobs.NUM_FINE: self._num_fine.ctypes.data,
-            jobs.REST: self._rest.ctypes.data,
+            jobs.REST: self._rest.data_ptr(),
             jobs.BOUNDS: self._bounds.ctypes.data,
             jobs.BOUNDS_ROW: 4 * bounds_row,
             jobs.MOST_PANELS: max(_MOST_IN_ANY_CASE, num_panels // _MOST_SHARE),
@@ -138,9 +138,3 @@ def find_screen(kernels: CpuLayers, layers: PackedLayers, most_rows: int) -> Com
         return None
     weights = pack_for_screening(layers)
     return None if weights is None else CompiledScreen(kernels, layers, weights, most_rows)
-
-
-def _aligned(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Memory that begins on a cache line."""
-    memory = np.empty(num_bytes + 64, np.uint8)
-    return memory[-memory.ctypes.data % 64 :][:num_bytes]

@@ -128,6 +128,11 @@ def reduce_add(builder, vector):
     return builder.call(reduce, (f32(-0.0), vector), fastmath=("reassoc",))
 
 
+def lane_bits(builder, mask):
+    """Which of sixteen lanes are true: a bit for each in an int64."""
+    return builder.zext(builder.bitcast(mask, I16), I64)
+
+
 def larger(builder, a, b):
     """Lanewise maximum in which a NaN never wins."""
     return builder.select(builder.fcmp_ordered("ogt", a, b), a, b)

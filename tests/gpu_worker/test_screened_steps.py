@@ -36,19 +36,12 @@ def instructions() -> Instructions:
 
 
 @pytest.fixture(scope="module")
-def worker(make_worker: MakeWorker, instructions: Instructions) -> Iterator[Worker]:
-    """A tiny Llama in bfloat16."""
+def llama(make_worker: MakeWorker, instructions: Instructions) -> Iterator[Worker]:
+    """A tiny Llama in bfloat16, whose executor all tests here get."""
     with pytest.MonkeyPatch.context() as patched:
         for module in (layers, played_layers):
             patched.setattr(module, "detect", lambda: instructions)
         yield make_worker("llama", dtype="bfloat16", block_size=8, num_threads=2, num_blocks=128)
-
-
-@pytest.fixture
-def executor(worker: Worker) -> Executor:
-    worker.executor.reset()
-    poison(worker.executor)
-    return worker.executor
 
 
 def short_cut(executor: Executor) -> DirectPass:
@@ -210,14 +203,14 @@ def test_logits_that_are_no_numbers_are_told(
     assert cut._num_undecided == 1
 
 
-def test_codes_count_as_weights(worker: Worker) -> None:
-    model = worker.executor._model
-    screen = short_cut(worker.executor)._screen
+def test_codes_count_as_weights(llama: Worker) -> None:
+    model = llama.executor._model
+    screen = short_cut(llama.executor)._screen
     assert screen is not None
     assert screen.nbytes > model.vocab_size * model.config.hidden_size
-    assert isinstance(head := short_cut(worker.executor)._head, PackedLinear)
+    assert isinstance(head := short_cut(llama.executor)._head, PackedLinear)
     assert model.packed_bytes > screen.nbytes + head.layers.weight.nbytes
-    assert worker.weight_bytes == model.weight_bytes
+    assert llama.weight_bytes == model.weight_bytes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
