@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from gpu_worker.admissible import Limits
 from shared.messages.plans import Admission
+from shared.sampling import SamplingParams
 
 _FIRST_CAPACITY = 64
 NO_TOKEN = -1  # pads rows of token ids; no token has this id
@@ -123,7 +124,7 @@ class SlotArrays:
         self.decodes[slot] = False
         self.ended[slot] = False
         self.ignores_eos[slot] = sampling.ignore_eos
-        self.temperature[slot] = sampling.temperature
+        self.temperature[slot] = _temperature(sampling)
         self.top_k[slot] = sampling.top_k
         self.top_p[slot] = sampling.top_p
         self.min_p[slot] = sampling.min_p
@@ -166,3 +167,8 @@ class SlotArrays:
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
         self.end_tokens = np.concatenate([self.end_tokens, np.empty_like(self.end_tokens)])
         self._free = list(range(2 * capacity - 1, capacity - 1, -1))
+
+
+def _temperature(sampling: SamplingParams) -> float:
+    """What logits are divided by; 0 where the likeliest token is taken."""
+    return 0.0 if sampling.is_greedy else sampling.temperature

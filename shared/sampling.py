@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+LOWEST_TEMPERATURE = 1e-5
+"""Temperatures below this are greedy: logits that are divided by less may not be finite."""
+
 
 class EarlyStopping(StrEnum):
     """When a beam search ends that has as many finished beams as it is wide."""
@@ -38,7 +41,7 @@ class SamplingParams:
     """
 
     max_tokens: int  # tokens to generate at most, >= 1
-    temperature: float  # 0 is greedy
+    temperature: float  # 0, and all below LOWEST_TEMPERATURE, is greedy
     top_p: float  # (0, 1]
     top_k: int  # 0 keeps all
     min_p: float  # [0, 1]
@@ -54,6 +57,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # > 0; of tokens in the prompt or generated, positive logits
     #                                  are divided by this, others multiplied
     logit_bias: tuple[TokenBias, ...] = ()  # of different tokens
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is taken, and nothing is drawn."""
+        return self.temperature < LOWEST_TEMPERATURE
 
     @property
     def has_penalty(self) -> bool:

@@ -14,6 +14,7 @@ from gpu_worker.executor import Executor
 from gpu_worker.noise import gumbel_noise, row_keys
 from gpu_worker.sampling import DeviceDraw, RowSampling, choose, keys_of
 from gpu_worker.torch_draw import Filters
+from shared.sampling import LOWEST_TEMPERATURE
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, sampling
 
@@ -280,6 +281,34 @@ def test_masked_vocabulary_is_not_broken(way: str) -> None:
     logits[0, 1:] = float("-inf")
     found = sample(logits, rows(1, way), np.zeros(1, np.int64))
     assert (found.tokens.tolist(), found.broken.tolist()) == ([0], [])
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-38, 1e-30, 0.99 * LOWEST_TEMPERATURE])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy(
+    executor: Executor, temperature: float
+) -> None:
+    planner = Planner(executor)
+    planner.admit(1, prompt(11))
+    planner.admit(2, prompt(11), sampling(temperature=temperature, top_p=0.9, seed=4))
+    planner.admit(3, prompt(11), sampling(temperature=1.0, seed=4))
+    planner.step(s1=11, s2=11, s3=11)
+    greedy, tiny, drawn = planner.run(1, 12), planner.run(2, 12), planner.run(3, 12)
+    assert tiny[:12] == greedy[:12] != drawn[:12]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_the_lowest_temperature_draws_the_likeliest(
+    way: str, dtype: torch.dtype, top_p: float
+) -> None:
+    many = torch.randn(64, V, generator=torch.Generator().manual_seed(5))
+    for size in (1.0, 1e4):
+        logits = (many * size).to(dtype)
+        wanted = rows(64, way, temperature=LOWEST_TEMPERATURE, top_p=top_p, seed=3)
+        found = sample(logits, wanted, np.arange(64))
+        best = logits.amax(1)
+        assert torch.equal(logits[torch.arange(64), torch.from_numpy(found.tokens)], best)
+        assert not len(found.broken)
 
 
 def test_a_sequence_draws_the_same_alone_in_a_crowd_and_after_preemption(
