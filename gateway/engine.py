@@ -20,6 +20,7 @@ from shared.messages.endings import FinishReason
 from shared.messages.leases import EngineInfo, EngineState, KVGeometry, ModelInfo
 from shared.messages.requests import Abort, ChoiceView, Stop, Submit
 from shared.metrics import GatewayMetrics
+from shared.tasks import run_together
 
 _log = EventLog("gateway.engine")
 
@@ -129,10 +130,7 @@ class EngineClient:
 
     async def run(self) -> None:
         """Read, poll and append until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._read_outputs())
-            tasks.create_task(self._poll_status())
-            tasks.create_task(self._outbox.run())
+        await run_together(self._read_outputs(), self._poll_status(), self._outbox.run())
 
     @property
     def is_positioned(self) -> bool:

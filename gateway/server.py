@@ -27,6 +27,7 @@ from shared.errors import SettingsError
 from shared.logs import EventLog
 from shared.metrics import GatewayMetrics
 from shared.model_name import model_name
+from shared.tasks import cancel_until_done
 
 _log = EventLog("gateway.server")
 
@@ -106,7 +107,8 @@ class Server:
                 server.should_exit = True
             await asyncio.wait(serving, timeout=2 * LAST_EVENTS_S)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._flush(engine), LAST_EVENTS_S)
+                async with asyncio.timeout(LAST_EVENTS_S):
+                    await self._flush(engine)
         finally:
             tasks = (engine, *serving, leaving, announcing)
             ended_well = [await _end(task) for task in tasks]
@@ -142,7 +144,8 @@ class Server:
         engine = self.service.engine
         _log.info("draining", open_requests=engine.num_open, timeout_s=timeout_s)
         try:
-            await asyncio.wait_for(engine.all_closed(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await engine.all_closed()
         except TimeoutError:
             _log.warning("ending open streams", open_requests=engine.num_open)
             engine.leave()
@@ -172,10 +175,10 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _end(task: "asyncio.Task[Any]") -> bool:
-    """Cancel a task and wait for it; whether it did not fail."""
-    task.cancel()
+    """Cancel a task until it has ended; whether it did not fail."""
+    await cancel_until_done(task)
     try:
-        await task
+        task.result()
     except asyncio.CancelledError:
         pass
     except Exception:

@@ -8,6 +8,7 @@ from typing import Any
 from shared.bus.api import Bus, EntryId
 from shared.codec import Message, decode
 from shared.errors import DecodeError
+from shared.tasks import cancel_until_done
 
 _MAX_ENTRIES = 64
 
@@ -90,8 +91,7 @@ class PlanReader:
 
     async def close(self) -> None:
         """Read no more."""
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
+        await cancel_until_done(self._reading)
         if not self._reading.cancelled():
             self._reading.exception()  # nobody is left to whom it matters
 

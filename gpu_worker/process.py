@@ -21,6 +21,7 @@ from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
 from shared.logs import EventLog
 from shared.metrics import WorkerMetrics
 from shared.model_name import model_name
+from shared.tasks import cancel_until_done
 
 EXIT_HOPELESS = 78  # EX_CONFIG: a restart would end the same way
 _RANK = 0
@@ -101,7 +102,7 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
         log.exception("a step failed")
         return 1
     finally:
-        populating.cancel()
+        await cancel_until_done(populating)
         await bus.close()
     return 0
 

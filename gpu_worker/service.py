@@ -30,6 +30,7 @@ from shared.logs import EventLog
 from shared.messages.leases import KVGeometry, ModelInfo, Speeds
 from shared.messages.outputs import StepResult
 from shared.messages.plans import EpochStarted, StepPlan
+from shared.tasks import cancel_until_done
 
 _BLOCK_MS = 500  # an idle loop wakes this often to renew its lease
 _RETRY_S = 0.5
@@ -208,8 +209,7 @@ class WorkerService:
         try:
             yield
         finally:
-            looking.cancel()
-            await asyncio.wait([looking])
+            await cancel_until_done(looking)
         if not looking.cancelled():
             looking.result()
 

@@ -2,7 +2,8 @@
 
 redis-py's client looks for a connection in its pool, checks it, sets up retries and timeouts and
 keeps statistics, for every command: several times the work of sending it and parsing the reply.
-Here redis-py connects and logs in; a command then costs little more than its bytes.
+Here redis-py connects and logs in; a command then costs little more than its bytes. Its timeouts
+are ours, too: ``asyncio.timeout`` never takes a cancellation for the end of its time.
 """
 
 import asyncio
@@ -20,16 +21,17 @@ class Line:
     """One connection; whoever asks waits for the reply before anything else is asked.
 
     Args:
-        connection: not connected yet; without a timeout of its own.
-        patience_s: the longest that a reply may take.
+        connection: not connected yet; without a timeout of its own, see RedisBus.
     """
 
-    def __init__(self, connection: Connection, patience_s: float) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._patience_s = patience_s
 
-    async def ask(self, *commands: Command) -> list[Any]:
+    async def ask(self, *commands: Command, patience_s: float) -> list[Any]:
         """Send commands at once.
+
+        Args:
+            patience_s: the longest that connecting, sending and all replies may take together.
 
         Returns:
             Their replies, errors among them.
@@ -39,7 +41,7 @@ class Line:
         """
         connection = self._connection
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(patience_s):
                 # What can be read before anything was asked is the end of a connection.
                 if connection.is_connected and await connection.can_read():
                     await connection.disconnect(nowait=True)
@@ -49,7 +51,7 @@ class Line:
         except BaseException as error:
             await connection.disconnect(nowait=True)  # a late reply would be taken for the next
             if isinstance(error, TimeoutError):
-                raise TimeoutError(f"no reply within {self._patience_s:g} s") from None
+                raise TimeoutError(f"no reply within {patience_s:g} s") from None
             raise
 
     async def close(self) -> None:
@@ -79,15 +81,15 @@ class Lines:
         self._connect = connect
         self._idle: list[Line] = []
 
-    async def ask(self, *commands: Command) -> list[Any]:
-        """Ask one that nobody else uses; see Line."""
+    async def ask(self, *commands: Command, patience_s: float) -> list[Any]:
+        """Ask a line that is not in use; see Line."""
         line = self._idle.pop() if self._idle else self._connect()
         try:
-            return await line.ask(*commands)
+            return await line.ask(*commands, patience_s=patience_s)
         finally:
             self._idle.append(line)
 
     async def close(self) -> None:
-        """Disconnect those that nobody uses."""
+        """Disconnect the lines that are not in use."""
         while self._idle:
             await self._idle.pop().close()

@@ -1,10 +1,10 @@
 """The bus on Redis Streams."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -19,8 +19,7 @@ _REPLY_TIMEOUT_S = 5.0
 _MAX_APPENDS = 32  # at once; each has a connection of its own
 # Redis says so when an id is not above the log's last one.
 _REFUSED = "equal or smaller"
-
-_T = TypeVar("_T")
+_NO_KEY = "no such key"
 
 
 class RedisBus:
@@ -38,12 +37,14 @@ class RedisBus:
     """
 
     def __init__(self, url: str, max_block_ms: int = 5_000) -> None:
-        # No retries: an append whose reply was lost must not be sent again.
+        # No retries: an append whose reply was lost must not be sent again. No socket timeout,
+        # either: redis-py keeps it with ``asyncio.wait_for``, which on Python 3.11 loses a
+        # cancellation that arrives together with the end of a write. A line has a timeout itself.
         try:
-            self._redis: Redis = Redis.from_url(
+            self._pool = ConnectionPool.from_url(
                 url,
                 retry=Retry(NoBackoff(), 0),
-                socket_timeout=_REPLY_TIMEOUT_S,
+                socket_timeout=None,
                 socket_connect_timeout=_REPLY_TIMEOUT_S,
                 health_check_interval=0,
                 protocol=2,
@@ -51,7 +52,6 @@ class RedisBus:
         except ValueError:
             wanted = "expected redis[s]://[user:password@]host:port/0"
             raise SettingsError("REDIS_URL", _without_login(url), wanted) from None
-        # Logs are written and read without redis-py's pool and client: several times in a step.
         self._lines = Lines(self._line)
         self._patience_s = max_block_ms / 1000 + _REPLY_TIMEOUT_S  # a read may be a blocking one
         self._appends = asyncio.Semaphore(_MAX_APPENDS)
@@ -62,8 +62,8 @@ class RedisBus:
         Raises:
             BusUnavailable: it does not answer, or is too old for our entry ids.
         """
-        info = cast(dict[str, Any], await self._ask(self._redis.info("server")))
-        version = str(info.get("valkey_version", info["redis_version"]))
+        info = await self._info()
+        version = info.get("valkey_version", info["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_SERVER:
             needed = ".".join(map(str, _OLDEST_SERVER))
             raise BusUnavailable(f"Redis {version} is too old: {needed} or newer is needed")
@@ -76,7 +76,7 @@ class RedisBus:
         commands = _transaction([_xadd(append) for append in appends])
         await self._take_turn()
         try:
-            replies = await self._ask(self._lines.ask(*commands))
+            replies = await self._replies(*commands, patience_s=self._patience_s)
         finally:
             self._appends.release()
         if len(appends) != 1:
@@ -93,44 +93,45 @@ class RedisBus:
         if block_ms > 0:
             command += ["BLOCK", block_ms]
         command += ["STREAMS", *cursors, *(str(cursor) for cursor in cursors.values())]
-        [reply] = await self._ask(self._lines.ask(command))
+        [reply] = await self._replies(command, patience_s=self._patience_s)
         if isinstance(reply, ResponseError):
             raise _refused(reply)
         return {_text(name): [_entry(raw) for raw in entries] for name, entries in reply or ()}
 
     async def last_id(self, log: str) -> EntryId:
-        if not await self._ask(self._redis.exists(log)):
-            return START
-        info = await self._ask(self._redis.xinfo_stream(log))
-        return EntryId.parse(info["last-generated-id"])
+        [reply] = await self._replies(("XINFO", "STREAM", log))
+        if isinstance(reply, ResponseError):
+            if _NO_KEY in str(reply):
+                return START
+            raise _refused(reply)
+        found = dict(zip(reply[::2], reply[1::2], strict=True))
+        return EntryId.parse(found[b"last-generated-id"])
 
     async def length(self, log: str) -> int:
-        return int(await self._ask(self._redis.xlen(log)))
+        return int(await self._ask("XLEN", log))
 
     async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
-        await self._ask(self._redis.set(key, value, px=ttl_ms))
+        await self._ask("SET", key, value, "PX", ttl_ms)
 
     async def get(self, key: str) -> bytes | None:
-        return cast(bytes | None, await self._ask(self._redis.get(key)))
+        found: bytes | None = await self._ask("GET", key)
+        return found
 
     async def add_engine(self, engine_id: str) -> None:
-        await self._ask(self._redis.sadd(ENGINES, engine_id))
+        await self._ask("SADD", ENGINES, engine_id)
 
     async def engines(self) -> list[str]:
-        members = await self._ask(cast(Awaitable[set[bytes]], self._redis.smembers(ENGINES)))
-        return sorted(_text(member) for member in members)
+        return sorted(map(_text, await self._ask("SMEMBERS", ENGINES)))
 
     async def now_ms(self) -> int:
-        seconds, micros = await self._ask(self._redis.time())
+        seconds, micros = await self._ask("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def run_id(self) -> str:
-        info = cast(dict[str, Any], await self._ask(self._redis.info("server")))
-        return str(info["run_id"])
+        return (await self._info())["run_id"]
 
     async def close(self) -> None:
         await self._lines.close()
-        await self._redis.aclose()
 
     async def _take_turn(self) -> None:
         """Wait until one more may append.
@@ -149,14 +150,38 @@ class RedisBus:
             raise BusUnavailable(f"Redis does not answer: {why}") from None
 
     def _line(self) -> Line:
-        connection = self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        connection.socket_timeout = None  # a line has a timeout of its own
-        return Line(connection, self._patience_s)
+        connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
+        return Line(connection)
 
-    async def _ask(self, reply: Awaitable[_T]) -> _T:
+    async def _info(self) -> dict[str, str]:
+        """What the server tells of itself."""
+        lines = _text(await self._ask("INFO", "server")).splitlines()
+        pairs = (line.partition(":") for line in lines if ":" in line)
+        return {key: value for key, _, value in pairs}
+
+    async def _ask(self, *command: str | bytes | int) -> Any:
+        """The reply to one command that the server answers at once.
+
+        Raises:
+            BusUnavailable: there is none, or it is an error.
+        """
+        [reply] = await self._replies(command)
+        if isinstance(reply, ResponseError):
+            raise _refused(reply)
+        return reply
+
+    async def _replies(self, *commands: Command, patience_s: float | None = None) -> list[Any]:
+        """The replies to commands, errors among them.
+
+        Args:
+            patience_s: the longest that they may take together.
+
+        Raises:
+            BusUnavailable: there are none.
+        """
         try:
-            return await reply
-        except ResponseError as error:
+            return await self._lines.ask(*commands, patience_s=patience_s or _REPLY_TIMEOUT_S)
+        except ResponseError as error:  # to the login
             raise _refused(error) from error
         except (RedisError, OSError) as error:
             raise BusUnavailable(f"Redis does not answer: {error}") from error

@@ -2,12 +2,24 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Connection, Redis
 from redis.exceptions import RedisError, ResponseError
 
-from shared.bus.line import Line, Lines
+from shared.bus.line import Command, Line, Lines
+
+
+class PatientLine(Line):
+    """One that waits so long for each reply."""
+
+    def __init__(self, connection: Connection, patience_s: float = 5.0) -> None:
+        super().__init__(connection)
+        self._default_s = patience_s
+
+    async def ask(self, *commands: Command, patience_s: float | None = None) -> list[Any]:
+        return await super().ask(*commands, patience_s=patience_s or self._default_s)
 
 
 @pytest.fixture
@@ -18,7 +30,7 @@ async def redis(redis_url: str) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def line(redis: Redis) -> AsyncIterator[Line]:
+async def line(redis: Redis) -> AsyncIterator[PatientLine]:
     found = new_line(redis)
     yield found
     await found.close()
@@ -30,8 +42,8 @@ def new_connection(redis: Redis) -> Connection:
     return connection
 
 
-def new_line(redis: Redis, patience_s: float = 5.0) -> Line:
-    return Line(new_connection(redis), patience_s)
+def new_line(redis: Redis, patience_s: float = 5.0) -> PatientLine:
+    return PatientLine(new_connection(redis), patience_s)
 
 
 async def somebody_waits(redis: Redis) -> None:
@@ -41,7 +53,9 @@ async def somebody_waits(redis: Redis) -> None:
             await asyncio.sleep(0)
 
 
-async def test_replies_come_in_the_order_of_the_commands_errors_among_them(line: Line) -> None:
+async def test_replies_come_in_the_order_of_the_commands_errors_among_them(
+    line: PatientLine,
+) -> None:
     blob = bytes(range(256))
     replies = await line.ask(("SET", "key", blob), ("XADD", "key", "*", 0, b"x"), ("GET", "key"))
     assert replies[0] == b"OK"
@@ -49,7 +63,9 @@ async def test_replies_come_in_the_order_of_the_commands_errors_among_them(line:
     assert replies[2] == blob
 
 
-async def test_who_stops_waiting_leaves_no_reply_to_the_next(line: Line, redis: Redis) -> None:
+async def test_who_stops_waiting_leaves_no_reply_to_the_next(
+    line: PatientLine, redis: Redis
+) -> None:
     await line.ask(("SET", "key", b"value"))
     waiting = asyncio.create_task(line.ask(("BLPOP", "list", 0)))
     await somebody_waits(redis)
@@ -72,7 +88,7 @@ async def test_a_connection_that_was_closed_is_renewed_before_anything_is_sent(
     redis: Redis,
 ) -> None:
     connection = new_connection(redis)
-    line = Line(connection, patience_s=5.0)
+    line = PatientLine(connection)
     [first] = await line.ask(("CLIENT", "ID"))
     assert await redis.client_kill_filter(_id=first) == 1
     async with asyncio.timeout(5):
@@ -84,7 +100,7 @@ async def test_a_connection_that_was_closed_is_renewed_before_anything_is_sent(
 
 
 async def test_a_connection_that_ends_while_somebody_waits_is_an_error(
-    line: Line, redis: Redis
+    line: PatientLine, redis: Redis
 ) -> None:
     [own] = await line.ask(("CLIENT", "ID"))
     waiting = asyncio.create_task(line.ask(("BLPOP", "list", 0)))
@@ -103,8 +119,8 @@ async def test_a_line_that_nobody_uses_is_used_again(redis: Redis) -> None:
         return made[-1]
 
     lines = Lines(connect)
-    await asyncio.gather(lines.ask(("PING",)), lines.ask(("PING",)))
+    await asyncio.gather(lines.ask(("PING",), patience_s=5.0), lines.ask(("PING",), patience_s=5.0))
     assert len(made) == 2
-    await lines.ask(("PING",))
+    await lines.ask(("PING",), patience_s=5.0)
     assert len(made) == 2
     await lines.close()
