@@ -9,11 +9,11 @@ import asyncio
 import json
 import resource
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from gateway.errors import ApiError, busy, head_too_large, too_slow
+from gateway.http_connection import HttpConnection
 from shared.errors import SettingsError
 from shared.logs import EventLog
 
@@ -24,7 +24,6 @@ _FEWEST = 16
 # Chunked encoding can need more bytes than it carries: "1\r\nx\r\n".
 _FRAMING_PER_BODY_BYTE = 8
 _HEADER_FRAMING = len(": \r\n")
-_REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,8 @@ class _Refused(Exception):
     """The parser is to look at nothing more."""
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """One connection of uvicorn's, within limits."""
+class BoundedHttp(HttpConnection):
+    """One connection, within limits."""
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -65,7 +64,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._limits.max_connections:
-            self._refuse(busy(self._limits.max_connections))
+            self.refuse(busy(self._limits.max_connections))
             return
         self._arrival = self.loop.call_later(self._limits.idle_timeout_s, transport.close)
 
@@ -89,11 +88,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._framing_bytes += len(data) - (self._body_bytes - body_before)
         allowed = self._limits.max_head_bytes + _FRAMING_PER_BODY_BYTE * self._body_bytes
         if self._framing_bytes > allowed and not self.transport.is_closing():
-            self._refuse(head_too_large(self._limits.max_head_bytes))
-
-    def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():  # else the client has been told already
-            super().send_400_response(msg)
+            self.refuse(head_too_large(self._limits.max_head_bytes))
 
     def on_message_begin(self) -> None:
         self._stop_waiting()
@@ -111,8 +106,8 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         super().on_headers_complete()
+        self._in_head = self._upgrades  # else it comes again
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -122,6 +117,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_waiting()
         self._body_bytes = 0
         self._completes = True
+        self._in_head = True  # of the next one
         super().on_message_complete()
 
     def pause_writing(self) -> None:
@@ -149,7 +145,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Count what the parser has found: it may be whole in what was read at once."""
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.max_head_bytes:
-            self._refuse(head_too_large(self._limits.max_head_bytes))
+            self.refuse(head_too_large(self._limits.max_head_bytes))
             raise _Refused
 
     def _is_too_slow(self) -> None:
@@ -157,7 +153,7 @@ class BoundedHttp(HttpToolsProtocol):
             timeout_s = self._limits.request_timeout_s
             self._arrival = self.loop.call_later(timeout_s, self._is_too_slow)
             return
-        self._refuse(too_slow(self._limits.request_timeout_s))
+        self.refuse(too_slow(self._limits.request_timeout_s))
 
     def _is_unread(self) -> None:
         _log.info("a client does not read", client=self.client)
@@ -168,15 +164,14 @@ class BoundedHttp(HttpToolsProtocol):
             self._arrival.cancel()
             self._arrival = None
 
-    def _refuse(self, error: ApiError) -> None:
-        """Say why, if no answer has begun, and close."""
+    def refuse(self, error: ApiError) -> None:
         _log.info("connection refused", client=self.client, error=error.code)
         may_answer = self._in_head or not self.cycle.response_started
         if may_answer and not self._waits_for_us:
             body = json.dumps(error.body()).encode("ascii")
             headers = {**error.headers, "Content-Type": "application/json", "Connection": "close"}
             lines = [f"{name}: {value}" for name, value in headers.items()]
-            reason = _REASONS.get(error.status, "Service Unavailable")
+            reason = HTTPStatus(error.status).phrase
             head = "\r\n".join([f"HTTP/1.1 {error.status} {reason}", *lines])
             self.transport.write(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         self.transport.close()

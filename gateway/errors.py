@@ -123,6 +123,18 @@ def head_too_large(limit: int) -> ApiError:
     return ApiError(431, message, code="head_too_large")
 
 
+def malformed_http(reason: str) -> ApiError:
+    """400: the bytes on the connection are no request of HTTP/1.1."""
+    message = "This is not a valid HTTP/1.1 request" + (f": {reason}" if reason else "")
+    return ApiError(400, message, code="invalid_http")
+
+
+def other_protocol(name: str) -> ApiError:
+    """400: the client wants to go on in a protocol that is not spoken here."""
+    message = f"The connection cannot become {name}: this server speaks HTTP/1.1 alone"
+    return ApiError(400, message, code="unsupported_protocol")
+
+
 def too_slow(limit_s: float) -> ApiError:
     """408: the request did not arrive in full."""
     message = f"The request did not arrive within {limit_s:g} seconds"
