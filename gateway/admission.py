@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gateway.engine import Engine
 from gateway.errors import invalid, invalid_value, too_long
-from gateway.schema import ChatBody, CompletionBody, GenerationBody
+from gateway.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from shared.sampling import BeamParams, SamplingParams, TokenBias
 
 _COMPLETION_MAX_TOKENS = 16
@@ -84,6 +84,27 @@ def chat_output(body: ChatBody) -> Output:
         num_candidates=body.n or 1,
         num_prompt_logprobs=_prompt_logprobs(body),
     )
+
+
+def check_num_choices(num_prompts: int, output: Output, is_resumable: bool, limit: int) -> None:
+    """Refuse more choices than one call may have, before anything is done for the first of them.
+
+    Args:
+        is_resumable: every event's id has the position of every choice.
+        limit: choices that are generated for all prompts of a call.
+
+    Raises:
+        ApiError: 400.
+    """
+    field = "best_of" if output.is_ranked else "n"
+    num_choices = num_prompts * output.num_candidates
+    given = f"{num_prompts} prompts with {output.num_candidates} choices each are {num_choices}"
+    if num_choices > limit:
+        reason = f"{given}; one call may have {limit}"
+        raise invalid_value(field, output.num_candidates, reason)
+    if is_resumable and num_choices > MAX_CHOICES:
+        reason = f"{given}; a stream that can be resumed may have {MAX_CHOICES}"
+        raise invalid_value("stream_resume", True, reason)
 
 
 def completion_max_tokens(

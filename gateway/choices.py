@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.detokenize import Detokenizer
-from gateway.stops import StopFinder
+from gateway.stops import StopFinder, StopStrings
 from shared.messages.endings import FinishReason
 from shared.messages.outputs import TokenLogprobs
 
@@ -47,7 +47,7 @@ class Choice:
     def __init__(
         self,
         detokenizer: Detokenizer,
-        stops: Sequence[str],
+        stops: StopStrings,
         *,
         min_tokens: int = 0,
         offset: int = 0,

@@ -36,6 +36,7 @@ from gateway.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.pending import Part, PendingRequest, Planned
 from gateway.prompt_scores import PromptScores, echoed_scores, prompt_scores
 from gateway.resumed import views_of
+from gateway.stops import StopStrings
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
 from shared.messages.endings import FinishReason
@@ -84,6 +85,7 @@ class Generation:
         self._display = display
         self._output: Output = display.output
         self._started_s = started_s
+        self._stops = StopStrings(self._output.stops)
         self._requests = [
             self._new_request(request_id(display.call_id, position), position, item)
             for position, item in enumerate(planned)
@@ -423,7 +425,7 @@ class Generation:
                 number,
                 Choice(
                     self._tokenizer.detokenizer(context),
-                    output.stops,
+                    self._stops,
                     min_tokens=output.min_tokens,
                     offset=len(echo),
                     show_tokens=output.token_ids,

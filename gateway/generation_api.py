@@ -12,6 +12,7 @@ from gateway.admission import (
     Prompt,
     chat_max_tokens,
     chat_output,
+    check_num_choices,
     check_prompt,
     completion_max_tokens,
     completion_output,
@@ -78,6 +79,8 @@ async def _complete(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     beams = beam_params(body)
     output = completion_output(body)
+    num_prompts = service.prompts.count(body)
+    check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
     planned = []
     for prompt in await service.prompts.completion(body):
@@ -93,6 +96,7 @@ async def _chat(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     beams = beam_params(body)
     output = chat_output(body)
+    check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
     prompt = await service.prompts.chat(body.messages)
     check_prompt(prompt, output, engine)

@@ -26,6 +26,21 @@ class PromptReader:
         self._max_prompts = max_prompts
         self._threads = ThreadPoolExecutor(_THREADS, "tokenize")
 
+    def count(self, body: CompletionBody) -> int:
+        """Prompts of a completion.
+
+        Raises:
+            ApiError: 400, there are too many.
+        """
+        given = body.prompt
+        if isinstance(given, str) or not given or isinstance(given[0], int):
+            return 1
+        if len(given) > self._max_prompts:
+            raise invalid(
+                "prompt", f"prompt: {len(given)} prompts; at most {self._max_prompts} in one call"
+            )
+        return len(given)
+
     async def completion(self, body: CompletionBody) -> list[Prompt]:
         """The prompts of a completion, one for each request."""
         given = body.prompt
@@ -33,10 +48,6 @@ class PromptReader:
             return [await self._from_text(given, "prompt", len(given))]
         if isinstance(given[0], int):
             return [self._from_tokens(given, "prompt")]
-        if len(given) > self._max_prompts:
-            raise invalid(
-                "prompt", f"prompt: {len(given)} prompts; at most {self._max_prompts} in one call"
-            )
         # Many short ones are as much work as a long one.
         size = sum(_PIECE_CHARS + len(item) for item in given if isinstance(item, str))
         return [

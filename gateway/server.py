@@ -73,6 +73,7 @@ class Server:
             keys=keys,
             max_calls=settings.max_concurrent_calls,
             max_prompts=settings.max_prompts,
+            max_choices=settings.max_choices,
             ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),
         )
         fit = connections_that_fit(settings.max_connections)

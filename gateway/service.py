@@ -31,6 +31,7 @@ class Service:
         created: when it started, seconds since 1970.
         max_calls: in progress at once.
         max_prompts: in one call.
+        max_choices: in one call, of all its prompts together.
         resume_window_s: how long a stream that can be resumed outlives its client.
         draining: it ends as soon as its open streams have ended.
     """
@@ -46,6 +47,7 @@ class Service:
     keys: ApiKeys
     max_calls: int
     max_prompts: int
+    max_choices: int
     ready_limits: ReadyLimits
     draining: bool = False
 

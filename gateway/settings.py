@@ -48,6 +48,9 @@ class GatewaySettings(ServiceSettings):
         4 * 2**20, "Largest request body accepted.", parse=byte_size, minimum=1024
     )
     max_prompts: int = setting(128, "Most prompts in one call.", minimum=1, maximum=10_000)
+    max_choices: int = setting(
+        1024, "Most choices in one call: prompts times n, or best_of.", minimum=1
+    )
     pinned_prefixes: str | None = setting(
         None,
         "File of prompt beginnings whose keys and values stay in the KV cache, one JSON map in "

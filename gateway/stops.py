@@ -1,21 +1,38 @@
 """Stop strings: found across the borders of tokens, never shown in part."""
 
+from array import array
 from collections.abc import Sequence
+
+
+class StopStrings:
+    """The stop strings of one call, compiled once for all its choices. Immutable.
+
+    Each string is a Knuth-Morris-Pratt automaton, so a character costs the same however long the
+    strings are.
+
+    Attributes:
+        texts: longest first: of two that are complete at once, the longer begins earlier.
+        borders: of each text, for every prefix the length of its longest proper suffix that is
+            also a prefix.
+    """
+
+    __slots__ = ("borders", "texts")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.texts = tuple(sorted(set(stops), key=len, reverse=True))
+        self.borders = tuple(_borders(text) for text in self.texts)
 
 
 class StopFinder:
     """Looks for the first of several strings in text that arrives in pieces.
 
     The first is the one that is complete first; of those complete at the same character, the
-    longest. That depends on the text alone, not on how it was cut into pieces. Each string is a
-    Knuth-Morris-Pratt automaton, so a character costs the same however long the strings are.
+    longest. That depends on the text alone, not on how it was cut into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        # Longest first: of two that are complete at once, it begins earlier.
-        self._stops = sorted(set(stops), key=len, reverse=True)
-        self._borders = [_borders(stop) for stop in self._stops]
-        self._matched = [0] * len(self._stops)  # characters of each stop that the text ends with
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self._matched = [0] * len(stops.texts)  # characters of each stop that the text ends with
         self._held = ""
         self.found: str | None = None
 
@@ -23,7 +40,7 @@ class StopFinder:
         """Text that can be shown now; once a stop string is found, nothing more."""
         if self.found is not None:
             return ""
-        if not self._stops:
+        if not self._matched:
             return text
         for position, char in enumerate(text):
             stop = self._advance(char)
@@ -44,8 +61,8 @@ class StopFinder:
 
     def _advance(self, char: str) -> str | None:
         found = None
-        for index, stop in enumerate(self._stops):
-            borders = self._borders[index]
+        for index, stop in enumerate(self._stops.texts):
+            borders = self._stops.borders[index]
             matched = self._matched[index]
             while matched and stop[matched] != char:
                 matched = borders[matched - 1]
@@ -58,9 +75,8 @@ class StopFinder:
         return found
 
 
-def _borders(pattern: str) -> list[int]:
-    """For every prefix: length of its longest proper suffix that is also a prefix."""
-    borders = [0] * len(pattern)
+def _borders(pattern: str) -> "array[int]":
+    borders = array("I", bytes(array("I").itemsize * len(pattern)))
     length = 0
     for position in range(1, len(pattern)):
         while length and pattern[position] != pattern[length]:

@@ -366,3 +366,29 @@ async def test_refusals_are_counted_by_reason(stage: Stage) -> None:
             if "admission_rejections_total{" in line and f'reason="{reason}"' in line
         ]
         assert line.endswith(" 1.0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"prompt": ["a"] * 3, "n": 3}, "n", "one call may have 8"),
+        ({"prompt": [[1]] * 3, "best_of": 3}, "best_of", "one call may have 8"),
+        ({"n": 9}, "n", "one call may have 8"),
+        ({"prompt": ["a"] * 129, "n": 3}, "prompt", "at most 128"),
+    ],
+)
+async def test_prompts_times_choices_are_bounded(
+    make_stage: MakeStage, changes: dict[str, Any], field: str, said: str
+) -> None:
+    stage = await make_stage(max_choices=8)
+    error = check_error(await stage.complete(**changes), 400, field)
+    assert said in error["message"]
+    stage.answer_text("Hi")
+    assert (await stage.complete(prompt=["a", "b"], n=4)).status_code == 200
+
+
+async def test_a_resumable_stream_has_only_so_many_positions_in_each_event(stage: Stage) -> None:
+    many = {"prompt": ["a"] * 2, "n": 65, "stream": True}
+    error = check_error(await stage.complete(**many, stream_resume=True), 400, "stream_resume")
+    assert "2 prompts with 65 choices each are 130" in error["message"]
+    assert "may have 128" in error["message"]

@@ -138,3 +138,15 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
     generation.close()
     await stage.engine.hear_submit()
     assert (await stage.engine.hear_abort()).request_id == display().call_id
+
+
+def test_all_choices_of_a_call_share_one_automaton_of_its_stop_strings(stage: Stage) -> None:
+    service = stage.server.service
+    prompts = [Planned(Prompt([2], "a", "prompt"), sampling(), continues=True)] * 2
+    shown = display(stops=("END", "zzz"), num_choices=3, num_candidates=3, num_prompts=2)
+    generation = Generation(
+        service.engine, stage.tokenizer, service.metrics, prompts, shown, started_s=0.0
+    )
+    finders = [part.choice._stops for part in generation._parts]
+    assert len(finders) == len(set(map(id, finders))) == 6
+    assert len({id(finder._stops) for finder in finders}) == 1

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.stops import StopFinder
+from gateway.stops import StopFinder, StopStrings
 
 LETTERS = st.sampled_from("ab")
 TEXTS = st.text(LETTERS, max_size=40)
@@ -32,7 +32,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 def test_however_the_text_is_cut_the_result_is_that_of_the_whole(
     text: str, stops: list[str], places: list[int]
 ) -> None:
-    finder = StopFinder(stops)
+    finder = StopFinder(StopStrings(stops))
     shown = ""
     for piece in cut(text, places):
         shown += finder.push(piece)
@@ -43,7 +43,7 @@ def test_however_the_text_is_cut_the_result_is_that_of_the_whole(
 @settings(deadline=None)
 @given(TEXTS, STOPS)
 def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stops: list[str]) -> None:
-    finder = StopFinder(stops)
+    finder = StopFinder(StopStrings(stops))
     shown = ""
     for position, char in enumerate(text):
         shown += finder.push(char)
@@ -58,7 +58,7 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(text: str, stops: l
 
 
 def test_nothing_follows_a_stop_string() -> None:
-    finder = StopFinder(["END"])
+    finder = StopFinder(StopStrings(["END"]))
     assert finder.push("text EN") == "text "
     assert finder.push("D and more") == ""
     assert finder.found == "END"
@@ -67,7 +67,7 @@ def test_nothing_follows_a_stop_string() -> None:
 
 
 def test_the_beginning_of_a_stop_string_is_shown_if_it_goes_on_otherwise() -> None:
-    finder = StopFinder(["END"])
+    finder = StopFinder(StopStrings(["END"]))
     assert finder.push("EN") == ""
     assert finder.push("ENT") == "ENENT"
     assert finder.found is None
