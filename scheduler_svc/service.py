@@ -220,6 +220,7 @@ class SchedulerService:
             num_watermark_blocks=int(settings.watermark * worker.kv.num_blocks),
             outputs_retention=settings.outputs_retention,
             prefix_caching=settings.prefix_caching,
+            tenants_share_prefixes=settings.prefix_sharing == "all",
             num_host_blocks=worker.kv.num_host_blocks,
             preemption=settings.preemption,
             max_pinned_blocks=int(settings.max_pinned_share * worker.kv.num_blocks),

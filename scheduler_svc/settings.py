@@ -26,6 +26,12 @@ class SchedulerSettings(StepSettings):
     prefix_caching: bool = setting(
         True, "Keep the KV blocks of finished prompts for requests that begin alike."
     )
+    prefix_sharing: str = setting(
+        "tenant",
+        "Who finds cached prefixes: tenant, the requests with the same API key; all, any request. "
+        "Pinned prefixes are found by all.",
+        choices=("tenant", "all"),
+    )
     max_pinned_share: float = setting(
         0.5,
         "Share of the blocks that pinned prefixes may keep (the gateway's --pinned-prefixes).",

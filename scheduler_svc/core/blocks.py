@@ -31,6 +31,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_pins: Counter[BlockHash] = Counter()
         self._pinned: set[int] = set()  # blocks with such content, to which that gives a reference
+        self._num_pin_changes = 0
         self._num_chances = 0
 
     @property
@@ -65,6 +66,20 @@ class BlockPool:
         While it does not, whoever has not fitted still does not: blocks are only handed out.
         """
         return self._num_chances
+
+    @property
+    def has_pins(self) -> bool:
+        """Whether any content is pinned."""
+        return bool(self._num_pins)
+
+    @property
+    def num_pin_changes(self) -> int:
+        """Grows whenever content is pinned or unpinned."""
+        return self._num_pin_changes
+
+    def is_pinned(self, block_hash: BlockHash) -> bool:
+        """Whether this content is pinned, and so is kept once it is there."""
+        return block_hash in self._num_pins
 
     @property
     def forgets(self) -> bool:
@@ -154,6 +169,7 @@ class BlockPool:
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
         """Blocks with this content stay, those that exist and those that come to be registered."""
+        self._num_pin_changes += 1
         for block_hash in hashes:
             self._num_pins[block_hash] += 1
             block = self._block_of.get(block_hash)
@@ -163,6 +179,7 @@ class BlockPool:
 
     def unpin(self, hashes: Sequence[BlockHash]) -> None:
         """Undo one ``pin`` of the same content."""
+        self._num_pin_changes += 1
         released: list[int] = []
         for block_hash in hashes:
             self._num_pins[block_hash] -= 1

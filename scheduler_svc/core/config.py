@@ -20,7 +20,11 @@ class Preemption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Geometry of the pool and limits of a step."""
+    """Geometry of the pool and limits of a step.
+
+    A default is what the scheduler did before the field was there: recordings that lack the field
+    are replayed with it.
+    """
 
     num_blocks: int
     block_size: int  # tokens
@@ -42,6 +46,7 @@ class SchedulerConfig:
     max_tenant_requests: int = 0  # the same for each tenant
     max_tenant_tokens: int = 0
     queue_ttl_ms: int = 0  # how long a request may wait to be admitted; 0: for ever
+    tenants_share_prefixes: bool = True  # not only what is pinned
     resume_window_ms: int = 60_000  # how long what has ended is remembered
 
     def __post_init__(self) -> None:

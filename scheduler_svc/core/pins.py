@@ -2,6 +2,7 @@
 
 The content of a prefix's full blocks is pinned by name before any of it exists: whoever computes a
 block of it, a request that begins with it or the internal request made here, computes it for good.
+Pinned content has the names that all tenants share: the operator made it for all of them.
 """
 
 from collections import OrderedDict, defaultdict
@@ -52,9 +53,7 @@ class PinnedPrefixes:
         prefix_id = pin.prefix_id
         if prefix_id in self._pinned or prefix_id in self._refused:
             return None
-        hashes: list[BlockHash] = []
-        root = prefix.first_hash(pin.cache_salt)
-        prefix.extend(hashes, root, pin.tokens, 0, self._config.block_size)
+        hashes = prefix.shared_hashes(pin.cache_salt, pin.tokens, self._config.block_size)
         if (reason := self._why_not(pin, hashes)) is not None:
             self._refused[prefix_id] = PrefixStatus(prefix_id, PrefixState.REFUSED, len(hashes))
             self._notes.append(notes.PrefixRefused(prefix_id, pin.name, reason))

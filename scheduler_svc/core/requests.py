@@ -10,7 +10,6 @@ from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.limits import why_never
 from scheduler_svc.core.pins import PinnedPrefixes
-from scheduler_svc.core.prefix import first_hash
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest, RememberedRequests
 from scheduler_svc.core.retention import Retention
 from scheduler_svc.core.sequence import ENDED, NO_TOKENS, PREFILLING, SequenceGroup
@@ -198,7 +197,6 @@ class Requests:
             submit=submit,
             arrival=self._num_accepted,
             max_output=max_output,
-            root=first_hash(submit.cache_salt),
             sequences=sequences,
             ended=dict(ended),
             search=search,

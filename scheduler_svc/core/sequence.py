@@ -8,6 +8,7 @@ import numpy as np
 
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.blocks import BlockHash
+from scheduler_svc.core.prefix import Chain
 from scheduler_svc.core.remembered import EndedChoice
 from shared.bus.api import EntryId
 from shared.codec import IntArray
@@ -82,7 +83,6 @@ class SequenceGroup:
     submit: Submit
     arrival: int  # order of acceptance
     max_output: int  # generated tokens at most: the request's limit or the context's end
-    root: BlockHash  # what the chain of block hashes starts from
     sequences: list[Sequence]  # those that have not ended; of a beam search, by running beam
     ended: dict[int, EndedChoice] = field(default_factory=dict)  # by choice
     prefilled: list[Sequence] = field(default_factory=list)  # those whose prefill makes the group
@@ -95,6 +95,7 @@ class SequenceGroup:
     was_admitted: bool = False
     num_deaths: int = 0  # of workers, one after the other, that were computing it
     serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it
+    chain: Chain | None = None  # names of its blocks, once it has asked for any
     search: BeamSearch | None = None
     handle: int = 0  # under which results speak of the beam search
     parents: list[int] = field(default_factory=list)  # handles that the beams go on from

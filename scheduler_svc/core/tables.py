@@ -19,6 +19,7 @@ class BlockTables:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._block_size = config.block_size
+        self._tenants_share = config.tenants_share_prefixes
         self.pool = BlockPool(config.num_blocks, config.prefix_caching)
         self.host_pool = BlockPool(config.num_host_blocks, keeps_cached=False)
         self.retired: list[int] = []
@@ -34,6 +35,8 @@ class BlockTables:
             reserve: blocks that must stay free.
         """
         num_blocks = -(-group.num_tokens // self._block_size)
+        if group.chain is None or group.chain.num_pin_changes != self.pool.num_pin_changes:
+            self._choose_names(group)
         if len(group.prefilled) == 1:
             return self._admit_one(group, group.prefilled[0], num_blocks, reserve)
         hits = [self._hits(group, sequence) for sequence in group.prefilled]
@@ -198,8 +201,9 @@ class BlockTables:
             return  # what others share of it, a prompt, was registered when it was planned
         first = len(sequence.hashes)
         if num_computed // self._block_size > first:
-            tokens = group.tokens_of(sequence)[first * self._block_size : num_computed]
-            prefix.extend(sequence.hashes, group.root, tokens, first, self._block_size)
+            assert group.chain is not None, f"{group.request_id} has blocks but no names for them"
+            tokens = group.tokens_of(sequence)[:num_computed]
+            group.chain.extend(sequence.hashes, tokens, self._block_size)
             end = len(sequence.hashes)
             self.pool.register(sequence.block_table[first:end], sequence.hashes[first:])
 
@@ -213,13 +217,30 @@ class BlockTables:
     def _hits(self, group: SequenceGroup, sequence: Sequence) -> list[int]:
         """Known blocks with the beginning of a sequence; at least one token is left to compute."""
         num_full = group.num_tokens // self._block_size
-        first = len(sequence.hashes)
-        if first < num_full:
-            tokens = group.tokens_of(sequence)[first * self._block_size :]
-            prefix.extend(sequence.hashes, group.root, tokens, first, self._block_size)
+        if len(sequence.hashes) < num_full:
+            assert group.chain is not None, f"{group.request_id} has no names for its blocks"
+            group.chain.extend(sequence.hashes, group.tokens_of(sequence), self._block_size)
         if group.submit.sampling.num_prompt_logprobs is not None:
             return []  # every prompt token's logits are wanted
         return self.pool.find(sequence.hashes[: (group.num_tokens - 1) // self._block_size])
+
+    def _choose_names(self, group: SequenceGroup) -> None:
+        """Name a group's blocks by who may find them, while it has none.
+
+        What all tenants share depends on what is pinned, so a group that comes back may find its
+        blocks under other names than before.
+        """
+        submit, pool = group.submit, self.pool
+        if self._tenants_share or group.serves_nobody:
+            chain = prefix.shared_chain(submit.cache_salt, pool)
+        else:
+            chain = prefix.tenant_chain(
+                submit.tenant, submit.cache_salt, submit.prompt, self._block_size, pool
+            )
+        if group.chain is not None and not chain.is_like(group.chain):
+            for sequence in group.sequences:
+                sequence.hashes = []
+        group.chain = chain
 
     def _num_shared_blocks(self, group: SequenceGroup, hits: list[list[int]]) -> list[int]:
         """Leading blocks of each sequence that are known, or an earlier one has as well.

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from scheduler_svc.core.blocks import BlockHash
+from scheduler_svc.core.prefix import shared_hashes
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.fold import Fold
 from shared.bus.api import START, EntryId
@@ -25,6 +27,7 @@ from tests.support.walk_checks import (
     check_pins,
     check_pools,
     check_seats,
+    check_tenants,
     tables_of,
 )
 from tests.support.walk_clients import Client, check_ending
@@ -58,6 +61,7 @@ class Walk:
         self.clients: list[Client] = []
         self._gateways = Gateways(self.clients)
         self._prefixes: dict[bytes, Client] = {}  # who computes pinned prefixes, by their tokens
+        self._pinned: set[BlockHash] = set()  # all content that ever was to be pinned
         self._outputs: deque[Entry] = deque()
         self._requests: deque[Entry] = deque()
         self._num_requests = 0
@@ -128,6 +132,7 @@ class Walk:
     def _pin(self, bits: int) -> None:
         pin, computing = self.profile.prefix(bits)
         self._prefixes[computing.submit.prompt.tobytes()] = computing
+        self._pinned.update(shared_hashes(pin.cache_salt, pin.tokens, self._config.block_size))
         self._append_request(pin)
 
     def _some_unfinished(self, bits: int) -> Client | None:
@@ -200,6 +205,9 @@ class Walk:
             check_cache(core.host_pool)
             check_seats(core)
             check_pins(core)
+            num_common = check_tenants(core, self._pinned)
+            if not core.config.tenants_share_prefixes:
+                self.counts["pinned blocks of several tenants"] += num_common
             self._queues.check_stats(core)
         return tables_of(core)
 

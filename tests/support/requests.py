@@ -22,6 +22,7 @@ def submit(
     num_choices: int = 1,
     priority: int = 0,
     cache_salt: str = "",
+    tenant: str = "",
     **changes: Any,
 ) -> Submit:
     """A request with this prompt; ``changes`` go to its sampling parameters."""
@@ -35,6 +36,7 @@ def submit(
         num_choices=num_choices,
         priority=priority,
         cache_salt=cache_salt,
+        tenant=tenant,
     )
 
 

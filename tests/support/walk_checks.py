@@ -3,14 +3,14 @@
 These checks look inside: a leak that no client ever notices is still a leak.
 """
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from itertools import chain
 
 import numpy as np
 
 from scheduler_svc.core import notes
-from scheduler_svc.core.blocks import BlockPool
+from scheduler_svc.core.blocks import BlockHash, BlockPool
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import GroupState, Sequence, SequenceGroup
 from shared.messages.leases import PrefixState
@@ -94,6 +94,26 @@ def check_pins(core: Scheduler) -> None:
             assert core._requests._by_request[prefix_id].serves_nobody, (
                 f"nobody computes {prefix_id}"
             )
+
+
+def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
+    """Tenants have no block in common, but for pinned ones; how many of those they have.
+
+    Args:
+        pinned: names of all content that ever was to be pinned.
+    """
+    tenants: defaultdict[int, set[str]] = defaultdict(set)  # by block
+    for group in core._requests._by_request.values():
+        if not group.serves_nobody:
+            for sequence in group.sequences:
+                for block in sequence.block_table:
+                    tenants[block].add(group.submit.tenant)
+    common = [block for block, found in tenants.items() if len(found) > 1]
+    if not core.config.tenants_share_prefixes:
+        for block in common:
+            name = core.pool._hash_of[block]
+            assert name in pinned, f"{sorted(tenants[block])} share a block that nobody pinned"
+    return len(common)
 
 
 def check_at_rest(core: Scheduler) -> None:

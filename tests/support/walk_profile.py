@@ -16,6 +16,7 @@ _MAX_MODEL_LEN = 96  # tokens
 _MAX_WIDTH = 4  # beams
 _NUM_FAMILIES = 3
 _SALTS = ["", "salt"]
+_TENANTS = ["alice", "bob", "carol"]
 
 
 class Event(Enum):
@@ -41,6 +42,7 @@ class Profile:
     max_choices: int
     beam_share: float  # of the requests
     num_salts: int
+    num_tenants: int
     longest_prompt: int  # tokens
     longest_output: int
     num_priorities: int
@@ -82,6 +84,7 @@ class Profile:
             num_choices=num_choices,
             priority=rng.randrange(self.num_priorities),
             cache_salt=rng.choice(_SALTS[: self.num_salts]),
+            tenant=rng.choice(_TENANTS[: self.num_tenants]),
         )
         return Client(
             number,
@@ -133,6 +136,7 @@ def random_profile(rng: random.Random) -> Profile:
         max_choices=rng.choice([1, 1, 2, 4]),
         beam_share=rng.choice([0, 0, 0.2, 0.6]),
         num_salts=rng.choice([1, 1, 2]),
+        num_tenants=rng.choice([1, 2, 3]),
         longest_prompt=rng.choice([5, 20, 40]),
         longest_output=rng.choice([8, 25, 50]),
         num_priorities=rng.choice([1, 1, 3]),
@@ -160,4 +164,5 @@ def _random_config(rng: random.Random) -> SchedulerConfig:
         swap_us_per_block=rng.choice([0.1, 1.0, 4.0]),
         max_pinned_blocks=rng.choice([0, 0, num_blocks // 4, num_blocks // 2]),
         max_prompt_tokens=rng.choice([0, 0, 1, 5]),
+        tenants_share_prefixes=rng.random() < 0.5,
     )
