@@ -31,6 +31,7 @@ class Kept:
     plans: int
     outputs: int
     num_keys: int
+    log_bytes: int = 0  # of all three logs
 
 
 def held_by(pid: int) -> Held:
@@ -66,26 +67,43 @@ def kept_in_redis(port: int, engine_id: str) -> Kept:
         OSError: it does not answer.
     """
     keys = EngineKeys(engine_id)
-    found = re.search(r"used_memory:(\d+)", _say(port, "INFO memory"))
-    if found is None:
-        raise OSError("Redis does not say how much memory it uses")
+    logs = (keys.requests, keys.plans, keys.outputs)
+    requests, plans, outputs = (int(redis_reply(port, f"XLEN {log}")) for log in logs)
+    sizes = (redis_reply(port, f"MEMORY USAGE {log}") for log in logs)
     return Kept(
-        used_bytes=int(found[1]),
-        requests=int(_say(port, f"XLEN {keys.requests}")),
-        plans=int(_say(port, f"XLEN {keys.plans}")),
-        outputs=int(_say(port, f"XLEN {keys.outputs}")),
-        num_keys=int(_say(port, "DBSIZE")),
+        used_bytes=redis_used_bytes(port),
+        requests=requests,
+        plans=plans,
+        outputs=outputs,
+        num_keys=int(redis_reply(port, "DBSIZE")),
+        log_bytes=sum(int(size) for size in sizes if size),
     )
 
 
-def _say(port: int, command: str) -> str:
-    """The answer to one command, which is a number or a text."""
+def redis_used_bytes(port: int) -> int:
+    """Memory that a Redis on loopback has allocated.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    found = re.search(r"used_memory:(\d+)", redis_reply(port, "INFO memory"))
+    if found is None:
+        raise OSError("Redis does not say how much memory it uses")
+    return int(found[1])
+
+
+def redis_reply(port: int, command: str) -> str:
+    """The reply of a Redis on loopback to one command: a number or a text, "" for nil.
+
+    Raises:
+        OSError: it does not answer, or with an error.
+    """
     with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
         connection.sendall(f"{command}\r\n".encode())
         with connection.makefile("rb") as answer:
             head = answer.readline().decode().strip()
             if head.startswith("$"):
-                return answer.read(int(head[1:])).decode()
+                return answer.read(max(0, int(head[1:]))).decode()
     if not head.startswith(":"):
         raise OSError(f"Redis answers {command} with {head[:80]!r}")
     return head[1:]

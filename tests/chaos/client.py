@@ -4,7 +4,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,7 @@ class Client:
         first: the gateway to begin with.
         deadline_s: how long the answer may take.
         patience_s: how long a stream that can be resumed may be silent.
+        headers: of every request, such as the one with an API key.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Client:
         first: int,
         deadline_s: float,
         patience_s: float = 10.0,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._ask = what
         self._key = f"{run}-{what.key}"
@@ -91,6 +93,7 @@ class Client:
         self._turn = first
         self._deadline_s = deadline_s
         self._patience_s = patience_s
+        self._headers = dict(headers or {})
         self._url: str | None = None
         self._last_id = ""
         self._ended = False
@@ -137,12 +140,12 @@ class Client:
 
     def _open(self, port: int) -> Any:
         if self._url is not None:
-            headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
-            return ask(port, self._url, headers=headers)
+            last = {"Last-Event-ID": self._last_id} if self._last_id else {}
+            return ask(port, self._url, headers=self._headers | last)
         if not self._resumes:
-            return ask(port, "/v1/completions", self._ask.body)
+            return ask(port, "/v1/completions", self._ask.body, self._headers)
         body = self._ask.body | {"stream_resume": True}
-        return ask(port, "/v1/completions", body, {"Idempotency-Key": self._key})
+        return ask(port, "/v1/completions", body, self._headers | {"Idempotency-Key": self._key})
 
     async def _take(self, response: Response) -> None:
         if self._url is None:  # whoever resumes a stream gets another id for that

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,20 +61,31 @@ class Cluster:
         folder: for logs and Redis' data.
         model: folder of the model.
         settings: environment of all services beside what is decided here.
+        redis_options: more words of Redis' command line.
+        headers: of questions to gateways, such as the one with an API key.
 
     Attributes:
         ports: of the gateways.
+        redis_port: of Redis, on loopback.
         deaths: of processes that nobody here killed, with the last lines they wrote.
         starts_s: by service, how long it took to be ready after each kill; those of spawners
             stand under the name with ``+ spawner``.
     """
 
-    def __init__(self, folder: Path, model: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        settings: Mapping[str, str],
+        redis_options: Sequence[str] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
+        self.headers = dict(headers or {})
         self.deaths: list[str] = []
         self.starts_s: dict[str, list[float]] = {}
         self.ports = [free_port() for _ in GATEWAYS]
-        self._redis_port = free_port()
+        self.redis_port = free_port()
         self.metrics_port = free_port()
         (folder / "redis").mkdir(parents=True)
         environ = {k: v for k, v in os.environ.items() if not k.startswith("PAGESTREAM_")}
@@ -82,7 +93,7 @@ class Cluster:
             "PYTHONPATH": str(REPOSITORY),
             "PYTHONSAFEPATH": "1",
             "OMP_NUM_THREADS": "1",
-            "REDIS_URL": f"redis://127.0.0.1:{self._redis_port}/0",
+            "REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
             "NUMBA_CACHE_DIR": str(REPOSITORY / ".pagestream" / "numba"),
             "PAGESTREAM_MODEL": str(model),
             "PAGESTREAM_SERVED_MODEL_NAME": "chaos",
@@ -93,7 +104,8 @@ class Cluster:
             "PAGESTREAM_SCHEDULER_METRICS_PORT": str(self.metrics_port),
             **settings,
         }
-        redis = server_command(find_redis_server(), self._redis_port, folder / "redis")
+        redis = server_command(find_redis_server(), self.redis_port, folder / "redis")
+        redis += redis_options
         python = [sys.executable, "-m", "deploy.spawner"]
         self._services = {
             "redis": _Service(redis, environ, ""),
@@ -141,6 +153,10 @@ class Cluster:
     def log(self, name: str) -> Path:
         """What a service has written, all its processes in one file."""
         return self.folder / f"{name}.log"
+
+    def pid_file(self, name: str) -> Path:
+        """Holds the id of a service's spawner, or of its process if it has none."""
+        return self.folder / f"{name}.pid"
 
     def pid(self, name: str) -> int | None:
         """The process that does a service's work, not its spawner."""
@@ -193,14 +209,14 @@ class Cluster:
         if service.child is None or service.was_killed:
             return False
         if name == "redis":
-            return await asyncio.to_thread(redis_answers, self._redis_port)
+            return await asyncio.to_thread(redis_answers, self.redis_port)
         with self.log(name).open() as log:
             log.seek(service.log_start)
             return service.says_ready in log.read()
 
     async def _gateway_says(self, port: int, path: str) -> bool:
         try:
-            async with asyncio.timeout(_LOOK_S), ask(port, path) as response:
+            async with asyncio.timeout(_LOOK_S), ask(port, path, headers=self.headers) as response:
                 return response.status == 200
         except (Broken, TimeoutError):
             return False
@@ -221,8 +237,8 @@ class Cluster:
                     service.start_at_s = now_s + _AGAIN_S
                 service.child, service.was_killed = None, False
             if service.child is None and now_s >= service.start_at_s:
-                pid_file = self.folder / f"{name}.pid"
-                service.child = Child(service.command, service.environ, self.log(name), pid_file)
+                pid_file, log = self.pid_file(name), self.log(name)
+                service.child = Child(service.command, service.environ, log, pid_file)
 
 
 def _only_child(pid: int) -> int | None:

@@ -1,6 +1,7 @@
 """Who is killed or paused, and when."""
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,18 @@ class Blow:
     with_spawner: bool = False  # killed with what would have started it again
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """From a blow until its service did its work again, on the monotonic clock.
+
+    Infinite if nothing waited for that.
+    """
+
+    service: str
+    from_s: float
+    until_s: float
+
+
 class Mayhem:
     """Deals blows.
 
@@ -38,6 +51,7 @@ class Mayhem:
 
     Attributes:
         blows: so far.
+        outages: that are over; at the end, all of them.
     """
 
     def __init__(
@@ -49,6 +63,7 @@ class Mayhem:
         draw: random.Random,
     ) -> None:
         self.blows: list[Blow] = []
+        self.outages: list[Outage] = []
         self._cluster = cluster
         self._targets = targets
         self._pauses = pauses
@@ -105,14 +120,14 @@ class Mayhem:
         # Those with their spawner take seconds, and most of what dies in earnest is the service.
         with_spawner = self._cluster.has_spawner(name) and not self._draw.randrange(_SPAWNER_EVERY)
         self._cluster.kill(name, with_spawner)
-        self._down[name] = asyncio.create_task(self._cluster.back(name, with_spawner))
+        self._down[name] = asyncio.create_task(self._restart(name, with_spawner))
         self.blows.append(Blow(name, time.monotonic(), with_spawner=with_spawner))
 
     def _pause(self, name: str) -> None:
         pause_s = self._draw.uniform(*self._pause_lengths(name))
         pid = self._cluster.pause(name)
         if pid is not None:
-            self._down[name] = asyncio.create_task(self._wake(pid, pause_s))
+            self._down[name] = asyncio.create_task(self._wake(name, pid, pause_s))
             self.blows.append(Blow(name, time.monotonic(), pause_s))
 
     def _pause_lengths(self, name: str) -> tuple[float, float]:
@@ -122,11 +137,21 @@ class Mayhem:
         is_long = len(self.blows) % _LONG_PAUSE_EVERY == _LONG_PAUSE_EVERY - 1
         return _LONG_PAUSE_S if is_long else _SHORT_PAUSE_S
 
-    async def _wake(self, pid: int, after_s: float) -> None:
+    async def _restart(self, name: str, with_spawner: bool) -> None:
+        from_s, until_s = time.monotonic(), math.inf
+        try:
+            await self._cluster.back(name, with_spawner)
+            until_s = time.monotonic()
+        finally:
+            self.outages.append(Outage(name, from_s, until_s))
+
+    async def _wake(self, name: str, pid: int, after_s: float) -> None:
+        from_s = time.monotonic()
         try:
             await asyncio.sleep(after_s)
         finally:
             self._cluster.go_on(pid)
+            self.outages.append(Outage(name, from_s, time.monotonic()))
 
 
 def _kind(name: str) -> str:

@@ -2,7 +2,8 @@
 
 Each minute is work, then silence. When all is silent, no block may be in use, and what every
 process and Redis hold is noted. In the first part of the time any service may be killed; in the
-second only one of the two gateways, so that one can tell whether the others grow.
+second only one of the two gateways, so that one can tell whether the others grow. With
+``--hostile`` some clients attack, and others must notice nothing of it.
 """
 
 import argparse
@@ -11,27 +12,29 @@ import contextlib
 import json
 import os
 import random
-import re
 import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from benchmarks.processes import Held, held_by, kept_in_redis
 from deploy.settings import REPOSITORY
+from shared.settings import byte_size
 from tests.chaos.client import Client
-from tests.chaos.cluster import SERVICES, Cluster, NotReady
-from tests.chaos.http_stream import Broken, ask
+from tests.chaos.cluster import Cluster, NotReady
+from tests.chaos.hostile.__main__ import chosen
+from tests.chaos.hostile.catalogue import ATTACKS
+from tests.chaos.hostile.soak import HostileSoak, Plan
 from tests.chaos.mayhem import Mayhem
 from tests.chaos.soak_clients import leave_early, read_slowly
-from tests.chaos.soak_verdict import Sample, leaks, lives, slope_per_min
+from tests.chaos.soak_rest import rest
+from tests.chaos.soak_verdict import Sample, growth, leaks, shown
 from tests.chaos.workload import make_asks
 
 _ROUND_S = 60.0
 _WORK_SHARE = 0.7  # of each minute
-_IDLE_LIMIT_S = 90.0  # a service that was killed last must come back, and leases must run out
 _KILLING_SHARE = 0.4  # of the time, in which any service may be killed
 _ANY = ("scheduler", "worker", "gateway", "redis")
 _CLIENTS, _LEAVING, _SLOW = 3, 4, 4
@@ -89,7 +92,7 @@ class Soak:
             while self._at_min < self._minutes:
                 targets = _ANY if self._at_min < _KILLING_SHARE * self._minutes else ("gateway-2",)
                 await self._work(cluster, number, targets)
-                self.samples.append(await self._silence(cluster))
+                self.samples.append(await rest(cluster, self._began_s))
                 self.deaths = list(cluster.deaths)
                 _say(self._news())
                 number += 1
@@ -134,100 +137,21 @@ class Soak:
             if not outcome.is_complete or outcome.num_duplicates or outcome.num_gaps:
                 self.lost.append(f"{label}-{what.key}: {outcome.why} {outcome.said[-3:]}")
 
-    async def _silence(self, cluster: Cluster) -> Sample:
-        """Wait until nothing runs, and look at everything."""
-        began_s = time.monotonic()
-        left = "nothing was seen"
-        idle_after_s = None
-        while time.monotonic() - began_s < _IDLE_LIMIT_S:
-            left = await _what_runs(cluster)
-            if not left:
-                idle_after_s = time.monotonic() - began_s
-                break
-            await asyncio.sleep(0.25)
-        processes = {name: held_by(_pid(cluster, name)) for name in SERVICES}
-        redis = kept_in_redis(_redis_port(processes["redis"]), "engine-0")
-        return Sample(self._at_min, processes, redis, idle_after_s, left)
-
     def _news(self) -> str:
-        last = self.samples[-1]
-        sizes = " ".join(
-            f"{name} {held.rss_bytes / 2**20:.0f} MiB/{held.num_fds} fds"
-            for name, held in last.processes.items()
-        )
-        kept = last.redis
-        idle = "NOT IDLE" if last.idle_after_s is None else f"idle after {last.idle_after_s:.1f} s"
         counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))
-        counts += f"; {len(self.lost)} lost"
-        return (
-            f"minute {last.at_min:4.1f}: {idle}; {sizes}; Redis data {kept.used_bytes / 2**20:.1f} "
-            f"MiB, logs {kept.requests}/{kept.plans}/{kept.outputs}; {counts}"
-        )
+        return f"{shown(self.samples[-1])}; {counts}; {len(self.lost)} lost"
 
     def _count(self, what: str, more: int) -> None:
         self.counts[what] = self.counts.get(what, 0) + more
 
-    def report(self) -> dict:
+    def report(self) -> dict[str, Any]:
         """Everything, for a file."""
-        slopes = [
-            {
-                "service": name,
-                "pid": life[0][1].pid,
-                "minutes": life[-1][0] - life[0][0],
-                "num_samples": len(life),
-                "first_mib": life[0][1].rss_bytes / 2**20,
-                "last_mib": life[-1][1].rss_bytes / 2**20,
-                "mib_per_min": None if slope is None else slope / 2**20,
-            }
-            for name, life in lives(self.samples)
-            for slope in [slope_per_min(life)]
-        ]
-        samples = [asdict(sample) for sample in self.samples]
         return {
             "found": self.found(),
             "counts": self.counts,
-            "processes": slopes,
-            "samples": samples,
+            "processes": growth(self.samples),
+            "samples": [asdict(sample) for sample in self.samples],
         }
-
-
-async def _what_runs(cluster: Cluster) -> str:
-    """What is not idle, "" if all is."""
-    try:
-        async with asyncio.timeout(10):
-            await cluster.all_ready()
-        scheduler = await _metrics(cluster.metrics_port)
-        gateways = [await _metrics(port) for port in cluster.ports]
-    except (Broken, TimeoutError) as error:
-        return f"{type(error).__name__}: {error}"
-    found = {
-        "running": scheduler.get("num_requests_running", 1.0),
-        "waiting": scheduler.get("num_requests_waiting", 1.0),
-        "share of blocks used": scheduler.get("kv_cache_usage_perc", 1.0),
-        "open streams": sum(metrics.get("open_streams", 1.0) for metrics in gateways),
-    }
-    return ", ".join(f"{what} {number:g}" for what, number in found.items() if number)
-
-
-async def _metrics(port: int) -> dict[str, float]:
-    async with asyncio.timeout(5), ask(port, "/metrics") as response:
-        text = (await response.body()).decode()
-    found = re.findall(r"^pagestream:(\w+)\{[^}]*\} (\S+)$", text, re.MULTILINE)
-    return {name: float(value) for name, value in found}
-
-
-def _pid(cluster: Cluster, name: str) -> int:
-    pid = cluster.pid(name)
-    assert pid is not None, f"{name} is ready, and has no process"
-    return pid
-
-
-def _redis_port(redis: Held) -> int:
-    words = Path(f"/proc/{redis.pid}/cmdline").read_bytes().split(b"\0")
-    # Redis writes its own title: "redis-server 127.0.0.1:PORT".
-    found = re.search(rb"127\.0\.0\.1:(\d+)|--port\0(\d+)", b"\0".join(words))
-    assert found is not None, words
-    return int(found[1] or found[2])
 
 
 def _say(line: str) -> None:
@@ -236,14 +160,57 @@ def _say(line: str) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=1)
+    add = parser.add_argument
+    add("--minutes", type=float, default=20.0)
+    add("--seed", type=int, default=1)
     default = str(REPOSITORY / ".pagestream" / "soak")
-    parser.add_argument("--out", default=default, help="folder for logs and the report")
-    return parser.parse_args()
+    add("--out", default=default, help="folder for logs and the report")
+    add("--hostile", action="store_true", help="honest clients beside hostile ones")
+    hostile = parser.add_argument_group("with --hostile")
+    add = hostile.add_argument
+    add("--redis-memory", type=_bytes, default="256MB", help="most that Redis may use [256MB]")
+    add("--num-blocks", type=int, default=192, help="of the KV pool [192]")
+    add(
+        "--attacks",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="only those with such a word in their names",
+    )
+    add("--list-attacks", action="store_true", help="print the names of all attacks")
+    add("--no-blows", action="store_true", help="no service is killed or paused")
+    add("--delete-outputs", action="store_true", help="delete the outputs log now and then")
+    options = parser.parse_args()
+    try:
+        chosen(options.attacks)
+    except ValueError as error:
+        parser.error(f"--attacks: {error}; --list-attacks prints them")
+    return options
 
 
-async def _run(soak: Soak) -> None:
+def _bytes(text: str) -> int:
+    try:
+        return byte_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+
+
+def _soak(options: argparse.Namespace, folder: Path) -> Soak | HostileSoak:
+    if not options.hostile:
+        return Soak(folder, options.minutes, options.seed)
+    plan = Plan(
+        minutes=options.minutes,
+        seed=options.seed,
+        redis_bytes=options.redis_memory,
+        num_blocks=options.num_blocks,
+        attacks=options.attacks,
+        strikes_services=not options.no_blows,
+        deletes_outputs=options.delete_outputs,
+    )
+    return HostileSoak(folder, plan, _say)
+
+
+async def _run(soak: Soak | HostileSoak) -> None:
     task = asyncio.current_task()
     assert task is not None, "this runs in a task"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -251,10 +218,13 @@ async def _run(soak: Soak) -> None:
 
 
 def main() -> int:
-    """0 if nothing leaks, 1 if something does, 130 if interrupted."""
+    """0 if nothing is wrong, 1 if something is, 130 if interrupted."""
     options = _options()
+    if options.list_attacks:
+        print(*(f"{attack.name}: {attack.strike.__doc__}" for attack in ATTACKS), sep="\n")
+        return 0
     folder = Path(options.out) / time.strftime("%Y%m%d-%H%M%S")
-    soak, interrupted = Soak(folder, options.minutes, options.seed), True
+    soak, interrupted = _soak(options, folder), True
     _say(f"logs in {folder}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     try:
         with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
@@ -263,16 +233,24 @@ def main() -> int:
     except NotReady as error:
         _say(f"error: {error}")
         return 1
-    report = soak.report()
-    (folder / "report.json").write_text(json.dumps(report, indent=1))
+    return _told(soak.report(), folder / "report.json", interrupted)
+
+
+def _told(report: dict[str, Any], path: Path, interrupted: bool) -> int:
+    """Write the report, and the end of it to the terminal; the exit code."""
+    path.write_text(json.dumps(report, indent=1))
     for process in report["processes"]:
         if process["mib_per_min"] is not None:
             sizes = "{first_mib:.1f} to {last_mib:.1f} MiB, {mib_per_min:+.3f} MiB a minute"
             _say(f"{process['service']}: {sizes.format(**process)}")
     for line in report["found"]:
         _say(f"found: {line}")
-    _say(f"report in {folder / 'report.json'}; load {os.getloadavg()[0]:.1f}")
-    return 130 if interrupted else int(bool(report["found"]))
+    _say(f"report in {path}; load {os.getloadavg()[0]:.1f}")
+    if interrupted:
+        _say("interrupted")
+        return 130
+    _say(f"failed: {len(report['found'])} findings" if report["found"] else "passed")
+    return int(bool(report["found"]))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 from benchmarks.processes import Held, Kept
 
@@ -14,6 +15,7 @@ _MOST_REDIS_GROWTH = 1.5  # between the first samples and the last
 _SPARE_BYTES = 4 * 2**20  # smaller than that is no leak of Redis
 _SPARE_FDS = 6  # connections to Redis, as many as were ever needed at once, stay open
 _SPARE_ENTRIES = 300  # what is appended between two trimmings
+_SPARE_KEYS = 20  # leases of gateways that died a moment ago, and what is about to expire
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,37 @@ def slope_per_min(life: Sequence[tuple[float, Held]]) -> float | None:
     return median((b.rss_bytes - a.rss_bytes) / (t - s) for (s, a), (t, b) in pairs)
 
 
+def growth(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """How every process has grown, for a report."""
+    return [
+        {
+            "service": name,
+            "pid": life[0][1].pid,
+            "minutes": life[-1][0] - life[0][0],
+            "num_samples": len(life),
+            "first_mib": life[0][1].rss_bytes / 2**20,
+            "last_mib": life[-1][1].rss_bytes / 2**20,
+            "mib_per_min": None if slope is None else slope / 2**20,
+        }
+        for name, life in lives(samples)
+        for slope in [slope_per_min(life)]
+    ]
+
+
+def shown(sample: Sample) -> str:
+    """A sample in one line."""
+    sizes = " ".join(
+        f"{name} {held.rss_bytes / 2**20:.0f} MiB/{held.num_fds} fds"
+        for name, held in sample.processes.items()
+    )
+    kept = sample.redis
+    idle = "NOT IDLE" if sample.idle_after_s is None else f"idle after {sample.idle_after_s:.1f} s"
+    return (
+        f"minute {sample.at_min:4.1f}: {idle}; {sizes}; Redis data {kept.used_bytes / 2**20:.1f} "
+        f"MiB, logs {kept.requests}/{kept.plans}/{kept.outputs} of {kept.log_bytes / 2**20:.1f} MiB"
+    )
+
+
 def _grown(name: str, life: Sequence[tuple[float, Held]]) -> list[str]:
     slope = slope_per_min(life)
     if slope is None:
@@ -108,4 +141,7 @@ def _kept_too_much(samples: Sequence[Sample], outputs_retention: int) -> list[st
         first, last = median(sizes[1 : 1 + third]), median(sizes[-third:])
         if last > _MOST_REDIS_GROWTH * first + _SPARE_BYTES:
             found.append(f"Redis keeps {last / 2**20:.1f} MiB, at first {first / 2**20:.1f} MiB")
+        keys = [sample.redis.num_keys for sample in samples]
+        if median(keys[-third:]) > median(keys[1 : 1 + third]) + _SPARE_KEYS:
+            found.append(f"Redis has ever more keys: {keys}")
     return found

@@ -1,0 +1,265 @@
+"""``scripts/soak --hostile``: honest clients beside hostile ones, while services die.
+
+Each minute is work, then silence, as in the other soak. In the first part of the time services are
+killed, in every second round paused; later only one of the two gateways is killed.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import redis_reply, redis_used_bytes
+from deploy.settings import REPOSITORY
+from shared.bus.keys import EngineKeys
+from tests.chaos.cluster import GATEWAYS, Cluster
+from tests.chaos.hostile.__main__ import chosen
+from tests.chaos.hostile.honest import HonestClients
+from tests.chaos.hostile.verdict import Record, Strike, found, report
+from tests.chaos.mayhem import Mayhem
+from tests.chaos.probe import Wait
+from tests.chaos.soak_rest import rest
+from tests.chaos.soak_verdict import shown
+
+_ROUND_S = 60.0
+_WORK_SHARE = 0.7
+_KILLING_SHARE = 0.4
+_ANY = ("scheduler", "worker", "gateway", "redis")
+_OFTEN_S, _RARELY_S = (6.0, 14.0), (10.0, 20.0)  # from one blow to the next
+_HONEST_TENANTS = ("anne", "emma", "harriet", "returning")
+_TENANTS = (*_HONEST_TENANTS, "probe", "unusual", "mallory", "operator")
+_OUTPUTS_RETENTION = 10_000  # the default
+_WATCH_S = 0.5
+_STOP_S = 10.0
+_SETTINGS = {
+    "PAGESTREAM_NUM_HOST_BLOCKS": "32",
+    "PAGESTREAM_RESUME_WINDOW": "10",  # longer than a client that returns is away
+    "PAGESTREAM_GATEWAY_GRACE": "5",
+    "PAGESTREAM_REQUEST_TIMEOUT": "15",
+    "PAGESTREAM_WRITE_TIMEOUT": "10",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a hostile soak does.
+
+    Attributes:
+        redis_bytes: Redis' ``maxmemory``, with ``noeviction``.
+        num_blocks: of the KV pool.
+        attacks: words of attacks' names; none for all.
+        strikes_services: services are killed and paused.
+        deletes_outputs: the outputs log is deleted once in some rounds, in which answers may end
+            with an error.
+    """
+
+    minutes: float
+    seed: int = 1
+    redis_bytes: int = 256 * 2**20
+    num_blocks: int = 192
+    attacks: Sequence[str] = ()
+    strikes_services: bool = True
+    deletes_outputs: bool = False
+    round_s: float = _ROUND_S
+    num_requests: int = 16  # of each honest client, asked again and again
+
+
+class HostileSoak:
+    """One run.
+
+    Args:
+        folder: for logs and the report.
+        tell: is given a line of news now and then.
+
+    Raises:
+        ValueError: there is no attack of a name.
+    """
+
+    def __init__(self, folder: Path, plan: Plan, tell: Callable[[str], None]) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._tell = tell
+        self._draw = random.Random(plan.seed)
+        self._keys = {name: f"{name}-{self._draw.getrandbits(128):032x}" for name in _TENANTS}
+        names = [attack.name for attack in chosen(plan.attacks)]
+        self.record = Record(names, _OUTPUTS_RETENTION, plan.redis_bytes)
+
+    def found(self) -> list[str]:
+        """What is wrong, in words."""
+        return found(self.record)
+
+    def report(self) -> dict[str, Any]:
+        """Everything, for a file."""
+        return report(self.record) | {"samples": [asdict(one) for one in self.record.samples]}
+
+    async def run(self) -> None:
+        """Until the time is over."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        keys = self._folder / "api-keys.txt"
+        digests = {name: hashlib.sha256(key.encode()) for name, key in self._keys.items()}
+        lines = (f"{name} sha256:{digest.hexdigest()}\n" for name, digest in digests.items())
+        keys.write_text("".join(lines))
+        settings = _SETTINGS | {
+            "PAGESTREAM_API_KEYS": str(keys),
+            "PAGESTREAM_NUM_BLOCKS": str(self._plan.num_blocks),
+        }
+        limit = ("--maxmemory", str(self._plan.redis_bytes), "--maxmemory-policy", "noeviction")
+        operator = {"Authorization": f"Bearer {self._keys['operator']}"}
+        model = REPOSITORY / "models" / "demo"
+        async with Cluster(self._folder / "services", model, settings, limit, operator) as cluster:
+            watch = asyncio.create_task(self._watch_redis(cluster))
+            try:
+                async with self._probing(cluster):
+                    await self._rounds(cluster)
+            finally:
+                watch.cancel()
+                self.record.accidents += [f"died by itself: {death}" for death in cluster.deaths]
+
+    async def _rounds(self, cluster: Cluster) -> None:
+        ports, record = cluster.ports, self.record
+        keys = [self._keys[name] for name in _HONEST_TENANTS]
+        honest = HonestClients(ports, keys, self._plan.seed, self._plan.num_requests)
+        record.honest = honest.seen
+        await honest.undisturbed()
+        self._tell("every answer came undisturbed; the attacks begin")
+        record.calm_until_s = began_s = time.monotonic()
+        number = 0
+        while (passed_s := time.monotonic() - began_s) < 60 * self._plan.minutes:
+            is_early = passed_s < _KILLING_SHARE * 60 * self._plan.minutes
+            await self._work(cluster, honest, number, is_early)
+            record.samples.append(await rest(cluster, began_s))
+            now_s = time.monotonic()
+            record.outages = [
+                replace(outage, until_s=min(outage.until_s, now_s)) for outage in record.outages
+            ]
+            self._tell(self._news())
+            number += 1
+
+    async def _work(
+        self, cluster: Cluster, honest: HonestClients, number: int, is_early: bool
+    ) -> None:
+        """One round's attacks and blows."""
+        work_s = _WORK_SHARE * self._plan.round_s
+        until_s = time.monotonic() + work_s
+        targets: Sequence[str] = _ANY if is_early else ("gateway-2",)
+        pauses = is_early and number % 2 == 1
+        between_s = _OFTEN_S if is_early else _RARELY_S
+        if not self._plan.strikes_services:
+            targets = ()
+        deletes = self._plan.deletes_outputs and is_early
+        mayhem = Mayhem(cluster, targets, pauses, between_s, self._draw)
+        tasks = [asyncio.create_task(mayhem.run())]
+        if deletes:
+            tasks.append(asyncio.create_task(self._delete_outputs(cluster, work_s / 2)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._attack(cluster, number, work_s))
+                group.create_task(honest.until(until_s, f"{number}", deletes))
+        finally:
+            for task in tasks:
+                task.cancel()
+            for task in tasks:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            self.record.outages += mayhem.outages
+
+    async def _attack(self, cluster: Cluster, number: int, seconds: float) -> None:
+        """Run the attackers' process, and take its strikes down."""
+        strikes, complaints = (
+            self._folder / f"strikes-{number}.{kind}" for kind in ("jsonl", "log")
+        )
+        words = ["--ports", *map(str, cluster.ports), "--seconds", str(seconds)]
+        words += ["--seed", f"{self._plan.seed + number}"]
+        words += ["--attacks", *self._plan.attacks]
+        keys = {"HOSTILE_KEY": self._keys["mallory"], "HONEST_KEY": self._keys["unusual"]}
+        with strikes.open("wb") as output, complaints.open("wb") as errors:
+            command = [sys.executable, "-m", "tests.chaos.hostile", *words]
+            code = await _finished(command, keys, output.fileno(), errors.fileno())
+        if code:
+            self.record.accidents.append(f"the attackers ended with {code}; see {complaints}")
+        lines = strikes.read_text().splitlines()
+        self.record.strikes += [Strike(*json.loads(line)) for line in lines]
+
+    @contextlib.asynccontextmanager
+    async def _probing(self, cluster: Cluster) -> Any:
+        """The probe asks for as long as this is entered."""
+        waits, complaints = self._folder / "probe.jsonl", self._folder / "probe.log"
+        words = ["--ports", *map(str, cluster.ports)]
+        words += ["--pid-files", *(str(cluster.pid_file(name)) for name in GATEWAYS)]
+        with waits.open("wb") as output, complaints.open("wb") as errors:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.chaos.probe", *words),
+                env=os.environ | {"PROBE_KEY": self._keys["probe"]},
+                cwd=REPOSITORY,
+                stdout=output.fileno(),
+                stderr=errors.fileno(),
+            )
+        try:
+            yield
+        finally:
+            if process.returncode is not None:
+                end = f"the probe ended with {process.returncode}; see {complaints}"
+                self.record.accidents.append(end)
+            else:
+                await _stopped(process)
+            for line in waits.read_text().splitlines():
+                told = json.loads(line)
+                if "counts" in told:
+                    self.record.num_questions = told["counts"]
+                else:
+                    self.record.waits.append(Wait(**told))
+
+    async def _watch_redis(self, cluster: Cluster) -> None:
+        """Note the most that Redis uses, at any time."""
+        while True:
+            with contextlib.suppress(OSError):  # it may have been killed
+                used = await asyncio.to_thread(redis_used_bytes, cluster.redis_port)
+                self.record.redis_peak_bytes = max(self.record.redis_peak_bytes, used)
+            await asyncio.sleep(_WATCH_S)
+
+    async def _delete_outputs(self, cluster: Cluster, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        with contextlib.suppress(OSError):
+            command = f"DEL {EngineKeys('engine-0').outputs}"
+            await asyncio.to_thread(redis_reply, cluster.redis_port, command)
+
+    def _news(self) -> str:
+        record, honest = self.record, self.record.honest
+        return (
+            f"{shown(record.samples[-1])}; peak {record.redis_peak_bytes / 2**20:.1f} MiB; "
+            f"{len(record.strikes)} strikes, {len(record.outages)} outages, "
+            f"{honest.answered} answered, {len(honest.lost)} lost, {len(honest.changed)} changed"
+        )
+
+
+async def _finished(
+    command: Sequence[str], environ: Mapping[str, str], output: int, errors: int
+) -> int:
+    """Exit code of a process, once it has ended; it is ended if this is cancelled."""
+    process = await asyncio.create_subprocess_exec(
+        *command, env=os.environ | environ, cwd=REPOSITORY, stdout=output, stderr=errors
+    )
+    try:
+        return await process.wait()
+    finally:
+        if process.returncode is None:
+            await _stopped(process)
+
+
+async def _stopped(process: asyncio.subprocess.Process) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        async with asyncio.timeout(_STOP_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,53 @@
+"""Hostile clients beside honest ones for a few seconds; ``scripts/soak --hostile`` takes longer."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.hostile.__main__ import chosen
+from tests.chaos.hostile.attacker import CLOSED, Answer, Attacker
+from tests.chaos.hostile.catalogue import ATTACKS
+from tests.chaos.hostile.soak import HostileSoak, Plan
+
+_ROUND_S = 4.0
+_CHEAP = ("malformed", "random bytes", "wrong keys", "extreme numbers", "crafted salt")
+
+
+async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
+    tmp_path: Path,
+) -> None:
+    plan = Plan(
+        minutes=_ROUND_S / 60,
+        attacks=_CHEAP,
+        strikes_services=False,
+        round_s=_ROUND_S,
+        num_requests=2,
+    )
+    soak = HostileSoak(tmp_path / "soak", plan, lambda line: None)
+    await soak.run()
+
+    record, told = soak.record, soak.report()
+    assert record.honest.answered > 0
+    assert (record.honest.lost, record.honest.changed, record.accidents) == ([], [], [])
+    assert {strike.name for strike in record.strikes} == {attack.name for attack in chosen(_CHEAP)}
+    assert not any(strike.status in ("500", CLOSED) for strike in record.strikes)
+    assert told["questions"]["live"] > 0
+    assert 0 < record.redis_peak_bytes < record.redis_limit_bytes
+    assert len(told["samples"]) == 1
+    assert told["samples"][0]["left"] == ""
+
+
+def test_every_attack_has_a_name_of_its_own_and_tells_what_it_does() -> None:
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+    assert all(attack.strike.__doc__ for attack in ATTACKS)
+
+
+def test_an_attack_that_there_is_not_is_named() -> None:
+    with pytest.raises(ValueError, match="'trickeld' is in the name of no attack"):
+        chosen(["malformed", "trickeld"])
+
+
+async def test_an_attacker_without_a_gateway_finds_its_connections_closed() -> None:
+    nobody = Attacker([1], "key", "127.0.0.66", random.Random(1))
+    assert await nobody.request("/v1/models") == Answer(CLOSED)
