@@ -12,6 +12,7 @@ from gateway.outbox import Outbox
 from gateway.pinning import Pinning, Prefix
 from gateway.sessions import Sessions
 from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import BusUnavailable, DecodeError
@@ -111,7 +112,8 @@ class EngineClient:
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._run_id: str | None = None
-        self._must_compare_run_id = True
+        self._must_find_place = True
+        self._ends = LogEnds(bus)
         self._past = START  # entries up to here are of a time before this process
         self._positioned = asyncio.Event()
         self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
@@ -255,7 +257,7 @@ class EngineClient:
         After a failure the server may be another one whose clock went back, and what is new there
         lies below the cursor. What could not be sent before is sent again just then.
         """
-        if self._must_compare_run_id or self._away_since_s is not None:
+        if self._must_find_place or self._away_since_s is not None:
             return None
         return self._sessions.requests_cursor
 
@@ -263,13 +265,13 @@ class EngineClient:
         backoff = Backoff()
         while True:
             try:
-                if self._must_compare_run_id:
-                    await self._compare_run_id()
+                if self._must_find_place:
+                    await self._find_place()
                 await self._renew_lease()
                 cursors = {self._keys.outputs: self._sessions.cursor}
                 found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
             except BusUnavailable as error:
-                self._must_compare_run_id = True
+                self._must_find_place = True
                 if self._away_since_s is None:
                     self._away_since_s = _loop_s()
                 _log.warning("cannot read outputs", error=error)
@@ -291,19 +293,20 @@ class EngineClient:
             await self._bus.put(self._keys.gateway(self.instance), b"1", _LEASE_MS)
             self._renew_s = _loop_s() + _RENEW_S
 
-    async def _compare_run_id(self) -> None:
-        """Find the place in the log: at first, and after a restart of the server.
+    async def _find_place(self) -> None:
+        """Find the place in the log: at first, and where its end may be lost.
 
         At first all of it is read, although nobody waits for any of that yet: without the number
         of the last step a later gap could not be noticed.
         """
-        self._must_compare_run_id = False
+        self._must_find_place = False
         run_id = await self._bus.run_id()
-        if run_id == self._run_id:
-            return
         last = await self._bus.last_id(self._keys.outputs)
+        if run_id == self._run_id and last >= self._sessions.cursor:
+            return
         if self._run_id is not None:
-            _log.warning("the bus's server restarted", last=last, cursor=self._sessions.cursor)
+            why = "outputs was deleted" if run_id == self._run_id else "Redis was restarted"
+            _log.warning(why, last=last, cursor=self._sessions.cursor)
             self._renew_s = 0.0
             self._deliveries.dispatch(self._sessions.server_restarted(last))
             self._deliveries.server_restarted()
@@ -337,8 +340,8 @@ class EngineClient:
     async def _look(self) -> Engine | EngineAway:
         try:
             # A connection can be renewed without an error that the reader would see.
-            if self._run_id is not None and await self._bus.run_id() != self._run_id:
-                self._must_compare_run_id = True
+            if self._run_id is not None and await self._is_elsewhere(self._run_id):
+                self._must_find_place = True
             data = await self._bus.get(self._keys.info)
             info = None if data is None else decode_as(EngineInfo, data)
         except (BusUnavailable, DecodeError) as error:
@@ -348,6 +351,12 @@ class EngineClient:
             for pin in self.pinning.due(info, _loop_s()):
                 self._outbox.send(pin)
         return status
+
+    async def _is_elsewhere(self, run_id: str) -> bool:
+        """The log that was read so far is not the one that is there, or has lost its end."""
+        if await self._bus.run_id() != run_id:
+            return True
+        return await self._ends.lost({self._keys.outputs: self._sessions.cursor}) is not None
 
 
 def _loop_s() -> float:

@@ -34,12 +34,15 @@ class PlanReader:
         log: of the plans.
         after: entries up to this one are of no interest.
         block_ms: how long one read waits for something to read.
+
+    Attributes:
+        cursor: last entry that was read, or is of no interest.
     """
 
     def __init__(self, bus: Bus, log: str, after: EntryId, block_ms: int) -> None:
         self._bus = bus
         self._log = log
-        self._cursor = after
+        self.cursor = after
         self._block_ms = block_ms
         self._entries: deque[PlanEntry] = deque()
         self._reading = asyncio.create_task(self._read())
@@ -100,11 +103,11 @@ class PlanReader:
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> list[PlanEntry]:
-        cursors = {self._log: self._cursor}
+        cursors = {self._log: self.cursor}
         found = await self._bus.read(cursors, self._block_ms, _MAX_ENTRIES)
         entries = [_decoded(entry.id, entry.messages) for entry in found.get(self._log, ())]
         if entries:
-            self._cursor = entries[-1].id
+            self.cursor = entries[-1].id
         return entries
 
 

@@ -23,6 +23,7 @@ from gpu_worker.look_ahead import LookAhead
 from gpu_worker.plan_executor import Pipeline, PlanExecutor, StepObserver
 from gpu_worker.plan_reader import PlanEntry, PlanReader
 from shared.bus.api import Append, Bus, EntryId
+from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
 from shared.codec import encode
 from shared.errors import BusUnavailable, PageStreamError, StaleWriter
@@ -99,6 +100,7 @@ class WorkerService:
         self._speeds = speeds
         self._look_ahead = look_ahead
         self._lease = Lease(bus, self._keys, rank, clock_s)
+        self._ends = LogEnds(bus)
         self._stopping = asyncio.Event()
         # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
         self._first_chunk_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
@@ -168,7 +170,7 @@ class WorkerService:
                     self._computing.plan_is_late()
                     if not await self._tell():
                         await self._idle()
-                    await self._keep_lease()
+                    await self._keep_lease(plans)
                 entry = await plans.next()
                 if entry is not None:
                     await self._take(entry, plans)
@@ -179,12 +181,14 @@ class WorkerService:
         finally:
             await plans.close()
 
-    async def _keep_lease(self) -> None:
+    async def _keep_lease(self, plans: PlanReader) -> None:
         if not await self._lease.renew_if_due(self._longest_step_s):
             return
         # A reconnection may go unnoticed, and the server behind it have forgotten its last entries.
         if await self._bus.run_id() != self._run_id:
             raise InstanceOver("Redis was restarted")
+        if await self._ends.lost({self._keys.plans: plans.cursor}) is not None:
+            raise InstanceOver("plans has lost entries that were there: was it deleted?")
 
     async def _take(self, entry: PlanEntry, plans: PlanReader) -> None:
         for message in entry.messages:
@@ -195,7 +199,7 @@ class WorkerService:
                 await self._start(message)
             elif isinstance(message, StepPlan) and entry.id.epoch == self._epoch:
                 async with self._looking_ahead(plans, message.step):
-                    await self._carry_out(message)
+                    await self._carry_out(message, plans)
         if entry.fault is not None:
             raise InstanceOver(f"unreadable entry {entry.id} in plans: {entry.fault}")
 
@@ -228,7 +232,7 @@ class WorkerService:
         self._untold = None
         await self._computing.reset()
 
-    async def _carry_out(self, plan: StepPlan) -> None:
+    async def _carry_out(self, plan: StepPlan, plans: PlanReader) -> None:
         if plan.step <= self._step:
             return
         if plan.step != self._step + 1:
@@ -237,7 +241,7 @@ class WorkerService:
         epoch, trim_below = self._epoch, _parse_id(plan)
         result = self._computing.begin(plan)
         is_ours = await self._tell()
-        await self._keep_lease()
+        await self._keep_lease(plans)
         if not is_ours:
             await self._idle()  # what was computed is nobody's
             return

@@ -46,18 +46,21 @@ async def start_epoch(
     workers: tuple[str, ...],
     recorder: FileRecorder | None,
     suspects: Sequence[int] = (),
+    above: int = 0,
 ) -> Epoch:
     """Begin a new epoch of the named parties.
 
     Args:
         suspects: handles of the epoch before that a worker was computing when it died.
+        above: the epoch before, as far as is known. Where logs are deleted and the server's clock
+            goes back, readers whose cursors stand there still read what comes.
 
     Raises:
         StaleWriter: another scheduler started one at the same moment.
         BusUnavailable: whether the epoch began is unknown; start another.
     """
     tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
-    epoch = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
+    epoch = max(await bus.now_ms(), above + 1, *(top.epoch + 1 for top in tops))
     handles = np.array(suspects, np.int32)
     started = encode(EpochStarted(epoch, scheduler, workers, handles, token_hex(8)))
     fence = EntryId(epoch, 0)
@@ -68,13 +71,15 @@ async def start_epoch(
         ]
     )
     fold, history = await _fold_until(bus, keys.outputs, fence, config.max_model_len)
-    core = Scheduler(config, fold.requests_cursor)
+    # Where requests has lost its end, what comes next has ids below the cursor.
+    cursor = min(fold.requests_cursor, await bus.last_id(keys.requests))
+    core = Scheduler(config, cursor)
     # Many, and nobody else reads them: a new epoch is not to wait for that.
     known = [] if recorder is None else [encode(message) for message in fold.endings()]
     states = resume(core, fold, fence)
     data = [encode(state) for state in states]
     if recorder is not None:
-        recorder.epoch(fence, config, fold.requests_cursor, known + data)
+        recorder.epoch(fence, config, cursor, known + data)
     for first in range(0, len(data), _STATES_PER_ENTRY):
         batch = data[first : first + _STATES_PER_ENTRY]
         await bus.append(Append(keys.outputs, batch, epoch))

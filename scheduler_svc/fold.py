@@ -299,4 +299,6 @@ class Fold:
             del self._by_handle[choice.handle]
 
     def _advance(self, cursor: str) -> None:
-        self.requests_cursor = max(self.requests_cursor, EntryId.parse(cursor))
+        # The last one counts: it is lower than one before only where requests has lost its end.
+        if (found := EntryId.parse(cursor)) > START:
+            self.requests_cursor = found

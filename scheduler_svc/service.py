@@ -18,6 +18,7 @@ from scheduler_svc.progress import Progress
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Append, Bus, Entry, EntryId
+from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, decode_as, encode
 from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
@@ -90,6 +91,8 @@ class SchedulerService:
         self._served_life = ""  # of the last worker that an epoch was started for
         self._gateways = GatewayWatch(settings.gateway_grace, clock_s)
         self._progress = Progress(clock_s)
+        self._ends = LogEnds(bus)
+        self._epoch = 0  # the last one that was begun
         self._model: ModelInfo | None = None
         self._kv: KVGeometry | None = None
 
@@ -183,10 +186,12 @@ class SchedulerService:
             (worker.instance,),
             self._recorder,
             suspects,
+            above=self._epoch,
         )
         epoch, core = started.number, started.core
+        self._epoch = epoch
         assert worker.kv is not None
-        self._progress.start()
+        self._progress.start(_longest_step_s(config))
         self._observer.new_epoch(epoch, worker.kv, core)
         await self._publish(EngineState.READY, "", epoch)
         due_s = 0.0
@@ -286,6 +291,7 @@ class SchedulerService:
                 raise Superseded(f"scheduler {message.scheduler} started epoch {message.epoch}")
             if isinstance(message, StepResult):
                 self._observer.result(message)
+                self._progress.stepped(message.step_us / 1e6)
             try:
                 answers += core.apply(message, entry.id)
             except ProtocolError as error:
@@ -320,6 +326,7 @@ class SchedulerService:
         if lease.instance != worker.instance or lease.state != WorkerState.READY:
             self._suspects = core.suspects()
             raise EpochOver(f"the worker is {lease.state}, instance {lease.instance}")
+        await self._check_logs(core, epoch)
         assert worker.kv is not None
         stats = self._observer.gauges(core, worker.kv)
         stalled_ms = self._progress.stalled_ms(core)
@@ -338,6 +345,20 @@ class SchedulerService:
             await self._bus.append(
                 Append(keys.requests, [encode(GatewayLost(gateway)) for gateway in lost])
             )
+
+    async def _check_logs(self, core: Scheduler, epoch: int) -> None:
+        """End an epoch in which nothing can happen any more."""
+        keys = self._keys
+        known = {
+            keys.outputs: core.outputs_cursor,
+            keys.plans: EntryId(epoch, core.planned_step),
+            keys.requests: core.requests_cursor,
+        }
+        if (lost := await self._ends.lost(known)) is not None:
+            raise EpochOver(f"{lost} has lost entries that were there: was it deleted?")
+        if self._progress.is_stuck():
+            plan = f"the plan of step {core.applied_step + 1}"
+            raise EpochOver(f"{plan} has had no result for {self._progress.stalled_ms(core)} ms")
 
     async def _start_draining(self, epoch: int) -> None:
         """Tell the core, by way of the log, to admit nobody any more."""
@@ -390,6 +411,11 @@ class SchedulerService:
         except BusUnavailable as error:
             log.warning("Redis is gone already", error=error)
         log.info("scheduler stopped")
+
+
+def _longest_step_s(config: SchedulerConfig) -> float:
+    """What a step of nothing but prompts takes, by the speed that the worker has measured."""
+    return config.max_num_batched_tokens * config.recompute_us_per_token / 1e6
 
 
 def _with_speeds(

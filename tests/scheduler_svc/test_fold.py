@@ -141,6 +141,12 @@ def test_a_result_missing_behind_the_first_state_that_is_left_is_noticed() -> No
     assert folded(known, result(71, {1: 4}), result(72, {1: 5})) == {"a": [1, 2]}
 
 
+def test_where_requests_has_lost_its_end_the_last_requests_cursor_counts() -> None:
+    fold = Fold(max_model_len=100)
+    fold.add([state("a", 1, [], "7-1"), state("b", 2, [], "3-0")])
+    assert fold.requests_cursor == EntryId(3, 0)
+
+
 def test_the_furthest_requests_cursor_counts() -> None:
     fold = Fold(max_model_len=100)
     fold.add([state("a", 1, [], "7-1"), RequestEnded("x", "abort", "", "9-0"), state("b", 2, [])])

@@ -220,6 +220,43 @@ async def test_an_engine_that_was_idle_has_not_stalled_when_work_comes() -> None
         assert (await info(bus)).stalled_ms == 1_000
 
 
+async def test_a_plan_without_a_result_leads_to_a_new_epoch_later_each_time() -> None:
+    bus, now_s = CountingBus(lambda: time.time_ns() // 1_000_000), 100.0
+    reader = Reader(bus)
+
+    def started(count: int) -> Callable[[list[Message]], bool]:
+        return lambda seen: sum(isinstance(found, EpochStarted) for found in seen) >= count
+
+    async def is_planned_anew() -> int:
+        """The epoch, as soon as there is a plan in it that nobody carries out."""
+        epoch = (await bus.last_id(KEYS.outputs)).epoch
+        while await bus.last_id(KEYS.plans) < EntryId(epoch, 1):
+            await asyncio.sleep(0)
+        return epoch
+
+    async def turns() -> None:
+        before = bus.num_turns
+        while bus.num_turns < before + 3:
+            await asyncio.sleep(0)
+
+    async with running(service(bus, clock_s=lambda: now_s)):
+        await Peer(bus, "w1").announce()  # and does nothing
+        await bus.append(Append(KEYS.requests, [encode(submit("r1", [1, 2, 3]))]))
+        await reader.until(started(1))
+        first = await is_planned_anew()
+        now_s += 9.0
+        await turns()
+        assert (await bus.last_id(KEYS.outputs)).epoch == first
+        now_s += 9.0
+        await reader.until(started(2))
+        second = await is_planned_anew()
+        now_s += 18.0
+        await turns()
+        assert (await bus.last_id(KEYS.outputs)).epoch == second
+        now_s += 18.0
+        await reader.until(started(3))
+
+
 class AbsentBus(MemoryBus):
     """A server that does not answer."""
 

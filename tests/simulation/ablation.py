@@ -53,11 +53,11 @@ def _stale_writers_are_heard(stack: ExitStack) -> None:
 def _folded_before_the_fence(stack: ExitStack) -> None:
     """F2: what is read is read first, and only then are earlier writers fenced off."""
 
-    async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=()):  # type: ignore[no-untyped-def]
+    async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=(), above=0):  # type: ignore[no-untyped-def]
         top = await bus.last_id(keys.outputs)
         fold, history = await epochs._fold_until(bus, keys.outputs, top, config.max_model_len)
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
-        number = max(await bus.now_ms(), *(top.epoch + 1 for top in tops))
+        number = max(await bus.now_ms(), above + 1, *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
         start = EpochStarted(number, scheduler, workers, np.array(suspects, np.int32))
         started = encode(start)

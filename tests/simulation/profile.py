@@ -23,6 +23,7 @@ class Fault(StrEnum):
     OUTAGE = "outage"  # of the server
     RESTART = "restart"  # of the server, nothing is lost
     TAIL_LOSS = "tail loss"  # of the server, which restarts without its last writes
+    DELETION = "deletion"  # of one log, or of all that the server has; it goes on running
     RIVAL = "rival"  # a second process of the same role is started
     MOVE = "move"  # a client's connection breaks
     LEAVE = "leave"  # a scheduler or worker is asked to end

@@ -90,6 +90,11 @@ def lose_tail(num_lost: int, seconds: float = 0.2) -> Action:
     return lambda world, _: world.restart_server(min(num_lost, world.server.num_writes), seconds)
 
 
+def delete(log: str) -> Action:
+    """Of a log, or of everything: ""."""
+    return lambda world, _: world.delete(log)
+
+
 def forget_last_of(log: str) -> Action:
     """The server restarts without the last append to a log; it is back before anybody sees it."""
 

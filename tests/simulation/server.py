@@ -17,6 +17,13 @@ _FIRST_MS = 1_700_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
+class _Deletion:
+    """``DEL`` of a log; of "", ``FLUSHALL``."""
+
+    log: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Value:
     key: str
     value: bytes
@@ -32,7 +39,7 @@ class Server:
     Attributes:
         loop: the same.
         is_away: nobody gets an answer.
-        num_losses: restarts that lost writes.
+        num_losses: restarts that lost writes, and deletions.
         accepts_all: ids are not compared; entries of stale writers are appended nevertheless.
     """
 
@@ -44,7 +51,7 @@ class Server:
         self.loop = loop
         self._skew_ms = 0
         self._num_outages = 0
-        self._journal: list[list[Append] | _Value | str] = []
+        self._journal: list[list[Append] | _Value | _Deletion | str] = []
         self._bus = MemoryBus(self.clock_ms)
         self._waiting: dict[str, list[Sleep]] = {}
 
@@ -108,9 +115,20 @@ class Server:
                 self.append_all(write)
             elif isinstance(write, str):
                 self.add_engine(write)
+            elif isinstance(write, _Deletion):
+                self.delete(write.log)
             elif write.expires_ms > self.clock_ms():
                 self.put(write.key, write.value, write.expires_ms - self.clock_ms())
         self._wake_all()
+
+    def delete(self, log: str) -> None:
+        """Forget a log, its ids included; "" is all logs and keys."""
+        self.num_losses += 1
+        self._journal.append(_Deletion(log))
+        if log:
+            self._bus._logs.pop(log, None)
+        else:
+            self._bus = MemoryBus(self.clock_ms)
 
     # ---------------------------------------------------------------- commands
 

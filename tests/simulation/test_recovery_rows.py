@@ -27,6 +27,7 @@ from tests.simulation.scripts import (
     crash,
     crash_gateways,
     crash_scheduler,
+    delete,
     forget_last_of,
     lose_reply,
     lose_tail,
@@ -280,6 +281,15 @@ def test_row_24_handles_of_two_epochs_are_not_mixed_up() -> None:
         Cue("worker", "after", RESULT, 3, crash_scheduler()),
         wishes=wishes,
     )
+
+
+@pytest.mark.parametrize("log", [KEYS.outputs, KEYS.plans, KEYS.requests, ""])
+def test_row_26_a_log_is_deleted_while_the_server_goes_on(log: str) -> None:
+    wishes = tuple(one(request_id=f"r{number}", max_tokens=30) for number in range(3))
+    for role, what in (("worker", RESULT), ("scheduler", PLAN), ("gateway", "append requests")):
+        for when in ("before", "after"):
+            play(Cue(role, when, what, 3, delete(log)), wishes=wishes)
+    play(Cue("worker", "after", RESULT, 8, also(delete(log), crash_scheduler())), wishes=wishes)
 
 
 def test_every_row_of_the_catalogue_is_a_scene_but_those_that_cannot_be() -> None:

@@ -16,6 +16,7 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.observer import Observer
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
+from shared.bus.keys import EngineKeys
 from shared.errors import BusUnavailable
 from shared.messages.leases import KVGeometry, ModelInfo, Speeds
 from shared.messages.outputs import StepResult
@@ -412,6 +413,9 @@ class World:
             case Fault.TAIL_LOSS:
                 most = min(self.profile.max_lost_writes, self.server.num_writes)
                 self.restart_server(rng.randint(0, most), rng.choice(self.profile.restarts_s))
+            case Fault.DELETION:
+                keys = EngineKeys(ENGINE)
+                self.delete(rng.choice((keys.outputs, keys.plans, keys.requests, "")))
             case Fault.RIVAL:
                 rng.choice((self.start_scheduler, self.start_worker))()
             case Fault.MOVE:
@@ -493,6 +497,11 @@ class World:
         self.server.go_away()
         self.server.restart(num_lost, skew_ms)
         self.later(seconds, self._come_back)
+
+    def delete(self, log: str) -> None:
+        """Somebody deletes a log, or all there is: ""."""
+        self.trace(f"{log or 'everything'} is deleted")
+        self.server.delete(log)
 
     def _come_back(self) -> None:
         self.trace("the server is back")

@@ -1,0 +1,36 @@
+"""Logs that have lost their end although the server is the same.
+
+Somebody may delete a log, or flush the server. Ids then begin anew, below those that were read or
+written before: who goes on reading from a cursor up there gets nothing, for ever.
+"""
+
+from collections.abc import Mapping
+
+from shared.bus.api import Bus, EntryId
+
+
+class LogEnds:
+    """Compares the ends of logs with what is known to have been there.
+
+    A log that has grown since the last look is not asked for: what is new was read behind the
+    cursor. So a look costs nothing while there is traffic.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._seen: dict[str, EntryId] = {}
+
+    async def lost(self, known: Mapping[str, EntryId]) -> str | None:
+        """Name of a log whose last entry is below one that was there; None if all is well.
+
+        Args:
+            known: of each log an entry that was read or written.
+
+        Raises:
+            BusUnavailable: the server does not answer.
+        """
+        before, self._seen = self._seen, dict(known)
+        for log, entry_id in known.items():
+            if before.get(log) == entry_id and await self._bus.last_id(log) < entry_id:
+                return log
+        return None

@@ -1,0 +1,95 @@
+"""Logs are deleted under load: every stream goes on, with the tokens that it would have had."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.engine import Engine, EngineClient
+from gateway.events import ChoiceFinished, EngineUnreachable, RequestFailed, TokensArrived
+from gateway.mailbox import Mailbox
+from shared.bus.keys import EngineKeys
+from shared.bus.redis_bus import RedisBus
+from shared.messages.requests import Submit
+from shared.metrics import GatewayMetrics
+from shared.tasks import cancel_until_done
+from tests.integration.configurations import Configuration
+from tests.support.engine import running_scheduler, running_worker
+from tests.support.requests import submit
+
+_DEADLINE_S = 60
+
+
+class Streams:
+    """Requests of one gateway, and what came of each."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+
+    async def generate(
+        self, submits: Sequence[Submit], delete: Sequence[str] = (), bus: RedisBus | None = None
+    ) -> dict[str, list[int]]:
+        """Tokens by request; when the first have come, keys are deleted."""
+        mailbox = Mailbox()
+        tokens: dict[str, list[int]] = {found.request_id: [] for found in submits}
+        left = set(tokens)
+        named = [replace(found, gateway=self._client.instance) for found in submits]
+        await self._client.submit(named, mailbox)
+        async with asyncio.timeout(_DEADLINE_S):
+            while left:
+                for letter in await mailbox.take():
+                    assert not isinstance(letter, (RequestFailed, EngineUnreachable)), letter
+                    if isinstance(letter, TokensArrived):
+                        tokens[letter.request_id] += letter.tokens
+                    elif isinstance(letter, ChoiceFinished):
+                        self._client.close(letter.request_id, mailbox)
+                        left.discard(letter.request_id)
+                if bus is not None and delete and any(map(len, tokens.values())):
+                    await bus._ask(*delete)
+                    delete = ()
+        assert not delete, "all had ended before anything was deleted"
+        return tokens
+
+
+@asynccontextmanager
+async def following(bus: RedisBus, engine_id: str, model: str) -> AsyncIterator[Streams]:
+    client = EngineClient(bus, engine_id, model, "gateway", GatewayMetrics(model, engine_id))
+    running = asyncio.create_task(client.run())
+    async with asyncio.timeout(_DEADLINE_S):
+        while not isinstance(client.status, Engine):
+            await asyncio.sleep(0.01)
+    yield Streams(client)
+    await cancel_until_done(running)
+
+
+def requests(name: str) -> list[Submit]:
+    return [
+        submit(f"{name}-{number}", range(5 + number, 12 + number), max_tokens=100, ignore_eos=True)
+        for number in range(6)
+    ]
+
+
+async def test_streams_survive_whatever_is_deleted(
+    llama: Path, redis_bus: RedisBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.attach._UNHEARD_S", 1.0)
+    configuration = Configuration()
+    scheduler = configuration.scheduler()
+    keys = EngineKeys(scheduler.engine_id)
+    async with (
+        running_worker(redis_bus, configuration.worker(llama), scheduler.engine_id),
+        running_scheduler(redis_bus, scheduler),
+        following(redis_bus, scheduler.engine_id, llama.name) as streams,
+    ):
+        expected = await streams.generate(requests("undisturbed"))
+        for delete in (
+            ("DEL", keys.outputs),
+            ("DEL", keys.plans),
+            ("DEL", keys.requests),
+            ("FLUSHALL",),
+        ):
+            found = await streams.generate(requests(delete[-1]), delete, redis_bus)
+            assert list(found.values()) == list(expected.values()), delete
