@@ -6,12 +6,14 @@ from the environment that is made for them.
 
 import argparse
 import dataclasses
+import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.known_models import known_models
 from deploy.settings import REPOSITORY, LauncherSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
@@ -75,10 +77,12 @@ def service_environ(flags: Mapping[str, str], environ: Mapping[str, str]) -> dic
 
 
 def find_model(model: str) -> str:
-    """Absolute path of a model's folder, here or in the repository; else the hub id it must be.
+    """Absolute path of a model's folder: here, in the repository, or of a model known by name.
+
+    Anything else must be a hub id, and is returned as it is.
 
     Raises:
-        SettingsError: it can only be a folder, and there is none.
+        SettingsError: it can only be a folder, and there is none; or it nearly is a known name.
     """
     for base in (Path.cwd(), REPOSITORY):
         folder = base / Path(model).expanduser()
@@ -86,8 +90,22 @@ def find_model(model: str) -> str:
             if not (folder / "config.json").is_file():
                 raise SettingsError("--model", model, "the folder has no config.json")
             return str(folder)
+    known = known_models()
+    if model in known:
+        return str(known[model])
+    names = " and ".join(known)
+    if meant := difflib.get_close_matches(model, known, n=1):
+        raise SettingsError(
+            "--model",
+            model,
+            f"there is no such folder; did you mean {meant[0]}? Known by name are {names}",
+        )
     if not _HUB_ID.fullmatch(model):
-        raise SettingsError("--model", model, "there is no such folder, and it is no hub id")
+        raise SettingsError(
+            "--model",
+            model,
+            f"there is no such folder, and it is no hub id; known by name are {names}",
+        )
     return model
 
 

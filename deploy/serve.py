@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 
+from deploy.known_models import make_model
 from deploy.launcher import Launcher
 from deploy.options import Options, find_model, read_options
 from deploy.ports import Wanted, check_ports, free_port
@@ -30,6 +31,9 @@ def main() -> int:
     try:
         with Signals() as signals, StateDir(options.launcher.state_path) as state:
             check_ports(listeners(options))
+            make_model(options.gateway.model, signals, terminal)
+            if signals.num_stops:
+                return 0
             terminal.say(f"serving {options.gateway.model}; logs in {state.path / 'log'}")
             return Launcher(options, state, signals, terminal).run()
     except PageStreamError as error:

@@ -1,0 +1,65 @@
+"""Models that ``--model`` takes by name: the demo model, and one that is made at its first use."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from deploy.news import NewsReader
+from deploy.settings import REPOSITORY
+from deploy.signals import Signals
+from deploy.terminal import Terminal
+from shared.cache_folder import cache_folder
+from shared.errors import PageStreamError
+
+_DIE_WITH_US = (sys.executable, "-IS", str(REPOSITORY / "deploy" / "die_with_parent.py"))
+_POLL_S = 1.0
+_MAKERS = {"smollm2": REPOSITORY / "models" / "smollm2.py"}
+
+
+def known_models() -> dict[str, Path]:
+    """Folder of each model by its name; one that is made at its first use need not exist yet."""
+    made = {name: cache_folder() / "models" / name for name in _MAKERS}
+    return {"demo": REPOSITORY / "models" / "demo", **made}
+
+
+def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
+    """Make the model's folder if it is one of ours that does not exist yet.
+
+    Returns early if a signal to stop arrives.
+
+    Args:
+        model: path of a folder, or a hub id.
+
+    Raises:
+        PageStreamError: it could not be made; the text says why.
+    """
+    known = {str(folder): name for name, folder in known_models().items()}
+    maker = _MAKERS.get(known.get(model, ""))
+    if maker is None or (Path(model) / "config.json").is_file():
+        return
+    progress = NewsReader()
+    process = subprocess.Popen(
+        [*_DIE_WITH_US, str(os.getpid()), sys.executable, str(maker), model],
+        stdin=subprocess.DEVNULL,
+        stdout=progress.write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a Ctrl-C is the launcher's to pass on
+    )
+    progress.inherited()
+    with process:
+        while process.poll() is None:
+            signals.wait(_POLL_S, [progress])
+            for line in progress.lines():
+                terminal.say(line)
+            if signals.num_stops:
+                process.terminate()
+                process.wait()
+        for line in progress.lines():
+            terminal.say(line)
+        progress.close()
+        assert process.stderr is not None
+        complaint = process.stderr.read().strip()
+    if process.returncode and not signals.num_stops:
+        raise PageStreamError(complaint.rpartition("error: ")[2] or f"{maker} failed")
