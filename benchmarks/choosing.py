@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.driven_worker import DrivenWorker, random_prompts, steady_steps
+from benchmarks.model_folder import MODEL_HELP, model_folder
 from benchmarks.serve import counts
 from gpu_worker.assembly import build_worker
 from gpu_worker.settings import WorkerSettings
@@ -67,7 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", required=True, help="folder of a model")
+    parser.add_argument("--model", type=model_folder, required=True, help=MODEL_HELP)
     parser.add_argument("--batches", type=counts, default=[1, 16, 64], help="e.g. 1,16,64")
     parser.add_argument("--new-tokens", type=int, default=32, help="of each sequence in a round")
     parser.add_argument("--rounds", type=int, default=3, help="how often the ways take turns")

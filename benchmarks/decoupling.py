@@ -30,6 +30,7 @@ import uvloop
 
 from benchmarks.http_stream import StreamFailed, Target, ask
 from benchmarks.launched import answering
+from benchmarks.model_folder import MODEL_HELP, model_folder
 from deploy.ports import free_port
 from deploy.redis_server import find_redis_server, server_command
 from gpu_worker.assembly import Worker, build_worker
@@ -275,7 +276,7 @@ def measure(
 def main() -> None:
     """Measure and print one line per case, or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="folder of a model")
+    parser.add_argument("--model", type=model_folder, required=True, help=MODEL_HELP)
     parser.add_argument("--concurrency", default="1,16,64", help="sequences that decode")
     parser.add_argument("--through", default="bus,http", help="what the plans and tokens travel")
     parser.add_argument("--rounds", type=int, default=3, help="live runs, each with its loop")

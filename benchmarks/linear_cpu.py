@@ -1,8 +1,9 @@
 """Times linear layers, and whole decode steps, on this CPU with compiled layers and with torch's.
 
-    python -m benchmarks.linear_cpu [--threads N] [--rows 1,4,16] [--batches 1,16] [--json]
+    python -m benchmarks.linear_cpu [--shape 162m | --model smollm2] [--rows 1,4,16] [--json]
 
-The shapes are those of a Llama of 162 million parameters with random weights. Both sides take turns
+Layers have the sizes of a Llama with random weights, of 162 million parameters by default, or of a
+given model of Llama's shape, whose own weights the decode steps then read. Both sides take turns
 within one run, and the best of each is what counts: other work on the machine makes times longer,
 never shorter. One thread is timed by what it computes, not by the wall. Weights are read from
 memory, as in a model: many copies of a layer take turns.
@@ -20,6 +21,8 @@ import torch
 import transformers
 from torch.nn.functional import linear, silu
 
+from benchmarks.model_folder import MODEL_HELP, model_folder
+from benchmarks.random_model import SHAPES
 from gpu_worker.attention import ATTENTION_NAME, PagedStep, register_attention
 from gpu_worker.fusion import fuse
 from gpu_worker.model import RaggedModel
@@ -29,7 +32,6 @@ from kernels.cpu_layers import CpuLayers
 from kernels.cpu_pack import pack, pack_gated
 from kernels.interface import LayerCache, RaggedBatch
 
-HIDDEN, INNER, LAYERS, HEADS, VOCAB = 768, 3072, 12, 12, 32_000
 ROWS = (1, 4, 16, 64, 256)
 BATCHES = (1, 16, 64)
 CONTEXT_TOKENS = 192
@@ -48,13 +50,18 @@ class Layer:
     gated: bool = False
 
 
-SHAPES = (
-    Layer("q, k, v", HIDDEN, 3 * HIDDEN),
-    Layer("o", HIDDEN, HIDDEN),
-    Layer("silu(gate) * up", HIDDEN, 2 * INNER, gated=True),
-    Layer("down", INNER, HIDDEN),
-    Layer("output", HIDDEN, VOCAB),
-)
+def layers_of(config: transformers.LlamaConfig) -> tuple[Layer, ...]:
+    """The kinds of linear layers that a Llama has."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    keys = config.num_key_value_heads * config.head_dim
+    return (
+        Layer("q, k, v", hidden, queries + 2 * keys),
+        Layer("o", queries, hidden),
+        Layer("silu(gate) * up", hidden, 2 * inner, gated=True),
+        Layer("down", inner, hidden),
+        Layer("output", hidden, config.vocab_size),
+    )
 
 
 @torch.inference_mode()
@@ -89,48 +96,76 @@ def compare_layer(
     return best_ms({"ours": ours, "torch": theirs})
 
 
-def build_model(dtype: torch.dtype) -> RaggedModel:
-    """The Llama with random weights, which bfloat16 holds without loss, and our attention."""
-    register_attention()
-    config = transformers.LlamaConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=HEADS,
-        vocab_size=VOCAB,
-        tie_word_embeddings=False,
-    )
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME
-    )
-    return RaggedModel(model.to(dtype).eval().requires_grad_(False))
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the model of the decode steps comes from.
+
+    Attributes:
+        config: its configuration.
+        folder: of its weights; None: they are random.
+    """
+
+    config: transformers.LlamaConfig
+    folder: str | None
+
+    def build(self, dtype: torch.dtype) -> RaggedModel:
+        """The model with our attention; bfloat16 holds its weights without loss."""
+        register_attention()
+        options = {"dtype": torch.bfloat16, "attn_implementation": ATTENTION_NAME}
+        auto = transformers.AutoModelForCausalLM
+        if self.folder is None:
+            torch.manual_seed(0)
+            model = auto.from_config(self.config, **options)
+        else:
+            model = auto.from_pretrained(self.folder, **options)
+        return RaggedModel(model.to(dtype).eval().requires_grad_(False))
+
+
+def choose_source(shape: str, model: str | None) -> Source:
+    """A model of Llama's shape: the one in a folder, else one with random weights.
+
+    Raises:
+        ValueError: the folder holds another kind of model.
+    """
+    if model is None:
+        return Source(transformers.LlamaConfig(**SHAPES[shape].as_llama()), None)
+    config = transformers.AutoConfig.from_pretrained(model)
+    if not isinstance(config, transformers.LlamaConfig):
+        raise ValueError(f"--model={model}: its type is {config.model_type}, not llama")
+    return Source(config, model)
 
 
 @torch.inference_mode()
-def compare_steps(dtype: torch.dtype, batches: Sequence[int]) -> dict[int, dict[str, float]]:
+def compare_steps(
+    source: Source, dtype: torch.dtype, batches: Sequence[int]
+) -> dict[int, dict[str, float]]:
     """Best milliseconds of a decode step by batch size, with compiled layers and without."""
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
-    plain, fused = build_model(dtype), build_model(dtype)
+    plain, fused = source.build(dtype), source.build(dtype)
     fuse(fused.model, CpuLayers(instructions), dtype)
     found = {}
     for batch in batches:
-        steps = {"on": decode_step(fused, batch), "off": decode_step(plain, batch)}
+        steps = {
+            "on": decode_step(fused, source.config, batch),
+            "off": decode_step(plain, source.config, batch),
+        }
         found[batch] = best_ms(steps)
     return found
 
 
-def decode_step(model: RaggedModel, num_seqs: int) -> Callable[[int], None]:
+def decode_step(
+    model: RaggedModel, config: transformers.LlamaConfig, num_seqs: int
+) -> Callable[[int], None]:
     """One forward pass that gives every sequence a token more, over a pool with random contents."""
     blocks_each = -(-CONTEXT_TOKENS // BLOCK_SIZE)
-    shape = (2, num_seqs * blocks_each, HEADS, BLOCK_SIZE, HIDDEN // HEADS)
+    num_blocks = num_seqs * blocks_each
+    shape = (2, num_blocks, config.num_key_value_heads, BLOCK_SIZE, config.head_dim)
     caches = {}
     for module in model.observe_layers():
         key, value = torch.randn(shape, dtype=model.dtype)
         caches[module.module] = LayerCache(key, value)
-    tables = torch.randperm(num_seqs * blocks_each).to(torch.int32).view(num_seqs, blocks_each)
+    tables = torch.randperm(num_blocks).to(torch.int32).view(num_seqs, blocks_each)
     last = CONTEXT_TOKENS - 1
     batch = RaggedBatch(
         slot_mapping=tables[:, last // BLOCK_SIZE].long() * BLOCK_SIZE + last % BLOCK_SIZE,
@@ -141,7 +176,7 @@ def decode_step(model: RaggedModel, num_seqs: int) -> Callable[[int], None]:
         max_context_len=CONTEXT_TOKENS,
     )
     step = PagedStep(CpuBackend(), caches, batch)
-    tokens = torch.randint(VOCAB, (num_seqs,))
+    tokens = torch.randint(config.vocab_size, (num_seqs,))
     positions = torch.full((num_seqs,), last)
     rows = torch.arange(num_seqs)
 
@@ -167,7 +202,7 @@ def best_ms(sides: dict[str, Callable[[int], None]]) -> dict[str, float]:
     return {name: 1e3 * seconds for name, seconds in best.items()}
 
 
-def measure(rows: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
+def measure(source: Source, rows: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
     """Everything, by type."""
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
@@ -176,19 +211,21 @@ def measure(rows: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         layers = {}
-        for layer in SHAPES:
+        for layer in layers_of(source.config):
             print(f"{name}: {layer.name} ...", file=sys.stderr)
             layers[layer.name] = {
                 count: compare_layer(kernels, layer, count, dtype) for count in rows
             }
         print(f"{name}: decode steps ...", file=sys.stderr)
-        found[name] = {"layers": layers, "steps": compare_steps(dtype, batches)}
+        found[name] = {"layers": layers, "steps": compare_steps(source, dtype, batches)}
     return found
 
 
 def main() -> None:
     """Measure and print tables or one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="162m", help="of random weights")
+    parser.add_argument("--model", type=model_folder, help=MODEL_HELP + "; instead of --shape")
     parser.add_argument("--threads", type=int, help="by default torch's own number")
     parser.add_argument("--rows", type=_numbers, default=ROWS, help="of single layers")
     parser.add_argument("--batches", type=_numbers, default=BATCHES, help="of decode steps")
@@ -196,7 +233,11 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    found = measure(args.rows, args.batches)
+    try:
+        source = choose_source(args.shape, args.model)
+    except ValueError as error:
+        parser.error(str(error))
+    found = measure(source, args.rows, args.batches)
     if args.json:
         print(json.dumps(found))
         return

@@ -61,6 +61,7 @@ SHAPES = {
     # In fp32, 16 tokens are a page of 2 MiB: a block of virtual memory on a GPU is whole pages.
     "paged": Shape(2_048, 16, 16, 8, 1_024, vocabulary=1_024),
     "162m": Shape(768, 12, 12, 12, 3_072),
+    "smollm2": Shape(576, 30, 9, 3, 1_536, vocabulary=49_152, context=8_192),
     "1b": Shape(2_048, 16, 32, 8, 8_192),
     "8b": Shape(4_096, 32, 32, 8, 14_336),
 }

@@ -27,6 +27,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from benchmarks.lengths import DATASETS, Dataset, Lengths
 from benchmarks.live_run import run_live
+from benchmarks.model_folder import MODEL_HELP, model_folder
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.core.notes import Stats
@@ -223,7 +224,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--trace-dir", type=Path, help="folder with the traces' lengths")
     parser.add_argument("--datasets", nargs="+", choices=names, default=names)
-    parser.add_argument("--model", default=DEMO_MODEL, help="folder or hub id")
+    parser.add_argument("--model", type=model_folder, default=DEMO_MODEL, help=MODEL_HELP)
     parser.add_argument("--requests", type=_positive, default=96, help="requests of each run")
     parser.add_argument("--runs", type=_positive, default=3, help="runs, each with other requests")
     args = parser.parse_args()

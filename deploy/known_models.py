@@ -23,6 +23,19 @@ def known_models() -> dict[str, Path]:
     return {"demo": REPOSITORY / "models" / "demo", **made}
 
 
+def maker_command(model: str) -> list[str]:
+    """Command that makes the model's folder; empty if there is nothing to make.
+
+    Args:
+        model: path of a folder, or a hub id.
+    """
+    known = {str(folder): name for name, folder in known_models().items()}
+    maker = _MAKERS.get(known.get(model, ""))
+    if maker is None or (Path(model) / "config.json").is_file():
+        return []
+    return [sys.executable, str(maker), model]
+
+
 def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
     """Make the model's folder if it is one of ours that does not exist yet.
 
@@ -34,13 +47,12 @@ def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
     Raises:
         PageStreamError: it could not be made; the text says why.
     """
-    known = {str(folder): name for name, folder in known_models().items()}
-    maker = _MAKERS.get(known.get(model, ""))
-    if maker is None or (Path(model) / "config.json").is_file():
+    command = maker_command(model)
+    if not command:
         return
     progress = NewsReader()
     process = subprocess.Popen(
-        [*_DIE_WITH_US, str(os.getpid()), sys.executable, str(maker), model],
+        [*_DIE_WITH_US, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=progress.write_end,
         stderr=subprocess.PIPE,
@@ -62,4 +74,4 @@ def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
         assert process.stderr is not None
         complaint = process.stderr.read().strip()
     if process.returncode and not signals.num_stops:
-        raise PageStreamError(complaint.rpartition("error: ")[2] or f"{maker} failed")
+        raise PageStreamError(complaint.rpartition("error: ")[2] or f"{' '.join(command)} failed")

@@ -94,7 +94,7 @@ def find_model(model: str) -> str:
     if model in known:
         return str(known[model])
     names = " and ".join(known)
-    if meant := difflib.get_close_matches(model, known, n=1):
+    if "/" not in model and (meant := difflib.get_close_matches(model, known, n=1)):
         raise SettingsError(
             "--model",
             model,

