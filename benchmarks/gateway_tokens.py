@@ -26,7 +26,7 @@ from shared.bus.api import START, Append
 from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import IntArray, Message, decode, encode
-from shared.messages.leases import EngineInfo, EngineState, KVGeometry, ModelInfo
+from shared.messages.leases import PROTOCOL, EngineInfo, EngineState, KVGeometry, ModelInfo
 from shared.messages.outputs import ChoiceState, RequestState
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Submit
@@ -60,6 +60,7 @@ class PacedEngine:
             max_num_sequences=4_096,
             num_running=0,
             num_waiting=0,
+            protocol=PROTOCOL,
         )
         await self._bus.put(self._keys.info, encode(info), 3_600_000)
         await self._say(EpochStarted(_EPOCH, "paced", ("worker",)))

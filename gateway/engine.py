@@ -18,7 +18,13 @@ from shared.codec import decode_as, encode
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
-from shared.messages.leases import EngineInfo, EngineState, KVGeometry, ModelInfo
+from shared.messages.leases import (
+    EngineInfo,
+    EngineState,
+    KVGeometry,
+    ModelInfo,
+    why_incompatible,
+)
 from shared.messages.requests import Abort, ChoiceView, Stop, Submit
 from shared.metrics import GatewayMetrics
 from shared.tasks import run_together
@@ -366,6 +372,8 @@ def _loop_s() -> float:
 def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine | EngineAway:
     if info is None:
         return EngineAway(f"no scheduler serves engine {engine_id!r}")
+    if (why := why_incompatible("scheduler", info.protocol)) is not None:
+        return EngineAway(why)
     if info.state != EngineState.READY or info.model is None or info.kv is None:
         return EngineAway(f"engine {engine_id!r} is {info.state}: {info.detail or 'no detail'}")
     if info.model.name != model_name:

@@ -9,7 +9,7 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
 from shared.errors import DecodeError, PageStreamError
 from shared.logs import EventLog
-from shared.messages.leases import KVGeometry, ModelInfo, Speeds, WorkerInfo, WorkerState
+from shared.messages.leases import PROTOCOL, KVGeometry, ModelInfo, Speeds, WorkerInfo, WorkerState
 
 TTL_MS = 5_000
 _RENEWAL_S = 1.5
@@ -55,12 +55,12 @@ class Lease:
         """Say that a model is being loaded."""
         if await self._is_served():
             return  # by whoever is about to be replaced; a standing epoch is not to be disturbed
-        info = WorkerInfo(instance, self._rank, WorkerState.LOADING, "", None, None, None)
+        info = self._without_model(instance, WorkerState.LOADING, "")
         await self._bus.put(self._key, encode(info), _LOADING_TTL_MS)
 
     async def failed(self, instance: str, why: str) -> None:
         """Say why there will be no worker; outlives the process."""
-        info = WorkerInfo(instance, self._rank, WorkerState.FAILED, why, None, None, None)
+        info = self._without_model(instance, WorkerState.FAILED, why)
         for _ in range(_FAILED_ATTEMPTS):
             if not await self._is_served():
                 await self._bus.put(self._key, encode(info), _FAILED_TTL_MS)
@@ -78,7 +78,9 @@ class Lease:
         life: str = "",
     ) -> None:
         """Take the lease, from whoever had it; from here on it wants to be renewed."""
-        info = WorkerInfo(instance, self._rank, WorkerState.READY, "", model, kv, speeds, life)
+        info = WorkerInfo(
+            instance, self._rank, WorkerState.READY, "", model, kv, speeds, life, PROTOCOL
+        )
         self._ready = encode(info)
         self._instance = instance
         await self._put(_ttl_ms(longest_step_s))
@@ -114,6 +116,9 @@ class Lease:
             and holder.state == WorkerState.READY
             and holder.instance != self._instance
         )
+
+    def _without_model(self, instance: str, state: WorkerState, detail: str) -> WorkerInfo:
+        return WorkerInfo(instance, self._rank, state, detail, None, None, None, protocol=PROTOCOL)
 
     async def _is_served(self) -> bool:
         holder = await self._holder()

@@ -7,10 +7,12 @@ from scheduler_svc.core.scheduler import Scheduler
 
 _LEAST_S = 10.0  # what any machine may pause for
 _MANY = 8  # times the longest step; a worker's lease, which it renews between steps, is shorter
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
 
 
 class Progress:
-    """How long there has been work without a step, and whether that is too long.
+    """How long there has been work without a result, and how many epochs have ended like that.
 
     Args:
         clock_s: monotonic time.
@@ -21,27 +23,30 @@ class Progress:
         self._applied_step = 0
         self._since_s = self._in_flight_since_s = clock_s()
         self._longest_s = 0.0
-        self._num_stuck = 0  # epochs in a row that ended without a result
+        self._has_work = False
+        self._num_fruitless = 0  # epochs in a row that ended with work and without a result
 
-    def start(self, expected_s: float) -> None:
-        """An epoch begins.
+    def start(self, core: Scheduler, expected_s: float) -> None:
+        """An epoch begins; it is no progress by itself.
 
         Args:
             expected_s: of the longest step, by the speed that the worker has measured.
         """
-        self._applied_step = 0
-        self._since_s = self._in_flight_since_s = self._clock_s()
+        self._applied_step, self._has_work = 0, core.has_work
+        self._in_flight_since_s = self._clock_s()
+        if not core.has_work:
+            self._since_s = self._in_flight_since_s
         self._longest_s = expected_s
 
     def stepped(self, seconds: float) -> None:
         """A result was read of a step that took so long."""
         self._longest_s = max(self._longest_s, seconds)
-        self._num_stuck = 0
+        self._num_fruitless = 0
 
     def note(self, core: Scheduler) -> None:
         """Look at the core: after every turn."""
         moved, now_s = core.applied_step != self._applied_step, self._clock_s()
-        self._applied_step = core.applied_step
+        self._applied_step, self._has_work = core.applied_step, core.has_work
         if moved or not core.has_work:
             self._since_s = now_s
         if moved or core.applied_step == core.planned_step:
@@ -54,10 +59,22 @@ class Progress:
     def is_stuck(self) -> bool:
         """A plan has had no result for so long that it, or its result, must be lost.
 
-        Each time in a row that nothing has come of a new epoch, this takes twice as long.
+        Each time in a row that nothing has come of an epoch, this takes twice as long.
         """
-        limit_s = (_LEAST_S + _MANY * self._longest_s) * 2**self._num_stuck
-        if self._clock_s() - self._in_flight_since_s < limit_s:
-            return False
-        self._num_stuck += 1
-        return True
+        limit_s = (_LEAST_S + _MANY * self._longest_s) * 2**self._num_fruitless
+        return self._clock_s() - self._in_flight_since_s >= limit_s
+
+    def over(self) -> float:
+        """An epoch has ended.
+
+        Returns:
+            Seconds to wait before the next one. What has ended several in a row will end that one,
+            too; and each makes gateways ask for all that they deliver.
+        """
+        if self._applied_step > 0 or not self._has_work:
+            self._num_fruitless = 0
+            return 0.0
+        self._num_fruitless += 1
+        if self._num_fruitless == 1:
+            return 0.0
+        return min(_FIRST_PAUSE_S * 2.0 ** (self._num_fruitless - 2), _LONGEST_PAUSE_S)

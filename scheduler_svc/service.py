@@ -17,14 +17,16 @@ from scheduler_svc.observer import Observer
 from scheduler_svc.progress import Progress
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.worker_watch import look_at_worker
 from shared.bus.api import Append, Bus, Entry, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
-from shared.codec import Message, decode, decode_as, encode
+from shared.codec import Message, decode, encode
 from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
 from shared.messages.leases import (
+    PROTOCOL,
     EngineInfo,
     EngineState,
     KVGeometry,
@@ -121,7 +123,10 @@ class SchedulerService:
                 if worker is not None:
                     await self._serve(worker)
             except EpochOver as reason:
-                log.warning("epoch over", reason=reason)
+                pause_s = self._progress.over()
+                log.warning("epoch over", reason=reason, next_in_s=pause_s)
+                if pause_s:
+                    await self._pause(pause_s)
             except BusUnavailable as error:
                 log.warning("waiting for Redis", error=error)
                 await self._pause()
@@ -135,30 +140,17 @@ class SchedulerService:
         """The worker's lease once it is ready; None if stopped."""
         said = ""
         while not (self._stopping.is_set() or self._draining.is_set()):
-            worker = await self._worker()
-            if worker is not None and worker.state == WorkerState.READY:
-                self._model, self._kv = worker.model, worker.kv
-                return worker
-            failed = worker is not None and worker.state == WorkerState.FAILED
-            detail = worker.detail if worker is not None and failed else "no worker is ready"
-            if detail != said:
-                log.info("waiting for a worker", detail=detail)
-                said = detail
-            state = EngineState.FAILED if failed else EngineState.STARTING
-            await self._publish(state, detail, epoch=0)
+            found = await look_at_worker(self._bus, self._keys)
+            if found.lease is not None and found.state is EngineState.READY:
+                self._model, self._kv = found.lease.model, found.lease.kv
+                return found.lease
+            if found.detail != said:
+                say = log.error if found.state is EngineState.FAILED else log.info
+                say("waiting for a worker", detail=found.detail)
+                said = found.detail
+            await self._publish(found.state, found.detail, epoch=0)
             await self._pause(_LOOK_S)
         return None
-
-    async def _worker(self) -> WorkerInfo | None:
-        value = await self._bus.get(self._keys.worker(0))
-        if value is None:
-            return None
-        try:
-            found: WorkerInfo = decode_as(WorkerInfo, value)
-        except DecodeError as error:
-            log.warning("unreadable lease of the worker", error=error)
-            return None
-        return found
 
     async def _pause(self, seconds: float = _RETRY_S) -> None:
         try:
@@ -191,9 +183,10 @@ class SchedulerService:
         epoch, core = started.number, started.core
         self._epoch = epoch
         assert worker.kv is not None
-        self._progress.start(_longest_step_s(config))
+        self._progress.start(core, _longest_step_s(config))
         self._observer.new_epoch(epoch, worker.kv, core)
-        await self._publish(EngineState.READY, "", epoch)
+        stalled_ms = self._progress.stalled_ms(core)
+        await self._publish(EngineState.READY, "", epoch, stalled_ms=stalled_ms)
         due_s = 0.0
         until_s = math.inf
         while not self._stopping.is_set() and self._clock_s() < until_s:
@@ -319,10 +312,10 @@ class SchedulerService:
 
     async def _housekeeping(self, core: Scheduler, epoch: int, worker: WorkerInfo) -> None:
         """Leases, gauges, and RequestStates that let the log be trimmed."""
-        lease = await self._worker()
+        lease = (await look_at_worker(self._bus, self._keys)).lease
         if lease is None:
             self._suspects = core.suspects()
-            raise EpochOver("the worker's lease has run out")
+            raise EpochOver("the worker's lease has run out, or is another version's")
         if lease.instance != worker.instance or lease.state != WorkerState.READY:
             self._suspects = core.suspects()
             raise EpochOver(f"the worker is {lease.state}, instance {lease.instance}")
@@ -402,6 +395,7 @@ class SchedulerService:
             prefixes=prefixes,
             stalled_ms=stalled_ms,
             draining=self._draining.is_set(),
+            protocol=PROTOCOL,
         )
         await self._bus.put(self._keys.info, encode(info), _LEASE_MS)
 

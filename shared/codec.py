@@ -2,8 +2,8 @@
 
 Every message is a map ``{"t": type name, "v": version, field: value, ...}``. Arrays travel
 packed, little-endian, as msgpack binary. Decoding trusts nothing: whatever is wrong becomes one
-DecodeError. A field that is missing has its default, if it has one: what an older version accepted
-is finished by a newer one.
+DecodeError. A field that is missing has its default, if it has one, and one that is not known is
+ignored: services of neighbouring versions work together while one after the other is replaced.
 """
 
 import dataclasses
@@ -61,7 +61,6 @@ class _Schema:
             _Field(field.name, *_converters(hints[field.name]), is_required=_has_no_default(field))
             for field in dataclasses.fields(cls)
         )
-        self.names = frozenset(field.name for field in self.fields)
 
     def to_map(self, value: Any) -> dict[str, Any]:
         return {field.name: field.encode(getattr(value, field.name)) for field in self.fields}
@@ -79,10 +78,6 @@ class _Schema:
                 values[field.name] = field.decode(data[field.name])
             except DecodeError as error:
                 raise DecodeError(f"{self.cls.__name__}.{field.name}: {error}") from None
-        unknown = data.keys() - self.names - {"t", "v"}
-        if unknown:
-            shown = f"{sorted(map(str, unknown))!r:.200}"
-            raise DecodeError(f"{self.cls.__name__}: unknown fields {shown}")
         return self.cls(**values)
 
 
@@ -113,7 +108,7 @@ def decode(data: bytes) -> Message:
     """The message that ``encode`` wrote.
 
     Raises:
-        DecodeError: anything else, including unknown types, versions and fields.
+        DecodeError: anything else, including unknown types and versions.
     """
     try:
         value = msgpack.unpackb(data)

@@ -5,6 +5,24 @@ from enum import StrEnum
 
 from shared.codec import Message, message
 
+PROTOCOL = 1
+"""What the services of one engine must agree on.
+
+Readers ignore fields that they do not know, so most changes need no other number. Where that would
+not do, the number is raised: services of another one are refused by their leases, before an epoch
+begins and before a request is taken.
+"""
+
+
+def why_incompatible(service: str, protocol: int) -> str | None:
+    """None if a service that names this protocol in its lease can be worked with."""
+    if protocol == PROTOCOL:
+        return None
+    return (
+        f"the {service} speaks protocol {protocol}, this process {PROTOCOL}: "
+        "all services of an engine must be of versions that go together"
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -54,6 +72,7 @@ class WorkerInfo(Message):
     kv: KVGeometry | None
     speeds: Speeds | None
     life: str = ""  # shared by instances that followed each other though no plan had failed
+    protocol: int = 1  # that of leases which name none
 
 
 class EngineState(StrEnum):
@@ -95,3 +114,4 @@ class EngineInfo(Message):
     prefixes: tuple[PrefixStatus, ...] = ()  # those of this epoch that need no further Pin
     stalled_ms: int = 0  # how long there has been work without a step; 0: all is well
     draining: bool = False  # what is accepted is finished, nothing new is accepted
+    protocol: int = 1  # that of leases which name none

@@ -11,7 +11,7 @@ from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
 from shared.messages.endings import EndFlag
-from shared.messages.leases import EngineInfo, KVGeometry, ModelInfo
+from shared.messages.leases import PROTOCOL, EngineInfo, KVGeometry, ModelInfo
 from shared.messages.outputs import (
     BeamsEnded,
     ChoiceEnded,
@@ -45,6 +45,7 @@ INFO = EngineInfo(
     max_num_sequences=16,
     num_running=0,
     num_waiting=0,
+    protocol=PROTOCOL,
 )
 _READ_MS = 1_000
 _PATIENCE_S = 5.0

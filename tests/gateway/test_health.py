@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
+from gateway.engine import Engine
 from shared.bus.api import Entry, EntryId
 from shared.bus.memory import MemoryBus
+from shared.messages.leases import PROTOCOL
 from tests.gateway.conftest import MakeStage
 
 
@@ -25,6 +27,15 @@ async def test_an_engine_without_steps_makes_the_gateway_unready_and_says_so(
             assert ready.json()["check"] == "steps"
             assert "3100 ms" in ready.json()["detail"]
             assert "retry-after" in ready.headers
+
+
+async def test_an_engine_of_another_protocol_gets_no_requests(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    await stage.engine.publish(protocol=PROTOCOL + 1)
+    await stage.until(lambda: not isinstance(stage.server.service.engine.status, Engine))
+    ready, refused = await stage.http.get("/health/ready"), await stage.complete()
+    assert (ready.status_code, refused.status_code) == (503, 503)
+    assert f"the scheduler speaks protocol {PROTOCOL + 1}" in ready.json()["detail"]
 
 
 class HeldBus(MemoryBus):

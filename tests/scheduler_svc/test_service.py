@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
+import msgpack
 import pytest
 
 from scheduler_svc.observer import Observer
@@ -15,7 +16,7 @@ from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import Message, decode, decode_as, encode
 from shared.errors import BusUnavailable
-from shared.messages.leases import EngineInfo, KVGeometry, ModelInfo, Speeds, WorkerInfo
+from shared.messages.leases import PROTOCOL, EngineInfo, KVGeometry, ModelInfo, Speeds, WorkerInfo
 from shared.messages.outputs import RequestEnded, RequestState, StepResult
 from shared.messages.plans import EpochStarted, StepPlan
 from shared.messages.requests import Abort, Attach
@@ -35,10 +36,19 @@ def bus() -> MemoryBus:
 class Peer:
     """A worker process and a reader of the outputs log in one."""
 
-    def __init__(self, bus: Bus, instance: str, life: str = "") -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        instance: str,
+        life: str = "",
+        write: Callable[[Message], bytes] = encode,
+        protocol: int = PROTOCOL,
+    ) -> None:
         self.bus = bus
         self.instance = instance
         self.life = life
+        self.write = write
+        self.protocol = protocol
         self.cursor = START
         self.epoch = 0
         self.num_results = 0
@@ -53,6 +63,7 @@ class Peer:
             kv=KVGeometry(num_blocks=32, block_size=4, bytes_per_block=64, num_host_blocks=8),
             speeds=Speeds(prefill_tokens_per_s=1e4, swap_bytes_per_s=1e9),
             life=self.life,
+            protocol=self.protocol,
         )
         await self.bus.put(KEYS.worker(0), encode(info), 60_000)
 
@@ -73,7 +84,7 @@ class Peer:
                     result = worker.execute(message)
                     below = EntryId.parse(message.outputs_min_id)
                     await self.bus.append(
-                        Append(KEYS.outputs, [encode(result)], self.epoch, trim_below=below)
+                        Append(KEYS.outputs, [self.write(result)], self.epoch, trim_below=below)
                     )
                     self.num_results += 1
             await asyncio.sleep(0)
@@ -186,6 +197,51 @@ async def test_while_no_worker_is_ready_the_engine_says_why(bus: MemoryBus) -> N
             await asyncio.sleep(0)
         info = decode_as(EngineInfo, value)
     assert (info.state, info.detail) == ("failed", "bloom is not supported")
+
+
+async def test_a_worker_whose_results_have_a_field_more_is_worked_with(bus: MemoryBus) -> None:
+    def newer(message: Message) -> bytes:
+        packed: bytes = msgpack.packb({**msgpack.unpackb(encode(message)), "newer": [1]})
+        return packed
+
+    peer, reader = Peer(bus, "w1", write=newer), Reader(bus)
+    await peer.announce()
+    async with running(service(bus)), working(peer):
+        await bus.append(Append(KEYS.requests, [encode(submit("a", range(9), max_tokens=20))]))
+        await reader.until(ended("a", 20, reader))
+    assert sum(isinstance(message, EpochStarted) for message in reader.seen) == 1
+
+
+async def test_a_worker_of_another_protocol_is_refused_until_one_of_this_comes(
+    bus: MemoryBus,
+) -> None:
+    await Peer(bus, "w1", protocol=PROTOCOL + 1).announce()
+    peer, reader = Peer(bus, "w2"), Reader(bus)
+    async with running(service(bus)):
+        while await bus.get(KEYS.info) is None:
+            await asyncio.sleep(0)
+        found = await info(bus)
+        assert (found.state, found.epoch) == ("failed", 0)
+        assert f"the worker speaks protocol {PROTOCOL + 1}" in found.detail
+        await peer.announce()
+        async with working(peer):
+            await bus.append(Append(KEYS.requests, [encode(submit("a", range(9)))]))
+            await reader.until(ended("a", 16, reader))
+
+
+async def test_epochs_without_results_are_no_progress() -> None:
+    bus, now_s = CountingBus(lambda: time.time_ns() // 1_000_000), 100.0
+    peer = Peer(bus, "w1", write=lambda _: b"\xff")  # what it writes cannot be read
+    await peer.announce()
+    async with running(service(bus, clock_s=lambda: now_s)), working(peer):
+        await bus.append(Append(KEYS.requests, [encode(submit("a", range(9)))]))
+        stalled_ms: dict[int, int] = {}  # by epoch, at its start
+        while len(stalled_ms) < 4:
+            if await bus.get(KEYS.info) is not None and (found := await info(bus)).epoch:
+                now_s += 5 * (found.epoch not in stalled_ms)
+                stalled_ms.setdefault(found.epoch, found.stalled_ms)
+            await asyncio.sleep(0)
+    assert [*stalled_ms.values()][1:] == [5_000, 10_000, 15_000]
 
 
 class CountingBus(MemoryBus):

@@ -248,6 +248,26 @@ def test_row_20_plans_are_in_flight_when_a_worker_dies() -> None:
         play(Cue("worker", when, RESULT, 4, crash()), max_plans_in_flight=4)
 
 
+def test_row_27_results_that_cannot_be_read_come_ever_more_slowly() -> None:
+    """As from a worker of another version: epochs begin, and none makes progress."""
+
+    def spoil(world: World, party: Party, when: str, what: str) -> None:
+        if when == "before" and party.role == "worker" and what == RESULT and is_spoilt(world):
+            world.server.append_all([Append(KEYS.outputs, [b"\xff"], world.server.last_epoch(log))])
+
+    def is_spoilt(world: World) -> bool:
+        return world.loop.time() < 60
+
+    def inspect(world: World) -> None:
+        num_epochs = sum(found.watching.num_epochs for found in world.schedulers)
+        assert 5 < num_epochs < 20
+
+    log = KEYS.outputs
+    for seed in range(NUM_SEEDS):
+        run = simulate(seed, Profile(wishes=(one(),)), spoil, inspect=inspect)
+        assert not run.failures, f"seed {seed}: {run.failures}"
+
+
 BEAMS = one(num_choices=3, beams=BeamParams(3, 1.0, EarlyStopping.NEVER))
 
 
