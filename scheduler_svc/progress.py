@@ -61,7 +61,7 @@ class Progress:
 
         Each time in a row that nothing has come of an epoch, this takes twice as long.
         """
-        limit_s = (_LEAST_S + _MANY * self._longest_s) * 2**self._num_fruitless
+        limit_s = (_LEAST_S + _MANY * self._longest_s) * 2.0 ** min(self._num_fruitless, 6)
         return self._clock_s() - self._in_flight_since_s >= limit_s
 
     def over(self) -> float:
