@@ -66,7 +66,9 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
     wait_for_turns()
     try:
         with _without_torch():
-            tokenizer = Tokenizer.load(settings.model, settings.trust_remote_code)
+            tokenizer = Tokenizer.load(
+                settings.model, settings.trust_remote_code, settings.special_tokens_in_messages
+            )
     except ModelUnsupported as error:
         _log.error("cannot serve", error=error)
         serving = serve_unserved(settings, str(error))

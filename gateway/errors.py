@@ -1,5 +1,6 @@
 """Everything that a client can be told, in OpenAI's error format. The one place for it."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -219,6 +220,9 @@ def from_validation(error: ValidationError) -> ApiError:
         return invalid(param, f"{param}: this field is required", MISSING_FIELD)
     if kind == "extra_forbidden":
         return unsupported(param, details["input"])
+    if kind == "literal_error" and (part := _part_of_message(param)):
+        reason = f"{part}: this model takes text only, got a part of type"
+        return invalid(part, f"{reason} {shown(details['input'])}", "unsupported_parameter")
     if kind == "too_long":
         return invalid_value(param, details["input"], f"at most {details['ctx']['max_length']}")
     message = details["msg"].removeprefix("Value error, ")
@@ -242,6 +246,12 @@ def shown(value: object) -> str:
     else:
         text = repr(value)
     return text if len(text) <= _SHOWN_VALUE_CHARS else text[:_SHOWN_VALUE_CHARS] + "..."
+
+
+def _part_of_message(param: str) -> str | None:
+    """The part of a message whose type this field is."""
+    found = re.fullmatch(r"(messages\[\d+\]\.content\[\d+\])\.type", param)
+    return found and found[1]
 
 
 def _path(details: ErrorDetails) -> str | None:

@@ -98,7 +98,7 @@ async def _chat(service: Service, request: Request) -> Response:
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    prompt = await service.prompts.chat(body.messages)
+    prompt = await service.prompts.chat(body.messages, body.tools)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)

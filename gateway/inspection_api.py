@@ -121,7 +121,7 @@ async def _tokenize(service: Service, data: bytes) -> dict[str, Any]:
     if isinstance(body, TokenizeChatBody):
         service.check_model(body.model)
         generation_prompt = body.add_generation_prompt is not False
-        tokens = await service.prompts.chat_tokens(body.messages, generation_prompt)
+        tokens = await service.prompts.chat_tokens(body.messages, body.tools, generation_prompt)
     else:
         service.check_model(body.model)
         special = body.add_special_tokens is not False

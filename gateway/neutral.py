@@ -43,7 +43,6 @@ NEUTRAL_IN_MESSAGE: Neutral = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "tool_calls": ([],),
     "token_ids": (),
 }
 _JSON_TYPES: dict[type, str] = {bool: "boolean", str: "string", dict: "object"}

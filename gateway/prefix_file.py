@@ -16,11 +16,12 @@ from typing import Annotated
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.chats import conversation
+from gateway.control_tokens import TemplateRefused
 from gateway.errors import ApiError, from_validation, shown
 from gateway.pinning import Prefix
-from gateway.prompts import plain_message
-from gateway.schema import MAX_SALT_CHARS, ChatMessage, TokenIds
-from gateway.tokenizer import TemplateRefused, Tokenizer
+from gateway.schema import MAX_SALT_CHARS, ChatMessage, TokenIds, check_message
+from gateway.tokenizer import Tokenizer
 from shared.errors import SettingsError
 
 _MAX_NAME_CHARS = 100
@@ -85,6 +86,8 @@ def _parse(text: str) -> _Line:
         line = _Line.model_validate(data)
     except ValidationError as error:
         raise from_validation(error) from None
+    for index, message in enumerate(line.messages or ()):
+        check_message(message, f"messages[{index}].")
     given = [kind for kind in _KINDS if getattr(line, kind) is not None]
     if len(given) != 1:
         found = f"{' and '.join(given)} are" if given else "none is"
@@ -100,7 +103,5 @@ def _tokens(line: _Line, tokenizer: Tokenizer) -> list[int]:
     assert line.messages is not None, "one of the three is given"
     if not tokenizer.has_chat_template:
         raise ValueError("messages: this model has no chat template")
-    plain = [plain_message(message) for message in line.messages]
-    # Special tokens stand in the template already.
-    chat = tokenizer.render_chat(plain, add_generation_prompt=False)
-    return tokenizer.encode(chat, add_special_tokens=False)
+    chat = tokenizer.render_apart(conversation(line.messages, add_generation_prompt=False))
+    return tokenizer.encode_chat(chat)

@@ -3,16 +3,18 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from gateway.admission import Prompt
+from gateway.chats import DEFAULT_LIMIT_S, ChatRenderer
+from gateway.control_tokens import TemplateRefused
 from gateway.errors import invalid
-from gateway.schema import ChatMessage, CompletionBody
-from gateway.tokenizer import TemplateRefused, Tokenizer
+from gateway.schema import ChatMessage, ChatTool, CompletionBody
+from gateway.tokenizer import Tokenizer
 
 # Below, encoding takes less than handing it to a thread and back.
 _INLINE_CHARS = 4_000
-_PIECE_CHARS = 100  # a prompt, a message, or a part of one costs so much, however short it is
+_PIECE_CHARS = 100  # a prompt costs so much, however short it is
 _THREADS = 2
 
 _T = TypeVar("_T")
@@ -21,10 +23,16 @@ _T = TypeVar("_T")
 class PromptReader:
     """Turns bodies into prompts, the long ones on threads of its own."""
 
-    def __init__(self, tokenizer: Tokenizer, max_prompts: int) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_prompts: int,
+        template_timeout_s: float = DEFAULT_LIMIT_S,
+    ) -> None:
         self._tokenizer = tokenizer
         self._max_prompts = max_prompts
         self._threads = ThreadPoolExecutor(_THREADS, "tokenize")
+        self._chats = ChatRenderer(tokenizer, template_timeout_s)
 
     def count(self, body: CompletionBody) -> int:
         """Prompts of a completion.
@@ -57,26 +65,28 @@ class PromptReader:
             for index, item in enumerate(given)
         ]
 
-    async def chat(self, messages: Sequence[ChatMessage]) -> Prompt:
+    async def chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ChatTool] | None = None
+    ) -> Prompt:
         """The prompt that asks for the next turn of a conversation."""
-        tokens = await self.chat_tokens(messages, add_generation_prompt=True)
+        tokens = await self.chat_tokens(messages, tools, add_generation_prompt=True)
         return Prompt(tokens, None, "messages")
 
     async def chat_tokens(
-        self, messages: Sequence[ChatMessage], add_generation_prompt: bool
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatTool] | None = None,
+        add_generation_prompt: bool = True,
     ) -> list[int]:
         """Tokens of a conversation."""
         if not self._tokenizer.has_chat_template:
             raise invalid("messages", "this model has no chat template; use /v1/completions")
-
-        def render_and_encode() -> list[int]:
-            plain = [plain_message(message) for message in messages]
-            # Special tokens stand in the template already.
-            text = self._tokenizer.render_chat(plain, add_generation_prompt)
-            return self._tokenizer.encode(text, add_special_tokens=False)
-
+        encode = self._tokenizer.encode_chat
         try:
-            return await self._run(sum(map(_size, messages)), render_and_encode)
+            chat = await self._chats.rendered(messages, tools, add_generation_prompt)
+            # The encoder for messages that name control tokens is made when it is first needed.
+            size = _INLINE_CHARS + 1 if chat.names_others else len(chat.text)
+            return await self._run(size, lambda: encode(chat))
         except TemplateRefused as error:
             reason = f"the chat template refuses these messages: {error}"
             raise invalid("messages", reason) from None
@@ -100,6 +110,7 @@ class PromptReader:
     def close(self) -> None:
         """Give the threads up; nothing may be asked afterwards."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._chats.close()
 
     async def _from_text(self, text: str, path: str, size: int) -> Prompt:
         tokens = await self._encoded(text, add_special_tokens=True, size=size)
@@ -120,23 +131,3 @@ class PromptReader:
         if size <= _INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-def plain_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates expect it: not all of them know parts or developers."""
-    content = message.content
-    plain: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": content if isinstance(content, str) else "\n".join(p.text for p in content),
-    }
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
-
-
-def _size(message: ChatMessage) -> int:
-    """Characters of a text that is as much work."""
-    content = message.content
-    if isinstance(content, str):
-        return _PIECE_CHARS + len(content)
-    return sum(_PIECE_CHARS + len(part.text) for part in content)

@@ -15,7 +15,13 @@ from pydantic import (
     ValidationError,
 )
 
-from gateway.errors import from_validation, invalid, unsupported
+from gateway.errors import (
+    MISSING_FIELD,
+    from_validation,
+    invalid,
+    invalid_value,
+    unsupported,
+)
 from gateway.neutral import (
     NEUTRAL,
     NEUTRAL_IN_MESSAGE,
@@ -40,6 +46,8 @@ MAX_BIAS = 100.0
 MAX_BIASES = 300
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1_000  # of one message
+MAX_TOOLS = 1_000
+MAX_TOOL_CALLS = 1_000  # of one message
 MAX_PROMPTS = 10_000
 MAX_DEADLINE_MS = 7 * 24 * 3_600_000
 
@@ -209,20 +217,59 @@ Content = Annotated[
 ]
 
 
+class CalledFunction(_Part):
+    """What an assistant has called."""
+
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCall(_Part):
+    """A call in an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # in the stream that it came from
+
+
+class ToolFunction(_Part):
+    """A function that the model is told of."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON Schema
+    strict: bool | None = None
+
+
+class ChatTool(_Part):
+    """A tool that the model is told of."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
 class ChatMessage(_Body):
     """One turn of a conversation."""
 
     model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_MESSAGE))
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = Field(None, description="null only beside an assistant's tool_calls.")
     name: str | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
+    ) = Field(None, description="Of an assistant alone.")
+    tool_call_id: str | None = Field(None, description="Of a tool's message alone.")
 
 
 class _ChatMessages(_Body):
     messages: Annotated[
         list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     ]
+    tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
+        None, description="Given to the chat template."
+    )
 
 
 class ChatBody(GenerationBody, _ChatMessages):
@@ -231,6 +278,9 @@ class ChatBody(GenerationBody, _ChatMessages):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="none, where there are tools: answers are text, and no calls of tools."
+    )
 
 
 class TokenizeTextBody(_Body):
@@ -273,14 +323,37 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
     _refuse_extra(body, "", NEUTRAL if isinstance(body, GenerationBody) else {})
     if isinstance(body, _ChatMessages):
         for index, message in enumerate(body.messages):
-            _refuse_extra(message, f"messages[{index}].", NEUTRAL_IN_MESSAGE)
+            check_message(message, f"messages[{index}].")
     if isinstance(body, GenerationBody) and body.stream_options is not None:
         _refuse_extra(body.stream_options, "stream_options.", NEUTRAL_IN_STREAM_OPTIONS)
         if not body.stream:
             raise invalid("stream_options", "stream_options: only allowed when stream is true")
     if isinstance(body, GenerationBody) and body.stream_resume and not body.stream:
         raise invalid("stream_resume", "stream_resume: only allowed when stream is true")
+    if isinstance(body, ChatBody) and body.tools and body.tool_choice != "none":
+        reason = 'with tools it must be "none": answers are text, and no calls of tools'
+        raise invalid_value("tool_choice", body.tool_choice, reason)
     return body
+
+
+def check_message(message: ChatMessage, path: str) -> None:
+    """Refuse what no message of its role has.
+
+    Raises:
+        ApiError: 400 that names the field, which begins with ``path``.
+    """
+    _refuse_extra(message, path, NEUTRAL_IN_MESSAGE)
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        name = f"{path}content"
+        if "content" not in message.model_fields_set:
+            raise invalid(name, f"{name}: this field is required", MISSING_FIELD)
+        raise invalid_value(name, None, "only an assistant's message with tool_calls has none")
+    if message.tool_calls and message.role != "assistant":
+        reason = "only an assistant's message has any"
+        raise invalid_value(f"{path}tool_calls", message.tool_calls, reason)
+    if message.tool_call_id is not None and message.role != "tool":
+        reason = "only a tool's message has one"
+        raise invalid_value(f"{path}tool_call_id", message.tool_call_id, reason)
 
 
 def _refuse_extra(body: _Body, path: str, neutral: Neutral) -> None:

@@ -59,7 +59,7 @@ class Server:
             created=int(time.time()),
             resume_window_s=settings.resume_window,
             tokenizer=tokenizer,
-            prompts=PromptReader(tokenizer, settings.max_prompts),
+            prompts=PromptReader(tokenizer, settings.max_prompts, settings.template_timeout),
             engine=EngineClient(
                 bus,
                 settings.engine_id,

@@ -81,6 +81,17 @@ class GatewaySettings(ServiceSettings):
         "Seconds without a look into the log, while clients wait, after which it is not ready.",
         minimum=2.0,
     )
+    template_timeout: float = setting(
+        2.0,
+        "Seconds that the model's chat template may take for one conversation; longer ones are "
+        "answered 400.",
+        minimum=0.05,
+    )
+    special_tokens_in_messages: bool = setting(
+        False,
+        "Read names of special tokens in the messages of chats, such as <|im_start|>, as those "
+        "tokens. By default they are plain text there, so that no message can pose as another's.",
+    )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
 
     @property

@@ -4,13 +4,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from gateway.apart_encoder import ApartEncoder
+from gateway.control_tokens import ControlTokens, Conversation, RenderedChat, TemplateRefused
 from gateway.detokenize import Detokenizer
 from gateway.vocabulary import Vocabulary, vocabulary_of
 from shared.errors import ModelUnsupported
 
-
-class TemplateRefused(Exception):
-    """The chat template does not accept these messages; the text says why."""
+_UNKNOWN = "\N{SYMBOL FOR DELETE}\U0010fffd"  # in no vocabulary, unless as bytes
 
 
 class Tokenizer:
@@ -20,16 +20,21 @@ class Tokenizer:
 
     Args:
         source: a tokenizer of transformers.
+        special_in_messages: names of special tokens in the messages of chats become those tokens.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, special_in_messages: bool = False) -> None:
         self._source = source
+        self._apart_lock = threading.Lock()  # guards the making of the next
+        self._apart: ApartEncoder | None = None
         self._slow_lock = threading.Lock()
         self._backend = getattr(source, "backend_tokenizer", None)
         if self._backend is not None:
             # transformers sets both anew on every call, which no two threads may do at once.
             self._backend.no_truncation()
             self._backend.no_padding()
+        self._control = ControlTokens((), ()) if special_in_messages else self._control_tokens()
+        self._control_ids = {source.convert_tokens_to_ids(name) for name in self._control.names}
         self.bos_token_id: int | None = source.bos_token_id
         self.size = len(source)
         self._vocabulary: Vocabulary = vocabulary_of(
@@ -44,7 +49,7 @@ class Tokenizer:
         assert AutoTokenizer, PreTrainedTokenizerFast
 
     @staticmethod
-    def load(model: str, trust_remote_code: bool) -> "Tokenizer":
+    def load(model: str, trust_remote_code: bool, special_in_messages: bool = False) -> "Tokenizer":
         """Tokenizer of a model folder or hub id.
 
         Raises:
@@ -56,7 +61,7 @@ class Tokenizer:
             source = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
         except Exception as error:  # transformers raises many unrelated types
             raise ModelUnsupported(f"no tokenizer for {model}: {error}") from error
-        return Tokenizer(source)
+        return Tokenizer(source, special_in_messages)
 
     @property
     def has_chat_template(self) -> bool:
@@ -108,7 +113,7 @@ class Tokenizer:
         """A new text, token by token, that continues the text of ``context``."""
         return self._vocabulary.detokenizer(context)
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def render_chat(self, chat: Conversation) -> str:
         """The prompt for a conversation, special tokens included.
 
         Raises:
@@ -116,8 +121,73 @@ class Tokenizer:
         """
         try:
             text: str = self._source.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                list(chat.messages),
+                tools=None if chat.tools is None else list(chat.tools),
+                tokenize=False,
+                add_generation_prompt=chat.add_generation_prompt,
             )
         except Exception as error:  # templates are programs of the model's authors
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         return text
+
+    def render_apart(self, chat: Conversation) -> RenderedChat:
+        """The same, with the control tokens that are the template's and not of a message.
+
+        Raises:
+            TemplateRefused: the template says no.
+        """
+        if not self._control.names:
+            return RenderedChat(self.render_chat(chat))
+        return self._control.render(self.render_chat, chat)
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """Token ids of a conversation; what messages hold becomes no control token.
+
+        Raises:
+            TemplateRefused: it would, with this tokenizer, whatever is done.
+        """
+        ids = self.encode(chat.text, add_special_tokens=False)  # the template has them already
+        if chat.control is None:
+            return ids
+        names = [span.name for span in chat.control]
+        found = [token for token in ids if token in self._control_ids]
+        if found == [self._source.convert_tokens_to_ids(name) for name in names]:
+            return ids
+        if self._backend is None:
+            return self._encoded_in_pieces(chat)
+        with self._apart_lock:
+            if self._apart is None:
+                self._apart = ApartEncoder(self._backend, self._control.names)
+        return self._apart.encode(chat)
+
+    def _encoded_in_pieces(self, chat: RenderedChat) -> list[int]:
+        ids: list[int] = []
+        end = 0
+
+        def add_text(text: str) -> None:
+            if text:
+                ids.extend(
+                    self._source.encode(text, add_special_tokens=False, split_special_tokens=True)
+                )
+
+        with self._slow_lock:
+            for span in chat.control or ():
+                add_text(chat.text[end : span.start])
+                ids.append(self._source.convert_tokens_to_ids(span.name))
+                end = span.end
+            add_text(chat.text[end:])
+        if sum(token in self._control_ids for token in ids) != len(chat.control or ()):
+            raise TemplateRefused("a message holds a control token, which cannot be read as text")
+        return ids
+
+    def _control_tokens(self) -> ControlTokens:
+        """Special tokens, and other added ones that the chat template writes."""
+        source = self._source
+        template = source.chat_template or ""
+        written = "\0".join(template.values()) if isinstance(template, dict) else template
+        added = [token for token in source.added_tokens_decoder.values() if token.content.strip()]
+        special = {token.content for token in added if token.special}
+        if source.unk_token_id in self.encode(_UNKNOWN, add_special_tokens=False):
+            special.discard(source.unk_token)  # any text may become it
+        marks = {token.content for token in added if token.content in written}
+        return ControlTokens(special, marks - special)

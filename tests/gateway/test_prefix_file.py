@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.control_tokens import Conversation
 from gateway.prefix_file import read_prefixes
 from gateway.tokenizer import Tokenizer
 from shared.errors import SettingsError
@@ -43,7 +44,7 @@ def test_a_chat_prefix_is_how_such_requests_begin(tmp_path: Path, tokenizer: Tok
     system = {"role": "system", "content": "You speak like a pirate."}
     [prefix] = read_prefixes(write(tmp_path, {"messages": [system]}), tokenizer)
     question = [system, {"role": "user", "content": "Where is the gold?"}]
-    chat = tokenizer.render_chat(question, add_generation_prompt=True)
+    chat = tokenizer.render_chat(Conversation(question))
     prompt = tokenizer.encode(chat, add_special_tokens=False)
     assert prompt[: len(prefix.tokens)] == prefix.tokens.tolist()
 

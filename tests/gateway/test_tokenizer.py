@@ -3,17 +3,17 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoTokenizer
 
+from gateway.control_tokens import Conversation, TemplateRefused
 from gateway.errors import ApiError
 from gateway.prompts import PromptReader
 from gateway.schema import ChatMessage, CompletionBody, TextPart
-from gateway.tokenizer import TemplateRefused, Tokenizer
+from gateway.tokenizer import Tokenizer
 from shared.errors import ModelUnsupported
 from tests.gateway.conftest import DEMO_MODEL
 from tests.gateway.tokenizers_for_tests import FAMILIES, byte_level
@@ -40,7 +40,7 @@ def test_conversations_are_rendered_as_transformers_does(
     tokenizer: Tokenizer, reference: Any
 ) -> None:
     messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"}]
-    text = tokenizer.render_chat(messages, add_generation_prompt=True)
+    text = tokenizer.render_chat(Conversation(messages))
     expected = reference.apply_chat_template(
         messages, add_generation_prompt=True, return_dict=True
     ).input_ids
@@ -90,7 +90,7 @@ async def test_what_a_template_refuses_is_the_clients_fault() -> None:
     source.chat_template = "{{ raise_exception('roles must alternate') }}"
     tokenizer = Tokenizer(source)
     with pytest.raises(TemplateRefused, match="alternate"):
-        tokenizer.render_chat([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+        tokenizer.render_chat(Conversation([{"role": "user", "content": "Hi"}]))
     with pytest.raises(ApiError, match="alternate") as caught:
         await PromptReader(tokenizer, 1).chat([ChatMessage(role="user", content="Hi")])
     assert caught.value.status == 400
@@ -132,16 +132,18 @@ class _Watched(Tokenizer):
     """Notes on which threads it works."""
 
     def __init__(self, source: Any) -> None:
-        super().__init__(source)
         self.threads: set[threading.Thread] = set()
+        self.rendering: set[threading.Thread] = set()
+        super().__init__(source)
+        self.threads.clear()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         self.threads.add(threading.current_thread())
         return super().encode(text, add_special_tokens)
 
-    def render_chat(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
-        self.threads.add(threading.current_thread())
-        return super().render_chat(messages, add_generation_prompt)
+    def render_chat(self, chat: Conversation) -> str:
+        self.rendering.add(threading.current_thread())
+        return super().render_chat(chat)
 
     def token_bytes(self, token: int) -> bytes:
         self.threads.add(threading.current_thread())
@@ -153,11 +155,11 @@ class _Watched(Tokenizer):
     [
         ([ChatMessage(role="user", content="Hi")], False),
         ([ChatMessage(role="user", content="")] * 1_000, True),
-        ([ChatMessage(role="user", content=[TextPart(type="text", text="")] * 1_000)], True),
+        ([ChatMessage(role="user", content=[TextPart(type="text", text="")] * 1_000)], False),
         ([ChatMessage(role="user", content="Hi" * 10_000)], True),
     ],
 )
-async def test_many_messages_are_rendered_on_a_thread_however_short_they_are(
+async def test_chats_are_rendered_on_a_thread_and_long_ones_encoded_on_one(
     messages: list[ChatMessage], elsewhere: bool
 ) -> None:
     source = byte_level()
@@ -165,6 +167,7 @@ async def test_many_messages_are_rendered_on_a_thread_however_short_they_are(
     tokenizer = _Watched(source)
     prompts = PromptReader(tokenizer, max_prompts=1)
     await prompts.chat(messages)
+    assert threading.current_thread() not in tokenizer.rendering
     [thread] = tokenizer.threads
     assert (thread is not threading.current_thread()) == elsewhere
     prompts.close()
