@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gateway.detokenize import Detokenizer
 from gateway.stops import StopFinder, StopStrings
 from shared.messages.endings import FinishReason
-from shared.messages.outputs import TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """What the outputs log means for the requests that a gateway waits for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared.messages.endings import FinishReason
-from shared.messages.outputs import TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
 from shared.messages.requests import Submit
 
 
@@ -22,7 +23,7 @@ class PromptScored:
     """Log-probabilities of a run of prompt tokens; a later one replaces an earlier one."""
 
     request_id: str
-    positions: tuple[TokenLogprobs, ...]
+    positions: Sequence[TokenLogprobs]
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from gateway.stops import StopStrings
 from gateway.tokenizer import Tokenizer
 from gateway.wire import Usage
 from shared.messages.endings import FinishReason
-from shared.messages.outputs import TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
 from shared.messages.requests import Stop, Submit
 from shared.metrics import GatewayMetrics
 

@@ -3,7 +3,8 @@
 import numpy as np
 
 from shared.messages.endings import FinishReason
-from shared.messages.outputs import BeamsEnded, Hypothesis, TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
+from shared.messages.outputs import BeamsEnded, Hypothesis
 
 
 def find_fault(message: BeamsEnded, num_choices: int) -> str | None:

@@ -10,7 +10,7 @@ from gateway.admission import Prompt
 from gateway.choices import Choice
 from gateway.event_ids import Position, Replay
 from shared.messages.endings import FinishReason
-from shared.messages.outputs import TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
 from shared.messages.requests import Submit
 from shared.metrics import GatewayMetrics
 from shared.sampling import SamplingParams

@@ -8,7 +8,7 @@ from gateway.admission import Prompt
 from gateway.choices import ScoredToken
 from gateway.errors import failed
 from gateway.tokenizer import Tokenizer
-from shared.messages.outputs import TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
 
 PromptScores = list[tuple[int, TokenLogprobs | None]]  # tokens; None for the first one
 

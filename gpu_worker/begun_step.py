@@ -1,6 +1,6 @@
 """A step between its beginning and its end, and the result that it becomes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -9,7 +9,8 @@ import numpy.typing as npt
 from gpu_worker.batch import Advanced
 from gpu_worker.outcome import Outcome
 from shared.codec import IntArray
-from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult, TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
+from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult
 from shared.messages.plans import StepPlan
 
 
@@ -31,7 +32,7 @@ class BegunStep:
     advanced: Advanced
     outcome: Outcome
     candidates: tuple[BeamCandidates, ...]
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: Sequence[TokenLogprobs]
     scored: tuple[PromptLogprobs, ...]
     ended_before: list[int] = field(default_factory=list)
 

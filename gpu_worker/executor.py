@@ -38,7 +38,8 @@ from kernels.cpu_screening import Likeliest
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
 from shared.messages.endings import EndFlag
-from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult, TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
+from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult
 from shared.messages.plans import StepPlan
 
 # Nobody waits that long unless the step fails.

@@ -3,7 +3,8 @@
 import torch
 
 from gpu_worker.rows import ChunkRows
-from shared.messages.outputs import PromptLogprobs, TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
+from shared.messages.outputs import PromptLogprobs
 
 _ROWS_AT_ONCE = 64  # bounds the float32 copy of logits
 

@@ -150,7 +150,11 @@ def _converters(hint: Any) -> tuple[_Convert, _Convert]:
     """How a field of this type is written and read."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
-        return _array_converters(np.dtype(hint.__metadata__[0]))
+        wire: Any = hint.__metadata__[0]
+        if isinstance(wire, str):
+            return _array_converters(np.dtype(wire))
+        converters: tuple[_Convert, _Convert] = (wire.encode, wire.decode)  # of its own
+        return converters
     if origin in (typing.Union, types.UnionType):
         return _optional_converters(hint)
     if origin is tuple:

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from shared.codec import Message, message
 
-PROTOCOL = 1
+PROTOCOL = 2
 """What the services of one engine must agree on.
 
 Readers ignore fields that they do not know, so most changes need no other number. Where that would

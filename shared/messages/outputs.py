@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shared.codec import FloatArray, IntArray, Message, message
+from shared.messages.logprobs import LogprobList
 from shared.messages.requests import Submit
 
 
@@ -13,21 +14,11 @@ def _no_scores() -> FloatArray:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Log-probabilities at one position."""
-
-    row: int  # index into StepResult.handles, or the position in the prompt
-    logprob: float  # of the token that stands there
-    top_ids: IntArray  # [k] descending
-    top_logprobs: FloatArray  # [k]
-
-
-@dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Log-probabilities of a run of prompt tokens, computed by a prompt chunk."""
 
     handle: int
-    positions: tuple[TokenLogprobs, ...]
+    positions: LogprobList
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +47,7 @@ class StepResult(Message):
     ended_rows: IntArray  # [num_ended] indices into handles
     ended_flags: IntArray  # [num_ended] EndFlag
     beams: tuple[BeamCandidates, ...]  # one for each BeamStep of the plan
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: LogprobList
     prompt_logprobs: tuple[PromptLogprobs, ...]
     admitted_handles: IntArray  # [a] sequences that the plan admitted, and
     admitted_computed: IntArray  # [a] how many of their tokens came from the prefix cache

@@ -12,6 +12,7 @@ from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
 from shared.messages.endings import EndFlag
 from shared.messages.leases import PROTOCOL, EngineInfo, KVGeometry, ModelInfo
+from shared.messages.logprobs import TokenLogprobs
 from shared.messages.outputs import (
     BeamsEnded,
     ChoiceEnded,
@@ -21,7 +22,6 @@ from shared.messages.outputs import (
     RequestEnded,
     RequestState,
     StepResult,
-    TokenLogprobs,
 )
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Abort, Attach, Stop, Submit

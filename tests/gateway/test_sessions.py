@@ -24,6 +24,7 @@ from gateway.sessions import Sessions
 from shared.bus.api import START, Entry, EntryId
 from shared.codec import Message, encode
 from shared.messages.endings import FinishReason
+from shared.messages.logprobs import TokenLogprobs
 from shared.messages.outputs import (
     BeamsEnded,
     ChoiceEnded,
@@ -33,7 +34,6 @@ from shared.messages.outputs import (
     RequestEnded,
     RequestState,
     StepResult,
-    TokenLogprobs,
 )
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import ChoiceView

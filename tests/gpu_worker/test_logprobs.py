@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gpu_worker.executor import Executor
-from shared.messages.outputs import TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, sampling
 

@@ -1,5 +1,7 @@
 """Messages survive the wire, and nothing else does."""
 
+from dataclasses import replace
+
 import msgpack
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from shared.messages.leases import (
     Speeds,
     WorkerInfo,
 )
+from shared.messages.logprobs import TokenLogprobs
 from shared.messages.outputs import (
     BeamCandidates,
     BeamsEnded,
@@ -26,7 +29,6 @@ from shared.messages.outputs import (
     RequestEnded,
     RequestState,
     StepResult,
-    TokenLogprobs,
 )
 from shared.messages.plans import Admission, BeamStep, EpochStarted, StepPlan, Turn
 from shared.messages.requests import Abort, Attach, ChoiceView, Drain, GatewayLost, Pin, Stop
@@ -44,6 +46,21 @@ def floats(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 MODEL = ModelInfo("demo", 4096, 2048, "bfloat16", (1, 2))
 LOGPROBS = TokenLogprobs(0, -1.5, ints(4, 5), np.array([-0.5, -2.0], np.float32))
+RESULT = StepResult(
+    step=3,
+    handles=ints(1, 2),
+    tokens=ints(-1, 2**31 - 1),
+    ended_rows=ints(1),
+    ended_flags=ints(2),
+    beams=(BeamCandidates(9, ints(0, 1), ints(7, 8), floats(-0.5, -1.5), ints(0, 1)),),
+    logprobs=(LOGPROBS,),
+    prompt_logprobs=(PromptLogprobs(9, (LOGPROBS,)),),
+    admitted_handles=ints(9),
+    admitted_computed=ints(16),
+    num_batched_tokens=4,
+    model_us=100,
+    step_us=200,
+)
 MESSAGES: list[Message] = [
     submit("a", [1, 2, 3], stop_token_ids=(7, 8), num_logprobs=5),
     submit("a", num_choices=4, beams=BeamParams(4, 0.5, EarlyStopping.NEVER)),
@@ -83,21 +100,7 @@ MESSAGES: list[Message] = [
         chunk_tokens=ints(2),
         idle_turns=(Turn(4, "1-1", "3-3"),),
     ),
-    StepResult(
-        step=3,
-        handles=ints(1, 2),
-        tokens=ints(-1, 2**31 - 1),
-        ended_rows=ints(1),
-        ended_flags=ints(2),
-        beams=(BeamCandidates(9, ints(0, 1), ints(7, 8), floats(-0.5, -1.5), ints(0, 1)),),
-        logprobs=(LOGPROBS,),
-        prompt_logprobs=(PromptLogprobs(9, (LOGPROBS,)),),
-        admitted_handles=ints(9),
-        admitted_computed=ints(16),
-        num_batched_tokens=4,
-        model_us=100,
-        step_us=200,
-    ),
+    RESULT,
     RequestState(submit("b"), (ChoiceState(0, 4, ints(), ""),), "5-6"),
     RequestState(submit("b"), (ChoiceState(0, 4, ints(7), "stop", floats(-0.5)),), "5-6"),
     BeamsEnded("b", (Hypothesis(ints(7), floats(-0.5), -0.5, "stop"),), "5-6"),
@@ -161,6 +164,38 @@ def test_the_error_says_what_is_wrong(change: dict[str, object], complaint: str)
         decode(msgpack.packb({**data, **change}))
     assert complaint in str(caught.value)
     assert caught.value.request_id == "a"
+
+
+def test_log_probabilities_travel_as_columns() -> None:
+    top = (ints(4, 5), np.array([-0.5, -2.0], np.float32))
+    none = (ints(), np.array([], np.float32))
+    items = [TokenLogprobs(row, -row / 2, *(top if row % 3 else none)) for row in range(1_000)]
+    found = decode(encode(replace(RESULT, logprobs=items)))
+    assert isinstance(found, StepResult)
+    assert [(item.row, item.logprob) for item in found.logprobs] == [
+        (row, -row / 2) for row in range(1_000)
+    ]
+    assert [item.top_ids.tolist() for item in found.logprobs[:3]] == [[], [4, 5], [4, 5]]
+    assert found.logprobs[-1].top_logprobs.tolist() == []
+    num_numbers = 3 * 1_000 + 2 * 2 * 666
+    assert len(encode(found)) - len(encode(replace(RESULT, logprobs=()))) < 4 * num_numbers + 100
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": b""},
+        {"counts": b"\xff\xff\xff\xff"},
+        {"counts": b"\x03\x00\x00\x00"},
+        {"top_ids": b"\x00"},
+        {"logprobs": 5},
+    ],
+)
+def test_columns_that_do_not_go_together_are_a_decode_error(change: dict[str, object]) -> None:
+    data = msgpack.unpackb(encode(replace(RESULT, logprobs=(LOGPROBS,))))
+    data["logprobs"].update(change)
+    with pytest.raises(DecodeError, match=r"StepResult\.logprobs: colum"):
+        decode(msgpack.packb(data))
 
 
 def test_fields_of_a_newer_version_are_ignored_on_every_level() -> None:

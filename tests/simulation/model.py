@@ -10,7 +10,8 @@ from random import Random
 import numpy as np
 
 from shared.messages.endings import EndFlag
-from shared.messages.outputs import StepResult, TokenLogprobs
+from shared.messages.logprobs import TokenLogprobs
+from shared.messages.outputs import StepResult
 from shared.messages.plans import StepPlan
 from tests.support.fake_worker import FakeWorker, Resident
 
