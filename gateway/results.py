@@ -5,8 +5,14 @@ from shared.messages.outputs import StepResult
 
 
 def sampled_rows(result: StepResult) -> list[tuple[int, int, EndFlag | None]]:
-    """Handle, token and end of every row."""
+    """Handle, token and end of every row.
+
+    Raises:
+        ValueError: the result cannot be.
+    """
     handles, tokens = result.handles.tolist(), result.tokens.tolist()
+    if min(tokens, default=0) < 0:
+        raise ValueError(f"token {min(tokens)}")
     flags = [EndFlag(flag) for flag in result.ended_flags.tolist()]
     ended = dict(zip(result.ended_rows.tolist(), flags, strict=True))
     return [

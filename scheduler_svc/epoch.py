@@ -70,7 +70,8 @@ async def start_epoch(
             Append(keys.outputs, [started], epoch, 0),
         ]
     )
-    fold, history = await _fold_until(bus, keys.outputs, fence, config.max_model_len)
+    fold = Fold(config.max_model_len, config.vocab_size)
+    history = await fold_until(bus, keys.outputs, fence, fold)
     # Where requests has lost its end, what comes next has ids below the cursor.
     cursor = min(fold.requests_cursor, await bus.last_id(keys.requests))
     core = Scheduler(config, cursor)
@@ -87,10 +88,9 @@ async def start_epoch(
     return Epoch(epoch, core, history)
 
 
-async def _fold_until(
-    bus: Bus, outputs: str, fence: EntryId, max_model_len: int
-) -> tuple[Fold, History]:
-    fold, last_ids = Fold(max_model_len), dict[int, EntryId]()
+async def fold_until(bus: Bus, outputs: str, fence: EntryId, fold: Fold) -> History:
+    """Read all entries of earlier epochs; what cannot be read ends what was known of handles."""
+    last_ids = dict[int, EntryId]()
     cursor, current = START, START.epoch
     while cursor < fence:
         entries = (await bus.read({outputs: cursor}, 0, _PAGE)).get(outputs, [])
@@ -111,4 +111,4 @@ async def _fold_until(
             except DecodeError as error:
                 log.warning("unreadable entry in outputs", entry=entry.id, error=error)
                 fold.lose_sight()
-    return fold, History(list(last_ids.values()))
+    return History(list(last_ids.values()))

@@ -14,8 +14,10 @@ from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.validity import check
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
+from shared.errors import DecodeError
 from shared.messages.endings import EndFlag, FinishReason
 from shared.messages.outputs import (
     BeamCandidates,
@@ -96,12 +98,14 @@ class Fold:
 
     Args:
         max_model_len: of the model, which bounds how long beams can get.
+        vocab_size: of the model; 0: any token may come.
 
     Attributes:
         finished: requests that ended in what was read, the last ones only.
     """
 
     max_model_len: int
+    vocab_size: int = 0
     unfinished: dict[str, Unfinished] = field(default_factory=dict)
     finished: OrderedDict[str, EndedRequest] = field(default_factory=OrderedDict)
     requests_cursor: EntryId = START
@@ -111,8 +115,13 @@ class Fold:
     _known_step: int | None = None  # behind a trimmed beginning: states say what came up to here
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Take in the messages of the next entry."""
+        """Take in the messages of the next entry.
+
+        Raises:
+            DecodeError: one of them cannot be; nothing of it has taken effect.
+        """
         for message in messages:
+            check(message, self.vocab_size)
             match message:
                 case EpochStarted():
                     self._suspect(message)
@@ -121,6 +130,8 @@ class Fold:
                 case RequestState():
                     self._restate(message)
                 case StepResult():
+                    if len(set(message.handles.tolist())) < len(message.handles):
+                        raise DecodeError("a result has two tokens for one sequence")
                     self._continue(message)
                 case ChoiceEnded():
                     self._advance(message.requests_cursor)

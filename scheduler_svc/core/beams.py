@@ -3,6 +3,7 @@
 Pure bookkeeping of tokens and scores; which blocks the beams share is `tables`' business.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -180,7 +181,7 @@ class BeamSearch:
         length = self.length
         if params.early_stopping == EarlyStopping.NEVER and params.length_penalty > 0:
             length = self._max_output
-        best: float = self.running[0].score / length**params.length_penalty
+        best = _divided(self.running[0].score, length, params.length_penalty)
         return best > self._finished[-1].score
 
 
@@ -195,8 +196,18 @@ def _rows(candidates: BeamCandidates) -> list[tuple[int, int, float, int]]:
 
 
 def _penalized(beam: Beam, params: BeamParams) -> float:
-    score: float = beam.score / beam.length**params.length_penalty
-    return score
+    return _divided(beam.score, beam.length, params.length_penalty)
+
+
+def _divided(score: float, length: int, length_penalty: float) -> float:
+    """A sum of log-probabilities over the length to a power, which may be no finite number."""
+    try:
+        divided: float = score / length**length_penalty
+    except OverflowError:
+        return 0.0
+    except ZeroDivisionError:
+        return -sys.float_info.max
+    return max(divided, -sys.float_info.max)
 
 
 def _restored_beam(choice: ChoiceState) -> Beam:

@@ -86,7 +86,7 @@ class Requests:
             return self.attach(Attach(*again, views=(), exact=False, is_new=True))
         if (refusal := self._why_full(submit)) is not None:
             return refusal
-        return self._accept(submit, dict.fromkeys(range(submit.num_choices), NO_TOKENS), {})
+        return self._accept(submit, None, {})
 
     def _why_full(self, submit: Submit) -> list[Message] | None:
         found = self._stepping.queues.backlog.why_full(submit)
@@ -110,6 +110,10 @@ class Requests:
             reason = f"{num_deaths} workers in a row have died computing this request"
             self._note(notes.Refused(submit.request_id, reason))
             return self._end_at_once(submit, FinishReason.ERROR, reason)
+        if search is None:
+            # A log that was damaged may hold more of one choice than of another.
+            shortest = min(map(len, outputs.values()), default=0)
+            outputs = {choice: output[:shortest] for choice, output in outputs.items()}
         return self._accept(submit, outputs, ended, search, True, num_deaths, was_admitted)
 
     def remember(self, request_id: str, ended: EndedRequest) -> None:
@@ -135,13 +139,18 @@ class Requests:
     def _accept(
         self,
         submit: Submit,
-        outputs: Mapping[int, IntArray],
+        outputs: Mapping[int, IntArray] | None,
         ended: Mapping[int, EndedChoice],
         search: BeamSearch | None = None,
         recovered: bool = False,
         num_deaths: int = 0,
         was_admitted: bool = False,
     ) -> list[Message]:
+        """Let a request wait for its turn, unless it can never run.
+
+        Args:
+            outputs: what the choices have that go on; None: nothing is generated yet.
+        """
         if submit.request_id in self._by_request:
             return []
         if search is not None and search.done:
@@ -151,6 +160,8 @@ class Requests:
         if (reason := why_never(self._config, submit, max_output)) is not None:
             self._note(notes.Refused(submit.request_id, reason))
             return [self._answers.ended(submit.request_id, FinishReason.ERROR, reason)]
+        if outputs is None:
+            outputs = dict.fromkeys(range(submit.num_choices), NO_TOKENS)
         if any(len(output) >= max_output for output in outputs.values()):
             return self._end_too_long(submit, outputs, ended)
         if submit.sampling.beams is not None and search is None:
@@ -230,8 +241,7 @@ class Requests:
         # What was accepted before has had its turn: it may not be late for it now.
         had_turn = not attach.is_new
         if not views or submit.sampling.beams is not None:
-            nothing = dict.fromkeys(range(submit.num_choices), NO_TOKENS)
-            return self._accept(submit, nothing, {}, was_admitted=had_turn)
+            return self._accept(submit, None, {}, was_admitted=had_turn)
         outputs, over = continued(views)
         if not outputs:
             return self._finished(submit, over)

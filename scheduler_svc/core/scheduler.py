@@ -19,8 +19,10 @@ from scheduler_svc.core.retention import Retention
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stepping import Stepping
 from scheduler_svc.core.tables import BlockTables
+from scheduler_svc.core.validity import check
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
+from shared.errors import DecodeError
 from shared.messages.endings import EndFlag
 from shared.messages.leases import PrefixStatus
 from shared.messages.outputs import BeamCandidates, RequestState, StepResult
@@ -114,10 +116,12 @@ class Scheduler:
         """Take note of an entry of ``requests`` or ``outputs``; what to append to outputs.
 
         Raises:
-            ProtocolError: a result that no plan asked for.
+            ProtocolError: a result that no plan asked for, or that cannot be.
+            DecodeError: no reader can make sense of an entry of ``requests``; nothing has changed.
         """
         match event:
             case StepResult():
+                _check_result(event, self.config.vocab_size)
                 self.outputs_cursor = at
                 ended = _ended(event) if len(event.ended_rows) else ()
                 return self.take_in(event.step, event.handles, event.tokens, ended, event.beams)
@@ -128,6 +132,7 @@ class Scheduler:
                     self._retention.stated(group, at)
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
+                check(event, self.config.vocab_size)
                 self._answers.cursor = at
                 self._requests.hear_at(at.epoch)
                 return self._apply_request(event)
@@ -328,9 +333,12 @@ class Scheduler:
 
 def _ended(result: StepResult) -> list[tuple[int, EndFlag]]:
     """Sequences that have ended, and why."""
+    handles = result.handles[result.ended_rows].tolist()
+    return list(zip(handles, map(EndFlag, result.ended_flags.tolist()), strict=True))
+
+
+def _check_result(result: StepResult, vocab_size: int) -> None:
     try:
-        handles = result.handles[result.ended_rows].tolist()
-        flags = map(EndFlag, result.ended_flags.tolist())
-        return list(zip(handles, flags, strict=False))
-    except (IndexError, ValueError) as error:
+        check(result, vocab_size)
+    except DecodeError as error:
         raise ProtocolError(f"result of step {result.step}: {error}") from None

@@ -73,7 +73,7 @@ class TokenStore:
         """One token for each handle. Handles without a row are ignored.
 
         Raises:
-            IndexError: a row is full, or the arrays differ in length.
+            IndexError: a row is full, the arrays differ in length, or a handle stands there twice.
         """
         if len(handles) != len(tokens):
             raise IndexError(f"{len(handles)} handles for {len(tokens)} tokens")
@@ -81,8 +81,10 @@ class TokenStore:
             self._make_sure_of_room(handles)
         key = handles.tobytes()
         if key != self._key:
+            slots = self._slots_of(handles)
+            self._check_different(slots)
             self._settle()
-            self._slots = self._slots_of(handles)
+            self._slots = slots
             self._handles = handles.copy()
             self._key = key
         if self._places is None:
@@ -103,6 +105,13 @@ class TokenStore:
         for index in others:
             slots[index] = self._slot_of.get(int(handles[index]), self._sink)
         return slots
+
+    def _check_different(self, slots: NDArray[np.int64]) -> None:
+        """A row that is named twice would lose one of its two tokens."""
+        counts = np.bincount(slots, minlength=self._sink + 1)
+        counts[self._sink] = 0
+        if counts.max() > 1:
+            raise IndexError(f"{counts.max()} tokens for one sequence")
 
     def _settle(self) -> None:
         """Write down how far the rows have grown; the sink never fills."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from scheduler_svc.epoch import _fold_until
+from scheduler_svc.epoch import fold_until
 from scheduler_svc.fold import Fold
 from shared.bus.api import Append, EntryId
 from shared.bus.memory import MemoryBus
@@ -121,7 +121,8 @@ async def test_an_epoch_whose_start_is_lost_is_another_one_all_the_same() -> Non
     await bus.append(Append(log, [encode(state("a", 2, [10, 11, 12]))], 7))
     await bus.append(Append(log, [encode(result(1, {2: 13}))], 7))
     await bus.append(Append(log, [encode(result(2, {2: 14}))], 7))
-    fold, _ = await _fold_until(bus, log, EntryId(8, 0), 100)
+    fold = Fold(max_model_len=100)
+    await fold_until(bus, log, EntryId(8, 0), fold)
     [found] = fold.in_order()
     assert found.outputs()[0].tolist() == [10, 11, 12, 13, 14]
 
