@@ -37,7 +37,8 @@ class Wait:
         question: ``live``, ``models`` or ``text``.
         gateway: its index.
         from_s, until_s: when it was asked, and answered or given up.
-        queued_s: of that, the time in which the gateway's main thread could run and had no core.
+        ran_s: of that, the time for which the gateway's main thread computed.
+        queued_s: of that, the time in which it could run and had no core.
         late_s: of that, the time by which this process was late itself.
         fault: what came instead of the answer, "" if it came.
     """
@@ -46,6 +47,7 @@ class Wait:
     gateway: int
     from_s: float
     until_s: float
+    ran_s: float
     queued_s: float
     late_s: float
     fault: str = ""
@@ -84,14 +86,15 @@ class _Gateway:
         self.port = port
         self._pid_file = pid_file
 
-    def queued_s(self) -> float | None:
-        """Time that its main thread has waited for a core so far; None if it has ended."""
+    def used_s(self) -> tuple[float, float]:
+        """Time for which its main thread has run so far, and waited for a core."""
         try:
             spawner = self._pid_file.read_text().strip()
             pid = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()[0]
-            return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-        except (OSError, IndexError):
-            return None
+            ran_ns, queued_ns, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+        except (OSError, IndexError):  # it has ended
+            return 0.0, 0.0
+        return int(ran_ns) / 1e9, int(queued_ns) / 1e9
 
 
 class Probe:
@@ -125,7 +128,7 @@ class Probe:
         put: Callable[[_Gateway], Awaitable[str]],
     ) -> None:
         while True:
-            queued_s, from_s = gateway.queued_s(), time.monotonic()
+            used, from_s = gateway.used_s(), time.monotonic()
             try:
                 async with asyncio.timeout(_LONGEST_S):
                     fault = await put(gateway)
@@ -133,16 +136,17 @@ class Probe:
                 fault = str(broken)
             except TimeoutError:
                 fault = f"no answer for {_LONGEST_S:g} s"
-            until_s, queued_now_s = time.monotonic(), gateway.queued_s()
+            until_s = time.monotonic()
             self.counts[question] = self.counts.get(question, 0) + 1
             if fault or question == "text" or until_s - from_s > _NOTABLE_S:
-                in_queue_s = 0.0
-                if queued_s is not None and queued_now_s is not None:
-                    in_queue_s = max(0.0, queued_now_s - queued_s)  # less: it is a new process
+                # A new process has used less than the one before it.
+                pairs = zip(used, gateway.used_s(), strict=True)
+                ran_s, queued_s = (max(0.0, now_s - then_s) for then_s, now_s in pairs)
                 late_s = self._control.late_s(from_s)
-                self._tell(
-                    Wait(question, gateway.index, from_s, until_s, in_queue_s, late_s, fault)
+                wait = Wait(
+                    question, gateway.index, from_s, until_s, ran_s, queued_s, late_s, fault
                 )
+                self._tell(wait)
             await asyncio.sleep(_RETRY_S if fault else pause_s)
 
     async def _live(self, gateway: _Gateway) -> str:

@@ -25,7 +25,7 @@ def sample(minute: int, used_mib: float = 8, log_mib: float = 4, num_keys: int =
 def wait(
     question: str = "live", at_s: float = 50.0, waited_s: float = 0.5, fault: str = ""
 ) -> Wait:
-    return Wait(question, 0, at_s, at_s + waited_s, queued_s=0.0, late_s=0.0, fault=fault)
+    return Wait(question, 0, at_s, at_s + waited_s, 0.25, queued_s=0.0, late_s=0.0, fault=fault)
 
 
 def strike(name: str = HOSTILE, status: str = "400", at_s: float = 50.0) -> Strike:
@@ -56,7 +56,8 @@ def test_a_run_in_which_nothing_changed_is_good(record: Record) -> None:
 def test_a_gateway_that_does_not_answer_has_stalled(record: Record) -> None:
     record.waits.append(wait(at_s=49.5, waited_s=1.4))
     [line] = found(record)
-    assert line.startswith("gateway-1 stalled for 1.40 s, asked for live 29.5 s after")
+    assert line.startswith("gateway-1 stalled for 1.40 s, in which its main thread computed")
+    assert "0.25 s, asked for live 29.5 s after the first attack" in line
     assert line.endswith("at work: half-closed, deep JSON")
 
 

@@ -14,6 +14,7 @@ _HEAD_LIMIT = 1 << 18  # bytes
 _READ_BYTES = 1 << 16
 _SHOWN_CHARS = 300
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
+_INTERIM = re.compile(rb"HTTP/1\.1 1\d\d [^\r]*\r\n\r\n")  # before the answer
 CLOSED = "closed"  # the connection ended before an answer came
 SILENT = "silent"  # the attacker's patience ended before the answer did
 UNFINISHED = "unfinished"  # the time of all attacks was over before
@@ -138,7 +139,7 @@ class Attacker:
                     more = await reader.read(_READ_BYTES)
                     if not more:
                         return Answer(CLOSED)
-                    seen += more
+                    seen = _INTERIM.sub(b"", seen + more)
                 text = seen.partition(b"\r\n\r\n")[2]
                 while more := await reader.read(_READ_BYTES):
                     text += more[: max(0, _SHOWN_CHARS - len(text))]

@@ -1,4 +1,8 @@
-"""Every hostile behaviour, with its rate. All of them together leave two cores time to serve."""
+"""Every hostile behaviour, with its rate.
+
+All of them together need about one core of the gateways where nothing bounds them, so that
+two cores have time left to serve others.
+"""
 
 from collections.abc import Sequence
 
@@ -12,20 +16,20 @@ ATTACKS: Sequence[Attack] = (
     Attack("echo with scores", bodies.echo_with_scores, 4.0),
     Attack("prompt scores", bodies.prompt_scores, 8.0),
     Attack("long log-probabilities", bodies.long_logprobs, 4.0),
-    Attack("chat of many parts", bodies.many_parts, 6.0),
-    Attack("unknown fields", bodies.unknown_fields, 6.0),
+    Attack("chat of many parts", bodies.many_parts, 10.0),
+    Attack("unknown fields", bodies.unknown_fields, 8.0),
     Attack("unknown fields in messages", bodies.unknown_fields_in_messages, 8.0),
     Attack("deep JSON", bodies.deep_json, 8.0),
-    Attack("over-long text", bodies.over_long_text, 5.0),
-    Attack("token texts", bodies.token_texts, 6.0),
-    Attack("unread token texts", bodies.unread_token_texts, 2.0, lanes=4),
-    Attack("many tokens to text", bodies.many_tokens_to_text, 8.0),
-    Attack("gzip body", bodies.gzip_body, 3.0),
+    Attack("over-long text", bodies.over_long_text, 10.0),
+    Attack("token texts", bodies.token_texts, 12.0),
+    Attack("unread token texts", bodies.unread_token_texts, 6.0, lanes=3),
+    Attack("many tokens to text", bodies.many_tokens_to_text, 12.0),
+    Attack("gzip body", bodies.gzip_body, 5.0),
     # What is asked for takes the engine from others.
     Attack("extreme priority", bodies.extreme_priority, 1.0, lanes=2),
     Attack("widest request", bodies.widest_request, 6.0),
     Attack("widest beam search", bodies.widest_beams, 6.0),
-    Attack("long prompts", bodies.long_prompts, 10.0),
+    Attack("long prompts", bodies.long_prompts, 15.0),
     Attack("pool-sized prompts", bodies.pool_sized_prompts, 5.0),
     # What is asked for is not what it seems.
     Attack("control tokens", bodies.control_tokens, 2.0, is_honest=True),
@@ -44,7 +48,7 @@ ATTACKS: Sequence[Attack] = (
     Attack("malformed HTTP", connections.malformed, 0.3),
     Attack("random bytes", connections.random_bytes, 0.3),
     Attack("half-closed", connections.half_closed, 2.0, is_honest=True),
-    Attack("pipelined", connections.pipelined, 8.0),
+    Attack("pipelined", connections.pipelined, 12.0),
     Attack("early leaver", connections.early_leaver, 0.3, lanes=3),
     Attack("slow reader", connections.slow_reader, 0.5, lanes=4),
     Attack("wrong keys", connections.wrong_keys, 0.5),

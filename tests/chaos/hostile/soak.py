@@ -42,7 +42,7 @@ _WATCH_S = 0.5
 _STOP_S = 10.0
 _SETTINGS = {
     "PAGESTREAM_NUM_HOST_BLOCKS": "32",
-    "PAGESTREAM_RESUME_WINDOW": "10",  # longer than a client that returns is away
+    "PAGESTREAM_RESUME_WINDOW": "30",  # longer than any client is away
     "PAGESTREAM_GATEWAY_GRACE": "5",
     "PAGESTREAM_REQUEST_TIMEOUT": "15",
     "PAGESTREAM_WRITE_TIMEOUT": "10",

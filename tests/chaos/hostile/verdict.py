@@ -116,6 +116,7 @@ def report(record: Record) -> dict[str, Any]:
                 "gateway": _GATEWAYS[wait.gateway],
                 "after_s": wait.from_s - record.calm_until_s,
                 "waited_s": wait.until_s - wait.from_s,
+                "computed_s": wait.ran_s,
                 "queued_s": wait.queued_s,
                 "probe_late_s": wait.late_s,
                 "during": _strikes_around(record, wait),
@@ -150,7 +151,8 @@ def _redis_too_large(record: Record) -> list[str]:
 def _stalled(record: Record) -> list[str]:
     wrong = [wait for wait in stalls(record) if stall_s(wait) > _LONGEST_STALL_S]
     lines = [
-        f"{_GATEWAYS[wait.gateway]} stalled for {stall_s(wait):.2f} s, asked for {wait.question} "
+        f"{_GATEWAYS[wait.gateway]} stalled for {stall_s(wait):.2f} s, in which its main thread "
+        f"computed for {wait.ran_s:.2f} s, asked for {wait.question} "
         f"{wait.from_s - record.calm_until_s:.1f} s after the first attack; "
         f"at work: {_strikes_around(record, wait)}"
         for wait in wrong[:_MOST_SHOWN]
