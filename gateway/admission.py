@@ -8,7 +8,7 @@ from gateway.errors import invalid, invalid_value, too_long
 from gateway.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from shared.sampling import BeamParams, SamplingParams, TokenBias
 
-_COMPLETION_MAX_TOKENS = 16
+COMPLETION_MAX_TOKENS = 16
 _LEAST_TOP_P = 2.0**-126  # positive in single precision; keeps the likeliest token alone
 _NUM_SEEDS = 2**63
 
@@ -35,6 +35,7 @@ class Output:
     num_choices: int  # shown for each prompt
     num_candidates: int  # generated for each prompt, or beams; the likeliest are shown
     num_prompt_logprobs: int | None = None  # beside what is echoed; None: no log-probabilities
+    include_stop: bool = False  # what ended a text stands at its end
 
     @property
     def is_ranked(self) -> bool:
@@ -44,8 +45,9 @@ class Output:
 
 def completion_output(body: CompletionBody) -> Output:
     """What a completion shows."""
-    if body.max_tokens == 0 and not body.echo:
-        raise invalid_value("max_tokens", 0, "must be at least 1 unless echo is true")
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        reason = "must be at least 1 unless echo is true or prompt_logprobs is given"
+        raise invalid_value("max_tokens", 0, reason)
     num_choices = body.n or 1
     num_candidates = num_choices if body.best_of is None else body.best_of
     if num_candidates < num_choices:
@@ -66,6 +68,7 @@ def completion_output(body: CompletionBody) -> Output:
         num_choices=num_choices,
         num_candidates=num_candidates,
         num_prompt_logprobs=_prompt_logprobs(body),
+        include_stop=bool(body.include_stop_str_in_output),
     )
 
 
@@ -83,6 +86,7 @@ def chat_output(body: ChatBody) -> Output:
         num_choices=body.n or 1,
         num_candidates=body.n or 1,
         num_prompt_logprobs=_prompt_logprobs(body),
+        include_stop=bool(body.include_stop_str_in_output),
     )
 
 
@@ -114,7 +118,7 @@ def completion_max_tokens(
     explicit = 1 if body.max_tokens == 0 else body.max_tokens
     if explicit is None:
         room = engine.max_tokens_for(len(prompt.tokens), output.num_candidates)
-        return min(_COMPLETION_MAX_TOKENS, room)
+        return min(COMPLETION_MAX_TOKENS, room)
     _check_room(explicit, "max_tokens", prompt, output, engine)
     return explicit
 
@@ -171,18 +175,26 @@ def sampling_params(
     return sampling if beams is None else replace(sampling, temperature=0.0, seed=0, beams=beams)
 
 
-def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:
-    """Refuse tokens that the model does not have, and prompts that leave no room for an answer."""
+def check_prompt(prompt: Prompt, output: Output, engine: Engine, scores_last: bool = False) -> None:
+    """Refuse tokens that the model does not have, and prompts that leave no room for an answer.
+
+    Args:
+        scores_last: the prompt's last token is what is generated.
+
+    Raises:
+        ApiError: 400.
+    """
     if not prompt.tokens:
         raise invalid(prompt.path, f"{prompt.path}: the prompt is empty, and the model has no bos")
     length = len(prompt.tokens)
-    if length >= engine.model.max_model_len:
+    _check_vocabulary(prompt.path, prompt.tokens, engine)
+    if length - scores_last >= engine.model.max_model_len:
         raise too_long(
             f"the prompt has {length} tokens; the model's context is "
             f"{engine.model.max_model_len} tokens, prompt and output together",
             prompt.path,
         )
-    if engine.max_tokens_for(length, 1) < 1:
+    if engine.max_tokens_for(length - scores_last, 1) < 1:
         raise too_long(
             f"the prompt has {length} tokens; the whole KV cache holds {engine.pool_tokens}, "
             "prompt and output together",
@@ -193,13 +205,12 @@ def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:
         raise invalid_value(
             field, output.num_candidates, f"at most {engine.max_num_sequences} choices run at once"
         )
-    if engine.max_tokens_for(length, output.num_candidates) < 1:
+    if engine.max_tokens_for(length - scores_last, output.num_candidates) < 1:
         raise too_long(
             f"the prompt has {length} tokens and {field} is {output.num_candidates}; "
             + _blocks(prompt, 1, output, engine),
             field,
         )
-    _check_vocabulary(prompt.path, prompt.tokens, engine)
 
 
 def _check_room(

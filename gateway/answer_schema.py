@@ -147,7 +147,10 @@ class ModelCard(_Answer):
     object: Literal["model"]
     created: int  # when the gateway started, seconds since 1970
     owned_by: str
+    root: str  # what it was loaded from, a folder or a hub id
+    parent: None
     max_model_len: int | None  # null while there is no engine
+    permission: list[None]  # none are given
 
 
 class ModelList(_Answer):

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.call import Call
 from gateway.choices import Delta
+from gateway.display import Display
 from gateway.errors import ApiError, failed, taken_over
 from gateway.event_ids import EventIds, StreamPosition
 from gateway.generation import ClientLeft, Generation, TakenOver
@@ -45,7 +46,7 @@ class StreamAnswer(Response):
         self,
         generation: Generation,
         wire: Wire,
-        include_usage: bool,
+        display: Display,
         call: Call,
         resumption: Resumption | None = None,
     ) -> None:
@@ -56,7 +57,7 @@ class StreamAnswer(Response):
         del self.headers["content-length"]
         self._generation = generation
         self._wire = wire
-        self._include_usage = include_usage
+        self._display = display
         self._call = call
         self._resumption = resumption
         self._is_read = True
@@ -154,7 +155,8 @@ class StreamAnswer(Response):
                 await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
         usage = b""
         done = DONE
-        if self._include_usage and not (self._resumption and self._resumption.start.has_usage):
+        has_usage = self._resumption is not None and self._resumption.start.has_usage
+        if self._display.include_usage and not has_usage:
             usage = self._wire.usage_chunk(generation.usage)
         if self._ids is not None:
             cached_tokens = generation.cached_tokens
@@ -163,7 +165,8 @@ class StreamAnswer(Response):
         await self._send(send, usage + done, more=False)
 
     def _chunk(self, index: int, delta: Delta) -> bytes:
-        chunk = self._wire.chunk(index, delta)
+        usage = self._generation.usage if self._display.continuous_usage else None
+        chunk = self._wire.chunk(index, delta, usage)
         if self._ids is None:
             if len(chunk) == 1:
                 return chunk[0].data

@@ -16,7 +16,7 @@ from shared.logs import EventLog
 _log = EventLog("gateway.access")
 _SCOPE_KEY = "pagestream.call"
 # Asked every few seconds by machines, and answered without work.
-QUIET_PATHS = ("/health/", "/metrics")
+QUIET_PATHS = ("/health", "/metrics")
 MAX_KEY_CHARS = 255
 _SHOWN_PATH_CHARS = 200
 _DISCARD_BYTES = 64 * 2**20

@@ -1,6 +1,6 @@
 """One choice: tokens in, text out, cut where a stop string says so."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gateway.detokenize import Detokenizer
@@ -37,6 +37,8 @@ class Choice:
         min_tokens: stop strings are not looked for in the text of so many first tokens.
         show_tokens: token ids are worth showing even before they make text.
         show_scores: log-probabilities are shown, and not only added up.
+        include_stop: the text ends with the stop string that was found.
+        silent_tokens: end the choice, and have no text.
 
     Attributes:
         num_tokens: generated tokens that count, the last one included even if it is cut.
@@ -53,12 +55,15 @@ class Choice:
         offset: int = 0,
         show_tokens: bool = False,
         show_scores: bool = False,
+        include_stop: bool = False,
+        silent_tokens: Collection[int] = (),
     ) -> None:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         self._detokenizer = detokenizer
-        self._stops = StopFinder(stops)
+        self._stops = StopFinder(stops, include_stop)
+        self._silent_tokens = silent_tokens
         self._min_tokens = min_tokens
         self._chars = offset
         self._show_tokens = show_tokens
@@ -86,7 +91,8 @@ class Choice:
                 self._sum_logprobs += logprobs[index].logprob
                 if self._show_scores:
                     self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
-            self._show(self._detokenizer.push(token))
+            if token not in self._silent_tokens:
+                self._show(self._detokenizer.push(token))
 
     def end(self, reason: FinishReason, beam_score: float | None = None) -> None:
         """No more tokens; what was held back is shown now."""

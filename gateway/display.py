@@ -32,10 +32,13 @@ class Display(Message):
     resumable: bool
     fingerprint: str  # of the body, if it can be repeated; "" otherwise
     num_prompt_tokens: int = 0  # of all prompts together; 0: an older version did not say
+    continuous_usage: bool = False  # the usage so far stands in every chunk of a stream
+    scored_token: int | None = None  # ends the prompt, and is generated for its log-probability
 
-    def packed(self, prompt_text: str | None) -> bytes:
+    def packed(self, prompt_text: str | None, scored_token: int | None = None) -> bytes:
         """For the Submit of one prompt."""
-        return encode(replace(self, prompt_text=prompt_text if self.output.echo else None))
+        text = prompt_text if self.output.echo else None
+        return encode(replace(self, prompt_text=text, scored_token=scored_token))
 
     def wire(self, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> Wire:
         """Writes the answer; ``prompts`` are the tokens of each."""

@@ -336,6 +336,8 @@ class Generation:
                 count = self._replay(part, tokens, logprobs)
                 tokens, logprobs = tokens[count:], logprobs[count:]
             part.choice.push(tokens, logprobs)
+        elif request.planned.scores_last and not request.note_last(tokens, logprobs):
+            raise failed("the prompt's last token was not scored")
         return None if part.settled else (request, part)
 
     def _replay(
@@ -418,6 +420,8 @@ class Generation:
         output = self._output
         context = planned.prompt.tokens if planned.continues else ()
         echo = self._echo_text(planned)
+        sampling = planned.sampling
+        shows_end = output.include_stop or sampling.beams is not None
         first = position * output.num_candidates
         parts = [
             Part(
@@ -430,11 +434,14 @@ class Generation:
                     offset=len(echo),
                     show_tokens=output.token_ids,
                     show_scores=output.num_logprobs is not None,
+                    include_stop=output.include_stop,
+                    silent_tokens=() if shows_end else sampling.stop_token_ids,
                 ),
             )
             for number in range(output.num_candidates)
         ]
-        display = self._display.packed(planned.prompt.text)
+        scored = planned.prompt.tokens[-1] if planned.scores_last else None
+        display = self._display.packed(planned.prompt.text, scored)
         return PendingRequest(identity, planned, parts, echo, display)
 
     def _echo_text(self, planned: Planned) -> str:

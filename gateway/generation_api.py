@@ -27,7 +27,8 @@ from gateway.errors import ApiError
 from gateway.event_ids import StreamPosition
 from gateway.generation import Generation
 from gateway.openapi import generates, reads_header, takes
-from gateway.pending import Planned, with_seed
+from gateway.pending import Planned, scoring_last, with_seed
+from gateway.prompt_length import scores_last, truncated
 from gateway.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.service import Service
 from gateway.stream_ids import call_id_of, secret_of_key, stream_id_of
@@ -83,11 +84,14 @@ async def _complete(service: Service, request: Request) -> Response:
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
     planned = []
-    for prompt in await service.prompts.completion(body):
-        check_prompt(prompt, output, engine)
-        max_tokens = completion_max_tokens(body, prompt, output, engine)
+    for whole in await service.prompts.completion(body):
+        prompt = truncated(whole, body, engine)
+        is_full = scores_last(prompt, output, beams, engine)
+        check_prompt(prompt, output, engine, is_full)
+        max_tokens = 1 if is_full else completion_max_tokens(body, prompt, output, engine)
         sampling = sampling_params(body, output, beams, max_tokens, engine)
-        planned.append(_planned(request, body, prompt, sampling, continues=True))
+        item = _planned(request, body, prompt, sampling, continues=True)
+        planned.append(scoring_last(item) if is_full else item)
     return await _answer(service, request, body, planned, output)
 
 
@@ -98,7 +102,7 @@ async def _chat(service: Service, request: Request) -> Response:
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    prompt = await service.prompts.chat(body.messages, body.tools)
+    prompt = truncated(await service.prompts.chat(body.messages, body.tools), body, engine)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)
@@ -136,7 +140,7 @@ async def _answer(
     if display.resumable:
         stream_id = stream_id_of(secret, client)
         resumption = Resumption(stream_id, service.resume_window_s, StreamPosition())
-    answer = StreamAnswer(generation, wire, display.include_usage, call, resumption)
+    answer = StreamAnswer(generation, wire, display, call, resumption)
     return await answer.accepted(request.receive)
 
 
@@ -167,6 +171,7 @@ def _display(
     output: Output,
     is_repeatable: bool,
 ) -> Display:
+    options = body.stream_options
     return Display(
         call_id=call_of(request).id,
         is_chat=isinstance(body, ChatBody),
@@ -175,12 +180,9 @@ def _display(
         num_prompts=len(planned),
         prompt_text=None,
         output=output,
-        include_usage=_include_usage(body),
+        include_usage=bool(options and options.include_usage),
         resumable=bool(body.stream_resume),
         fingerprint=fingerprint(body) if is_repeatable else "",
         num_prompt_tokens=sum(len(item.prompt.tokens) for item in planned),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )
-
-
-def _include_usage(body: GenerationBody) -> bool:
-    return body.stream_options is not None and bool(body.stream_options.include_usage)

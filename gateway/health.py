@@ -16,6 +16,13 @@ def readiness(service: Service) -> Response:
     return JSONResponse(body, error.status, error.headers)
 
 
+def status_alone(response: Response) -> Response:
+    """The same status without a body."""
+    retry_after = response.headers.get("retry-after")
+    headers = None if retry_after is None else {"Retry-After": retry_after}
+    return Response(status_code=response.status_code, headers=headers)
+
+
 def _first_failed(service: Service) -> tuple[str, ApiError | None]:
     error = service.why_not_ready()
     if error is not None:

@@ -20,7 +20,7 @@ from gateway.answer_schema import (
 from gateway.call import read_body
 from gateway.engine import Engine
 from gateway.errors import MISSING_FIELD, ApiError, invalid_value, unknown_model
-from gateway.health import readiness
+from gateway.health import readiness, status_alone
 from gateway.openapi import answers, plain_text, takes
 from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
 from gateway.service import Service
@@ -99,6 +99,12 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
         """200 as long as the process works at all."""
         return JSONResponse({"status": "alive"})
 
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health", tags=["gateway"], responses=answers(None, unready=None))
+    async def health() -> Response:
+        """As /health/ready, without a body, for clients of vLLM."""
+        return status_alone(readiness(service))
+
     @router.head("/health/ready", include_in_schema=False)
     @router.get(
         "/health/ready",
@@ -169,5 +175,8 @@ def _model_card(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "pagestream",
+        "root": service.model_root,
+        "parent": None,
         "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
+        "permission": [],
     }

@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from gateway.health import status_alone
 from shared.metrics import CONTENT_TYPE, GatewayMetrics
 
 
@@ -16,7 +17,7 @@ def management_app(metrics: GatewayMetrics, ready: Callable[[], Response]) -> St
 
 
 def management_routes(metrics: GatewayMetrics, ready: Callable[[], Response]) -> list[Route]:
-    """``/metrics``, ``/health/live`` and ``/health/ready``; with HEAD, too.
+    """``/metrics``, ``/health``, ``/health/live`` and ``/health/ready``; with HEAD, too.
 
     Args:
         ready: the answer to the last of them.
@@ -31,7 +32,11 @@ def management_routes(metrics: GatewayMetrics, ready: Callable[[], Response]) ->
     async def say_ready(request: Request) -> Response:  # noqa: ARG001
         return ready()
 
+    async def show_status(request: Request) -> Response:  # noqa: ARG001
+        return status_alone(ready())
+
     return [
+        Route("/health", show_status),
         Route("/metrics", show_metrics),
         Route("/health/live", say_alive),
         Route("/health/ready", say_ready),

@@ -15,7 +15,7 @@ NEUTRAL: Neutral = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": bool,  # there are none in texts
     "tools": ([],),
     "tool_choice": ("none", "auto"),  # of no tools
     "parallel_tool_calls": bool,
@@ -35,7 +35,6 @@ NEUTRAL: Neutral = {
 }
 NEUTRAL_IN_STREAM_OPTIONS: Neutral = {
     "include_obfuscation": (False,),
-    "continuous_usage_stats": (False,),
 }
 # An assistant's message, as the official clients give it out and users send it back.
 NEUTRAL_IN_MESSAGE: Neutral = {

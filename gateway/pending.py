@@ -9,6 +9,7 @@ import numpy as np
 from gateway.admission import Prompt
 from gateway.choices import Choice
 from gateway.event_ids import Position, Replay
+from gateway.prompt_length import sampling_of_last
 from shared.messages.endings import FinishReason
 from shared.messages.logprobs import TokenLogprobs
 from shared.messages.requests import Submit
@@ -27,6 +28,7 @@ class Planned:
     cache_salt: str = ""
     tenant: str = ""
     deadline_ms: int = 0  # wall clock; 0: none
+    scores_last: bool = False  # what is generated is the prompt's last token, see prompt_length
 
 
 def with_seed(planned: Planned, seed: int) -> Planned:
@@ -34,6 +36,12 @@ def with_seed(planned: Planned, seed: int) -> Planned:
     if planned.sampling.beams is not None:
         return planned
     return replace(planned, sampling=replace(planned.sampling, seed=seed))
+
+
+def scoring_last(planned: Planned) -> Planned:
+    """Only looks at the prompt, which leaves no room for anything else."""
+    sampling = sampling_of_last(planned.prompt, planned.sampling)
+    return replace(planned, sampling=sampling, scores_last=True)
 
 
 class Part:
@@ -126,13 +134,20 @@ class PendingRequest:
         """Tokens that lay in the prefix cache; what was generated is none of the prompt's."""
         self.cached_tokens = min(num_tokens, len(self.planned.prompt.tokens))
 
+    def note_last(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> bool:
+        """Take the last token of the prompt, which was generated; False if it is another one."""
+        prompt = self.planned.prompt.tokens
+        self.prompt_scores.update((len(prompt) - 1, item) for item in logprobs)
+        return all(token == prompt[-1] for token in tokens)
+
     def submit(self, gateway: str, attachment: str, received_ms: int) -> Submit:
         """What the engine is told."""
+        tokens = self.planned.prompt.tokens
         return Submit(
             request_id=self.request_id,
             gateway=gateway,
             attachment=attachment,
-            prompt=np.asarray(self.planned.prompt.tokens, dtype=np.int32),
+            prompt=np.asarray(tokens[:-1] if self.planned.scores_last else tokens, dtype=np.int32),
             sampling=self.planned.sampling,
             received_ms=received_ms,
             num_choices=len(self.parts),

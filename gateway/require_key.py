@@ -9,7 +9,7 @@ from gateway.call import call_in
 from gateway.errors import unauthorized
 from shared.metrics import GatewayMetrics
 
-OPEN_PATHS = ("/health/live",)
+OPEN_PATHS = ("/health", "/health/live")
 
 
 class RequireKey:

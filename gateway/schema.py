@@ -134,6 +134,9 @@ class StreamOptions(_Body):
     model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_STREAM_OPTIONS))
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: the usage so far stands in every chunk."
+    )
 
 
 class GenerationBody(_Body):
@@ -181,6 +184,15 @@ class GenerationBody(_Body):
     stream_options: StreamOptions | None = None
     stream_resume: bool | None = None
     return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = Field(
+        None, description="The text ends with the stop string, or the stop token's text."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None,
+        description="So many of the prompt's last tokens are kept. -1: as many as leave room for "
+        "max_tokens.",
+        json_schema_extra={"not": {"const": 0}},
+    )
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
         None,
         description="Log-probabilities of the prompt's tokens, all but the first, and so many of "
@@ -330,6 +342,8 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
             raise invalid("stream_options", "stream_options: only allowed when stream is true")
     if isinstance(body, GenerationBody) and body.stream_resume and not body.stream:
         raise invalid("stream_resume", "stream_resume: only allowed when stream is true")
+    if isinstance(body, GenerationBody) and body.truncate_prompt_tokens == 0:
+        raise invalid_value("truncate_prompt_tokens", 0, "must be at least 1, or -1")
     if isinstance(body, ChatBody) and body.tools and body.tool_choice != "none":
         reason = 'with tools it must be "none": answers are text, and no calls of tools'
         raise invalid_value("tool_choice", body.tool_choice, reason)

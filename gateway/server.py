@@ -55,6 +55,7 @@ class Server:
         self.connections: set[Any] = set()
         self.service = Service(
             model_name=name,
+            model_root=settings.model,
             max_body_bytes=settings.max_body_bytes,
             created=int(time.time()),
             resume_window_s=settings.resume_window,

@@ -28,6 +28,7 @@ class Service:
     """One gateway.
 
     Attributes:
+        model_root: what the model was loaded from, a folder or a hub id.
         created: when it started, seconds since 1970.
         max_calls: in progress at once.
         max_prompts: in one call.
@@ -37,6 +38,7 @@ class Service:
     """
 
     model_name: str
+    model_root: str
     max_body_bytes: int
     created: int
     resume_window_s: float

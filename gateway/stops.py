@@ -28,11 +28,15 @@ class StopFinder:
 
     The first is the one that is complete first; of those complete at the same character, the
     longest. That depends on the text alone, not on how it was cut into pieces.
+
+    Args:
+        include: what is found is shown, too.
     """
 
-    def __init__(self, stops: StopStrings) -> None:
+    def __init__(self, stops: StopStrings, include: bool = False) -> None:
         self._stops = stops
         self._matched = [0] * len(stops.texts)  # characters of each stop that the text ends with
+        self._include = include
         self._held = ""
         self.found: str | None = None
 
@@ -48,7 +52,7 @@ class StopFinder:
                 self.found = stop
                 seen = self._held + text[: position + 1]
                 self._held = ""
-                return seen[: len(seen) - len(stop)]
+                return seen if self._include else seen[: len(seen) - len(stop)]
         seen = self._held + text
         cut = len(seen) - max(self._matched)
         self._held = seen[cut:]

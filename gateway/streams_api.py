@@ -127,7 +127,7 @@ def _continued(
     except BaseException:
         generation.abandon(resumption.window_s)
         raise
-    return StreamAnswer(generation, wire, display.include_usage, call, resumption)
+    return StreamAnswer(generation, wire, display, call, resumption)
 
 
 def _planned(known: Joined | None, display: Display) -> Planned:
@@ -138,7 +138,9 @@ def _planned(known: Joined | None, display: Display) -> Planned:
     submit = known.submit
     own = read_display(submit.display)
     text = None if own is None else own.prompt_text
-    prompt = Prompt(submit.prompt.tolist(), text, "prompt")
+    tokens = submit.prompt.tolist()
+    scored = None if own is None else own.scored_token
+    prompt = Prompt(tokens if scored is None else [*tokens, scored], text, "prompt")
     return Planned(
         prompt,
         submit.sampling,
@@ -147,4 +149,5 @@ def _planned(known: Joined | None, display: Display) -> Planned:
         cache_salt=submit.cache_salt,
         tenant=submit.tenant,
         deadline_ms=submit.deadline_ms,
+        scores_last=scored is not None,
     )

@@ -69,8 +69,12 @@ class Wire(Protocol):
     def go_on(self, begun: Iterable[int]) -> None:
         """The stream continues one in which these choices have begun already."""
 
-    def chunk(self, index: int, delta: Delta) -> list[WireEvent]:
-        """Events for what is new in one choice, at least one; the last shows all of it."""
+    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[WireEvent]:
+        """Events for what is new in one choice, at least one; the last shows all of it.
+
+        Args:
+            usage: so far, if every event has it.
+        """
 
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that ends a stream with its cost."""
@@ -98,7 +102,7 @@ class CompletionWire:
     def go_on(self, begun: Iterable[int]) -> None:
         self._begun.update(begun)
 
-    def chunk(self, index: int, delta: Delta) -> list[WireEvent]:
+    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[WireEvent]:
         extra = _beam_score_json(delta)
         if self._head.token_ids:
             fields: dict[str, Any] = {"token_ids": delta.token_ids}
@@ -109,7 +113,8 @@ class CompletionWire:
         data = self._frame.event(
             f'{{"index":{index},"text":{encode_basestring_ascii(delta.text)},'
             f'"logprobs":{self._logprobs_json(delta.scored)},'
-            f'"finish_reason":{_finish_json(delta)}{extra}}}'
+            f'"finish_reason":{_finish_json(delta)}{extra}}}',
+            usage,
         )
         return [WireEvent(data, True, delta.finish_reason is not None)]
 
@@ -188,10 +193,10 @@ class ChatWire:
     def go_on(self, begun: Iterable[int]) -> None:
         self._begun.update(begun)
 
-    def chunk(self, index: int, delta: Delta) -> list[WireEvent]:
+    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[WireEvent]:
         events = []
         if index not in self._begun:
-            events.append(WireEvent(self._first(index), False, False))
+            events.append(WireEvent(self._first(index, usage), False, False))
             self._begun.add(index)
         token_ids = f',"token_ids":{json.dumps(delta.token_ids)}' if self._head.token_ids else ""
         if delta.text or delta.scored or (self._head.token_ids and delta.token_ids):
@@ -199,13 +204,15 @@ class ChatWire:
             text = encode_basestring_ascii(delta.text)
             data = self._frame.event(
                 f'{{"index":{index},"delta":{{"content":{text}}},"logprobs":{logprobs},'
-                f'"finish_reason":null{token_ids}}}'
+                f'"finish_reason":null{token_ids}}}',
+                usage,
             )
             events.append(WireEvent(data, True, False))
         if delta.finish_reason is not None:
             data = self._frame.event(
                 f'{{"index":{index},"delta":{{}},"logprobs":null,'
-                f'"finish_reason":{_finish_json(delta)}{_beam_score_json(delta)}}}'
+                f'"finish_reason":{_finish_json(delta)}{_beam_score_json(delta)}}}',
+                usage,
             )
             events.append(WireEvent(data, True, True))
         return events
@@ -235,14 +242,15 @@ class ChatWire:
             fields["prompt_logprobs"] = _prompt_logprobs(prompts[0], self._tokenizer)
         return self._frame.whole(fields)
 
-    def _first(self, index: int) -> bytes:
+    def _first(self, index: int, usage: Usage | None) -> bytes:
         extra = ""
         if self._head.token_ids and not self._begun:  # all choices have the same prompt
             extra = f',"prompt_token_ids":{json.dumps(self._head.prompt_tokens[index])}'
         return self._frame.event(
             f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'
             '"finish_reason":null}',
-            extra=extra,
+            usage,
+            extra,
         )
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, Any]:
@@ -282,7 +290,8 @@ class _Frame:
     def event(self, choice: str, usage: Usage | None = None, extra: str = "") -> bytes:
         if usage is None:
             return f"{self._before}{choice}]{extra}{self._after}".encode("ascii")
-        return f'{self._before}{choice}],"usage":{json.dumps(usage.body())}}}\n\n'.encode("ascii")
+        cost = json.dumps(usage.body())
+        return f'{self._before}{choice}]{extra},"usage":{cost}}}\n\n'.encode("ascii")
 
     def whole(self, fields: dict[str, Any]) -> bytes:
         return json.dumps({**self._whole, **fields}).encode("ascii")

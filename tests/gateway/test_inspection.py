@@ -6,7 +6,7 @@ import re
 import pytest
 
 from gateway.version import version
-from tests.gateway.conftest import MakeStage, Stage
+from tests.gateway.conftest import DEMO_MODEL, MakeStage, Stage
 
 
 async def test_the_one_model_is_listed_and_found(stage: Stage) -> None:
@@ -14,6 +14,13 @@ async def test_the_one_model_is_listed_and_found(stage: Stage) -> None:
     models = [model async for model in client.models.list()]
     assert [model.id for model in models] == ["demo"]
     assert (await client.models.retrieve("demo")).owned_by == "pagestream"
+
+
+async def test_a_model_has_what_clients_of_vllm_look_for(make_stage: MakeStage) -> None:
+    stage = await make_stage(ready=False, served_model_name="other")
+    [card] = (await stage.http.get("/v1/models")).json()["data"]
+    assert (card["id"], card["root"], card["max_model_len"]) == ("other", DEMO_MODEL, None)
+    assert (card["parent"], card["permission"]) == (None, [])
 
 
 async def test_a_model_may_be_served_under_another_name(make_stage: MakeStage) -> None:
@@ -61,12 +68,23 @@ async def test_a_ready_gateway_says_so(stage: Stage) -> None:
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
 
 
-@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics"])
+async def test_health_is_a_status_alone_and_needs_no_key(make_stage: MakeStage) -> None:
+    stage = await make_stage(ready=False, api_key="x" * 20)
+    away = await stage.http.get("/health")
+    assert (away.status_code, away.content) == (503, b"")
+    assert int(away.headers["retry-after"]) >= 1
+    await stage.engine.publish()
+    await stage.until(lambda: stage.server.service.why_not_ready() is None)
+    ready = await stage.http.get("/health")
+    assert (ready.status_code, ready.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics"])
 async def test_a_probe_may_ask_for_the_head_alone(make_stage: MakeStage, path: str) -> None:
     stage = await make_stage(ready=False)
     head, whole = await stage.http.head(path), await stage.http.get(path)
     assert head.status_code == whole.status_code
-    assert head.headers["content-type"] == whole.headers["content-type"]
+    assert head.headers.get("content-type") == whole.headers.get("content-type")
     assert head.content == b""
 
 

@@ -148,6 +148,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "usage": ("complete", {"stream_options": {"include_usage": True}, "n": 2}),
     "chat": ("chat", {"n": 2, "stop": "STOP"}),
+    "stop strings in the text": (
+        "complete",
+        {"n": 2, "stop": ["STOP", "ne S"], "include_stop_str_in_output": True},
+    ),
+    "usage in every chunk": (
+        "complete",
+        {"n": 2, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
+    "the end of a prompt": ("complete", {"truncate_prompt_tokens": 2, "echo": True}),
     "chat with everything": (
         "chat",
         {"n": 2, "logprobs": True, "return_token_ids": True, "stop": "two"},
