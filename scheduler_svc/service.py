@@ -213,6 +213,7 @@ class SchedulerService:
             block_size=worker.kv.block_size,
             max_model_len=worker.model.max_model_len,
             vocab_size=worker.model.vocab_size,
+            max_passing_steps=settings.max_passing_steps,
             max_num_sequences=settings.max_num_sequences,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_plans_in_flight=settings.max_plans_in_flight,

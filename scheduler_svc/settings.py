@@ -38,6 +38,12 @@ class SchedulerSettings(StepSettings):
         minimum=0,
         maximum=0.5,
     )
+    max_passing_steps: int = setting(
+        256,
+        "Steps for which later requests may start before one of many choices or beams that waits "
+        "for as many free sequences at once; from then on they are kept for it. 0: none.",
+        minimum=0,
+    )
     preemption: str = setting(
         "auto",
         "How requests give up their blocks; auto takes what is cheaper, as measured at start.",

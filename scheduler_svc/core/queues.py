@@ -1,7 +1,6 @@
 """Where every unfinished sequence group stands."""
 
 from bisect import bisect_left, insort
-from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from scheduler_svc.core.backlog import Backlog
@@ -16,11 +15,9 @@ from scheduler_svc.core.sequence import (
     GroupState,
     SequenceGroup,
 )
+from scheduler_svc.core.waiting import WaitingQueue
 
 BY_RANK = attrgetter("rank")
-
-
-_CLEAN_AT = 1_024  # waiting groups; beyond, those that ended are dropped now and then
 
 
 class Queues:
@@ -44,29 +41,27 @@ class Queues:
         self.num_decoding = 0
         self.num_waiting = 0
         self.num_beams = 0
-        self._waiting: list[tuple[tuple[int, int], SequenceGroup]] = []  # a heap; may hold ended
+        self._waiting = WaitingQueue(config.max_passing_steps)
 
     def wait(self, group: SequenceGroup) -> None:
         """A new group."""
-        if len(self._waiting) >= max(_CLEAN_AT, 2 * self.num_waiting):
-            self._waiting = [entry for entry in self._waiting if entry[1].state is WAITING]
-            heapify(self._waiting)
-        heappush(self._waiting, (group.rank, group))
+        self._waiting.add(group)
         self.num_waiting += 1
         if not group.serves_nobody:
             self.backlog.add(group.submit)
 
-    def first_waiting(self) -> SequenceGroup | None:
-        """The group to admit next, unless a preempted one waits."""
-        waiting = self._waiting
-        while waiting and waiting[0][1].state is not WAITING:
-            heappop(waiting)  # ended while it waited
-        return waiting[0][1] if waiting else None
+    def first_waiting(self, num_free_seats: int, step: int) -> SequenceGroup | None:
+        """The group to admit next of those that were not admitted yet.
+
+        Args:
+            num_free_seats: sequences that may be admitted.
+            step: that is being planned.
+        """
+        return self._waiting.next(num_free_seats, step)
 
     def admit(self, group: SequenceGroup) -> None:
-        """The first of a queue has got its blocks."""
+        """A group that was next has got its blocks."""
         if group.state is WAITING:
-            heappop(self._waiting)
             self.num_waiting -= 1
             self.backlog.remove(group.submit)
         else:

@@ -95,6 +95,7 @@ class SequenceGroup:
     was_admitted: bool = False
     num_deaths: int = 0  # of workers, one after the other, that were computing it
     serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it
+    passed_since: int = 0  # step in which it first came first but lacked seats; 0: in none
     chain: Chain | None = None  # names of its blocks, once it has asked for any
     search: BeamSearch | None = None
     handle: int = 0  # under which results speak of the beam search

@@ -39,8 +39,10 @@ ALONE_AFTER = 2
 
 class Stepping:
     """Policy (PagedAttention, section 4.5): by priority and then by arrival the earliest are served
-    first and the latest preempted first; a group's sequences run together or not at all; nobody new
-    is admitted while a preempted group waits.
+    first and the latest preempted first; a group's sequences run together or not at all. What was
+    preempted and what was never admitted wait in one order: a preempted group is passed by groups
+    of a better rank only. A group that lacks seats is passed by others for a while, see
+    ``WaitingQueue``; one that lacks blocks is not.
 
     Args:
         config: limits.
@@ -213,7 +215,7 @@ class Stepping:
 
     def _admit(self, draft: PlanDraft) -> None:
         while draft.prompt_budget > 0 and not self._is_one_alone:
-            group = self._next_to_admit()
+            group = self._next_to_admit(draft.step)
             if group is None or self._num_free_seats < group.num_seats:
                 return
             if group.num_deaths >= ALONE_AFTER and self.queues.running:
@@ -255,15 +257,19 @@ class Stepping:
         running = self.queues.running
         return len(running) > 0 and running[0].num_deaths >= ALONE_AFTER
 
-    def _next_to_admit(self) -> SequenceGroup | None:
-        if not self.queues.preempted:
-            return None if self.is_draining else self.queues.first_waiting()
-        first = self.queues.preempted[0]
-        if first.last_step > self.applied_step:
+    def _next_to_admit(self, step: int) -> SequenceGroup | None:
+        """The first by rank of those that wait to be admitted, for the first time or again."""
+        preempted = self.queues.preempted[0] if self.queues.preempted else None
+        waiting = None
+        if not self.is_draining:
+            waiting = self.queues.first_waiting(self._num_free_seats, step)
+        if preempted is None or (waiting is not None and waiting.rank < preempted.rank):
+            return waiting
+        if preempted.last_step > self.applied_step:
             return None  # the tokens of its last plans are not in yet
-        for sequence in first.sequences:
+        for sequence in preempted.sequences:
             self._room.hand_in_slot(sequence)
-        return first
+        return preempted
 
     def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Put a group that has just got its blocks into the plan."""

@@ -125,7 +125,7 @@ def check_at_rest(core: Scheduler) -> None:
     assert not core._requests._by_request
     assert not core._requests._by_handle
     queues = core._stepping.queues
-    assert queues.first_waiting() is None
+    assert queues.first_waiting(core.config.max_num_sequences, core.planned_step) is None
     assert [queues.preempted, queues.prefilling, queues.running] == [[], [], []]
     assert queues.num_waiting == queues.num_decoding == queues.num_beams == 0
     assert not core._retention._oldest_first, "the log is held back for a request that has ended"
@@ -151,6 +151,7 @@ class QueueCheck:
         self._waiting: set[tuple[int, int]] = set()  # ranks
         self._running: set[tuple[int, int]] = set()
         self._preempted: set[tuple[int, int]] = set()
+        self._passed: dict[tuple[int, int], int] = {}  # ranks, and the step from which on
         self._nobodys: set[int] = set()  # arrivals of admitted requests that compute prefixes
         self.counts: Counter[str] = Counter()
 
@@ -158,6 +159,7 @@ class QueueCheck:
         """A new core has empty queues."""
         for ranks in (self._waiting, self._running, self._preempted):
             ranks.clear()
+        self._passed.clear()
         self._nobodys.clear()
 
     def check(self, core: Scheduler, has_planned: bool) -> None:
@@ -214,12 +216,14 @@ class QueueCheck:
         return self._clients[request_id].rank
 
     def _admit(self, note: notes.Admitted, core: Scheduler) -> None:
-        """The earliest of those that were preempted, or, if there are none, of those that wait."""
+        """The first by rank of those that were preempted or wait, or one that may pass it."""
         rank = self._rank_of(note.request_id)
-        queue = self._preempted or self._waiting
-        assert rank in queue, f"{note.request_id} is admitted while {self._preempted} come first"
-        assert rank == min(queue), f"{note.request_id} {rank} is admitted before {min(queue)}"
-        queue.remove(rank)
+        assert rank in self._preempted | self._waiting, f"{note.request_id} does not wait"
+        earlier = {other for other in self._preempted | self._waiting if other < rank}
+        if earlier:
+            self._check_passing(note.request_id, earlier, core)
+        self._preempted.discard(rank)
+        self._waiting.discard(rank)
         self._running.add(rank)
         self.counts["admissions"] += 1
         self.counts["reused tokens"] += note.num_reused
@@ -234,6 +238,29 @@ class QueueCheck:
                 begins_with_it = np.array_equal(submit.prompt[: len(prefix)], prefix)
                 assert note.num_reused >= len(prefix) or not begins_with_it
                 self.counts["admissions behind prefixes"] += begins_with_it
+
+    def _check_passing(
+        self, request_id: str, earlier: set[tuple[int, int]], core: Scheduler
+    ) -> None:
+        """A request was admitted before these: they lack seats, and for not too long."""
+        rank, seats = self._rank_of(request_id), self._seats_of(request_id, core)
+        assert not earlier & self._preempted, f"{request_id} passes {earlier & self._preempted}"
+        by_rank = {client.rank: name for name, client in self._clients.items()}
+        for other in earlier:
+            wanted = self._seats_of(by_rank[other], core)
+            assert wanted > seats, f"{request_id} passes {other}, which needs {wanted} seats"
+        if rank in self._preempted:
+            self.counts["preempted ones that pass"] += 1
+            return
+        first = min(earlier)
+        assert first[0] == rank[0], f"{request_id} {rank} passes {first}, which is more urgent"
+        since = self._passed.setdefault(first, core.planned_step)
+        num_steps = core.planned_step - since
+        assert num_steps < core.config.max_passing_steps, f"{first} is passed for {num_steps} steps"
+        self.counts["passes"] += 1
+
+    def _seats_of(self, request_id: str, core: Scheduler) -> int:
+        return core._requests._by_request[request_id].num_seats
 
     def _preempt(self, note: notes.Preempted) -> None:
         rank = self._rank_of(note.request_id)

@@ -164,5 +164,6 @@ def _random_config(rng: random.Random) -> SchedulerConfig:
         swap_us_per_block=rng.choice([0.1, 1.0, 4.0]),
         max_pinned_blocks=rng.choice([0, 0, num_blocks // 4, num_blocks // 2]),
         max_prompt_tokens=rng.choice([0, 0, 1, 5]),
+        max_passing_steps=rng.choice([0, 3, 30]),
         tenants_share_prefixes=rng.random() < 0.5,
     )
