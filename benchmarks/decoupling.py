@@ -32,7 +32,7 @@ from benchmarks.http_stream import StreamFailed, Target, ask
 from benchmarks.launched import answering
 from benchmarks.model_folder import MODEL_HELP, model_folder
 from deploy.ports import free_port
-from deploy.redis_server import find_redis_server, server_command
+from deploy.redis_server import Endpoint, configure, find_redis_server
 from gpu_worker.assembly import Worker, build_worker
 from gpu_worker.compute_thread import compute_thread
 from gpu_worker.executor import Executor
@@ -232,7 +232,8 @@ def _processes(model: str, with_gateway: bool) -> Iterator[tuple[str, str | None
             commands.append([sys.executable, "-m", "gateway", *flags])
         started = [
             subprocess.Popen(
-                server_command(find_redis_server(), port, Path(folder)), stdout=subprocess.DEVNULL
+                configure(find_redis_server(), Endpoint(None, port), Path(folder)),
+                stdout=subprocess.DEVNULL,
             )
         ]
         for command in commands:

@@ -35,6 +35,7 @@ from benchmarks.launched import SERVICES, NotServed, service_pids, serving
 from benchmarks.processes import held_by, kept_in_redis
 from benchmarks.serve import Load
 from deploy.ports import free_port
+from deploy.redis_server import private_endpoint
 
 _CALM = 0.8  # of the sustainable rate
 _LOOK_S = 1.0
@@ -133,20 +134,9 @@ class Overload:
         pids = service_pids(self._folder)
         found = {name: held_by(pid).rss_bytes / 2**20 for name, pid in pids.items()}
         with suppress(OSError):
-            kept = kept_in_redis(redis_port(pids["redis"]), "engine-0")
+            kept = kept_in_redis(private_endpoint(self._folder / "redis"), "engine-0")
             found |= {"redis data": kept.used_bytes / 2**20, "outputs entries": float(kept.outputs)}
         return found
-
-
-def redis_port(pid: int) -> int:
-    """Of a server whose command line, or title, names it."""
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split()
-    for word, after in zip(words, [*words[1:], b""], strict=True):
-        if word == b"--port":
-            return int(after)
-        if word.startswith(b"127.0.0.1:"):
-            return int(word.rpartition(b":")[2])
-    raise OSError(f"process {pid} is no Redis: {words[:4]!r}")
 
 
 async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str, Any]:

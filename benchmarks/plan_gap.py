@@ -22,7 +22,7 @@ import uvloop
 from benchmarks.launched import answering
 from benchmarks.plain_result import plain_result
 from deploy.ports import free_port
-from deploy.redis_server import find_redis_server, server_command
+from deploy.redis_server import Endpoint, configure, find_redis_server
 from gpu_worker.service import WorkerService
 from shared.bus.api import Append
 from shared.bus.keys import EngineKeys
@@ -133,7 +133,8 @@ def main() -> None:
         port = free_port()
         url = f"redis://127.0.0.1:{port}/0"
         redis = subprocess.Popen(
-            server_command(find_redis_server(), port, Path(folder)), stdout=subprocess.DEVNULL
+            configure(find_redis_server(), Endpoint(None, port), Path(folder)),
+            stdout=subprocess.DEVNULL,
         )
         flags = ["--scheduler-metrics-port", "0", "--log-level", "error"]
         flags += ["--max-num-sequences", str(args.sequences)]

@@ -2,10 +2,10 @@
 
 import os
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.redis_server import Endpoint
 from shared.bus.keys import EngineKeys
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -60,7 +60,7 @@ def service_pid(pid: int) -> int:
     return int(children[0]) if children else pid
 
 
-def kept_in_redis(port: int, engine_id: str) -> Kept:
+def kept_in_redis(redis: Endpoint, engine_id: str) -> Kept:
     """What a Redis on loopback keeps.
 
     Raises:
@@ -68,37 +68,37 @@ def kept_in_redis(port: int, engine_id: str) -> Kept:
     """
     keys = EngineKeys(engine_id)
     logs = (keys.requests, keys.plans, keys.outputs)
-    requests, plans, outputs = (int(redis_reply(port, f"XLEN {log}")) for log in logs)
-    sizes = (redis_reply(port, f"MEMORY USAGE {log}") for log in logs)
+    requests, plans, outputs = (int(redis_reply(redis, f"XLEN {log}")) for log in logs)
+    sizes = (redis_reply(redis, f"MEMORY USAGE {log}") for log in logs)
     return Kept(
-        used_bytes=redis_used_bytes(port),
+        used_bytes=redis_used_bytes(redis),
         requests=requests,
         plans=plans,
         outputs=outputs,
-        num_keys=int(redis_reply(port, "DBSIZE")),
+        num_keys=int(redis_reply(redis, "DBSIZE")),
         log_bytes=sum(int(size) for size in sizes if size),
     )
 
 
-def redis_used_bytes(port: int) -> int:
+def redis_used_bytes(redis: Endpoint) -> int:
     """Memory that a Redis on loopback has allocated.
 
     Raises:
         OSError: it does not answer.
     """
-    found = re.search(r"used_memory:(\d+)", redis_reply(port, "INFO memory"))
+    found = re.search(r"used_memory:(\d+)", redis_reply(redis, "INFO memory"))
     if found is None:
         raise OSError("Redis does not say how much memory it uses")
     return int(found[1])
 
 
-def redis_reply(port: int, command: str) -> str:
+def redis_reply(redis: Endpoint, command: str) -> str:
     """The reply of a Redis on loopback to one command: a number or a text, "" for nil.
 
     Raises:
         OSError: it does not answer, or with an error.
     """
-    with socket.create_connection(("127.0.0.1", port), _TIMEOUT_S) as connection:
+    with redis.connect(_TIMEOUT_S) as connection:
         connection.sendall(f"{command}\r\n".encode())
         with connection.makefile("rb") as answer:
             head = answer.readline().decode().strip()

@@ -21,18 +21,24 @@ class Child:
     Args:
         log: its output is appended here.
         pid_file: holds its process id while it runs.
+        umask: of the process; -1: this one's.
 
     Attributes:
         news: what it tells, if it is a spawner; closed when ``poll`` has found it ended.
     """
 
     def __init__(
-        self, command: Sequence[str], environ: Mapping[str, str], log: Path, pid_file: Path
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        log: Path,
+        pid_file: Path,
+        umask: int = -1,
     ) -> None:
         self._log = log
         self._pid_file = pid_file
         self.news = NewsReader()
-        with log.open("ab") as output:
+        with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as output:
             self._log_start = output.tell()
             self._process = subprocess.Popen(
                 [*_DIE_WITH_US, str(os.getpid()), *command],
@@ -42,6 +48,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=umask,
             )
         self.news.inherited()
         pid_file.write_text(f"{self.pid}\n")

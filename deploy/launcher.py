@@ -7,18 +7,19 @@ Redis.
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deploy.options import Options
-from deploy.ports import free_port
-from deploy.probe import forget_keys, health_address, is_ready, reachable_host, redis_answers
-from deploy.redis_server import find_redis_server, server_command, server_url
+from deploy.probe import health_address, http_url, is_ready
+from deploy.redis_probe import forget_keys, redis_answers
+from deploy.redis_server import configure, find_server_for, private_endpoint
 from deploy.signals import Signals
 from deploy.state_dir import StateDir
 from deploy.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
 from deploy.terminal import Terminal
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
+from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from shared.model_name import model_name
 
 _MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "gateway"}
@@ -27,6 +28,7 @@ _STOP_ORDER = ("gateway", "scheduler", "worker", "redis")
 _DRAINING = ("gateway", "scheduler")
 _SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY",)
 
+_PRIVATE = 0o077
 _GRACE_S = 15.0
 _POLL_S = 0.1  # while something is awaited that announces itself by no signal
 _IDLE_S = 5.0
@@ -45,7 +47,7 @@ class Launcher:
         self._signals = signals
         self._terminal = terminal
         self._environ = dict(options.environ)
-        self._environ.setdefault("NUMBA_CACHE_DIR", str(state.numba))
+        self._environ.setdefault(KERNEL_CACHE, str(kernel_cache(options.environ)))
         self._services: dict[str, Supervisor] = {}
         self._clean = True  # nothing was given up, nothing had to be killed
 
@@ -74,7 +76,7 @@ class Launcher:
         self._drain()
         return 0 if self._clean else 1
 
-    def _start(self, name: str, command: list[str]) -> Supervisor:
+    def _start(self, name: str, command: Sequence[str]) -> Supervisor:
         grace_s = _GRACE_S
         if name in _DRAINING:
             grace_s += self._options.gateway.drain_timeout
@@ -83,19 +85,20 @@ class Launcher:
             for secret in _SECRETS_OF_GATEWAY:
                 environ.pop(secret, None)
         log, pid_file = self._state.log(name), self._state.pid_file(name)
-        service = Service(name, command, environ, log, pid_file, grace_s)
+        umask = _PRIVATE if name == "redis" else -1  # its files hold prompts
+        service = Service(name, command, environ, log, pid_file, grace_s, umask)
         supervisor = Supervisor(service, self._note)
         self._services[name] = supervisor
         supervisor.start(time.monotonic())
         return supervisor
 
     def _start_redis(self) -> None:
-        port = free_port()
         folder = self._state.redis
-        url = server_url(port, folder)
-        self._environ["REDIS_URL"] = url
-        self._state.note_redis(url)
-        redis = self._start("redis", server_command(find_redis_server(), port, folder))
+        server = find_server_for(folder)
+        endpoint = private_endpoint(folder, self._options.launcher.redis_port)
+        self._environ["REDIS_URL"] = endpoint.url
+        self._state.note_redis(endpoint.url)
+        redis = self._start("redis", configure(server.path, endpoint, folder))
 
         # Whoever held a lease when this Redis last ran has ended, but a lease that was killed off
         # in mid-life is still in the data, and a gateway would take its holder for alive.
@@ -105,14 +108,14 @@ class Launcher:
         def settled() -> bool:
             if redis.num_deaths >= _REDIS_DEATHS_AT_START:
                 return True
-            return redis_answers(port) and forget_keys(port, leases)
+            return redis_answers(endpoint) and forget_keys(endpoint, leases)
 
         self._until(settled, _POLL_S)
         if redis.num_deaths >= _REDIS_DEATHS_AT_START:
             raise PageStreamError(
-                f"Redis does not start; if its data cannot be read, move {self._state.redis} away"
+                f"{server} does not start; if its data cannot be read, move {folder} away"
             )
-        self._terminal.say(f"redis     is at {url}")
+        self._terminal.say(f"redis     is {server}, at {endpoint.places}")
 
     def _await_ready(self) -> None:
         """Wait until requests would be served, and say so in one line."""
@@ -129,7 +132,7 @@ class Launcher:
         self._until(settled, _POLL_S)
         if self._signals.num_stops or self._has_failed():
             return
-        url = f"http://{_url_host(reachable_host(gateway.host))}:{gateway.port}"
+        url = http_url(gateway.host, gateway.port)
         model = model_name(gateway.model, gateway.served_model_name)
         body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
         key = "-H 'Authorization: Bearer YOUR-KEY' " if gateway.asks_for_keys else ""
@@ -198,7 +201,3 @@ class Launcher:
         """Whether nobody is left to answer clients, not even with an error."""
         gateway = self._services.get("gateway")
         return gateway is not None and gateway.state is State.FAILED
-
-
-def _url_host(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

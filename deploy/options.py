@@ -4,7 +4,6 @@ Everything is read and checked here, before anything starts; the services then r
 from the environment that is made for them.
 """
 
-import argparse
 import dataclasses
 import difflib
 import os
@@ -19,7 +18,7 @@ from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import SettingsError
-from shared.settings import add_flags, check_environment, env_name, load
+from shared.settings import SettingsParser, add_flags, check_environment, env_name, load
 
 # What the hub calls a model; anything else can only be a folder.
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -33,6 +32,7 @@ class Options:
     Attributes:
         environ: environment of the services: the launcher's own, with the flags written into it.
         own_redis: whether the launcher starts a Redis, because none was named.
+        given: names of the settings that a flag or variable sets.
     """
 
     launcher: LauncherSettings
@@ -41,6 +41,7 @@ class Options:
     worker: WorkerSettings
     environ: Mapping[str, str]
     own_redis: bool
+    given: frozenset[str]
 
 
 def read_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -49,17 +50,24 @@ def read_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     Raises:
         SettingsError: a variable is unknown, or a value cannot be used.
     """
-    flags = vars(_parser().parse_args(argv))
+    flags = _parser().read(argv)
     check_environment(_CLASSES, environ)
     made = service_environ(flags, environ)
-    return Options(
+    fields = {field.name: field for cls in _CLASSES for field in dataclasses.fields(cls)}
+    given = frozenset(name for name, field in fields.items() if made.get(env_name(field)))
+    options = Options(
         launcher=load(LauncherSettings, flags, environ),
         gateway=load(GatewaySettings, flags, made),
         scheduler=load(SchedulerSettings, flags, made),
         worker=load(WorkerSettings, flags, made),
         environ=made,
-        own_redis="redis_url" not in flags and not environ.get("REDIS_URL"),
+        own_redis="redis_url" not in given,
+        given=given,
     )
+    if "redis_port" in given and not options.own_redis:
+        port = options.launcher.redis_port
+        raise SettingsError("--redis-port", port, "no Redis is started: REDIS_URL names one")
+    return options
 
 
 def service_environ(flags: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -109,13 +117,12 @@ def find_model(model: str) -> str:
     return model
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> SettingsParser:
+    parser = SettingsParser(
         prog="scripts/serve",
         description="Serve a model on this machine: starts Redis, a scheduler, a worker and a "
         "gateway, restarts what dies, and drains on Ctrl-C. With --redis-url, that Redis is used "
         "instead. Every flag is also an environment variable (in brackets); the flag wins.",
-        allow_abbrev=False,
     )
     seen: set[str] = set()
     for cls in _CLASSES:

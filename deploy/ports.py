@@ -1,6 +1,7 @@
 """TCP ports of this machine."""
 
 import contextlib
+import ipaddress
 import os
 import secrets
 import socket
@@ -43,6 +44,14 @@ def free_port() -> int:
     )
 
 
+def prefer_port(host: str, port: int, taken: Sequence[int]) -> int:
+    """This port if it can be listened on and is not to be another service's, else a free one."""
+    if port not in taken:
+        with contextlib.suppress(OSError), _listen(Wanted("", host, port)):
+            return port
+    return free_port()
+
+
 def check_ports(wanted: Sequence[Wanted]) -> None:
     """Prove that all addresses can be listened on at the same time.
 
@@ -60,6 +69,16 @@ def check_ports(wanted: Sequence[Wanted]) -> None:
                 raise PageStreamError(
                     f"{want.setting}={want.port}: cannot listen on {want.host}: {reason}"
                 ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name; whatever it is, others may know it
+        return False
 
 
 def _listen(want: Wanted) -> socket.socket:

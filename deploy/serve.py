@@ -11,7 +11,8 @@ import sys
 from deploy.known_models import make_model
 from deploy.launcher import Launcher
 from deploy.options import Options, find_model, read_options
-from deploy.ports import Wanted, check_ports, free_port
+from deploy.ports import Wanted, check_ports, free_port, is_loopback, prefer_port
+from deploy.probe import health_address, http_url
 from deploy.signals import Signals
 from deploy.state_dir import StateDir
 from deploy.terminal import Terminal
@@ -22,29 +23,44 @@ from shared.settings import exit_with
 
 def main() -> int:
     """Start, serve, drain; returns the exit code."""
-    try:
-        options = resolve(read_options(sys.argv[1:], os.environ))
-    except SettingsError as error:
-        exit_with(error)
+    given, options = options_or_exit()
     wait_for_turns()  # Redis inherits it
     terminal = Terminal()
     try:
-        with Signals() as signals, StateDir(options.launcher.state_path) as state:
+        state_path = given.launcher.state_path(given.gateway.port)
+        with Signals() as signals, StateDir(state_path) as state:
             check_ports(listeners(options))
             make_model(options.gateway.model, signals, terminal)
             if signals.num_stops:
                 return 0
             terminal.say(f"serving {options.gateway.model}; logs in {state.path / 'log'}")
+            terminal.say(f"metrics   are at {', '.join(metrics_urls(options))}")
+            for warning in warnings(options):
+                terminal.complain(f"warning: {warning}")
             return Launcher(options, state, signals, terminal).run()
     except PageStreamError as error:
         terminal.complain(f"error: {error}")
         return 1
 
 
+def options_or_exit() -> tuple[Options, Options]:
+    """Settings as given, and resolved; exits with 2 if one cannot be used."""
+    try:
+        given = read_options(sys.argv[1:], os.environ)
+        return given, resolve(given)
+    except SettingsError as error:
+        exit_with(error)
+
+
 def resolve(options: Options) -> Options:
-    """The same with what the services must agree on decided: the model's path, the ports."""
+    """The same with what the services must agree on decided: the model's path, the ports.
+
+    Raises:
+        SettingsError: there is no such model.
+    """
     port = options.gateway.port or free_port()
     model = find_model(options.gateway.model)
+    options = _choose_metrics_ports(options, port)
     environ = dict(options.environ)
     environ |= {"PAGESTREAM_MODEL": model, "PAGESTREAM_PORT": str(port)}
     gateway = dataclasses.replace(options.gateway, model=model, port=port)
@@ -56,6 +72,45 @@ def resolve(options: Options) -> Options:
         environ["PAGESTREAM_GATEWAY_METRICS_HOST"] = gateway.gateway_metrics_host
         environ["PAGESTREAM_GATEWAY_METRICS_PORT"] = str(gateway.gateway_metrics_port)
     return dataclasses.replace(options, gateway=gateway, environ=environ)
+
+
+def _choose_metrics_ports(options: Options, port: int) -> Options:
+    """Ports that were not given are free ones, so that several servers run on one machine."""
+    scheduler, worker = options.scheduler, options.worker
+    environ, taken = dict(options.environ), [port, options.gateway.gateway_metrics_port]
+    if "scheduler_metrics_port" not in options.given:
+        host, wanted = scheduler.scheduler_metrics_host, scheduler.scheduler_metrics_port
+        chosen = prefer_port(host, wanted, [*taken, worker.worker_metrics_port])
+        scheduler = dataclasses.replace(scheduler, scheduler_metrics_port=chosen)
+        environ["PAGESTREAM_SCHEDULER_METRICS_PORT"] = str(chosen)
+    if "worker_metrics_port" not in options.given:
+        host, wanted = worker.worker_metrics_host, worker.worker_metrics_port
+        chosen = prefer_port(host, wanted, [*taken, scheduler.scheduler_metrics_port])
+        worker = dataclasses.replace(worker, worker_metrics_port=chosen)
+        environ["PAGESTREAM_WORKER_METRICS_PORT"] = str(chosen)
+    return dataclasses.replace(options, scheduler=scheduler, worker=worker, environ=environ)
+
+
+def metrics_urls(options: Options) -> list[str]:
+    """Where each service's ``/metrics`` is."""
+    gateway, scheduler, worker = options.gateway, options.scheduler, options.worker
+    places = (
+        ("gateway", *health_address(gateway)),
+        ("scheduler", scheduler.scheduler_metrics_host, scheduler.scheduler_metrics_port),
+        ("worker", worker.worker_metrics_host, worker.worker_metrics_port),
+    )
+    return [f"{http_url(host, port)}/metrics ({name})" for name, host, port in places if port]
+
+
+def warnings(options: Options) -> list[str]:
+    """What works, and is probably not meant."""
+    gateway = options.gateway
+    if gateway.asks_for_keys or is_loopback(gateway.host):
+        return []
+    return [
+        f"--host {gateway.host} without --api-keys: everybody who reaches this machine's port "
+        f"{gateway.port} can use the model (docs/OPERATIONS.md tells how to make keys)"
+    ]
 
 
 def listeners(options: Options) -> list[Wanted]:

@@ -13,12 +13,20 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 class LauncherSettings:
     """All services of one machine."""
 
-    state_dir: str = setting(
-        DEFAULT_STATE_DIR,
-        "Folder for Redis data, logs, process ids and caches; the default lies in the repository.",
+    state_dir: str | None = setting(
+        None,
+        f"Folder for Redis data, logs and process ids; auto takes {DEFAULT_STATE_DIR} in the "
+        f"repository, or {DEFAULT_STATE_DIR}/port-N for another --port than the default.",
     )
 
-    @property
-    def state_path(self) -> Path:
-        """Absolute path of the state folder."""
-        return state_folder(self.state_dir)
+    redis_port: int = setting(
+        0,
+        "Port of loopback on which the Redis that is started listens as well, with the password "
+        "in the state folder's run/redis.url; 0: none, only a socket that is this user's alone.",
+        minimum=0,
+        maximum=65535,
+    )
+
+    def state_path(self, port: int) -> Path:
+        """Absolute path of the state folder of a server whose ``--port`` is this."""
+        return state_folder(self.state_dir, port)

@@ -5,7 +5,6 @@ run/<service>.pid      its services
 run/redis.url          the Redis that they use, or used last
 log/<service>.log      their output; the previous start's is <service>.log.1
 redis/                 data of the launcher's own Redis, kept between starts
-numba/                 compiled kernels
 """
 
 import contextlib
@@ -41,8 +40,11 @@ class StateDir:
 
     def __enter__(self) -> "StateDir":
         try:
-            for folder in (self.path / "run", self.path / "log", self.redis, self.numba):
-                folder.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.mkdir(mode=0o700, parents=True)
+            for folder in (self.path / "run", self.path / "log", self.redis):
+                folder.mkdir(exist_ok=True)
+                folder.chmod(0o700)  # prompts, passwords
             self._lock = (self.path / "run" / "serve.pid").open("a+")
         except OSError as error:
             raise PageStreamError(f"cannot use the state folder {self.path}: {error}") from None
@@ -68,10 +70,6 @@ class StateDir:
     def redis(self) -> Path:
         return self.path / "redis"
 
-    @property
-    def numba(self) -> Path:
-        return self.path / "numba"
-
     def log(self, service: str) -> Path:
         return self.path / "log" / f"{service}.log"
 
@@ -94,7 +92,7 @@ class StateDir:
             lock.close()
             raise PageStreamError(
                 f"the state folder {self.path} is in use by process {owner}: stop that one, or "
-                "choose another folder with --state-dir"
+                "give this server a --port (or a --state-dir) of its own"
             ) from None
         lock.truncate(0)
         lock.write(f"{os.getpid()}\n")

@@ -49,6 +49,7 @@ class Service:
 
     Attributes:
         grace_s: how long it may take to end when asked to.
+        umask: of its files; -1: this process's.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Service:
     log: Path
     pid_file: Path
     grace_s: float
+    umask: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,9 @@ class Supervisor:
         """Start a process."""
         self._become(State.RUNNING)
         service = self.service
-        self._child = Child(service.command, service.environ, service.log, service.pid_file)
+        self._child = Child(
+            service.command, service.environ, service.log, service.pid_file, service.umask
+        )
         self._started = now
         self._deadline = None
         self._on_event(Started(service.name, self._child.pid))

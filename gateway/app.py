@@ -23,7 +23,7 @@ from gateway.schema import (
 )
 from gateway.service import Service
 from gateway.streams_api import streams_router
-from gateway.version import version
+from shared.version import version
 
 
 def create_app(service: Service) -> FastAPI:

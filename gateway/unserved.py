@@ -17,10 +17,10 @@ from gateway.http_server import HttpServer, connection_limits
 from gateway.management import management_app, management_routes
 from gateway.require_key import RequireKey
 from gateway.settings import GatewaySettings
-from gateway.version import version
 from shared.logs import EventLog
 from shared.metrics import GatewayMetrics
 from shared.model_name import model_name
+from shared.version import version
 
 _log = EventLog("gateway.unserved")
 

@@ -48,6 +48,15 @@ show_progress() {
   [ ! -t 1 ] || printf '\r\033[K'
 }
 
+# Whether .venv holds what these lock files say.
+is_installed() {
+  local lock
+  "$venv/bin/python" -c '' 2>/dev/null || return 1
+  for lock in "$@"; do
+    [ "$(cat "$venv/.installed-$(basename "$lock")" 2>/dev/null)" = "$(cksum <"$root/$lock")" ] || return 1
+  done
+}
+
 # Makes .venv hold what a lock file says, if it does not already; the lock's checksum is kept.
 # usage: ensure_venv LOCK-FILE...
 ensure_venv() {

@@ -14,9 +14,11 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from shared.errors import SettingsError
+from shared.suggestions import did_you_mean
+from shared.version import version
 
 PREFIX = "PAGESTREAM_"
 
@@ -94,6 +96,32 @@ def flag_name(field: "dataclasses.Field[Any]") -> str:
     return "--" + field.name.replace("_", "-")
 
 
+class SettingsParser(argparse.ArgumentParser):
+    """A command line of settings; an error is one line, without the list of all flags.
+
+    Args:
+        prog: what the user types; None: as Python was called.
+    """
+
+    def __init__(self, description: str, prog: str | None = None) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.add_argument("--version", action="version", version=f"PageStream {version()}")
+
+    def read(self, argv: Sequence[str] | None = None) -> Mapping[str, str]:
+        """Values of the flags by field name; exits with 2 if a flag cannot be used."""
+        flags, unknown = self.parse_known_args(argv)
+        if unknown:
+            flag = next((word for word in unknown if word.startswith("-")), unknown[0])
+            name = flag.partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(f"{name}: there is no such flag{did_you_mean(name, known)}")
+        return vars(flags)
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"error: {message} (--help lists all flags)\n")
+
+
 def add_flags(parser: argparse.ArgumentParser, cls: type, seen: set[str] | None = None) -> None:
     """Declare a flag for each setting of ``cls`` that ``seen`` does not hold yet."""
     group = parser.add_argument_group(cls.__name__.removesuffix("Settings").lower() + " settings")
@@ -127,7 +155,7 @@ def load(cls: type[_S], flags: Mapping[str, str], environ: Mapping[str, str]) ->
     """
     hints = typing.get_type_hints(cls)
     values = {}
-    for field in dataclasses.fields(typing.cast(Any, cls)):
+    for field in dataclasses.fields(cast(Any, cls)):
         if field.name in flags and not field.metadata["setting"].secret:
             key, text = flag_name(field), flags[field.name]
         elif environ.get(env_name(field), "") != "":
@@ -142,11 +170,10 @@ def load_or_exit(cls: type[_S], description: str) -> _S:
     """Settings from this process's command line and environment; exits with 2 on a bad one."""
     import os
 
-    parser = argparse.ArgumentParser(description=description)
+    parser = SettingsParser(description)
     add_flags(parser, cls)
-    flags = vars(parser.parse_args())
     try:
-        return load(cls, flags, os.environ)
+        return load(cls, parser.read(), os.environ)
     except SettingsError as error:
         exit_with(error)
 
@@ -166,7 +193,8 @@ def check_environment(classes: Sequence[type], environ: Mapping[str, str]) -> No
     known = {env_name(field) for cls in classes for field in dataclasses.fields(cls)}
     for key in sorted(environ):
         if key.startswith(PREFIX) and key not in known:
-            raise SettingsError(key, environ[key], "there is no such setting")
+            reason = f"there is no such setting{did_you_mean(key, known)}"
+            raise SettingsError(key, environ[key], reason)
 
 
 def _parse(key: str, text: str, hint: Any, meta: _Meta) -> Any:
@@ -179,7 +207,8 @@ def _parse(key: str, text: str, hint: Any, meta: _Meta) -> Any:
     except ValueError as error:
         raise SettingsError(key, text, str(error)) from None
     if meta.choices is not None and value not in meta.choices:
-        raise SettingsError(key, text, f"expected one of {', '.join(meta.choices)}")
+        meant = did_you_mean(text, meta.choices)
+        raise SettingsError(key, text, f"expected one of {', '.join(meta.choices)}{meant}")
     if meta.minimum is not None and not value >= meta.minimum:
         raise SettingsError(key, text, f"must be at least {meta.minimum}")
     if meta.maximum is not None and not value <= meta.maximum:

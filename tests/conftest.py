@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from deploy.ports import free_port
-from deploy.redis_server import find_redis_server, server_command
+from deploy.redis_server import Endpoint, configure, find_redis_server
 from shared.bus.redis_bus import RedisBus
 from tests.support.background_walks import BackgroundWalks
 
@@ -71,7 +71,7 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
-            server_command(find_redis_server(), port, folder), stdout=log, stderr=log
+            configure(find_redis_server(), Endpoint(None, port), folder), stdout=log, stderr=log
         )
     client = redis.Redis(
         port=port, retry=redis.retry.Retry(redis.backoff.ConstantBackoff(0.02), 500)

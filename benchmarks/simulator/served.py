@@ -62,7 +62,6 @@ class Engine:
     def __enter__(self) -> "Engine":
         kept = {name: text for name, text in os.environ.items() if name != "REDIS_URL"}
         environ = {k: text for k, text in kept.items() if not k.startswith("PAGESTREAM_")}
-        environ["NUMBA_CACHE_DIR"] = str(REPOSITORY / ".pagestream" / "numba")
         with self._output.open("w") as output:
             self._process = subprocess.Popen(
                 self._command,

@@ -1,4 +1,4 @@
-"""``python -m scheduler_svc.explain REQUEST_ID``: a request's life, as its engine's logs tell it.
+"""``scripts/explain REQUEST_ID``: a request's life, as its engine's logs tell it.
 
 Reads the logs in Redis without changing anything, as far as they have not been trimmed, or a
 recording (``--record FILE`` of the scheduler), which is replayed and so knows every preemption.
@@ -21,6 +21,8 @@ from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
 from shared.errors import PageStreamError, SettingsError
 from shared.settings import exit_with, load
+from shared.state_folder import DEFAULT_PORT
+from shared.version import version
 
 
 def main() -> None:
@@ -33,7 +35,7 @@ def main() -> None:
             logs = from_recording(args.recording)
         else:
             engine_id = load(SchedulerSettings, flags, os.environ).engine_id
-            redis = find_redis(args.redis_url, args.state_dir, os.environ)
+            redis = find_redis(args.redis_url, args.state_dir, os.environ, args.port)
             source = f" (engine {engine_id}, Redis {redis})"
             logs = asyncio.run(_read(redis.url, engine_id))
         story = tell(resolve(args.request_id, logs), logs)
@@ -97,14 +99,21 @@ async def _read(redis_url: str, engine_id: str) -> Logs:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m scheduler_svc.explain", description=__doc__)
-    parser.add_argument("request_id", help="or how it begins, if no other begins so")
+    parser = argparse.ArgumentParser(prog="scripts/explain", description=__doc__)
+    parser.add_argument(
+        "request_id",
+        help="as clients see it (cmpl-..., chatcmpl-...), or how it begins if no other begins so",
+    )
     parser.add_argument(
         "--redis-url", help="Redis to read; by default REDIS_URL, else that of scripts/serve"
     )
     parser.add_argument("--state-dir", help="as given to scripts/serve, whose Redis is to be read")
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="of scripts/serve, whose Redis is to be read"
+    )
     parser.add_argument("--engine-id", help="engine to read of; by default as the scheduler's")
     parser.add_argument("--recording", type=Path, help="read this file instead of Redis")
+    parser.add_argument("--version", action="version", version=f"PageStream {version()}")
     parser.add_argument("--json", action="store_true", help="one JSON map instead of lines")
     return parser
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import SettingsError
 from shared.settings import load
-from shared.state_folder import DEFAULT_STATE_DIR, redis_url_file, state_folder
+from shared.state_folder import DEFAULT_PORT, redis_url_file, state_folder
 
 _STATE_DIR_VARIABLE = "PAGESTREAM_STATE_DIR"  # as the launcher reads it
 
@@ -28,27 +28,33 @@ class RedisPlace:
 
 
 def find_redis(
-    redis_url: str | None, state_dir: str | None, environ: Mapping[str, str]
+    redis_url: str | None,
+    state_dir: str | None,
+    environ: Mapping[str, str],
+    port: int = DEFAULT_PORT,
 ) -> RedisPlace:
     """The one that is named, else that of ``scripts/serve``, else the services' default.
 
     Args:
         redis_url, state_dir: as given on the command line.
+        port: of ``scripts/serve``, whose state folder may depend on it.
 
     Raises:
         SettingsError: there is no word of a Redis in the state folder that was given.
     """
     if redis_url is not None:
         return RedisPlace(redis_url, "--redis-url")
-    if state_dir is None and environ.get("REDIS_URL"):
+    if state_dir is None and port == DEFAULT_PORT and environ.get("REDIS_URL"):
         return RedisPlace(environ["REDIS_URL"], "REDIS_URL")
-    name = state_dir or environ.get(_STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR
-    file = redis_url_file(state_folder(name))
+    name = state_dir or environ.get(_STATE_DIR_VARIABLE) or None
+    file = redis_url_file(state_folder(name, port))
     left = _read(file)
     if left is not None:
         return RedisPlace(left, str(file))
     if state_dir is not None:
         raise SettingsError("--state-dir", state_dir, f"scripts/serve has left no {file}")
+    if port != DEFAULT_PORT:
+        raise SettingsError("--port", port, f"scripts/serve has left no {file}")
     default = load(SchedulerSettings, {}, {}).redis_url
     return RedisPlace(default, f"the default, for scripts/serve has left no {file}")
 

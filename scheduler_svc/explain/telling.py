@@ -65,12 +65,13 @@ class Logs:
         }
 
 
-def resolve(prefix: str, logs: Logs) -> str:
-    """The one request whose id begins so.
+def resolve(given: str, logs: Logs) -> str:
+    """The one request whose id begins so, with or without the word that clients see before it.
 
     Raises:
         UnknownRequest: there is none, or there are several.
     """
+    prefix = given.removeprefix("chat").removeprefix("cmpl-")
     found = sorted(known for known in logs.request_ids() if known.startswith(prefix))
     if prefix in found:
         return prefix

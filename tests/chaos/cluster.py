@@ -15,9 +15,10 @@ from pathlib import Path
 
 from deploy.child import Child
 from deploy.ports import free_port
-from deploy.probe import redis_answers
-from deploy.redis_server import find_redis_server, server_command
+from deploy.redis_probe import redis_answers
+from deploy.redis_server import Endpoint, configure, find_redis_server
 from deploy.settings import REPOSITORY
+from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.chaos.http_stream import Broken, ask
 
 _TICK_S = 0.02
@@ -66,7 +67,7 @@ class Cluster:
 
     Attributes:
         ports: of the gateways.
-        redis_port: of Redis, on loopback.
+        redis: where it is, on a port of loopback.
         deaths: of processes that nobody here killed, with the last lines they wrote.
         starts_s: by service, how long it took to be ready after each kill; those of spawners
             stand under the name with ``+ spawner``.
@@ -85,7 +86,7 @@ class Cluster:
         self.deaths: list[str] = []
         self.starts_s: dict[str, list[float]] = {}
         self.ports = [free_port() for _ in GATEWAYS]
-        self.redis_port = free_port()
+        self.redis = Endpoint(None, free_port())
         self.metrics_port = free_port()
         (folder / "redis").mkdir(parents=True)
         environ = {k: v for k, v in os.environ.items() if not k.startswith("PAGESTREAM_")}
@@ -93,8 +94,8 @@ class Cluster:
             "PYTHONPATH": str(REPOSITORY),
             "PYTHONSAFEPATH": "1",
             "OMP_NUM_THREADS": "1",
-            "REDIS_URL": f"redis://127.0.0.1:{self.redis_port}/0",
-            "NUMBA_CACHE_DIR": str(REPOSITORY / ".pagestream" / "numba"),
+            "REDIS_URL": self.redis.url,
+            KERNEL_CACHE: str(kernel_cache()),
             "PAGESTREAM_MODEL": str(model),
             "PAGESTREAM_SERVED_MODEL_NAME": "chaos",
             "PAGESTREAM_DEVICE": "cpu",
@@ -104,7 +105,7 @@ class Cluster:
             "PAGESTREAM_SCHEDULER_METRICS_PORT": str(self.metrics_port),
             **settings,
         }
-        redis = server_command(find_redis_server(), self.redis_port, folder / "redis")
+        redis = configure(find_redis_server(), self.redis, folder / "redis")
         redis += redis_options
         python = [sys.executable, "-m", "deploy.spawner"]
         self._services = {
@@ -209,7 +210,7 @@ class Cluster:
         if service.child is None or service.was_killed:
             return False
         if name == "redis":
-            return await asyncio.to_thread(redis_answers, self.redis_port)
+            return await asyncio.to_thread(redis_answers, self.redis)
         with self.log(name).open() as log:
             log.seek(service.log_start)
             return service.says_ready in log.read()

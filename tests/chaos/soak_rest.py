@@ -31,7 +31,7 @@ async def rest(cluster: Cluster, began_s: float) -> Sample:
         await asyncio.sleep(_LOOK_AGAIN_S)
     pids = {name: cluster.pid(name) for name in SERVICES}
     processes = {name: held_by(pid) for name, pid in pids.items() if pid is not None}
-    redis = await asyncio.to_thread(kept_in_redis, cluster.redis_port, _ENGINE)
+    redis = await asyncio.to_thread(kept_in_redis, cluster.redis, _ENGINE)
     at_min = (time.monotonic() - began_s) / 60
     return Sample(at_min, processes, redis, idle_after_s, left)
 

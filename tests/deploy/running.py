@@ -37,9 +37,7 @@ class Running:
             *("--worker-metrics-port", str(self.metrics["worker"])),
             *flags,
         ]
-        # Kernels are compiled once for all test runs, not once for each.
-        numba = {"NUMBA_CACHE_DIR": str(REPOSITORY / ".pagestream" / "numba")}
-        self._environ = outside() | numba | (environ or {})
+        self._environ = outside() | (environ or {})
         self.start()
 
     def start(self) -> None:

@@ -80,22 +80,35 @@ def test_a_request_can_be_explained_without_being_told_where_redis_is(running: R
 
     def explain(name: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "scheduler_svc.explain", name],
-            cwd=REPOSITORY,
+            [REPOSITORY / "scripts" / "explain", name],
+            cwd="/",
             env=outside() | {"PAGESTREAM_STATE_DIR": str(running.state)},
             capture_output=True,
             text=True,
             check=False,
         )
 
-    found = explain(request_id)
-    assert found.returncode == 0, found.stderr
-    assert f"request {request_id}" in found.stdout
+    for name in (answer["id"], f"chatcmpl-{request_id}", request_id[:12]):
+        found = explain(name)
+        assert found.returncode == 0, found.stderr
+        assert f"request {request_id}" in found.stdout
     unknown = explain("no-such-request")
     assert unknown.returncode == 1
-    [line] = re.findall(r"redis +is at (\S+)$", running.said(), re.MULTILINE)
-    place = line.partition("?")[0]
-    assert f"{place}, from {running.state / 'run' / 'redis.url'}" in unknown.stderr
+    [place] = re.findall(r"redis +is .*, at (\S+)$", running.said(), re.MULTILINE)
+    assert f"unix://{place}, from {running.state / 'run' / 'redis.url'}" in unknown.stderr
+
+
+def test_redis_and_all_files_are_out_of_other_users_reach(running: Running) -> None:
+    url = (running.state / "run" / "redis.url").read_text()
+    assert url.startswith("unix://")
+    listening = Path(f"/proc/{running.pid('redis')}/net/tcp").read_text().splitlines()[1:]
+    sockets = {os.readlink(fd) for fd in Path(f"/proc/{running.pid('redis')}/fd").iterdir()}
+    assert not [line for line in listening if f"socket:[{line.split()[9]}]" in sockets]
+    for folder in ("run", "log", "redis"):
+        assert (running.state / folder).stat().st_mode & 0o077 == 0
+    assert running.state.stat().st_mode & 0o077 == 0
+    files = [*(running.state / "log").iterdir(), *(running.state / "redis").rglob("*")]
+    assert not [file for file in files if file.is_file() and file.stat().st_mode & 0o077]
 
 
 def test_a_second_launcher_on_the_same_folder_is_told_who_has_it(running: Running) -> None:

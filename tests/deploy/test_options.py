@@ -1,7 +1,11 @@
 """Flags and variables of all services on one command line."""
 
 import dataclasses
+import os
 import socket
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -9,13 +13,14 @@ import pytest
 from deploy.options import find_model, read_options
 from deploy.ports import Wanted, check_ports, free_port
 from deploy.probe import health_address
-from deploy.serve import listeners, resolve
+from deploy.serve import listeners, metrics_urls, resolve, warnings
 from deploy.settings import REPOSITORY
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import PageStreamError, SettingsError
 from shared.settings import env_name, flag_name, load
+from shared.version import version
 
 
 def test_a_flag_wins_over_a_variable_and_reaches_the_service_as_one() -> None:
@@ -90,6 +95,110 @@ def test_port_zero_becomes_a_free_port_that_the_gateway_is_told() -> None:
     options = resolve(read_options(["--port", "0"], {}))
     assert options.gateway.port > 0
     assert load(GatewaySettings, {}, options.environ).port == options.gateway.port
+
+
+def test_metrics_ports_that_were_not_given_are_free_ones_and_printed() -> None:
+    defaults = read_options([], {})
+    with ExitStack() as others:
+        for wanted in (defaults.scheduler.scheduler_metrics_port, 9102):
+            with suppress(OSError):  # another server may have it already
+                others.enter_context(socket.create_server(("127.0.0.1", wanted)))
+        options = resolve(read_options(["--port", "0"], {}))
+        check_ports(listeners(options))
+    scheduler = load(SchedulerSettings, {}, options.environ).scheduler_metrics_port
+    worker = load(WorkerSettings, {}, options.environ).worker_metrics_port
+    assert len({scheduler, worker, options.gateway.port, 9101, 9102}) == 5
+    assert metrics_urls(options) == [
+        f"http://127.0.0.1:{options.gateway.port}/metrics (gateway)",
+        f"http://127.0.0.1:{scheduler}/metrics (scheduler)",
+        f"http://127.0.0.1:{worker}/metrics (worker)",
+    ]
+
+
+def test_a_metrics_port_that_was_given_is_not_exchanged_for_another() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        environ = {"PAGESTREAM_WORKER_METRICS_PORT": str(port)}
+        options = resolve(read_options(["--port", "0"], environ))
+        assert options.worker.worker_metrics_port == port
+        with pytest.raises(PageStreamError, match=f"--worker-metrics-port={port}"):
+            check_ports(listeners(options))
+
+
+def test_the_services_ports_are_not_taken_for_metrics() -> None:
+    options = resolve(read_options(["--port", "9102", "--gateway-metrics-port", "9101"], {}))
+    ports = [want.port for want in listeners(options)]
+    assert len(set(ports)) == 4
+
+
+def test_servers_on_different_ports_keep_their_state_apart() -> None:
+    launcher = read_options([], {}).launcher
+    folders = {port: launcher.state_path(port) for port in (8000, 9000, 9001)}
+    assert folders[8000] == REPOSITORY / ".pagestream"
+    assert len(set(folders.values())) == 3
+    named = read_options(["--state-dir", "/tmp/mine"], {}).launcher
+    assert named.state_path(8000) == named.state_path(9000) == Path("/tmp/mine")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "warned"),
+    [
+        (["--host", "0.0.0.0"], {}, True),
+        (["--host", "::"], {}, True),
+        (["--host", "0.0.0.0"], {"PAGESTREAM_API_KEY": "k" * 16}, False),
+        (["--host", "127.0.0.2"], {}, False),
+        (["--host", "::1"], {}, False),
+        (["--host", "localhost"], {}, False),
+        ([], {}, False),
+    ],
+)
+def test_a_server_that_lets_everybody_in_is_warned_about(
+    argv: list[str], environ: dict[str, str], warned: bool
+) -> None:
+    assert bool(warnings(read_options(argv, environ))) is warned
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (["--modle", "x"], {}, "--modle: there is no such flag; did you mean --model?"),
+        (["--modle=x"], {}, "--modle: there is no such flag; did you mean --model?"),
+        (["model"], {}, "model: there is no such flag"),
+        (["--dtype", "bf16"], {}, "float16; did you mean bfloat16?"),
+        ([], {"PAGESTREAM_PROT": "1"}, "did you mean PAGESTREAM_PORT?"),
+        (["--redis-port", "1", "--redis-url", "redis://a:1/0"], {}, "--redis-port=1: no Redis"),
+    ],
+)
+def test_a_misspelled_setting_is_answered_with_what_was_probably_meant(
+    argv: list[str], environ: dict[str, str], message: str
+) -> None:
+    # As scripts/serve does before it installs anything: without any package.
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "deploy.check_settings", *argv],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["deploy.serve", "scheduler_svc", "gpu_worker", "scheduler_svc.explain"],
+)
+def test_every_program_tells_its_version(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--version"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"PageStream {version()}\n")
 
 
 def test_a_metrics_port_of_zero_is_not_listened_on() -> None:

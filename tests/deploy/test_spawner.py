@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.settings import REPOSITORY
+from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.deploy.running import alive, forked_by
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
@@ -184,7 +185,7 @@ def test_no_import_of_a_real_service_starts_a_thread_before_the_fork(
         "PAGESTREAM_MODEL": str(REPOSITORY / "models" / "demo"),
         "PAGESTREAM_DEVICE": "cpu",
         "REDIS_URL": "redis://127.0.0.1:1/0",  # nobody is there
-        "NUMBA_CACHE_DIR": str(REPOSITORY / ".pagestream" / "numba"),
+        KERNEL_CACHE: str(kernel_cache()),
     }
     spawned = spawn(package, environ=settings | free)
     spawned.until(lambda: forked_by(spawned.process.pid) is not None)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from gateway.version import version
+from shared.version import version
 from tests.gateway.conftest import DEMO_MODEL, MakeStage, Stage
 
 

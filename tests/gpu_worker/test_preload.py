@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shared.kernel_cache import KERNEL_CACHE, kernel_cache
+
 ROOT = Path(__file__).parents[2]
 
 # CUDA that was asked for anything cannot be used in a fork.
@@ -31,7 +33,7 @@ def prepared(*flags: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", CODE, *flags],
         cwd=ROOT,
-        env={**os.environ, "NUMBA_CACHE_DIR": str(ROOT / ".pagestream" / "numba")},
+        env={**os.environ, KERNEL_CACHE: str(kernel_cache())},
         capture_output=True,
         text=True,
         check=False,

@@ -222,7 +222,7 @@ class HostileSoak:
         """Note the most that Redis uses, at any time."""
         while True:
             with contextlib.suppress(OSError):  # it may have been killed
-                used = await asyncio.to_thread(redis_used_bytes, cluster.redis_port)
+                used = await asyncio.to_thread(redis_used_bytes, cluster.redis)
                 self.record.redis_peak_bytes = max(self.record.redis_peak_bytes, used)
             await asyncio.sleep(_WATCH_S)
 
@@ -230,7 +230,7 @@ class HostileSoak:
         await asyncio.sleep(after_s)
         with contextlib.suppress(OSError):
             command = f"DEL {EngineKeys('engine-0').outputs}"
-            await asyncio.to_thread(redis_reply, cluster.redis_port, command)
+            await asyncio.to_thread(redis_reply, cluster.redis, command)
 
     def _news(self) -> str:
         record, honest = self.record, self.record.honest

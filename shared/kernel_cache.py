@@ -1,0 +1,20 @@
+"""Where compiled CPU kernels are kept between starts."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+KERNEL_CACHE = "NUMBA_CACHE_DIR"
+
+
+def kernel_cache(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder that the environment names, else one in the user's cache.
+
+    All checkouts share it: numba keys what it keeps by the path and content of the source, by
+    Python's version and by the CPU.
+    """
+    if environ.get(KERNEL_CACHE):
+        return Path(environ[KERNEL_CACHE])
+    home = environ.get("XDG_CACHE_HOME", "")
+    base = Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
+    return base / "pagestream" / "numba"
