@@ -16,7 +16,7 @@ from deploy.redis_server import configure, find_server_for, private_endpoint
 from deploy.signals import Signals
 from deploy.state_dir import StateDir
 from deploy.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
-from deploy.terminal import Terminal
+from deploy.terminal import Failure, Terminal
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
@@ -33,7 +33,6 @@ _GRACE_S = 15.0
 _POLL_S = 0.1  # while something is awaited that announces itself by no signal
 _IDLE_S = 5.0
 _NEWS_EVERY_S = 10.0
-_REDIS_DEATHS_AT_START = 3
 
 
 class Launcher:
@@ -49,7 +48,8 @@ class Launcher:
         self._environ = dict(options.environ)
         self._environ.setdefault(KERNEL_CACHE, str(kernel_cache(options.environ)))
         self._services: dict[str, Supervisor] = {}
-        self._clean = True  # nothing was given up, nothing had to be killed
+        self._failure: Failure | None = None
+        self._code = 0
 
     def run(self) -> int:
         """Serve until told to stop.
@@ -64,17 +64,19 @@ class Launcher:
             if self._options.own_redis:
                 self._start_redis()
             else:
-                self._state.note_redis(self._options.gateway.redis_url)
+                self._use_redis(self._options.gateway.redis_url)
             if not self._signals.num_stops:
                 for name, module in _MODULES.items():
                     self._start(name, [*_SPAWNER, module])
                 self._await_ready()
-            self._until(self._is_lost, _IDLE_S)
+            self._until(self._has_failed, _IDLE_S)
         except BaseException:
             self._kill_all()
             raise
         self._drain()
-        return 0 if self._clean else 1
+        if self._failure is not None:
+            self._terminal.conclude(self._failure)
+        return self._code
 
     def _start(self, name: str, command: Sequence[str]) -> Supervisor:
         grace_s = _GRACE_S
@@ -87,10 +89,17 @@ class Launcher:
         log, pid_file = self._state.log(name), self._state.pid_file(name)
         umask = _PRIVATE if name == "redis" else -1  # its files hold prompts
         service = Service(name, command, environ, log, pid_file, grace_s, umask)
-        supervisor = Supervisor(service, self._note)
+        supervisor = Supervisor(service, self._note, self._options.scheduler.worker_patience)
         self._services[name] = supervisor
         supervisor.start(time.monotonic())
         return supervisor
+
+    def _use_redis(self, url: str) -> None:
+        from deploy.foreign_redis import check_redis  # --help answers before redis is installed
+
+        for doubt in check_redis(url):
+            self._terminal.complain(f"warning: {doubt}")
+        self._state.note_redis(url)
 
     def _start_redis(self) -> None:
         folder = self._state.redis
@@ -106,12 +115,12 @@ class Launcher:
         leases = (engine.info, engine.worker(0))
 
         def settled() -> bool:
-            if redis.num_deaths >= _REDIS_DEATHS_AT_START:
+            if redis.is_hopeless:
                 return True
             return redis_answers(endpoint) and forget_keys(endpoint, leases)
 
         self._until(settled, _POLL_S)
-        if redis.num_deaths >= _REDIS_DEATHS_AT_START:
+        if redis.is_hopeless:
             raise PageStreamError(
                 f"{server} does not start; if its data cannot be read, move {folder} away"
             )
@@ -187,17 +196,17 @@ class Launcher:
 
     def _note(self, event: Event) -> None:
         self._terminal.report(event)
-        if isinstance(event, GaveUp) or (isinstance(event, Stopped) and event.killed):
-            self._clean = False
-        if isinstance(event, GaveUp) and event.service != "gateway":
-            self._terminal.complain(
-                "the gateway answers 503 until this is mended: press Ctrl-C and start again"
-            )
+        if isinstance(event, Stopped) and event.killed:
+            self._code = self._code or 1
+        if isinstance(event, GaveUp) and self._failure is None:
+            self._code = event.code
+            self._failure = Failure(event.service, event.how, event.log_tail)
 
     def _has_failed(self) -> bool:
-        return any(s.state is State.FAILED for s in self._services.values())
-
-    def _is_lost(self) -> bool:
-        """Whether nobody is left to answer clients, not even with an error."""
-        gateway = self._services.get("gateway")
-        return gateway is not None and gateway.state is State.FAILED
+        """Whether a service cannot run, so that nothing is left to do but to end."""
+        for name, supervisor in self._services.items():
+            if supervisor.is_hopeless and self._failure is None:
+                self._code = 1
+                how = f"{supervisor.num_deaths} deaths before it was ready"
+                self._failure = Failure(name, how, supervisor.last_words)
+        return self._failure is not None

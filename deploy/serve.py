@@ -40,7 +40,7 @@ def main() -> int:
             return Launcher(options, state, signals, terminal).run()
     except PageStreamError as error:
         terminal.complain(f"error: {error}")
-        return 1
+        return 2 if isinstance(error, SettingsError) else 1
 
 
 def options_or_exit() -> tuple[Options, Options]:

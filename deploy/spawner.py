@@ -13,8 +13,9 @@ A package that can be spawned has in its ``__main__``
 A fork copies only the thread that forks, so nothing may have started another one: no event loop,
 no OpenMP, no CUDA. That is looked at, and a process with threads becomes the service itself.
 
-The service dies with the spawner, and the spawner ends when the service has ended as it should,
-or in a way that a fork does not mend; whoever started it sees the service's exit code.
+The service dies with the spawner. The spawner ends when it is told to stop and the service has
+ended, or when the service ends in a way that a fork does not mend; whoever started it sees the
+service's exit code. A signal to the service alone is a death like any other, however well it ends.
 """
 
 import contextlib
@@ -128,7 +129,7 @@ class Spawner:
     def _is_to_fork(self, pid: int, code: int, was_ready: bool) -> bool:
         """Whether another process is to be forked; waits until it is time."""
         self._death, self._died_s = describe_exit(code), time.monotonic()
-        if self._stopping or code == 0 or code in FUTILE_EXIT_CODES:
+        if self._stopping or code in FUTILE_EXIT_CODES or (code == 0 and not was_ready):
             return False
         self._num_failures = 0 if was_ready else self._num_failures + 1
         if self._num_failures >= _MOST_FAILURES:

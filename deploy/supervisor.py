@@ -2,7 +2,7 @@
 
     STOPPED ──> RUNNING ──> BACKING_OFF ──> RUNNING      died
                    │              └───────> STOPPED      told to stop meanwhile
-                   ├──> FAILED                           its exit code says that a restart is futile
+                   ├──> FAILED                           by its exit code a restart is futile
                    └──> STOPPING ──> STOPPED             told to stop
 
 Nothing here waits or reads a clock: the caller calls ``tick`` whenever a process may have ended or
@@ -21,7 +21,9 @@ from deploy.news import DIED, READY, NewsReader
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 15.0
 _HEALTHY_AFTER_S = 30.0  # unless it says so earlier
-_TAIL_LINES = 10
+_TAIL_LINES = 10  # that are reported of every death
+_LAST_WORDS_LINES = 80  # a traceback and the error before it
+_DEATHS_AT_START = 3
 
 
 class State(enum.Enum):
@@ -85,6 +87,7 @@ class Respawned:
 
     service: str
     how: str
+    log_tail: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,12 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The process ended in a way that a restart cannot mend."""
+    """The process ended in a way that a restart cannot mend, with this exit code."""
 
     service: str
     how: str
     log_tail: Sequence[str]
+    code: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +123,27 @@ Event = Started | Died | Respawned | Back | GaveUp | Stopped
 class Supervisor:
     """One service and the process that currently is it.
 
+    Attributes:
+        num_deaths: how often it ended by itself.
+        last_words: the last lines of its log when it did so last.
+
     Args:
-        on_event: told of everything that happens.
+        on_event: called with everything that happens.
+        patience_s: for how long a service that was ready once is started again although its exit
+            code means that this is futile: what it misses (its model's folder) may come back.
     """
 
-    def __init__(self, service: Service, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self, service: Service, on_event: Callable[[Event], None], patience_s: float = 0.0
+    ) -> None:
         self.service = service
         self.state = State.STOPPED
         self.num_deaths = 0
+        self.last_words: Sequence[str] = ()
         self._on_event = on_event
+        self._patience_s = patience_s
+        self._was_ready = False
+        self._futile_since: float | None = None
         self._child: Child | None = None
         self._started = 0.0
         self._delay_s = _FIRST_DELAY_S
@@ -139,6 +155,11 @@ class Supervisor:
     def news(self) -> NewsReader | None:
         """To be waited on: when it can be read, ``tick`` has something to do."""
         return self._child.news if self._child is not None else None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether it has died again and again, and was never ready."""
+        return not self._was_ready and self.num_deaths >= _DEATHS_AT_START
 
     @property
     def pid(self) -> int | None:
@@ -204,22 +225,25 @@ class Supervisor:
         if what == DIED:
             self._died = now
             self.num_deaths += 1
-            self._on_event(Respawned(self.service.name, how))
+            self.last_words = self._running_child().log_tail(_LAST_WORDS_LINES)
+            self._on_event(Respawned(self.service.name, how, self.last_words))
         elif what == READY:
             self._delay_s = _FIRST_DELAY_S
+            self._was_ready, self._futile_since = True, None
             if self._died is not None:
                 self._on_event(Back(self.service.name, now - self._died))
                 self._died = None
 
     def _ended(self, child: Child, code: int, now: float) -> None:
         name, how = self.service.name, describe_exit(code)
+        self.last_words = child.log_tail(_LAST_WORDS_LINES)
         if self.state is State.STOPPING:
             self._become(State.STOPPED)
             self._deadline = None
             self._on_event(Stopped(name, how, self._killed))
-        elif code in FUTILE_EXIT_CODES:
+        elif code in FUTILE_EXIT_CODES and not self._may_come_back(now):
             self._become(State.FAILED)
-            self._on_event(GaveUp(name, how, child.log_tail(_TAIL_LINES)))
+            self._on_event(GaveUp(name, how, self.last_words, code))
         else:
             if now - self._started >= _HEALTHY_AFTER_S:
                 self._delay_s = _FIRST_DELAY_S
@@ -227,8 +251,16 @@ class Supervisor:
             self.num_deaths += 1
             self._died = now
             self._deadline = now + self._delay_s
-            self._on_event(Died(name, how, child.log_tail(_TAIL_LINES), self._delay_s))
+            self._on_event(Died(name, how, self.last_words[-_TAIL_LINES:], self._delay_s))
             self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
+
+    def _may_come_back(self, now: float) -> bool:
+        """Whether to try again after an end that is futile to repeat."""
+        if not self._was_ready:
+            return False
+        if self._futile_since is None:
+            self._futile_since = now
+        return now - self._futile_since < self._patience_s
 
     def _running_child(self) -> Child:
         assert self._child is not None, f"{self.service.name} is {self.state} without a process"

@@ -1,12 +1,36 @@
 """What the launcher says, and to whom."""
 
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TextIO
 
 from deploy.supervisor import Back, Died, Event, GaveUp, Respawned, Started, Stopped
+
+# The level of a log line, a service's word on its settings, and Python's on an exception.
+_MOST_LINES = 8  # the end of a traceback
+_ERROR = re.compile(r"^\S+Z ERROR |^error: |^Traceback ")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why everything is stopped: a service that cannot run."""
+
+    service: str
+    how: str
+    log_tail: Sequence[str]
+
+
+def errors_in(log_tail: Sequence[str]) -> Sequence[str]:
+    """The last error in a log and the end of what follows; nothing if there is none."""
+    for index in reversed(range(len(log_tail))):
+        if _ERROR.search(log_tail[index]):
+            first, *others = log_tail[index:]
+            return [first, *others[-_MOST_LINES:]]
+    return ()
 
 
 class Terminal:
@@ -38,19 +62,24 @@ class Terminal:
                 self.complain(
                     f"{service:<9} died ({how}); next start in {restart_in_s:g} s", log_tail
                 )
-            case Respawned(service, how):
-                self.complain(f"{service:<9} died ({how}); it is started again")
+            case Respawned(service, how, log_tail):
+                self.complain(
+                    f"{service:<9} died ({how}); it is started again", errors_in(log_tail)
+                )
             case Back(service, after_s):
                 self.say(f"{service:<9} is back after {after_s:.1f} s")
-            case GaveUp(service, how, log_tail):
-                self.complain(
-                    f"{service:<9} cannot run ({how}), and a restart would not mend it:", log_tail
-                )
+            case GaveUp(service, how, _):
+                self.complain(f"{service:<9} cannot run ({how}), and a restart would not mend it")
             case Stopped(service, how, killed):
                 if killed:
                     self.complain(f"{service:<9} had to be killed")
                 else:
                     self.say(f"{service:<9} stopped ({how})")
+
+    def conclude(self, failure: Failure) -> None:
+        """The last word, where a service cannot run: which one, and its own reason."""
+        reason = errors_in(failure.log_tail) or failure.log_tail
+        self.complain(f"error: {failure.service} cannot run ({failure.how}):", reason)
 
     def _print(self, text: str, stream: TextIO) -> None:
         try:

@@ -38,6 +38,8 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callabl
     bus = RedisBus(settings.redis_url)
     try:
         _log.info("connected to Redis", version=await bus.check_server())
+        for doubt in await bus.doubts():
+            _log.warning(doubt)
     except BusUnavailable as error:
         # It may come yet: the server below keeps trying, and is not ready until then.
         _log.warning("starting without Redis", error=error)

@@ -77,9 +77,14 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineAway:
-    """Why no request can be taken now."""
+    """Why no request can be taken now.
+
+    Attributes:
+        is_final: what is open will not be finished either.
+    """
 
     detail: str
+    is_final: bool = False
 
 
 class EngineClient:
@@ -339,6 +344,8 @@ class EngineClient:
             self._deliveries.repeat()
             self._deliveries.attach_unheard_of()
         self._deliveries.give_up(f"the engine did not answer within {self.patience_s:g} s")
+        if isinstance(self._status, EngineAway) and self._status.is_final:
+            self._deliveries.give_all_up(self._status.detail)
         away_since_s = self._away_since_s
         if away_since_s is not None and _loop_s() - away_since_s >= self.patience_s:
             self._deliveries.give_all_up(f"Redis has been away for {self.patience_s:g} s")
@@ -375,7 +382,8 @@ def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine 
     if (why := why_incompatible("scheduler", info.protocol)) is not None:
         return EngineAway(why)
     if info.state != EngineState.READY or info.model is None or info.kv is None:
-        return EngineAway(f"engine {engine_id!r} is {info.state}: {info.detail or 'no detail'}")
+        detail = f"engine {engine_id!r} is {info.state}: {info.detail or 'no detail'}"
+        return EngineAway(detail, is_final=info.state == EngineState.FAILED)
     if info.model.name != model_name:
         return EngineAway(
             f"engine {engine_id!r} serves {info.model.name!r}, this gateway {model_name!r}"

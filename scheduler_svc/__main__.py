@@ -36,6 +36,8 @@ async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
         loop.add_signal_handler(signum, service.stop)
     try:
         log.info("connected to Redis", version=await bus.check_server())
+        for doubt in await bus.doubts():
+            log.warning(doubt)
         ready()
         await service.run()
     except (Superseded, BusUnavailable) as error:

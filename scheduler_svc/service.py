@@ -17,6 +17,7 @@ from scheduler_svc.observer import Observer
 from scheduler_svc.progress import Progress
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.settings import SchedulerSettings
+from scheduler_svc.worker_failure import WorkerFailure
 from scheduler_svc.worker_watch import look_at_worker
 from shared.bus.api import Append, Bus, Entry, EntryId
 from shared.bus.ends import LogEnds
@@ -95,6 +96,7 @@ class SchedulerService:
         self._progress = Progress(clock_s)
         self._ends = LogEnds(bus)
         self._epoch = 0  # the last one that was begun
+        self._failure = WorkerFailure(settings.worker_patience, clock_s)
         self._model: ModelInfo | None = None
         self._kv: KVGeometry | None = None
 
@@ -140,7 +142,7 @@ class SchedulerService:
         """The worker's lease once it is ready; None if stopped."""
         said = ""
         while not (self._stopping.is_set() or self._draining.is_set()):
-            found = await look_at_worker(self._bus, self._keys)
+            found = self._failure.judge(await look_at_worker(self._bus, self._keys))
             if found.lease is not None and found.state is EngineState.READY:
                 self._model, self._kv = found.lease.model, found.lease.kv
                 return found.lease

@@ -75,6 +75,12 @@ class SchedulerSettings(StepSettings):
     gateway_grace: float = setting(
         60.0, "Seconds after which the requests of a gateway that has died are ended.", minimum=1
     )
+    worker_patience: float = setting(
+        120.0,
+        "Seconds for which a worker that had served and cannot start any more (its model's folder "
+        "is away) may try again; then the engine has failed, and open requests end with an error.",
+        minimum=0,
+    )
     drain_timeout: float = setting(
         30.0, "Seconds that running requests get to end when the scheduler is stopped.", minimum=0
     )

@@ -5,6 +5,7 @@ PageStreamError
 ├── DecodeError         an entry of a log is not the message it claims to be
 ├── BusError
 │   ├── BusUnavailable  Redis cannot be reached, or is too old
+│   │   └── LoginRefused    it does not know the user or password
 │   └── StaleWriter     an append was refused: another writer has taken the log over
 └── ModelUnsupported    a model cannot be served, with the reason
 """
@@ -47,6 +48,10 @@ class BusError(PageStreamError):
 
 class BusUnavailable(BusError):
     """Redis did not answer; whether the last append was carried out is unknown."""
+
+
+class LoginRefused(BusUnavailable):
+    """Redis asks for a user and password that it knows; those in its URL are not."""
 
 
 class StaleWriter(BusError):

@@ -7,12 +7,13 @@ from typing import Any
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.keys import ENGINES
 from shared.bus.line import Command, Line, Lines
-from shared.errors import BusUnavailable, SettingsError, StaleWriter
+from shared.bus.server_settings import doubts
+from shared.errors import BusUnavailable, LoginRefused, SettingsError, StaleWriter
 
 _OLDEST_SERVER = (7, 0)  # the first with explicit epochs and automatic sequence: <epoch>-*
 _REPLY_TIMEOUT_S = 5.0
@@ -68,6 +69,14 @@ class RedisBus:
             needed = ".".join(map(str, _OLDEST_SERVER))
             raise BusUnavailable(f"Redis {version} is too old: {needed} or newer is needed")
         return version
+
+    async def doubts(self) -> Sequence[str]:
+        """What in the server's settings may lose requests.
+
+        Raises:
+            BusUnavailable: it does not answer.
+        """
+        return doubts(await self._info("default"))
 
     async def append(self, append: Append) -> EntryId:
         return (await self.append_all([append]))[0]
@@ -153,9 +162,9 @@ class RedisBus:
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         return Line(connection)
 
-    async def _info(self) -> dict[str, str]:
+    async def _info(self, section: str = "server") -> dict[str, str]:
         """What the server tells of itself."""
-        lines = _text(await self._ask("INFO", "server")).splitlines()
+        lines = _text(await self._ask("INFO", section)).splitlines()
         pairs = (line.partition(":") for line in lines if ":" in line)
         return {key: value for key, _, value in pairs}
 
@@ -181,6 +190,8 @@ class RedisBus:
         """
         try:
             return await self._lines.ask(*commands, patience_s=patience_s or _REPLY_TIMEOUT_S)
+        except AuthenticationError as error:
+            raise LoginRefused(f"Redis refused user or password: {error}") from error
         except ResponseError as error:  # to the login
             raise _refused(error) from error
         except (RedisError, OSError) as error:

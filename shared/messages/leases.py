@@ -78,7 +78,7 @@ class WorkerInfo(Message):
 class EngineState(StrEnum):
     STARTING = "starting"  # no worker yet
     READY = "ready"
-    FAILED = "failed"  # the worker says that the model cannot be served
+    FAILED = "failed"  # no worker can serve the model; what is open ends with an error
 
 
 class PrefixState(StrEnum):

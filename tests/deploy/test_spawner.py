@@ -119,6 +119,18 @@ def test_a_killed_service_is_forked_again_and_the_log_says_how_long_it_was_away(
     assert len(re.findall(back, spawned.said())) == 2
 
 
+def test_a_service_told_to_end_without_its_spawner_is_forked_again_like_a_killed_one(
+    spawn: Callable[..., Spawned],
+) -> None:
+    spawned = spawn("service", "serve")
+    os.kill(spawned.serving(), signal.SIGTERM)
+    spawned.serving(2)
+    assert spawned.process.poll() is None
+    assert "heard 1" in spawned.said()
+    spawned.process.send_signal(signal.SIGTERM)
+    assert spawned.process.wait(DEADLINE_S) == 0
+
+
 def test_the_service_dies_with_a_killed_spawner(spawn: Callable[..., Spawned]) -> None:
     spawned = spawn("service", "serve")
     pid = spawned.serving()

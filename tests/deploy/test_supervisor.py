@@ -31,7 +31,7 @@ DEADLINE_S = 10.0
 class Harness:
     """A supervisor whose clock only the test moves."""
 
-    def __init__(self, folder: Path, script: str, grace_s: float = 60.0) -> None:
+    def __init__(self, folder: Path, script: str, grace_s: float, patience_s: float) -> None:
         self.folder = folder
         self.events: list[Event] = []
         self.now = 0.0
@@ -43,7 +43,7 @@ class Harness:
             pid_file=folder / "service.pid",
             grace_s=grace_s,
         )
-        self.supervisor = Supervisor(service, self.events.append)
+        self.supervisor = Supervisor(service, self.events.append, patience_s)
         self.supervisor.start(self.now)
 
     def close(self) -> None:
@@ -69,8 +69,8 @@ class Harness:
 
 @pytest.fixture
 def harness(tmp_path: Path, request: pytest.FixtureRequest) -> Callable[..., Harness]:
-    def make(script: str, grace_s: float = 60.0) -> Harness:
-        made = Harness(tmp_path, script, grace_s)
+    def make(script: str, grace_s: float = 60.0, patience_s: float = 0.0) -> Harness:
+        made = Harness(tmp_path, script, grace_s, patience_s)
         request.addfinalizer(made.close)
         return made
 
@@ -161,10 +161,12 @@ def test_the_back_off_starts_anew_as_soon_as_the_service_says_that_it_is_ready(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
 def test_a_spawners_news_of_its_service_are_passed_on(harness: Callable[..., Harness]) -> None:
-    script = f"{{ echo ready; echo died signal SIGKILL; echo ready; }} > {NEWS}; exec sleep 60"
+    news = "echo ready; echo died signal SIGKILL; echo ready"
+    script = f"echo the reason; {{ {news}; }} > {NEWS}; exec sleep 60"
     made = harness(script)
     assert made.until(Back) == Back("service", 0.0)
-    assert made.events[1:] == [Respawned("service", "signal SIGKILL"), Back("service", 0.0)]
+    died = Respawned("service", "signal SIGKILL", ["the reason"])
+    assert made.events[1:] == [died, Back("service", 0.0)]
     assert made.supervisor.num_deaths == 1
 
 
@@ -174,9 +176,52 @@ def test_an_exit_code_that_a_restart_cannot_mend_ends_the_attempts(
 ) -> None:
     made = harness(f"echo 'ALiBi is not supported' >&2; exit {code}")
     gave_up = made.until(GaveUp)
-    assert gave_up == GaveUp("service", f"exit code {code}", ["ALiBi is not supported"])
+    assert gave_up == GaveUp("service", f"exit code {code}", ["ALiBi is not supported"], code)
     assert made.supervisor.state is State.FAILED
     assert made.supervisor.next_deadline is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
+def test_what_was_ready_once_may_come_back_for_a_while_whatever_its_exit_code(
+    harness: Callable[..., Harness], tmp_path: Path
+) -> None:
+    away = tmp_path / "away"
+    made = harness(
+        f"[ -e {away} ] && exit 78; echo ready > {NEWS}; echo up; exec sleep 60", patience_s=10.0
+    )
+    made.wait_for_log("up")
+    away.touch()
+    made.supervisor.tick(made.now)
+    os.kill(made.supervisor.pid or 0, signal.SIGKILL)
+    made.until(Died)
+    made.now += 1.0
+    futile = made.until(Died)
+    assert isinstance(futile, Died)
+    assert futile.how == "exit code 78"
+    away.unlink()
+    made.now += 1.0
+    made.until(Back)  # and the patience begins anew
+    away.touch()
+    os.kill(made.supervisor.pid or 0, signal.SIGKILL)
+    made.until(Died)
+    made.now += 9.0
+    made.until(Died)
+    made.now += 9.0
+    made.until(Died)
+    made.now += 9.0
+    made.until(GaveUp)
+
+
+def test_what_dies_again_and_again_before_it_is_ready_is_hopeless(
+    harness: Callable[..., Harness],
+) -> None:
+    made = harness("echo no memory; exit 1")
+    for _ in range(3):
+        assert not made.supervisor.is_hopeless
+        made.until(Died)
+        made.now = made.supervisor.next_deadline or 0.0
+    assert made.supervisor.is_hopeless
+    assert list(made.supervisor.last_words) == ["no memory"]
 
 
 def test_a_killed_service_is_started_again(harness: Callable[..., Harness]) -> None:

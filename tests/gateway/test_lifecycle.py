@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from openai import APIError
 
+from gateway.engine import EngineAway
 from shared.bus.api import Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
 from shared.bus.redis_bus import RedisBus
@@ -410,6 +411,23 @@ async def test_a_stream_ends_with_an_error_when_the_bus_stays_away(make_stage: M
         [last] = await stream.rest()
     assert "Redis has been away" in json.loads(last)["error"]["message"]
     bus.away = False
+    assert (await stage.engine.hear_abort()).request_id == submit.request_id
+
+
+async def test_a_stream_ends_with_an_error_when_the_engine_has_failed_for_good(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage()
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
+        await stream.read_text(2)
+        await stage.engine.publish(state="starting", detail="the worker cannot start: no folder")
+        await stage.until(lambda: isinstance(stage.server.service.engine.status, EngineAway))
+        assert stage.server.service.engine.num_open == 1, "it may come back"
+        await stage.engine.publish(state="failed", detail="no folder")
+        [last] = await stream.rest()
+    assert "is failed: no folder" in json.loads(last)["error"]["message"]
     assert (await stage.engine.hear_abort()).request_id == submit.request_id
 
 

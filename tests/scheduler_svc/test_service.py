@@ -188,15 +188,41 @@ async def test_prompts_lengthen_the_steps_of_others_by_no_more_than_a_pause(
     assert max(result.num_batched_tokens for result in results) in (largest, largest + 1)
 
 
-async def test_while_no_worker_is_ready_the_engine_says_why(bus: MemoryBus) -> None:
-    await Peer(bus, "w1").announce("failed", "bloom is not supported")
-    async with running(service(bus)):
-        deadline = time.monotonic() + DEADLINE_S
-        while (value := await bus.get(KEYS.info)) is None:
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0)
-        info = decode_as(EngineInfo, value)
-    assert (info.state, info.detail) == ("failed", "bloom is not supported")
+async def state_of_engine(bus: MemoryBus, patience_s: float, *states: str) -> EngineInfo:
+    """What the scheduler publishes while the worker's lease goes through these states."""
+    now_s = 0.0
+    found = service(bus, lambda: now_s, worker_patience=patience_s)
+    worker = Peer(bus, "w1")
+    await worker.announce(states[0], "no such folder")
+    async with running(found):
+        for state in states:
+            await worker.announce(state, "no such folder" if state == "failed" else "")
+            await bus.put(KEYS.info, b"", 1)
+            deadline = time.monotonic() + DEADLINE_S
+            while not (value := await bus.get(KEYS.info)):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0)
+            now_s += 10.0
+        return decode_as(EngineInfo, value)
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "states", "state", "detail"),
+    [
+        (0, ["failed"], "failed", "no such folder"),
+        (5, ["failed"], "starting", "the worker cannot start: no such folder"),
+        (15, ["failed", "loading"], "starting", "the worker cannot start: no such folder"),
+        (15, ["failed", "loading", "failed"], "failed", "no such folder"),
+        (15, ["failed", "ready", "loading"], "starting", "no worker is ready"),
+        (15, ["failed", "ready", "loading", "failed"], "starting", "cannot start: no such folder"),
+    ],
+)
+async def test_an_engine_has_failed_when_its_workers_could_not_start_for_a_while(
+    bus: MemoryBus, patience_s: float, states: list[str], state: str, detail: str
+) -> None:
+    info = await state_of_engine(bus, patience_s, *states)
+    assert info.state == state
+    assert info.detail.endswith(detail)
 
 
 async def test_a_worker_whose_results_have_a_field_more_is_worked_with(bus: MemoryBus) -> None:

@@ -15,7 +15,7 @@ import redis
 
 from shared.bus.api import START, Append
 from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable, SettingsError
+from shared.errors import BusUnavailable, LoginRefused, SettingsError
 
 ROOT = Path(__file__).parents[2]
 USER, PASSWORD = "pagestream", "correct-horse"
@@ -64,9 +64,27 @@ async def test_a_user_with_few_rights_is_enough(guarded_url: str) -> None:
     await bus.close()
 
 
+async def test_settings_with_which_redis_may_lose_requests_are_named(guarded_url: str) -> None:
+    admin = redis.Redis.from_url(guarded_url.replace(f"{USER}:{PASSWORD}@", ""))
+    bus = RedisBus(guarded_url)  # a user who may not ask for CONFIG
+    assert not await bus.doubts()
+    try:
+        admin.config_set("maxmemory-policy", "allkeys-lru")
+        admin.config_set("appendonly", "no")
+        policy, append_only = await bus.doubts()
+    finally:
+        admin.config_set("maxmemory-policy", "noeviction")
+        admin.config_set("appendonly", "yes")
+        admin.close()
+        await bus.close()
+    assert "allkeys-lru" in policy
+    assert "noeviction" in policy
+    assert "appendonly yes" in append_only
+
+
 async def test_a_wrong_password_is_named_as_the_trouble_and_not_shown(guarded_url: str) -> None:
     bus = RedisBus(guarded_url.replace(PASSWORD, "wrong-horse"))
-    with pytest.raises(BusUnavailable) as refused:
+    with pytest.raises(LoginRefused) as refused:
         await bus.check_server()
     assert "WRONGPASS" in str(refused.value) or "invalid username" in str(refused.value)
     assert "wrong-horse" not in str(refused.value)

@@ -1,0 +1,39 @@
+"""A Redis that the user has named: whether it can be used, before anything is started."""
+
+import asyncio
+from collections.abc import Sequence
+
+from shared.bus.redis_bus import RedisBus
+from shared.errors import BusUnavailable, LoginRefused, PageStreamError
+
+_PATIENCE_S = 5.0  # it may be starting, too
+_AGAIN_S = 0.25
+
+
+def check_redis(url: str) -> Sequence[str]:
+    """Warnings about its settings.
+
+    Raises:
+        SettingsError: the URL cannot be used.
+        PageStreamError: the server cannot be reached, does not let us in, or is too old.
+    """
+    return asyncio.run(_check(url))
+
+
+async def _check(url: str) -> Sequence[str]:
+    bus = RedisBus(url)
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + _PATIENCE_S
+    try:
+        while True:
+            try:
+                await bus.check_server()
+                return await bus.doubts()
+            except LoginRefused as error:
+                raise PageStreamError(f"REDIS_URL: {error}") from None
+            except BusUnavailable as error:
+                if loop.time() >= until_s:
+                    raise PageStreamError(f"REDIS_URL: {error}") from None
+                await asyncio.sleep(_AGAIN_S)
+    finally:
+        await bus.close()

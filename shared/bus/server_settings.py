@@ -1,0 +1,22 @@
+"""What a Redis server's settings mean for the logs in it."""
+
+from collections.abc import Mapping, Sequence
+
+_WANTED_POLICY = "noeviction"
+
+
+def doubts(info: Mapping[str, str]) -> Sequence[str]:
+    """What may lose requests, by the fields of the server's INFO; those it leaves out are fine."""
+    found = []
+    policy = info.get("maxmemory_policy", _WANTED_POLICY)
+    if policy != _WANTED_POLICY:
+        found.append(
+            f"Redis has maxmemory-policy {policy}: when its memory is full it may delete logs and "
+            f"leases; set {_WANTED_POLICY}"
+        )
+    if info.get("aof_enabled", "1") == "0":
+        found.append(
+            "Redis has appendonly off: accepted requests are lost when it is restarted; set "
+            "appendonly yes and appendfsync everysec"
+        )
+    return found
