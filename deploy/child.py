@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from deploy.log_files import open_log
 from deploy.news import NEWS_FD, NewsReader
+from shared.logs import LOG_FILE
 
 _DIE_WITH_US = (sys.executable, "-IS", str(Path(__file__).with_name("die_with_parent.py")))
 
@@ -38,11 +40,12 @@ class Child:
         self._log = log
         self._pid_file = pid_file
         self.news = NewsReader()
-        with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as output:
-            self._log_start = output.tell()
+        with open(open_log(log), "ab") as output:
+            self._log_start = output.seek(0, os.SEEK_END)
+            self._log_file = os.fstat(output.fileno()).st_ino
             self._process = subprocess.Popen(
                 [*_DIE_WITH_US, str(os.getpid()), *command],
-                env={**environ, NEWS_FD: str(self.news.write_end)},
+                env={**environ, NEWS_FD: str(self.news.write_end), LOG_FILE: str(log)},
                 pass_fds=(self.news.write_end,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -76,9 +79,10 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """The last lines that this process, not an earlier one, wrote to its log."""
+        """The last lines that this process, not an earlier one, wrote to its present log file."""
         with self._log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, end - 16_384))
+            start = self._log_start if os.fstat(log.fileno()).st_ino == self._log_file else 0
+            log.seek(max(start, end - 16_384))
             text = log.read().decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()][-num_lines:]

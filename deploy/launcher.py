@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from deploy.log_files import rotate_if_large
 from deploy.options import Options
 from deploy.probe import health_address, http_url, is_ready
 from deploy.redis_probe import forget_keys, redis_answers
@@ -105,9 +106,10 @@ class Launcher:
         folder = self._state.redis
         server = find_server_for(folder)
         endpoint = private_endpoint(folder, self._options.launcher.redis_port)
+        log = self._state.log("redis")
         self._environ["REDIS_URL"] = endpoint.url
         self._state.note_redis(endpoint.url)
-        redis = self._start("redis", configure(server.path, endpoint, folder))
+        redis = self._start("redis", configure(server.path, endpoint, folder, log))
 
         # Whoever held a lease when this Redis last ran has ended, but a lease that was killed off
         # in mid-life is still in the data, and a gateway would take its holder for alive.
@@ -169,6 +171,7 @@ class Launcher:
         self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]), news)
         for supervisor in self._services.values():
             supervisor.tick(time.monotonic())
+            rotate_if_large(supervisor.service.log, self._options.launcher.max_log_bytes)
 
     def _drain(self) -> None:
         """Stop one service after the other; the ones not yet told to stop are kept running."""

@@ -121,9 +121,7 @@ def find_server_for(folder: Path) -> RedisServer:
     return next((server for server in able if server.version == writer), able[0])
 
 
-def configure(
-    binary: str, endpoint: Endpoint, folder: Path, log: Path | None = None
-) -> list[str]:
+def configure(binary: str, endpoint: Endpoint, folder: Path, log: Path | None = None) -> list[str]:
     """Write the settings of a server that keeps its data in ``folder``.
 
     They are in a file for its user alone, because command lines can be read by everybody.

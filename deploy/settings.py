@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.settings import setting
+from shared.settings import byte_size, setting
 from shared.state_folder import DEFAULT_STATE_DIR, state_folder
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -19,6 +19,12 @@ class LauncherSettings:
         f"repository, or {DEFAULT_STATE_DIR}/port-N for another --port than the default.",
     )
 
+    max_log_bytes: int = setting(
+        64 * 2**20,
+        "Size at which a service's log file is replaced by a new one; three older ones are kept.",
+        parse=byte_size,
+        minimum=4096,
+    )
     redis_port: int = setting(
         0,
         "Port of loopback on which the Redis that is started listens as well, with the password "

@@ -3,7 +3,7 @@
 run/serve.pid          the launcher; locked while it lives
 run/<service>.pid      its services
 run/redis.url          the Redis that they use, or used last
-log/<service>.log      their output; the previous start's is <service>.log.1
+log/<service>.log      their output since this start; what was before is in <service>.log.1 to .3
 redis/                 data of the launcher's own Redis, kept between starts
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from deploy.log_files import rotate
 from shared.errors import PageStreamError
 from shared.state_folder import redis_url_file
 
@@ -53,7 +54,7 @@ class StateDir:
             if pid_file.name != "serve.pid":
                 _end_leftover(pid_file)
         for log in (self.path / "log").glob("*.log"):
-            log.replace(log.with_suffix(".log.1"))
+            rotate(log)
         return self
 
     def __exit__(

@@ -4,6 +4,7 @@ A file of keys has one in each line, ``NAME sha256:HEX``; a name may have severa
 be replaced while both work. ``python -m gateway.api_keys NAME >> FILE`` makes one, and shows it.
 """
 
+import argparse
 import hashlib
 import hmac
 import re
@@ -16,6 +17,7 @@ from shared.errors import SettingsError
 _LINE = re.compile(r"([\w.-]{1,64})\s+sha256:([0-9a-f]{64})")
 _SHORTEST_CHARS = 16
 _NAME_OF_PLAIN = "default"
+_NAME = re.compile(r"[\w.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,18 @@ def _read(path: str) -> tuple[_Key, ...]:
 
 def main() -> int:
     """Make a key: the line for the file goes to standard output, the key to standard error."""
-    if len(sys.argv) != 2 or re.fullmatch(r"[\w.-]{1,64}", sys.argv[1]) is None:
-        print("usage: python -m gateway.api_keys NAME >> FILE", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(
+        prog="python -m gateway.api_keys",
+        usage="%(prog)s NAME >> FILE",
+        description="Make an API key. Its line for the file that --api-keys names goes to standard "
+        "output and holds a hash; the key itself is shown once, on standard error.",
+    )
+    parser.add_argument("name", metavar="NAME", help="of the client: letters, digits and . _ -")
+    name = parser.parse_args().name
+    if _NAME.fullmatch(name) is None:
+        parser.error(f"{name!r} is no name: expected at most 64 letters, digits and . _ -")
     key = f"ps-{secrets.token_urlsafe(32)}"
-    print(f"{sys.argv[1]} sha256:{_digest(key).hex()}")
+    print(f"{name} sha256:{_digest(key).hex()}")
     print(f"the key, which is shown only now: {key}", file=sys.stderr)
     return 0
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from gateway.api_docs import docs_router
 from gateway.call import AccessLog, call_of, shown_path
 from gateway.errors import ApiError, failed
 from gateway.generation_api import generate_router
@@ -29,7 +30,15 @@ from shared.version import version
 def create_app(service: Service) -> FastAPI:
     """The application that serves one gateway's clients."""
     # Redirects would go to wherever the Host header says.
-    app = FastAPI(title="PageStream", version=version(), redirect_slashes=False)
+    # FastAPI's own page of the API comes from elsewhere, and sends no key.
+    app = FastAPI(
+        title="PageStream",
+        version=version(),
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(docs_router())
     app.include_router(generate_router(service))
     app.include_router(streams_router(service))
     app.include_router(inspection_router(service, version()))

@@ -1,15 +1,16 @@
-"""Lets nobody in without an API key, except to ask whether the process lives."""
+"""Lets nobody in without an API key, except to ask whether the process lives, and for /docs."""
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.api_docs import DOCS_PATH
 from gateway.api_keys import ApiKeys
 from gateway.call import call_in
 from gateway.errors import unauthorized
 from shared.metrics import GatewayMetrics
 
-OPEN_PATHS = ("/health", "/health/live")
+OPEN_PATHS = ("/health", "/health/live", DOCS_PATH)
 
 
 class RequireKey:

@@ -2,9 +2,13 @@
 
 import json
 import logging
+import os
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
+
+LOG_FILE = "SERVICE_LOG_FILE"  # names the file to which the launcher has opened standard error
+_STDOUT, _STDERR = 1, 2
 
 
 class _Formatter(logging.Formatter):
@@ -32,6 +36,34 @@ def _value(value: Any) -> str:
     return text if text and plain else json.dumps(text)
 
 
+class _Output(logging.StreamHandler[TextIO]):
+    """Standard error; if that is a file, the one that has its name when a line is written.
+
+    Args:
+        path: of the file, which may be renamed and replaced at any time; "" if it is none.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(sys.stderr)
+        self._path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._path:
+            self._follow()
+        super().emit(record)
+
+    def _follow(self) -> None:
+        try:
+            if os.path.samestat(os.stat(self._path), os.fstat(_STDERR)):
+                return
+            file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        except OSError:  # it is being replaced just now
+            return
+        for descriptor in (_STDOUT, _STDERR):
+            os.dup2(file, descriptor)
+        os.close(file)
+
+
 def setup_logging(service: str, level: str) -> None:
     """Send this process's logs to standard error.
 
@@ -39,7 +71,7 @@ def setup_logging(service: str, level: str) -> None:
         service: stands in every line.
         level: a name that ``logging`` knows.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Output(os.environ.get(LOG_FILE, ""))
     handler.setFormatter(_Formatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 

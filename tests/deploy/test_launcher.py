@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -203,7 +204,7 @@ def test_sigterm_ends_everything_in_order_with_exit_code_zero(running: Running) 
     assert len(ready_lines(running.said())) == 1
 
 
-def test_a_model_that_cannot_be_served_is_explained_and_the_gateway_answers_503(
+def test_a_model_that_cannot_be_served_ends_the_start_with_the_workers_reason(
     launch: Callable[..., Running], tmp_path: Path
 ) -> None:
     broken = tmp_path / "broken"
@@ -212,21 +213,11 @@ def test_a_model_that_cannot_be_served_is_explained_and_the_gateway_answers_503(
         (broken / name).write_bytes((REPOSITORY / "models" / "demo" / name).read_bytes())
     (broken / "config.json").write_text('{"model_type": "t5", "vocab_size": 4096}')
     running = launch("--model", str(broken))
-    running.until(
-        lambda: "worker    cannot run (exit code 78)" in running.said(), 60.0, "giving up"
-    )
-
-    def says_503() -> bool:
-        body = {"model": "broken", "prompt": "Once", "max_tokens": 1}
-        try:
-            return running.post("/v1/completions", body)[0] == 503
-        except OSError:
-            return False
-
-    running.until(says_503, 60.0, "an answer of the gateway")
-    assert "    | " in running.said()
+    assert running.process.wait(STOP_DEADLINE_S) == 78, running.story()
+    *_, before, reason = running.said().splitlines()
+    assert before.endswith("error: worker cannot run (exit code 78):")
+    assert "t5" in reason
     assert not ready_lines(running.said())
-    assert running.stop() == 1, running.story()
 
 
 @pytest.mark.parametrize(
@@ -309,3 +300,69 @@ def test_an_open_stream_is_finished_before_everything_ends(running: Running) -> 
         running.until(lambda: "gateway   is to end" in running.said(), 20.0, "the drain")
         assert response.read().endswith(b"data: [DONE]\n\n")
     assert running.process.wait(STOP_DEADLINE_S) == 0, running.story()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redsi://127.0.0.1/0", "REDIS_URL='redsi://...': expected redis[s]://"),
+        ("redis://127.0.0.1:1/0", "REDIS_URL: Redis does not answer"),
+    ],
+)
+def test_a_redis_that_cannot_be_used_ends_the_start_with_the_reason(
+    launch: Callable[..., Running], url: str, reason: str
+) -> None:
+    running = launch("--redis-url", url)
+    assert running.process.wait(STOP_DEADLINE_S) in (1, 2)
+    assert reason in running.said().splitlines()[-1]
+    assert "started" not in running.said()
+
+
+def test_a_wrong_password_of_redis_ends_the_start_with_the_reason(
+    launch: Callable[..., Running], redis_url: str
+) -> None:
+    running = launch("--redis-url", redis_url.replace("redis://", "redis://someone:secret@"))
+    assert running.process.wait(STOP_DEADLINE_S) == 1
+    assert "REDIS_URL: Redis refused user or password" in running.said()
+    assert "secret" not in running.said()
+
+
+def test_a_model_that_is_away_for_a_while_costs_no_stream_and_for_good_ends_it(
+    launch: Callable[..., Running], tmp_path: Path
+) -> None:
+    model, away = tmp_path / "model", tmp_path / "away"
+    shutil.copytree(REPOSITORY / "models" / "demo", model)
+    few_bytes = ("--max-log-bytes", "4KiB")
+    running = launch("--model", str(model), "--worker-patience", "20", *few_bytes)
+    running.until_ready()
+
+    def lose_the_model(run: Callable[[], None]) -> bytes:
+        """The end of a stream whose worker is killed when its model is gone."""
+        body = {"model": "model", "prompt": "Once", "max_tokens": 400, "ignore_eos": True}
+        request = urllib.request.Request(
+            f"{running.url}/v1/completions",
+            json.dumps({**body, "stream": True}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as response:
+            assert response.readline().startswith(b"data: ")
+            model.rename(away)
+            os.kill(forked_by(running.pid("worker")) or 0, signal.SIGKILL)
+            run()
+            answer: bytes = response.read()
+            return answer
+
+    def until_it_comes_back() -> None:
+        futile = "worker    died (exit code 78)"
+        running.until(lambda: futile in running.said(), RECOVERY_DEADLINE_S, "an attempt")
+        away.rename(model)
+
+    assert lose_the_model(until_it_comes_back).endswith(b"data: [DONE]\n\n")
+    end = lose_the_model(lambda: None)
+    assert b"[DONE]" not in end
+    assert b"error" in end
+    assert running.process.wait(STOP_DEADLINE_S) == 78
+    assert "no such folder" in running.said().splitlines()[-1]
+    assert (running.state / "log" / "worker.log.1").stat().st_size > 4096
+    logs = [*(running.state / "log").glob("worker.log*")]
+    assert "".join(map(Path.read_text, logs)).count(" worker ready ") == 2

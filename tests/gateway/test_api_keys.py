@@ -103,15 +103,37 @@ def test_the_command_makes_keys_that_are_let_in(tmp_path: Path) -> None:
     assert key not in made.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--help"], 0, "usage: python -m gateway.api_keys NAME >> FILE"),
+        ([], 2, "required: NAME"),
+        (["two", "names"], 2, "unrecognized arguments: names"),
+        (["b ob"], 2, "'b ob' is no name"),
+    ],
+)
+def test_the_command_makes_no_key_where_none_is_meant(
+    words: list[str], code: int, told: str
+) -> None:
+    command = [sys.executable, "-m", "gateway.api_keys", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert told in (done.stderr if code else done.stdout)
+    assert "sha256:" not in done.stdout
+
+
 # ----------------------------------------------------------------- over HTTP
 
 
-async def test_everything_but_liveness_needs_a_key(make_stage: MakeStage, file: Path) -> None:
+async def test_everything_but_liveness_and_the_page_that_asks_for_a_key_needs_one(
+    make_stage: MakeStage, file: Path
+) -> None:
     stage = await make_stage(api_keys=str(file))
-    described = await stage.http.get("/openapi.json", headers={"Authorization": f"Bearer {KEY}"})
+    allowed = {"Authorization": f"Bearer {KEY}"}
+    described = await stage.http.get("/openapi.json", headers=allowed)
     paths = [path for path in described.json()["paths"] if path != "/health/live"]
     assert {"/v1/completions", "/metrics", "/health/ready", "/prefixes"} <= set(paths)
-    for path in [*paths, "/docs", "/openapi.json", "/nowhere"]:
+    for path in [*paths, "/openapi.json", "/nowhere"]:
         for method in ("GET", "POST"):
             refused = await stage.http.request(method, path)
             assert refused.status_code == 401, path
@@ -120,6 +142,7 @@ async def test_everything_but_liveness_needs_a_key(make_stage: MakeStage, file: 
             error = refused.json()["error"]
             assert (error["code"], error["type"]) == ("invalid_api_key", "invalid_request_error")
     assert (await stage.http.get("/health/live")).status_code == 200
+    assert (await stage.http.get("/docs")).status_code == 200
     wrong = await stage.http.get("/v1/models", headers={"Authorization": "Bearer wrong"})
     assert wrong.status_code == 401
     assert "not known" in wrong.json()["error"]["message"]

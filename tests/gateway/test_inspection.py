@@ -89,7 +89,11 @@ async def test_a_probe_may_ask_for_the_head_alone(make_stage: MakeStage, path: s
 
 
 async def test_the_api_describes_itself(stage: Stage) -> None:
-    assert (await stage.http.get("/docs")).status_code == 200
+    docs = await stage.http.get("/docs")
+    assert docs.status_code == 200
+    assert 'fetch("/openapi.json"' in docs.text
+    assert not re.findall(r"(?:src|href)=|https?://|@import", docs.text), "nothing from elsewhere"
+    assert "default-src 'none'" in docs.headers["content-security-policy"]
     described = (await stage.http.get("/openapi.json")).json()
     refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)))
     assert refs <= described["components"]["schemas"].keys()

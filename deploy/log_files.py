@@ -1,0 +1,34 @@
+"""Log files of services: bounded, with a few older ones kept beside each.
+
+A file that has grown too large is renamed, and an empty one takes its place. The service that
+writes it notices at its next line and goes on there (``shared/logs.py``): nothing is copied, and
+no line is lost.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+_GENERATIONS = 3
+
+
+def open_log(log: Path) -> int:
+    """Descriptor to append to a log that its user alone can read."""
+    return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+
+def rotate_if_large(log: Path, max_bytes: int) -> None:
+    """Begin a new file if this one has grown beyond ``max_bytes``."""
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > max_bytes:
+            rotate(log)
+            os.close(open_log(log))
+
+
+def rotate(log: Path) -> None:
+    """``x.log`` becomes ``x.log.1``, that ``x.log.2``, and so on; the oldest goes."""
+    for number in reversed(range(_GENERATIONS)):
+        older = log.with_name(f"{log.name}.{number + 1}")
+        newer = log.with_name(f"{log.name}.{number}") if number else log
+        with contextlib.suppress(FileNotFoundError):
+            newer.replace(older)
