@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tests.chaos.client import Outcome
 from tests.chaos.scenario import Run
 
+FAILED, OUT_OF_TIME = 1, 3
 _SHOWN_BLOWS = 40
 HEAD = (
     "| scenario | complete | equal texts | duplicates | gaps | blows | resumed | pause p50 | p99 "
@@ -35,10 +36,13 @@ class Row:
     spawner_pauses_s: Sequence[float]
     time_s: float
 
+    @property
+    def was_asked(self) -> bool:
+        """There was time for at least one request; without any, nothing is shown."""
+        return self.total > 0
+
     def is_good(self, exact: bool) -> bool:
-        """Something was asked, and nothing lost, repeated or, if that can be asked, changed."""
-        if not self.total:
-            return False
+        """Nothing was lost, repeated or, if that can be asked, changed."""
         same = self.equal == self.total or not exact
         return self.complete == self.total and same and not self.duplicates and not self.gaps
 
@@ -52,6 +56,25 @@ class Row:
             f"| {self.name} | {self.complete}/{self.total} | {self.equal} | {self.duplicates} "
             f"| {self.gaps} | {self.blows} | {self.resumed} | {pauses} | {self.time_s:.0f} s |"
         )
+
+
+def verdict(rows: Sequence[Row], num_scenarios: int, exact: bool) -> tuple[int, str]:
+    """Exit code, and what it means, of all runs, those that there was no time for among them.
+
+    Args:
+        num_scenarios: that were asked for.
+        exact: texts must be those of the undisturbed run.
+    """
+    bad = [row.name for row in rows if not row.is_good(exact)]
+    if bad:
+        return FAILED, f"something was lost, repeated or changed: {', '.join(bad)}"
+    num_run = sum(row.was_asked for row in rows)
+    if num_run < num_scenarios:
+        return OUT_OF_TIME, (
+            f"all is well as far as it went; --minutes left no time for {num_scenarios - num_run} "
+            f"of {num_scenarios} runs"
+        )
+    return 0, "all is well"
 
 
 def row_of(name: str, run: Run, expected: Mapping[str, Outcome]) -> Row:
