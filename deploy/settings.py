@@ -23,7 +23,7 @@ class LauncherSettings:
         64 * 2**20,
         "Size at which a service's log file is replaced by a new one; three older ones are kept.",
         parse=byte_size,
-        minimum=4096,
+        minimum=1024,
     )
     redis_port: int = setting(
         0,
