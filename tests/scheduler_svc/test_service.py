@@ -243,7 +243,7 @@ async def test_a_worker_of_another_protocol_is_refused_until_one_of_this_comes(
 ) -> None:
     await Peer(bus, "w1", protocol=PROTOCOL + 1).announce()
     peer, reader = Peer(bus, "w2"), Reader(bus)
-    async with running(service(bus)):
+    async with running(service(bus, worker_patience=0)):
         while await bus.get(KEYS.info) is None:
             await asyncio.sleep(0)
         found = await info(bus)
