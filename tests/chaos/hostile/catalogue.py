@@ -13,9 +13,9 @@ ATTACKS: Sequence[Attack] = (
     # What is asked for costs more than it should.
     Attack("many choices with stop strings", bodies.many_choices_with_stops, 4.0),
     Attack("some choices with stop strings", bodies.some_choices_with_stops, 6.0),
-    Attack("echo with scores", bodies.echo_with_scores, 4.0),
-    Attack("prompt scores", bodies.prompt_scores, 8.0),
-    Attack("long log-probabilities", bodies.long_logprobs, 4.0),
+    Attack("echo with scores", bodies.echo_with_scores, 2.0, lanes=2),
+    Attack("prompt scores", bodies.prompt_scores, 5.0),
+    Attack("long log-probabilities", bodies.long_logprobs, 2.0, lanes=2),
     Attack("chat of many parts", bodies.many_parts, 10.0),
     Attack("unknown fields", bodies.unknown_fields, 8.0),
     Attack("unknown fields in messages", bodies.unknown_fields_in_messages, 8.0),

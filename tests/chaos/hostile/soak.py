@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -222,6 +223,10 @@ class HostileSoak:
             with contextlib.suppress(OSError):  # it may have been killed
                 used = await asyncio.to_thread(redis_used_bytes, cluster.redis)
                 self.record.redis_peak_bytes = max(self.record.redis_peak_bytes, used)
+                errors = await asyncio.to_thread(redis_reply, cluster.redis, "INFO errorstats")
+                refused = re.search(r"errorstat_OOM:count=(\d+)", errors)
+                if refused is not None:
+                    self.record.redis_refusals = max(self.record.redis_refusals, int(refused[1]))
             await asyncio.sleep(_WATCH_S)
 
     async def _delete_outputs(self, cluster: Cluster, after_s: float) -> None:
@@ -229,6 +234,7 @@ class HostileSoak:
         with contextlib.suppress(OSError):
             command = f"DEL {EngineKeys('engine-0').outputs}"
             await asyncio.to_thread(redis_reply, cluster.redis, command)
+            self.record.num_deletions += 1
 
     def _news(self) -> str:
         record, honest = self.record, self.record.honest

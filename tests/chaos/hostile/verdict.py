@@ -44,6 +44,8 @@ class Record:
         calm_until_s: the first attack began, on the monotonic clock.
         num_questions: of the probe, by kind.
         redis_peak_bytes: most that Redis was seen to use.
+        redis_refusals: commands that it refused because it was full, by the last process's account.
+        num_deletions: of the outputs log.
         accidents: processes that ended by themselves, and the like.
     """
 
@@ -59,6 +61,7 @@ class Record:
     calm_until_s: float = 0.0
     redis_peak_bytes: int = 0
     redis_refusals: int = 0
+    num_deletions: int = 0
     accidents: list[str] = field(default_factory=list)
 
 
@@ -127,6 +130,7 @@ def report(record: Record) -> dict[str, Any]:
             "limit_bytes": record.redis_limit_bytes,
             "peak_bytes": record.redis_peak_bytes,
             "commands_refused_at_limit": record.redis_refusals,
+            "deletions_of_outputs": record.num_deletions,
         },
         "outages": [
             [outage.service, outage.from_s - record.calm_until_s, outage.until_s - outage.from_s]
