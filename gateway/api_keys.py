@@ -44,12 +44,18 @@ class ApiKeys:
             reason = f"a key has at least {_SHORTEST_CHARS} characters"
             raise SettingsError("PAGESTREAM_API_KEY", "...", reason)
         self._keys: tuple[_Key, ...] = ()
+        self._num_tenants = 0
         self.reload()
 
     @property
     def are_asked_for(self) -> bool:
         """False: everybody is let in."""
         return bool(self._keys)
+
+    @property
+    def num_tenants(self) -> int:
+        """Names that have keys."""
+        return self._num_tenants
 
     def reload(self) -> int:
         """Read the file again; how many keys there are now.
@@ -59,6 +65,7 @@ class ApiKeys:
         """
         plain = () if self._plain is None else (self._plain,)
         self._keys = plain + (() if self._file is None else _read(self._file))
+        self._num_tenants = len({key.tenant for key in self._keys})
         return len(self._keys)
 
     def tenant_of(self, authorization: str) -> str | None:

@@ -44,7 +44,8 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(inspection_router(service, version()))
     app.add_middleware(
         LimitCalls,
-        limit=service.max_calls,
+        quotas=service.quotas,
+        is_shared=lambda: service.keys.num_tenants > 1,
         is_full=lambda: service.engine.is_full,
         metrics=service.metrics,
     )

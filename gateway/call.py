@@ -63,6 +63,12 @@ def client_of(request: Request) -> str:
     return call_of(request).tenant or request.headers.get("authorization", "")
 
 
+def caller_of(request: Request) -> str:
+    """Names between whom threads are shared: API keys, or addresses where no key is asked for."""
+    address = "" if request.client is None else request.client.host
+    return call_of(request).tenant or address
+
+
 def idempotency_key(request: Request) -> str | None:
     """By which the client names a generation that it may ask for again.
 

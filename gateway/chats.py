@@ -28,8 +28,12 @@ class ChatRenderer:
         messages: Sequence[ChatMessage],
         tools: Sequence[ChatTool] | None,
         add_generation_prompt: bool,
+        caller: str = "",
     ) -> RenderedChat:
         """The text of a conversation.
+
+        Args:
+            caller: threads are shared fairly between callers.
 
         Raises:
             TemplateRefused: the template does not accept it, or takes too long.
@@ -41,7 +45,7 @@ class ChatRenderer:
                 conversation(messages, tools, add_generation_prompt)
             )
 
-        return await self._threads.run(render)
+        return await self._threads.run(render, caller)
 
     def close(self) -> None:
         """Give the threads up; nothing may be asked afterwards."""

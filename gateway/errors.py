@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 MISSING_FIELD = "missing_field"
 _SHOWN_VALUE_CHARS = 80
 _RETRY_AFTER_S = 2
+_WITH_KEY = " with this API key"
 STREAM_LOST = "stream_lost"
 # OpenAI's own clients repeat every 409 and 500 that does not say this.
 _FINAL = {"x-should-retry": "false"}
@@ -100,6 +101,12 @@ def body_too_large(limit: int) -> ApiError:
     )
 
 
+def body_too_complex(kind: str, number: int, limit: int) -> ApiError:
+    """400: a body of allowed size that takes too long to parse."""
+    message = f"The request body has {number} {kind}; at most {limit} are accepted"
+    return ApiError(400, message, code="body_too_complex", rejection="too_large")
+
+
 def unavailable(message: str) -> ApiError:
     """503: there is no engine now; the same request may work later."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
@@ -137,9 +144,10 @@ def other_protocol(name: str) -> ApiError:
 
 
 def too_slow(limit_s: float) -> ApiError:
-    """408: the request did not arrive in full."""
-    message = f"The request did not arrive within {limit_s:g} seconds"
-    return ApiError(408, message, code="request_timeout")
+    """408: the request did not arrive in full; what is left of it is not read."""
+    message = f"The request did not arrive within {limit_s:.3g} seconds"
+    headers = {"Connection": "close"}
+    return ApiError(408, message, code="request_timeout", headers=headers)
 
 
 def busy(limit: int) -> ApiError:
@@ -149,9 +157,16 @@ def busy(limit: int) -> ApiError:
     return ApiError(503, message, code="too_many_connections", headers=headers)
 
 
-def too_many_calls(limit: int) -> ApiError:
-    """429: this gateway is in the middle of as many calls as it may be."""
-    return overloaded(f"{limit} calls are in progress already")
+def too_many_calls(limit: int, of_key: bool = False) -> ApiError:
+    """429: this gateway is in the middle of as many calls as it may be, or as a key may have."""
+    return overloaded(f"{limit} calls{_WITH_KEY * of_key} are in progress already")
+
+
+def too_many_bytes(limit: int, of_key: bool = False) -> ApiError:
+    """429: the bodies of calls in progress are as large as they may be together."""
+    return overloaded(
+        f"the bodies of calls{_WITH_KEY * of_key} in progress may have {limit} bytes together"
+    )
 
 
 def overloaded(message: str) -> ApiError:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -21,14 +22,16 @@ from gateway.admission import (
 from gateway.answer_schema import ChatAnswer, CompletionAnswer
 from gateway.answers import Resumption, StreamAnswer, whole_answer
 from gateway.beams import beam_params
-from gateway.call import MAX_KEY_CHARS, call_of, client_of, idempotency_key, read_body
+from gateway.call import MAX_KEY_CHARS, call_of, caller_of, client_of, idempotency_key
 from gateway.display import Display, fingerprint, seed_of
+from gateway.engine import Engine
 from gateway.errors import ApiError
 from gateway.event_ids import StreamPosition
 from gateway.generation import Generation
 from gateway.openapi import generates, reads_header, takes
 from gateway.pending import Planned, scoring_last, with_seed
 from gateway.prompt_length import scores_last, truncated
+from gateway.prompts import Asking
 from gateway.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.service import Service
 from gateway.stream_ids import call_id_of, secret_of_key, stream_id_of
@@ -76,7 +79,7 @@ def _counting(service: Service) -> Iterator[None]:
 
 
 async def _complete(service: Service, request: Request) -> Response:
-    body = parse_body(CompletionBody, await read_body(request, service.max_body_bytes))
+    body = await service.bodies.read(request, partial(parse_body, CompletionBody))
     service.check_model(body.model)
     beams = beam_params(body)
     output = completion_output(body)
@@ -84,7 +87,8 @@ async def _complete(service: Service, request: Request) -> Response:
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
     planned = []
-    for whole in await service.prompts.completion(body):
+    asking = _asking(request, body, engine)
+    for whole in await service.prompts.completion(body, asking):
         prompt = truncated(whole, body, engine)
         is_full = scores_last(prompt, output, beams, engine)
         check_prompt(prompt, output, engine, is_full)
@@ -96,18 +100,26 @@ async def _complete(service: Service, request: Request) -> Response:
 
 
 async def _chat(service: Service, request: Request) -> Response:
-    body = parse_body(ChatBody, await read_body(request, service.max_body_bytes))
+    body = await service.bodies.read(request, partial(parse_body, ChatBody))
     service.check_model(body.model)
     beams = beam_params(body)
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    prompt = truncated(await service.prompts.chat(body.messages, body.tools), body, engine)
+    asking = _asking(request, body, engine)
+    whole = await service.prompts.chat(body.messages, body.tools, asking)
+    prompt = truncated(whole, body, engine)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)
     planned = [_planned(request, body, prompt, sampling, continues=False)]
     return await _answer(service, request, body, planned, output)
+
+
+def _asking(request: Request, body: GenerationBody, engine: Engine) -> Asking:
+    # What is cut off may have any length.
+    is_cut = body.truncate_prompt_tokens is not None
+    return Asking(caller_of(request), None if is_cut else engine.model.max_model_len)
 
 
 async def _answer(

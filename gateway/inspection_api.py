@@ -1,6 +1,9 @@
 """Endpoints that generate nothing: models, tokens, health, metrics."""
 
-from typing import Any
+from array import array
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, overload
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -17,15 +20,21 @@ from gateway.answer_schema import (
     TokensAnswer,
     VersionAnswer,
 )
-from gateway.call import read_body
+from gateway.call import caller_of
 from gateway.engine import Engine
 from gateway.errors import MISSING_FIELD, ApiError, invalid_value, unknown_model
 from gateway.health import readiness, status_alone
+from gateway.long_answers import PiecewiseJson, items, members, text, value
 from gateway.openapi import answers, plain_text, takes
+from gateway.prompts import Asking
 from gateway.schema import DetokenizeBody, TokenizeChatBody, TokenizeTextBody, parse_body
 from gateway.service import Service
+from gateway.tokenizer import Tokenizer
 from shared.messages.leases import PrefixState
 from shared.metrics import CONTENT_TYPE
+
+_WHOLE_TOKENS = 4096
+_WHOLE_CHARS = 64 * 2**10
 
 
 def inspection_router(service: Service, version: str) -> APIRouter:
@@ -65,8 +74,7 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
     )
     async def tokenize(request: Request) -> Response:
         """Tokens of a text or of a conversation."""
-        data = await read_body(request, service.max_body_bytes)
-        return JSONResponse(await _tokenize(service, data))
+        return await _tokenize(service, request)
 
     @router.post(
         "/detokenize",
@@ -76,14 +84,19 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
     )
     async def detokenize(request: Request) -> Response:
         """Text of tokens, special tokens included."""
-        body = parse_body(DetokenizeBody, await read_body(request, service.max_body_bytes))
+        parse = partial(parse_body, DetokenizeBody)
+        body = await service.bodies.read(request, parse, service.max_token_bytes)
         service.check_model(body.model)
         size = service.tokenizer.size
         if body.tokens and max(body.tokens) >= size:
             index = next(index for index, token in enumerate(body.tokens) if token >= size)
             reason = f"the tokenizer has the tokens 0 to {size - 1}"
             raise invalid_value(f"tokens[{index}]", body.tokens[index], reason)
-        return JSONResponse({"prompt": await service.prompts.text(body.tokens, skip_special=False)})
+        asking = Asking(caller_of(request))
+        found = await service.prompts.text(body.tokens, skip_special=False, asking=asking)
+        if len(found) <= _WHOLE_CHARS:
+            return JSONResponse({"prompt": found})
+        return PiecewiseJson(members(("prompt", text(found))))
 
 
 def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
@@ -122,25 +135,59 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
         return Response(service.metrics.render(), media_type=CONTENT_TYPE)
 
 
-async def _tokenize(service: Service, data: bytes) -> dict[str, Any]:
-    body = _tokenize_body(data)
+async def _tokenize(service: Service, request: Request) -> Response:
+    body = await service.bodies.read(request, _tokenize_body, service.max_token_bytes)
+    service.check_model(body.model)
+    asking = Asking(caller_of(request))
     if isinstance(body, TokenizeChatBody):
-        service.check_model(body.model)
         generation_prompt = body.add_generation_prompt is not False
-        tokens = await service.prompts.chat_tokens(body.messages, body.tools, generation_prompt)
+        tokens = await service.prompts.chat_tokens(
+            body.messages, body.tools, generation_prompt, asking
+        )
     else:
-        service.check_model(body.model)
         special = body.add_special_tokens is not False
-        tokens = await service.prompts.text_tokens(body.prompt, special)
+        tokens = await service.prompts.text_tokens(body.prompt, special, asking)
     engine = service.engine.status
     answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
-        "tokens": tokens,
     }
+    # As numbers: an answer may wait long for its client to read it.
+    numbers = array("i", tokens)
+    spelled = _Spelled(service.tokenizer, numbers)
+    if len(tokens) <= _WHOLE_TOKENS:
+        shown = {"token_strs": list(spelled)} if body.return_token_strs else {}
+        return JSONResponse({**answer, "tokens": tokens, **shown})
+    pieces = [(name, value(given)) for name, given in answer.items()]
+    pieces.append(("tokens", items(numbers)))
     if body.return_token_strs:
-        answer["token_strs"] = await service.prompts.token_strs(tokens)
-    return answer
+        pieces.append(("token_strs", items(spelled)))
+    return PiecewiseJson(members(*pieces))
+
+
+class _Spelled(Sequence[str]):
+    """Text of each token by itself, found when it is needed."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: "array[int]") -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self._spell(token) for token in self._tokens[index]]
+        return self._spell(self._tokens[index])
+
+    def _spell(self, token: int) -> str:
+        return self._tokenizer.token_bytes(token).decode(errors="replace")
 
 
 def _tokenize_body(data: bytes) -> TokenizeTextBody | TokenizeChatBody:

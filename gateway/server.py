@@ -12,10 +12,12 @@ from typing import Any
 
 from gateway.api_keys import ApiKeys
 from gateway.app import create_app
+from gateway.bodies import BodyReader
 from gateway.connections import connections_that_fit
 from gateway.engine import EngineClient
 from gateway.health import readiness
 from gateway.http_server import LAST_EVENTS_S, HttpServer, connection_limits
+from gateway.limit_calls import CallLimits, CallQuotas
 from gateway.management import management_app
 from gateway.prefix_file import read_prefixes
 from gateway.prompts import PromptReader
@@ -56,11 +58,16 @@ class Server:
         self.service = Service(
             model_name=name,
             model_root=settings.model,
-            max_body_bytes=settings.max_body_bytes,
+            bodies=BodyReader(settings.max_body_bytes),
             created=int(time.time()),
             resume_window_s=settings.resume_window,
             tokenizer=tokenizer,
-            prompts=PromptReader(tokenizer, settings.max_prompts, settings.template_timeout),
+            prompts=PromptReader(
+                tokenizer,
+                settings.max_prompts,
+                settings.template_timeout,
+                settings.max_prompt_chars,
+            ),
             engine=EngineClient(
                 bus,
                 settings.engine_id,
@@ -72,7 +79,8 @@ class Server:
             ),
             metrics=metrics,
             keys=keys,
-            max_calls=settings.max_concurrent_calls,
+            quotas=CallQuotas(call_limits(settings)),
+            max_token_bytes=settings.max_tokenize_bytes,
             max_prompts=settings.max_prompts,
             max_choices=settings.max_choices,
             ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),
@@ -115,6 +123,7 @@ class Server:
             tasks = (engine, *serving, leaving, announcing)
             ended_well = [await _end(task) for task in tasks]
             self.service.prompts.close()
+            self.service.bodies.close()
         return 1 if failed or not all(ended_well) else 0
 
     async def listening(self) -> int:
@@ -170,6 +179,18 @@ class Server:
             engine=self._settings.engine_id,
         )
         ready()
+
+
+def call_limits(settings: GatewaySettings) -> CallLimits:
+    """What calls in progress may hold."""
+    return CallLimits(
+        max_calls=settings.max_concurrent_calls,
+        max_body_bytes=settings.max_body_bytes,
+        max_total_body_bytes=max(settings.max_total_body_bytes, settings.max_body_bytes),
+        max_total_token_bytes=max(settings.max_total_tokenize_bytes, settings.max_tokenize_bytes),
+        max_key_share=settings.max_key_share,
+        body_timeout_s=settings.request_timeout,
+    )
 
 
 def _is_loopback(host: str) -> bool:

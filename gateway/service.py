@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from gateway.api_keys import ApiKeys
+from gateway.bodies import BodyReader
 from gateway.engine import Engine, EngineAway, EngineClient
 from gateway.errors import ApiError, shutting_down, unavailable, unknown_model
+from gateway.limit_calls import CallQuotas
 from gateway.prompts import PromptReader
 from gateway.tokenizer import Tokenizer
 from shared.metrics import GatewayMetrics
@@ -30,7 +32,8 @@ class Service:
     Attributes:
         model_root: what the model was loaded from, a folder or a hub id.
         created: when it started, seconds since 1970.
-        max_calls: in progress at once.
+        quotas: what calls in progress hold, and may.
+        max_token_bytes: of the body of a call that tokenizes or detokenizes.
         max_prompts: in one call.
         max_choices: in one call, of all its prompts together.
         resume_window_s: how long a stream that can be resumed outlives its client.
@@ -39,7 +42,7 @@ class Service:
 
     model_name: str
     model_root: str
-    max_body_bytes: int
+    bodies: BodyReader
     created: int
     resume_window_s: float
     tokenizer: Tokenizer
@@ -47,7 +50,8 @@ class Service:
     engine: EngineClient
     metrics: GatewayMetrics
     keys: ApiKeys
-    max_calls: int
+    quotas: CallQuotas
+    max_token_bytes: int
     max_prompts: int
     max_choices: int
     ready_limits: ReadyLimits

@@ -47,6 +47,34 @@ class GatewaySettings(ServiceSettings):
     max_body_bytes: int = setting(
         4 * 2**20, "Largest request body accepted.", parse=byte_size, minimum=1024
     )
+    max_total_body_bytes: int = setting(
+        512 * 2**20,
+        "Request bodies of all calls in progress together; what is more is answered 429.",
+        parse=byte_size,
+        minimum=1024,
+    )
+    max_tokenize_bytes: int = setting(
+        2**20,
+        "Largest request body of /tokenize and /detokenize.",
+        parse=byte_size,
+        minimum=1024,
+    )
+    max_total_tokenize_bytes: int = setting(
+        8 * 2**20,
+        "Request bodies of all calls of /tokenize and /detokenize in progress together.",
+        parse=byte_size,
+        minimum=1024,
+    )
+    max_key_share: float = setting(
+        0.5,
+        "Part of --max-concurrent-calls, --max-total-body-bytes and --max-total-tokenize-bytes "
+        "that one API key may use; a single one may use all.",
+        minimum=0.001,
+        maximum=1.0,
+    )
+    max_prompt_chars: int = setting(
+        4 * 2**20, "Most characters of text in one call, prompts or messages.", minimum=1
+    )
     max_prompts: int = setting(128, "Most prompts in one call.", minimum=1, maximum=10_000)
     max_choices: int = setting(
         1024, "Most choices in one call: prompts times n, or best_of.", minimum=1

@@ -5,13 +5,15 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from gateway.control_tokens import TemplateRefused
 from gateway.errors import overloaded
+from gateway.fair_threads import FairThreads
 
-_THREADS = 2
+_THREADS = 3
+_THREADS_PER_CALLER = 2  # one is left for other callers
 _YIELD_S = 0.001
 
 _T = TypeVar("_T")
@@ -34,17 +36,20 @@ class TemplateThreads:
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._threads = ThreadPoolExecutor(_THREADS, "template")
+        self._threads = FairThreads(_THREADS, _THREADS_PER_CALLER, "template")
 
-    async def run(self, work: Callable[[], _T]) -> _T:
+    async def run(self, work: Callable[[], _T], caller: str = "") -> _T:
         """The result of ``work``, and its exceptions.
+
+        Args:
+            caller: threads are shared fairly between callers.
 
         Raises:
             TemplateRefused: it took too long.
             ApiError: 429, the threads were busy with other templates for too long.
         """
         job = _Job()
-        future = asyncio.get_running_loop().run_in_executor(self._threads, job.run, work)
+        future = asyncio.ensure_future(self._threads.run(caller, partial(job.run, work)))
         done, _ = await asyncio.wait({future}, timeout=self._limit_s)
         if not done and job.started_s is not None:
             rest_s = job.started_s + self._limit_s - time.monotonic()
@@ -61,7 +66,7 @@ class TemplateThreads:
 
     def close(self) -> None:
         """Give the threads up; nothing may be run afterwards."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
 
 class _Job:

@@ -7,6 +7,7 @@ from typing import Any
 from gateway.apart_encoder import ApartEncoder
 from gateway.control_tokens import ControlTokens, Conversation, RenderedChat, TemplateRefused
 from gateway.detokenize import Detokenizer
+from gateway.text_limits import TextBound, text_bound
 from gateway.vocabulary import Vocabulary, vocabulary_of
 from shared.errors import ModelUnsupported
 
@@ -21,6 +22,9 @@ class Tokenizer:
     Args:
         source: a tokenizer of transformers.
         special_in_messages: names of special tokens in the messages of chats become those tokens.
+
+    Attributes:
+        text_bound: how many tokens a text has at least, None if that is known only afterwards.
     """
 
     def __init__(self, source: Any, special_in_messages: bool = False) -> None:
@@ -37,6 +41,7 @@ class Tokenizer:
         self._control_ids = {source.convert_tokens_to_ids(name) for name in self._control.names}
         self.bos_token_id: int | None = source.bos_token_id
         self.size = len(source)
+        self.text_bound: TextBound | None = text_bound(self._backend)
         self._vocabulary: Vocabulary = vocabulary_of(
             self._backend, self.decode, lambda tokens: self.decode(tokens, skip_special=False)
         )

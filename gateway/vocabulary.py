@@ -33,7 +33,7 @@ class ByteLevelVocabulary:
     """Tokens are runs of bytes, spelled in GPT-2's alphabet of printable characters."""
 
     def __init__(self, name_of: Callable[[int], str | None], special: frozenset[int]) -> None:
-        alphabet = dict(_byte_alphabet())
+        alphabet = dict(byte_alphabet())
 
         def spelled(token: int) -> bytes:
             name = name_of(token) or ""
@@ -111,7 +111,7 @@ def vocabulary_of(backend: Any, decode: Decode, decode_special: Decode) -> Vocab
 
 
 def _exact_vocabulary(backend: Any) -> Vocabulary | None:
-    steps = _decoder_steps(backend.decoder)
+    steps = decoder_steps(backend.decoder)
     kinds = [step["type"] for step in steps]
     added = backend.get_added_tokens_decoder()
     special = frozenset(token for token, info in added.items() if info.special)
@@ -132,7 +132,7 @@ def _exact_vocabulary(backend: Any) -> Vocabulary | None:
     return PieceVocabulary(backend.id_to_token, special, patterns, strip["start"])
 
 
-def _decoder_steps(decoder: Any) -> list[dict[str, Any]]:
+def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
     if decoder is None:
         return []
     state = json.loads(decoder.__getstate__())
@@ -153,7 +153,7 @@ def _decodes_alike(vocabulary: Vocabulary, decode: Decode, size: int) -> bool:
     return True
 
 
-def _byte_alphabet() -> Iterator[tuple[str, int]]:
+def byte_alphabet() -> Iterator[tuple[str, int]]:
     """Character and byte: printable ones stand for themselves, others follow from U+0100 on."""
     shifted = 0
     for byte in range(256):

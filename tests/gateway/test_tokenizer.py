@@ -145,10 +145,6 @@ class _Watched(Tokenizer):
         self.rendering.add(threading.current_thread())
         return super().render_chat(chat)
 
-    def token_bytes(self, token: int) -> bytes:
-        self.threads.add(threading.current_thread())
-        return super().token_bytes(token)
-
 
 @pytest.mark.parametrize(
     ("messages", "elsewhere"),
@@ -178,13 +174,4 @@ async def test_many_short_prompts_are_encoded_on_threads() -> None:
     prompts = PromptReader(tokenizer, max_prompts=100)
     assert len(await prompts.completion(CompletionBody(model="m", prompt=["a"] * 100))) == 100
     assert threading.current_thread() not in tokenizer.threads
-    prompts.close()
-
-
-async def test_the_texts_of_many_tokens_are_found_on_a_thread() -> None:
-    tokenizer = _Watched(byte_level())
-    prompts = PromptReader(tokenizer, max_prompts=1)
-    assert await prompts.token_strs([5] * 5_000) != []
-    [thread] = tokenizer.threads
-    assert thread is not threading.current_thread()
     prompts.close()

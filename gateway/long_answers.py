@@ -1,0 +1,66 @@
+"""Answers that may be long: written piece by piece, as fast as the client reads."""
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+_PIECE_TOKENS = 4096
+_PIECE_CHARS = 64 * 2**10
+
+
+class PiecewiseJson(Response):
+    """A JSON text in pieces, which are made when the client has read those before.
+
+    So an answer that is not read takes the memory of what it is made from, and one that is takes
+    the event loop for one piece at a time.
+
+    Args:
+        pieces: the text, in order.
+    """
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        super().__init__(media_type="application/json")
+        del self.headers["content-length"]
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        for piece in self._pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # a client that reads fast is not to keep others waiting
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def members(*given: tuple[str, Iterator[str]]) -> Iterator[bytes]:
+    """A map, from the names of its members and pieces of their values' JSON."""
+    before = "{"
+    for name, pieces in given:
+        yield f"{before}{json.dumps(name)}:".encode()
+        yield from map(str.encode, pieces)
+        before = ","
+    yield b"}"
+
+
+def value(given: object) -> Iterator[str]:
+    """A short value."""
+    yield json.dumps(given)
+
+
+def items(given: Sequence[object]) -> Iterator[str]:
+    """A list of any length."""
+    starts = range(0, len(given), _PIECE_TOKENS)
+    slices = (json.dumps(list(given[start : start + _PIECE_TOKENS]))[1:-1] for start in starts)
+    joined = (("," if number else "") + piece for number, piece in enumerate(slices))
+    return chain("[", joined, "]")
+
+
+def text(given: str) -> Iterator[str]:
+    """A text of any length."""
+    starts = range(0, len(given), _PIECE_CHARS)
+    pieces = (json.dumps(given[start : start + _PIECE_CHARS])[1:-1] for start in starts)
+    return chain('"', pieces, '"')
