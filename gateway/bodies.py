@@ -18,6 +18,7 @@ _INLINE_BYTES = 16 * 2**10
 # and maps.
 _BYTES_PER_VALUE = 4
 _BYTES_PER_STRUCTURE = 40
+_FEW_STRINGS = 1_000
 
 
 class BodyReader:
@@ -80,7 +81,7 @@ def count_values(data: bytes) -> tuple[int, int]:
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_strings = (data.count(b'"') + 1) // 2
-    if num_strings > len(data) // 8:  # too many to cut the text at, and for whatever they are
+    if num_strings > max(_FEW_STRINGS, len(data) // 8):  # too many to cut the text at each
         return num_strings, num_strings
     outside = b"".join(data.split(b'"')[::2])
     num_containers = outside.count(b"[") + outside.count(b"{")

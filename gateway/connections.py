@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from gateway.errors import ApiError, busy, head_too_large, too_slow
+from gateway.connection_table import ConnectionTable
+from gateway.errors import ApiError, head_too_large, too_slow
 from gateway.http_connection import HttpConnection
 from shared.errors import SettingsError
 from shared.logs import EventLog
@@ -31,6 +32,8 @@ class ConnectionLimits:
     """What one client, and all together, may take.
 
     Attributes:
+        max_address_connections: from one address, unless it is a trusted proxy's.
+        trusted_proxies: addresses and networks, separated by commas.
         max_head_bytes: of the request line and the headers of one request.
         idle_timeout_s: until the first request of a connection begins.
         request_timeout_s: from the first byte of a request to its last.
@@ -38,6 +41,8 @@ class ConnectionLimits:
     """
 
     max_connections: int
+    max_address_connections: int
+    trusted_proxies: str
     max_head_bytes: int
     idle_timeout_s: float
     request_timeout_s: float
@@ -51,9 +56,12 @@ class _Refused(Exception):
 class BoundedHttp(HttpConnection):
     """One connection, within limits."""
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, limits: ConnectionLimits, table: ConnectionTable, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._table = table
         self._arrival: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._framing_bytes = 0  # of the current request: all that is not its body
@@ -63,12 +71,14 @@ class BoundedHttp(HttpConnection):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            self.refuse(busy(self._limits.max_connections))
+        error = self._table.add(self, None if self.client is None else self.client[0])
+        if error is not None:
+            self.refuse(error)
             return
         self._arrival = self.loop.call_later(self._limits.idle_timeout_s, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._table.remove(self)
         self._stop_waiting()
         self.resume_writing()
         super().connection_lost(exc)
@@ -108,6 +118,8 @@ class BoundedHttp(HttpConnection):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._in_head = self._upgrades  # else it comes again
+        if not self._in_head:
+            self._table.set_busy(self)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -120,6 +132,11 @@ class BoundedHttp(HttpConnection):
         self._in_head = True  # of the next one
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering:
+            self._table.set_idle(self)
+
     def pause_writing(self) -> None:
         super().pause_writing()
         self._reading = self.loop.call_later(self._limits.write_timeout_s, self._is_unread)
@@ -129,6 +146,13 @@ class BoundedHttp(HttpConnection):
             self._reading.cancel()
             self._reading = None
         super().resume_writing()
+
+    def give_way(self) -> None:
+        _log.debug("idle connection closed for another", client=self.client)
+        if self.transport.get_write_buffer_size():  # an answer that is not read would hold it open
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     @property
     def _is_answering(self) -> bool:

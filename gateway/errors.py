@@ -157,6 +157,13 @@ def busy(limit: int) -> ApiError:
     return ApiError(503, message, code="too_many_connections", headers=headers)
 
 
+def busy_address(limit: int) -> ApiError:
+    """429: the client's address has all connections that it may have, and uses them."""
+    headers = {"Retry-After": str(_RETRY_AFTER_S)}
+    message = f"there are {limit} connections from this address already"
+    return ApiError(429, message, code="too_many_connections", headers=headers)
+
+
 def too_many_calls(limit: int, of_key: bool = False) -> ApiError:
     """429: this gateway is in the middle of as many calls as it may be, or as a key may have."""
     return overloaded(f"{limit} calls{_WITH_KEY * of_key} are in progress already")

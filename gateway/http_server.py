@@ -9,7 +9,9 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.connection_table import ConnectionTable
 from gateway.connections import BoundedHttp, ConnectionLimits
+from gateway.networks import networks_of
 from gateway.settings import GatewaySettings
 
 _KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections
@@ -20,6 +22,8 @@ def connection_limits(settings: GatewaySettings, max_connections: int) -> Connec
     """What one client, and all together, may take."""
     return ConnectionLimits(
         max_connections=max_connections,
+        max_address_connections=settings.max_address_connections or max(1, max_connections // 4),
+        trusted_proxies=settings.trusted_proxies,
         max_head_bytes=settings.max_head_bytes,
         idle_timeout_s=_KEEP_ALIVE_S,
         request_timeout_s=settings.request_timeout,
@@ -34,17 +38,23 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int, limits: ConnectionLimits) -> None:
+        table = ConnectionTable(
+            limits.max_connections,
+            limits.max_address_connections,
+            networks_of(limits.trusted_proxies),
+        )
         config = uvicorn.Config(
             app,
             host=host,
             port=port,
             lifespan="off",
             ws="none",
-            http=partial(BoundedHttp, limits=limits),  # type: ignore[arg-type]
+            http=partial(BoundedHttp, limits=limits, table=table),  # type: ignore[arg-type]
             log_config=None,
             log_level="warning",
             access_log=False,
             server_header=False,
+            forwarded_allow_ips=limits.trusted_proxies,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=int(LAST_EVENTS_S),
         )

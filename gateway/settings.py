@@ -2,8 +2,19 @@
 
 from dataclasses import dataclass
 
+from gateway.networks import networks_of
 from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
+
+
+def checked_networks(text: str) -> str:
+    """``10.0.0.0/8,::1``: the same, if these are addresses and networks.
+
+    Raises:
+        ValueError: they are not.
+    """
+    networks_of(text)
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,23 @@ class GatewaySettings(ServiceSettings):
         1024, "Most calls in progress at once; others are answered 429.", minimum=1
     )
     max_connections: int = setting(
-        4096, "Most open connections; others are answered 503.", minimum=16
+        4096,
+        "Most open connections. Beyond it, those that are idle longest make room for new ones; if "
+        "none is idle, new ones are answered 503.",
+        minimum=16,
+    )
+    max_address_connections: int | None = setting(
+        None,
+        "Most open connections from one address (IPv6: from one /64); beyond it, its idle ones "
+        "make room, or new ones are answered 429. By default a quarter of --max-connections.",
+        minimum=1,
+    )
+    trusted_proxies: str = setting(
+        "127.0.0.0/8,::1",
+        "Addresses and networks of reverse proxies, separated by commas, or none: their "
+        "connections are not limited by --max-address-connections, and they are believed whom "
+        "they connect for (X-Forwarded-For).",
+        parse=checked_networks,
     )
     max_head_bytes: int = setting(
         32 * 2**10, "Largest request line with headers.", parse=byte_size, minimum=1024

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
@@ -39,14 +39,14 @@ def values_in(value: Any) -> tuple[int, int]:
     return 1 + sum(n for n, _ in found), 1 + keys + sum(n for _, n in found)
 
 
+@settings(deadline=None)
 @given(JSON)
 def test_values_are_counted_before_they_are_parsed(value: Any) -> None:
     data = json.dumps(value, ensure_ascii=False).encode()
     num_values, num_structures = count_values(data)
     expected_values, expected_structures = values_in(value)
     assert num_structures == expected_structures
-    if num_structures <= len(data) // 8:
-        assert num_values >= expected_values
+    assert num_values >= expected_values
 
 
 def completion(extra: str) -> bytes:

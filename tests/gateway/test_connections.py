@@ -6,6 +6,7 @@ import resource
 import socket
 import time
 
+import httpx
 import pytest
 
 from gateway.connections import connections_that_fit
@@ -189,10 +190,15 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_request_aborted(
     assert (await stage.engine.hear_abort()).request_id == submit.request_id
 
 
+UNFINISHED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"
+
+
 async def test_connections_beyond_the_limit_are_told_so(make_stage: MakeStage) -> None:
     stage = await make_stage(max_connections=16)
     held = [await connect(stage) for _ in range(16)]
-    await stage.until(lambda: len(stage.server.connections) == 16)
+    for _, other in held:
+        other.write(UNFINISHED)
+    await stage.until(lambda: stage.server.service.quotas.calls.held == 16)
     reader, writer = await connect(stage)
     status, body = await answer(reader)
     assert status == 503
@@ -204,12 +210,66 @@ async def test_connections_beyond_the_limit_are_told_so(make_stage: MakeStage) -
     assert (await stage.http.get("/version")).status_code == 200
 
 
+@pytest.mark.parametrize("beginning", [b"", b"GET /version HTTP/1.1\r\nHost: x\r\nX-Slow"])
+async def test_idle_connections_beyond_the_limit_make_room_for_others(
+    make_stage: MakeStage, beginning: bytes
+) -> None:
+    stage = await make_stage(max_connections=16)
+    used = [await connect(stage) for _ in range(4)]
+    for _, writer in used:
+        writer.write(UNFINISHED)
+    await stage.until(lambda: stage.server.service.quotas.calls.held == 4)
+    idle = [await connect(stage) for _ in range(40)]
+    for _, writer in idle:
+        writer.write(beginning)
+    for _ in range(3):  # newcomers, each with a connection of its own
+        async with httpx.AsyncClient(base_url=stage.url) as http:
+            assert (await http.get("/version")).status_code == 200
+    assert not any(reader.at_eof() for reader, _ in used)
+    await asyncio.wait_for(idle[0][0].read(), 5)  # the oldest were closed
+    for _, writer in used + idle:
+        writer.close()
+
+
+async def test_a_connection_is_idle_again_when_its_answer_is_complete(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage(max_connections=16)
+    kept = await connect(stage)
+    for _ in range(2):
+        kept[1].write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        await kept[0].readuntil(b"}")
+    others = [await connect(stage) for _ in range(16)]
+    assert await asyncio.wait_for(kept[0].read(), 5) == b""
+    assert (await stage.http.get("/version")).status_code == 200
+    for _, writer in [kept, *others]:
+        writer.close()
+
+
+async def test_one_address_has_only_so_many_connections(make_stage: MakeStage) -> None:
+    stage = await make_stage(max_connections=16, trusted_proxies="none")  # a quarter: 4
+    held = [await connect(stage) for _ in range(4)]
+    for _, writer in held:
+        writer.write(UNFINISHED)
+    await stage.until(lambda: stage.server.service.quotas.calls.held == 4)
+    reader, writer = await connect(stage)
+    status, body = await answer(reader)
+    assert status == 429
+    assert "4 connections from this address" in json.loads(body)["error"]["message"]
+    host, port = stage.url.removeprefix("http://").split(":")
+    elsewhere = await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0))
+    elsewhere[1].write(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (await elsewhere[0].readline()).startswith(b"HTTP/1.1 200")
+    for _, other in [*held, (reader, writer), elsewhere]:
+        other.close()
+
+
 async def test_beside_two_thousand_idle_connections_others_are_served(stage: Stage) -> None:
-    stage.answer_text("Hi")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2_000 if hard >= 6_000 else (hard - 500) // 2  # both ends are in this process
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 6_000)), hard))
     idle = [await connect(stage) for _ in range(wanted)]
+    stage.answer_text("Hi")
     for _ in range(30):
         assert (await stage.complete()).status_code == 200
     assert not any(reader.at_eof() for reader, _ in idle)
