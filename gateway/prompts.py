@@ -129,9 +129,7 @@ class PromptReader:
         self._check_chars("messages", sum(map(_num_chars, messages)))
 
         try:
-            chat = await self._chats.rendered(
-                messages, tools, add_generation_prompt, asking.caller
-            )
+            chat = await self._chats.rendered(messages, tools, add_generation_prompt, asking.caller)
 
             def encode() -> list[int]:
                 self._check_length("messages", chat.text, asking)
