@@ -89,7 +89,7 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> Non
         await prompts.completion(CompletionBody(model="m", prompt=too_long), asking)
     assert tokenizer.num_encoded == 0
     with pytest.raises(ApiError, match="messages has"):
-        await prompts.chat([ChatMessage(role="user", content=too_long)], asking)
+        await prompts.chat([ChatMessage(role="user", content=too_long)], asking=asking)
     await prompts.completion(CompletionBody(model="m", prompt="a" * longest), asking)
     prompts.close()
 
