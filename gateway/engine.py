@@ -316,10 +316,13 @@ class EngineClient:
         if run_id == self._run_id and last >= self._sessions.cursor:
             return
         if self._run_id is not None:
-            why = "outputs was deleted" if run_id == self._run_id else "Redis was restarted"
+            is_same = run_id == self._run_id
+            why = "outputs was deleted" if is_same else "the bus's server restarted"
             _log.warning(why, last=last, cursor=self._sessions.cursor)
             self._renew_s = 0.0
-            self._deliveries.dispatch(self._sessions.server_restarted(last))
+            sessions = self._sessions
+            lost = sessions.log_deleted() if is_same else sessions.server_restarted(last)
+            self._deliveries.dispatch(lost)
             self._deliveries.server_restarted()
         self._run_id, self._past = run_id, last
         self._note_position()

@@ -81,6 +81,10 @@ class Place:
         self._step = step
         return Fit.FOLLOWS if before is not None and step == before + 1 else Fit.GAP
 
+    def log_deleted(self) -> None:
+        """The log begins anew, written by the epoch that is under way or by later ones."""
+        self.cursor, self._step = START, None
+
     def server_restarted(self, last: EntryId) -> None:
         """The server is not the one that was read so far; ``last`` is the log's last entry now."""
         # What comes next may follow other results than those that were read.

@@ -150,6 +150,12 @@ class Sessions:
         self._place.server_restarted(last)
         return self._lose_all("Redis was restarted")
 
+    def log_deleted(self) -> list[Event]:
+        """The server is the same, and all that was in the log is gone."""
+        self.requests_cursor = None
+        self._place.log_deleted()
+        return self._lose_all("outputs was deleted")
+
     def apply(self, entry: Entry) -> list[Event]:
         """What one entry of the outputs log means for the open requests."""
         self._place.read(entry.id)

@@ -22,7 +22,7 @@ from gpu_worker.lease import Lease, LeaseTaken
 from gpu_worker.look_ahead import LookAhead
 from gpu_worker.plan_executor import Pipeline, PlanExecutor, StepObserver
 from gpu_worker.plan_reader import PlanEntry, PlanReader
-from shared.bus.api import Append, Bus, EntryId
+from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
 from shared.codec import encode
@@ -110,6 +110,7 @@ class WorkerService:
         self._epoch: int | None = None  # None: not named, so nothing is executed
         self._step = 0  # last one executed
         self._untold: _Computed | None = None
+        self._appended = START  # the last result
 
     @property
     def _longest_step_s(self) -> float:
@@ -152,6 +153,7 @@ class WorkerService:
 
     async def _live(self) -> None:
         """One instance: an empty batch, a fresh name, and plans from here on."""
+        self._appended = START  # ids of a restarted server may be lower
         self._instance = uuid4().hex
         await self._idle()
         self._run_id = await self._bus.run_id()
@@ -270,10 +272,13 @@ class WorkerService:
             self._keys.outputs, [encode(result)], computed.epoch, trim_below=computed.trim_below
         )
         try:
-            await self._bus.append(append)
+            appended = await self._bus.append(append)
         except StaleWriter as error:
             log.warning("fenced off", epoch=computed.epoch, error=error)
             return False
+        if appended <= self._appended:
+            raise InstanceOver("outputs has lost entries that were there: was it deleted?")
+        self._appended = appended
         return True
 
     async def _pause(self) -> None:

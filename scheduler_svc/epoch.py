@@ -90,7 +90,7 @@ async def start_epoch(
 
 async def fold_until(bus: Bus, outputs: str, fence: EntryId, fold: Fold) -> History:
     """Read all entries of earlier epochs; what cannot be read ends what was known of handles."""
-    last_ids = dict[int, EntryId]()
+    sizes: list[tuple[EntryId, int]] = []
     cursor, current = START, START.epoch
     while cursor < fence:
         entries = (await bus.read({outputs: cursor}, 0, _PAGE)).get(outputs, [])
@@ -101,7 +101,7 @@ async def fold_until(bus: Bus, outputs: str, fence: EntryId, fold: Fold) -> Hist
             if cursor > fence:
                 break
             if cursor < fence:
-                last_ids[cursor.epoch] = cursor
+                sizes.append((cursor, entry.num_bytes))
             try:
                 for message in map(decode, entry.messages):
                     if cursor.epoch != current and not isinstance(message, EpochStarted):
@@ -111,4 +111,4 @@ async def fold_until(bus: Bus, outputs: str, fence: EntryId, fold: Fold) -> Hist
             except DecodeError as error:
                 log.warning("unreadable entry in outputs", entry=entry.id, error=error)
                 fold.lose_sight()
-    return History(list(last_ids.values()))
+    return History(sizes)

@@ -72,6 +72,8 @@ class Replay:
             until = EntryId.parse(cursor)
             while entries and entries[0].id <= until:
                 entry = entries.popleft()
+                if log == "outputs":
+                    self.core.read_outputs(entry.id, entry.num_bytes)
                 for data in entry.messages:
                     try:
                         self.core.apply(decode(data), entry.id)

@@ -221,6 +221,7 @@ class SchedulerService:
             max_plans_in_flight=settings.max_plans_in_flight,
             num_watermark_blocks=int(settings.watermark * worker.kv.num_blocks),
             outputs_retention=settings.outputs_retention,
+            outputs_retention_bytes=settings.outputs_retention_bytes,
             prefix_caching=settings.prefix_caching,
             tenants_share_prefixes=settings.prefix_sharing == "all",
             num_host_blocks=worker.kv.num_host_blocks,
@@ -258,7 +259,9 @@ class SchedulerService:
         # Answers first: a request's RequestState stands in the log before its first plan.
         appends = []
         if answers:
-            earlier = history.trim_below(core.outputs_cursor, self._settings.outputs_retention)
+            earlier = history.trim_below(
+                core.outputs_cursor, self._settings.outputs_retention, core.outputs_bytes_left
+            )
             trim = core.outputs_min_id if earlier is None else earlier
             appends.append(Append(keys.outputs, list(map(encode, answers)), epoch, trim_below=trim))
         for plan in plans:
@@ -269,7 +272,9 @@ class SchedulerService:
             trim = EntryId(epoch, core.applied_step)
             appends.append(Append(keys.plans, [data], epoch, plan.step, trim))
         if appends:
-            await self._bus.append_all(appends)
+            ids = await self._bus.append_all(appends)
+            if answers and ids[0] <= core.outputs_cursor:
+                raise EpochOver(f"{keys.outputs} has lost entries that were there: was it deleted?")
         self._observer.turn(spent_s)
         self._observer.noted(core.take_notes())
         if core.owes_states:
@@ -279,6 +284,7 @@ class SchedulerService:
         answers: list[Message] = []
         if self._recorder is not None:
             self._recorder.entry("outputs", entry)
+        core.read_outputs(entry.id, entry.num_bytes)
         for data in entry.messages:
             try:
                 message = decode(data)

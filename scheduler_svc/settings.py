@@ -52,6 +52,12 @@ class SchedulerSettings(StepSettings):
     outputs_retention: int = setting(
         10_000, "Entries of the outputs log kept for slow readers.", minimum=100
     )
+    outputs_retention_bytes: int = setting(
+        64 << 20,
+        "Bytes that these entries have at most; log-probabilities and scores of prompts make "
+        "entries large. What unfinished requests need comes on top.",
+        minimum=1 << 20,
+    )
     max_waiting_requests: int = setting(
         10_000, "Requests that may wait for their turn; more are refused (429). 0: any.", minimum=0
     )

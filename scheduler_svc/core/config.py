@@ -34,6 +34,7 @@ class SchedulerConfig:
     max_plans_in_flight: int
     num_watermark_blocks: int  # kept free on admission while others run
     outputs_retention: int  # entries of the outputs log kept for slow readers
+    outputs_retention_bytes: int = 64 << 20  # that these have at most
     prefix_caching: bool = True  # blocks stay findable when nobody refers to them any more
     num_host_blocks: int = 0
     preemption: str = Preemption.AUTO

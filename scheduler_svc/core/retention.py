@@ -1,30 +1,71 @@
 """How far the outputs log may be trimmed.
 
 Whoever folds the log must find a RequestState of every unfinished request, and slow readers must
-find recent entries. Requests that have lived long get a fresh RequestState, so that the log in
-front of them can go.
+find recent entries: so many of them, as long as they have no more than so many bytes. Requests that
+have lived long get a fresh RequestState, so that the log in front of them can go.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import chain
 
 from scheduler_svc.core.sequence import SequenceGroup
 from shared.bus.api import START, EntryId
 
-_MAX_REFRESHED = 16  # a step should not pay for many at once
+# A step should not pay for many states at once.
+_MAX_REFRESHED = 64
+_MAX_REFRESHED_BYTES = 256 << 10
+_LIVE_SHARE = 4  # as much as all states together is never too much: they would only be rewritten
+_STATE_BYTES = 512  # of a state, beside its tokens
+
+
+class _Recent:
+    """The last entries that have no more than so many bytes."""
+
+    def __init__(self) -> None:
+        self._sizes: deque[tuple[EntryId, int]] = deque()
+        self.num_bytes = 0
+        self.first = START  # entries below are older
+
+    def add(self, entry_id: EntryId, num_bytes: int, limit: int, max_entries: int) -> None:
+        self._sizes.append((entry_id, num_bytes))
+        self.num_bytes += num_bytes
+        while self.num_bytes > limit or len(self._sizes) > max_entries:
+            self.num_bytes -= self._sizes.popleft()[1]
+            self.first = self._sizes[0][0] if self._sizes else entry_id
 
 
 class Retention:
-    """Unfinished requests in the order of their latest RequestState."""
+    """Unfinished requests in the order of their latest RequestState.
 
-    def __init__(self, num_entries: int) -> None:
+    Args:
+        num_entries: that slow readers find at most.
+        num_bytes: that these have at most, unless the states alone are a large part of that.
+    """
+
+    def __init__(self, num_entries: int, num_bytes: int) -> None:
         self._num_entries = num_entries
+        self._num_bytes = num_bytes
+        self._recent, self._half = _Recent(), _Recent()
         self._oldest_first: OrderedDict[str, SequenceGroup] = OrderedDict()
         self._owed: dict[str, SequenceGroup] = {}
+        self._sizes: dict[str, int] = {}  # of the latest states
+        self._states_bytes = 0
+
+    def read(self, at: EntryId, num_bytes: int) -> None:
+        """An entry of this size was read."""
+        limit = max(self._num_bytes, _LIVE_SHARE * self._states_bytes)
+        self._recent.add(at, num_bytes, limit, self._num_entries + 1)
+        self._half.add(at, num_bytes, limit // 2, self._num_entries // 2 + 1)
 
     @property
-    def owes(self) -> bool:
-        """Somebody waits for a RequestState."""
-        return bool(self._owed)
+    def bytes_left(self) -> int:
+        """That the entries of epochs before may have."""
+        return max(self._num_bytes, _LIVE_SHARE * self._states_bytes) - self._recent.num_bytes
+
+    def owes(self, head: EntryId) -> bool:
+        """A gateway waits for a RequestState, or an old one holds back what should be trimmed."""
+        return bool(self._owed) or self.min_id(head) < self._enough(head)
 
     def restate(self, group: SequenceGroup) -> None:
         """Somebody wants to know how a request stands."""
@@ -32,21 +73,21 @@ class Retention:
 
     def stated(self, group: SequenceGroup, at: EntryId) -> None:
         """A RequestState of the group was read at this place of the log."""
-        self._oldest_first.pop(group.request_id, None)
+        self._forget(group)
         self._oldest_first[group.request_id] = group
         self._owed.pop(group.request_id, None)
         group.state_id = at
+        size = self._sizes[group.request_id] = _state_bytes(group)
+        self._states_bytes += size
 
     def ended(self, group: SequenceGroup) -> None:
         """The log need not hold the request any more."""
-        self._oldest_first.pop(group.request_id, None)
+        self._forget(group)
         self._owed.pop(group.request_id, None)
 
     def min_id(self, head: EntryId) -> EntryId:
         """Entries below may be trimmed when ``head`` is the last entry."""
-        if head.seq < self._num_entries:
-            return START
-        enough = EntryId(head.epoch, head.seq - self._num_entries)
+        enough = self._enough(head)
         oldest = next(iter(self._oldest_first.values()), None)
         if oldest is None or oldest.state_id is None:
             return enough
@@ -54,11 +95,35 @@ class Retention:
 
     def overdue(self, head: EntryId) -> list[SequenceGroup]:
         """Groups whose RequestState somebody waits for, holds the log back, or soon will."""
-        due = list(self._owed.values())[:_MAX_REFRESHED]
-        limit = EntryId(head.epoch, head.seq - self._num_entries // 2)
+        limit = max(self._half.first, EntryId(head.epoch, head.seq - self._num_entries // 2))
+        due: list[SequenceGroup] = []
+        num_bytes = 0
+        for group in chain(self._owed.values(), self._old(limit)):
+            if len(due) >= _MAX_REFRESHED or num_bytes >= _MAX_REFRESHED_BYTES:
+                break
+            due.append(group)
+            num_bytes += _state_bytes(group)
+        return due
+
+    def _old(self, limit: EntryId) -> Iterator[SequenceGroup]:
         for group in self._oldest_first.values():
-            if len(due) >= _MAX_REFRESHED or (group.state_id or START) >= limit:
+            if (group.state_id or START) >= limit:
                 break
             if group.request_id not in self._owed:
-                due.append(group)
-        return due
+                yield group
+
+    def _enough(self, head: EntryId) -> EntryId:
+        """Below this the log is longer than slow readers may expect."""
+        if head.seq < self._num_entries:
+            return self._recent.first
+        return max(self._recent.first, EntryId(head.epoch, head.seq - self._num_entries))
+
+    def _forget(self, group: SequenceGroup) -> None:
+        self._oldest_first.pop(group.request_id, None)
+        self._states_bytes -= self._sizes.pop(group.request_id, 0)
+
+
+def _state_bytes(group: SequenceGroup) -> int:
+    """About what the group's RequestState takes: mostly the prompt."""
+    num_tokens = len(group.submit.prompt) + sum(len(found.output) for found in group.sequences)
+    return _STATE_BYTES + 4 * (num_tokens + sum(len(done.output) for done in group.ended.values()))

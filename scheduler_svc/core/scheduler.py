@@ -46,7 +46,7 @@ class Scheduler:
         self._tables = tables
         self._notes: list[notes.Note] = []
         self._prefixes = PinnedPrefixes(config, self.pool)
-        self._retention = Retention(config.outputs_retention)
+        self._retention = Retention(config.outputs_retention, config.outputs_retention_bytes)
         new_handle = count(1).__next__
         self._stepping = Stepping(
             config, tables, self._prefixes, new_handle, self._notes.append, self._drop_prefix
@@ -138,6 +138,10 @@ class Scheduler:
                 return self._apply_request(event)
         self.outputs_cursor = at
         return []
+
+    def read_outputs(self, at: EntryId, num_bytes: int) -> None:
+        """An entry of ``outputs`` of this size was read; before its messages are applied."""
+        self._retention.read(at, num_bytes)
 
     def skip_request(self, at: EntryId) -> None:
         """An entry of ``requests`` that could not be read is done with."""
@@ -260,8 +264,13 @@ class Scheduler:
 
     @property
     def owes_states(self) -> bool:
-        """A gateway waits for a checkpoint."""
-        return self._retention.owes
+        """A gateway waits for a checkpoint, or the log cannot be trimmed without one."""
+        return self._retention.owes(self.outputs_cursor)
+
+    @property
+    def outputs_bytes_left(self) -> int:
+        """What earlier epochs may keep of the outputs log beside this one's entries."""
+        return self._retention.bytes_left
 
     def find(self, request_id: str) -> SequenceGroup | None:
         """A request that has not ended."""

@@ -407,6 +407,42 @@ async def test_the_log_stays_short_though_no_epoch_lives_as_long_as_it_should_re
     assert max(lengths) <= retention + 2 * num_tokens, lengths
 
 
+async def test_the_log_stays_small_though_results_are_large_and_many_requests_wait(
+    bus: MemoryBus,
+) -> None:
+    limit = 1 << 20
+
+    def large(message: Message) -> bytes:
+        packed: bytes = msgpack.packb({**msgpack.unpackb(encode(message)), "scores": b"x" * 40_000})
+        return packed
+
+    peer, reader, sizes = Peer(bus, "w1", write=large), Reader(bus), []
+    await peer.announce()
+    async with (
+        running(service(bus, outputs_retention_bytes=limit, max_num_sequences=1)),
+        working(peer),
+    ):
+        long = submit("long", range(5), max_tokens=110)
+        waiting = [submit(f"w{number}", range(40), max_tokens=1) for number in range(150)]
+        await bus.append(Append(KEYS.requests, [encode(found) for found in (long, *waiting)]))
+        for num_tokens in range(10, 101, 10):
+            await reader.until(ended("long", num_tokens, reader))
+            entries = (await bus.read({KEYS.outputs: START}, 0, 10_000))[KEYS.outputs]
+            sizes.append(sum(entry.num_bytes for entry in entries))
+        assert 40_000 * peer.num_results > 3 * limit
+    assert max(sizes) < 1.3 * limit, sizes
+    later = Reader(bus)
+    later.cursor = await bus.last_id(KEYS.outputs)
+    async with running(service(bus)):
+        wanted = {found.request_id for found in (long, *waiting)}
+        await later.until(lambda seen: wanted == set(map(stated, seen)) - {""})
+
+
+def stated(message: Message) -> str:
+    """The request that a message is the state of."""
+    return message.submit.request_id if isinstance(message, RequestState) else ""
+
+
 async def test_the_log_stays_short_though_nothing_is_computed(bus: MemoryBus) -> None:
     async with running(service(bus, outputs_retention=100)):
         await Peer(bus, "w1").announce()

@@ -70,6 +70,7 @@ class Profile:
     preemption: str = "auto"
     max_plans_in_flight: int = 2
     outputs_retention: int = 10_000
+    outputs_retention_bytes: int = 64 << 20
     max_num_sequences: int = 8
     max_num_batched_tokens: int = 16
     repeat_rate: float = 0.0  # of an append that arrives twice
@@ -91,6 +92,11 @@ class Profile:
     queue_ttl_s: float = 0.0
     prefixes: Sequence[Prefix] = ()  # pinned ones
     settle_s: float = 1.0  # from the last client's end to the first look at what is left
+
+    @property
+    def has_short_log(self) -> bool:
+        """What has ended may be trimmed while the run goes on."""
+        return self.outputs_retention < 1_000 or self.outputs_retention_bytes < 1 << 20
 
     @property
     def has_bounds(self) -> bool:

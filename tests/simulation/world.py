@@ -35,7 +35,6 @@ MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
 _NUM_GATEWAYS = 2
 _PATIENCE_S = 200.0
 _APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
-_LONG = 1_000  # entries: more than any run writes
 _MASK = (1 << 64) - 1
 _PRIME = 0x100000001B3
 
@@ -264,6 +263,7 @@ class World:
             max_num_batched_tokens=profile.max_num_batched_tokens,
             max_plans_in_flight=profile.max_plans_in_flight,
             outputs_retention=profile.outputs_retention,
+            outputs_retention_bytes=profile.outputs_retention_bytes,
             prefix_caching=profile.cache,
             preemption=profile.preemption,
             watermark=0.0,
@@ -542,7 +542,7 @@ class World:
         """It has ended, and the log that a later scheduler read was too short to tell of it."""
         watching = [found.watching for found in self.schedulers]
         return (
-            self.profile.outputs_retention < _LONG
+            self.profile.has_short_log
             and sum(found.num_epochs for found in watching) > 1
             and (
                 any(request_id in found.ended for found in watching)
