@@ -24,7 +24,7 @@ from scheduler_svc import epoch as epochs
 from scheduler_svc.core.requests import Requests
 from scheduler_svc.core.retention import Retention
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.fold import resume
+from scheduler_svc.fold import Fold, resume
 from scheduler_svc.service import SchedulerService
 from shared.bus.api import START, Append, EntryId
 from shared.codec import encode
@@ -55,7 +55,8 @@ def _folded_before_the_fence(stack: ExitStack) -> None:
 
     async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=(), above=0):  # type: ignore[no-untyped-def]
         top = await bus.last_id(keys.outputs)
-        fold, history = await epochs._fold_until(bus, keys.outputs, top, config.max_model_len)
+        fold = Fold(config.max_model_len, config.vocab_size)
+        history = await epochs.fold_until(bus, keys.outputs, top, fold)
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
         number = max(await bus.now_ms(), above + 1, *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
