@@ -17,7 +17,7 @@ from deploy.redis_server import configure, find_server_for, private_endpoint
 from deploy.signals import Signals
 from deploy.state_dir import StateDir
 from deploy.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
-from deploy.terminal import Failure, Terminal
+from deploy.terminal import Failure, Terminal, event_in
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
@@ -33,7 +33,7 @@ _PRIVATE = 0o077
 _GRACE_S = 15.0
 _POLL_S = 0.1  # while something is awaited that announces itself by no signal
 _IDLE_S = 5.0
-_NEWS_EVERY_S = 10.0
+_NEWS_EVERY_S = 2.0
 
 
 class Launcher:
@@ -51,6 +51,7 @@ class Launcher:
         self._services: dict[str, Supervisor] = {}
         self._failure: Failure | None = None
         self._code = 0
+        self._told: dict[str, str] = {}  # by service, the last line that was shown of its start
 
     def run(self) -> int:
         """Serve until told to stop.
@@ -153,10 +154,14 @@ class Launcher:
         )
 
     def _tell_news(self) -> None:
+        """The last line of each log that matters at start, if it is another than before."""
         for name in ("worker", "gateway"):
             supervisor = self._services[name]
-            last = supervisor.log_tail(1) or ["(no output yet)"]
-            self._terminal.say(f"{name:<9} is {supervisor.state.name.lower()}: {last[0]}")
+            last = supervisor.log_tail(1) or ["importing packages"]
+            if last[0] != self._told.get(name):
+                self._told[name] = last[0]
+                state = supervisor.state.name.lower()
+                self._terminal.say(f"{name:<9} is {state}: {event_in(last[0])}")
 
     def _until(self, done: Callable[[], bool], poll_s: float) -> None:
         """Keep services running until ``done``, or until told to stop."""

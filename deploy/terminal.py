@@ -11,6 +11,8 @@ from typing import TextIO
 from deploy.supervisor import Back, Died, Event, GaveUp, Respawned, Started, Stopped
 
 # The level of a log line, a service's word on its settings, and Python's on an exception.
+_HEAD = re.compile(r"^\S+Z [A-Z]+ +\S+ ")
+_LONGEST_EVENT = 120
 _MOST_LINES = 8  # the end of a traceback
 _ERROR = re.compile(r"^\S+Z ERROR |^error: |^Traceback ")
 
@@ -31,6 +33,11 @@ def errors_in(log_tail: Sequence[str]) -> Sequence[str]:
             first, *others = log_tail[index:]
             return [first, *others[-_MOST_LINES:]]
     return ()
+
+
+def event_in(line: str) -> str:
+    """A log line without the time, the level and the service's name."""
+    return _HEAD.sub("", line)[:_LONGEST_EVENT]
 
 
 class Terminal:

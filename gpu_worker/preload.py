@@ -1,5 +1,8 @@
 """What a worker will import, and the compiled kernels it will load, ahead of time."""
 
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from gpu_worker.loader import choose_dtype, own_dtype, refuse_by_config
 from gpu_worker.settings import WorkerSettings
 from shared.logs import EventLog
 
+_SLOW_S = 1.0
 _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 log = EventLog(__name__)
@@ -28,14 +32,22 @@ def preload(settings: WorkerSettings) -> None:
         refuse_by_config(config)
         assert MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # looking it up imports it
         if _computes_on_cpu(settings):
-            cpu_likeliest.warm_up()
-            cpu_penalties.warm_up()
-            _load_kernels(settings, config)
+            _load_all(_kernels(settings, config))
     except Exception as error:  # the same happens again where it can be explained
         log.debug("not everything is loaded ahead", error=error)
 
 
-def _load_kernels(settings: WorkerSettings, config: Any) -> None:
+def _load_all(loads: Sequence[Callable[[], object]]) -> None:
+    """Compile kernels, or load them from numba's cache, which takes no time worth telling."""
+    began_s = time.monotonic()
+    for num_loaded, load in enumerate(loads, 1):
+        load()
+        if time.monotonic() - began_s > _SLOW_S:
+            log.info("compiling CPU kernels", done=num_loaded, of=len(loads))
+
+
+def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]]:
+    """What loads one kernel each, for all that this model is known to need."""
     from kernels import cpu_drawing
     from kernels.cpu_compile import attend_kernel, write_kernel
     from kernels.cpu_isa import best_dot, detect
@@ -44,16 +56,21 @@ def _load_kernels(settings: WorkerSettings, config: Any) -> None:
 
     own = own_dtype(config)
     dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
-    write_kernel()
-    cpu_drawing.load()
-    attend_kernel(dtype, best_dot())
+    loads: list[Callable[[], object]] = [
+        cpu_likeliest.warm_up,
+        cpu_penalties.warm_up,
+        write_kernel,
+        cpu_drawing.load,
+        partial(attend_kernel, dtype, best_dot()),
+    ]
     instructions = detect()
     if settings.layer_kernels == "auto" and instructions is not None:
-        norm_kernel(dtype)
+        loads.append(partial(norm_kernel, dtype))
         packed = torch.bfloat16 if torch.bfloat16 in (own, dtype) else torch.float32
-        linear_kernel(packed, dtype, instructions)
+        loads.append(partial(linear_kernel, packed, dtype, instructions))
         if dtype == torch.bfloat16 and is_served(instructions):
-            screen_kernels(instructions)
+            loads.append(partial(screen_kernels, instructions))
+    return loads
 
 
 def _computes_on_cpu(settings: WorkerSettings) -> bool:

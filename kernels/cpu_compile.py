@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,8 @@ from kernels.cpu_play import play_tape
 from kernels.cpu_prefetch import for_read_once
 from kernels.cpu_simd import bfloat16_tag, float32_tag
 from kernels.cpu_write import write_tasks
+
+_SLOW_S = 1.0  # more than it takes to load one from the cache
 
 logger = logging.getLogger(__name__)
 
@@ -155,9 +158,14 @@ def source_version(names: Sequence[str]) -> int:
 
 def compile_entry(entry: Callable[[int], None], kind: JobKind) -> Kernel:
     """A C function for jobs of a kind, from numba's cache when it has it."""
+    began_s = time.monotonic()
     try:
         compiled = cfunc(_SIGNATURE, cache=True)(entry)
     except RuntimeError as error:  # no folder to write the cache to
         logger.warning("kernels are compiled at every start: %s", error)
         compiled = cfunc(_SIGNATURE)(entry)
+    seconds = time.monotonic() - began_s
+    if seconds > _SLOW_S:
+        fields = {"name": entry.__name__, "seconds": round(seconds, 1)}
+        logger.info("CPU kernel compiled", extra={"fields": fields})
     return Kernel(compiled.address, kind, compiled.cache_hits > 0, compiled)

@@ -66,6 +66,7 @@ def test_it_says_once_that_it_is_ready_and_the_command_it_gives_works(running: R
     [line] = ready_lines(running.said())
     assert running.url in line
     assert "serves demo" in line
+    assert re.search(r"worker +is running: (?!\d{4}-)", running.said()), "nothing on its progress"
     command = shlex.split(line.partition("try: ")[2])
     assert command[0] == "curl"
     done = subprocess.run(

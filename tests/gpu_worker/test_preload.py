@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from gpu_worker import preload
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +52,21 @@ def test_the_models_code_and_the_kernels_are_there_and_no_gpu_was_asked_about() 
     assert found["asked"] == []
     assert found["kernels"] == [1, 1]
     assert "transformers.models.llama.modeling_llama" in found["modules"]
+
+
+def test_kernels_that_take_long_are_counted_and_those_of_the_cache_are_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    loaded: list[int] = []
+    loads = [partial(loaded.append, number) for number in range(3)]
+    preload._load_all(loads)
+    assert not caplog.records
+    monkeypatch.setattr(preload, "_SLOW_S", -1.0)
+    preload._load_all(loads)
+    assert loaded == [0, 1, 2, 0, 1, 2]
+    fields = [record.__dict__["fields"] for record in caplog.records]
+    assert fields == [{"done": done, "of": 3} for done in (1, 2, 3)]
 
 
 def test_for_a_gpu_no_kernel_of_the_cpu_is_loaded() -> None:
