@@ -27,7 +27,7 @@ _MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "ga
 _SPAWNER = (sys.executable, "-m", "deploy.spawner")
 _STOP_ORDER = ("gateway", "scheduler", "worker", "redis")
 _DRAINING = ("gateway", "scheduler")
-_SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY",)
+_SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY", "PAGESTREAM_METRICS_KEY")
 
 _PRIVATE = 0o077
 _GRACE_S = 15.0

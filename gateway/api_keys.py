@@ -32,17 +32,23 @@ class ApiKeys:
     Args:
         file: path of a file of keys.
         plain: one more key, as it is.
+        variable: of the environment, which ``plain`` came from.
 
     Raises:
         SettingsError: a key or the file cannot be used. It never shows a key.
     """
 
-    def __init__(self, file: str | None = None, plain: str | None = None) -> None:
+    def __init__(
+        self,
+        file: str | None = None,
+        plain: str | None = None,
+        variable: str = "PAGESTREAM_API_KEY",
+    ) -> None:
         self._file = file
         self._plain = None if plain is None else _Key(_NAME_OF_PLAIN, _digest(plain))
         if plain is not None and len(plain) < _SHORTEST_CHARS:
             reason = f"a key has at least {_SHORTEST_CHARS} characters"
-            raise SettingsError("PAGESTREAM_API_KEY", "...", reason)
+            raise SettingsError(variable, "...", reason)
         self._keys: tuple[_Key, ...] = ()
         self._num_tenants = 0
         self.reload()

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from gateway.api_docs import docs_router
 from gateway.call import AccessLog, call_of, shown_path
+from gateway.cors import allow_origins
 from gateway.errors import ApiError, failed
 from gateway.generation_api import generate_router
 from gateway.inspection_api import inspection_router
@@ -49,7 +50,13 @@ def create_app(service: Service) -> FastAPI:
         is_full=lambda: service.engine.is_full,
         metrics=service.metrics,
     )
-    app.add_middleware(RequireKey, keys=service.keys, metrics=service.metrics)
+    app.add_middleware(
+        RequireKey,
+        keys=service.keys,
+        metrics_keys=service.metrics_keys,
+        metrics=service.metrics,
+    )
+    allow_origins(app, service.cors_origins)
     app.add_middleware(AccessLog)  # the outermost: it sees what the others refuse
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)

@@ -10,7 +10,7 @@ from typing import Any, cast
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.errors import body_too_large, invalid
+from gateway.errors import body_too_large, invalid, unsupported_encoding
 from shared.logs import EventLog
 
 _log = EventLog("gateway.access")
@@ -94,12 +94,17 @@ async def read_body(request: Request, limit: int) -> bytes:
     """The whole body, never more than ``limit`` bytes of it.
 
     Raises:
-        ApiError: 413, it is longer.
+        ApiError: 413, it is longer; 415, it is compressed.
     """
     chunks: list[bytes] = []
     size = 0
     body = request.stream()
+    encoding = request.headers.get("content-encoding", "").strip().lower()
     try:
+        if encoding not in ("", "identity"):
+            if "expect" not in request.headers:
+                await _discard(body)
+            raise unsupported_encoding(encoding)
         # The HTTP parser accepts digits alone here.
         if int(request.headers.get("content-length", "0")) > limit:
             # A client that asks first is told before it sends anything.

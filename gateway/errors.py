@@ -24,6 +24,7 @@ _TYPES = {
     409: "invalid_request_error",
     410: "invalid_request_error",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
     431: "invalid_request_error",
@@ -105,6 +106,18 @@ def body_too_complex(kind: str, number: int, limit: int) -> ApiError:
     """400: a body of allowed size that takes too long to parse."""
     message = f"The request body has {number} {kind}; at most {limit} are accepted"
     return ApiError(400, message, code="body_too_complex", rejection="too_large")
+
+
+def unsupported_encoding(name: str) -> ApiError:
+    """415: the body is compressed."""
+    return ApiError(
+        415,
+        f"Content-Encoding={shown(name)}: compressed bodies are not read; send it as it is",
+        param="Content-Encoding",
+        code="unsupported_encoding",
+        rejection="invalid",
+        headers={"Accept-Encoding": "identity"},
+    )
 
 
 def unavailable(message: str) -> ApiError:

@@ -49,6 +49,7 @@ _ERRORS = {
     409: "A newer call delivers the same generation.",
     410: "What could be continued once is not remembered any more.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     422: "The Idempotency-Key was used with another body.",
     429: "Too much is in progress or waiting already.",
     431: "The request line and headers are too large.",
@@ -56,7 +57,7 @@ _ERRORS = {
     503: "There is no engine, or no connection left, or the gateway is shutting down.",
 }
 _ANYWHERE = (401, 408, 429, 431, 503)
-_OF_BODIES = (400, 413)
+_OF_BODIES = (400, 413, 415)
 _MAY_BE_RETRIED = (429, 503)
 
 

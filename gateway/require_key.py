@@ -10,24 +10,36 @@ from gateway.call import call_in
 from gateway.errors import unauthorized
 from shared.metrics import GatewayMetrics
 
+_METRICS_PATH = "/metrics"
 OPEN_PATHS = ("/health", "/health/live", DOCS_PATH)
 
 
 class RequireKey:
-    """Knows from here on whose call it is; stands inside the AccessLog."""
+    """Knows from here on whose call it is; stands inside the AccessLog.
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, metrics: GatewayMetrics) -> None:
+    Args:
+        metrics_keys: open /metrics instead of the keys of clients, if there are any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, metrics_keys: ApiKeys, metrics: GatewayMetrics
+    ) -> None:
         self._app = app
         self._keys = keys
+        self._metrics_keys = metrics_keys
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._keys.are_asked_for:
+        keys, is_client = self._keys, True
+        if scope.get("path") == _METRICS_PATH and self._metrics_keys.are_asked_for:
+            keys, is_client = self._metrics_keys, False
+        if scope["type"] == "http" and keys.are_asked_for:
             given = Headers(scope=scope).get("authorization", "")
-            tenant = self._keys.tenant_of(given)
+            tenant = keys.tenant_of(given)
             if tenant is not None:
-                call_in(scope).tenant = tenant
-                call_in(scope).fields["key"] = tenant
+                if is_client:
+                    call_in(scope).tenant = tenant
+                    call_in(scope).fields["key"] = tenant
             elif scope["path"] not in OPEN_PATHS:
                 self._metrics.admission_rejections["unauthorized"].inc()
                 error = unauthorized(bool(given))

@@ -30,6 +30,7 @@ from gateway.neutral import (
     describing,
     is_harmless,
 )
+from gateway.not_json import not_json
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -331,6 +332,9 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
     try:
         body = cls.model_validate_json(data)
     except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise not_json(data, first["msg"]) from None
         raise from_validation(error) from None
     _refuse_extra(body, "", NEUTRAL if isinstance(body, GenerationBody) else {})
     if isinstance(body, _ChatMessages):

@@ -81,6 +81,8 @@ class Server:
             keys=keys,
             quotas=CallQuotas(call_limits(settings)),
             max_token_bytes=settings.max_tokenize_bytes,
+            metrics_keys=ApiKeys(None, settings.metrics_key, "PAGESTREAM_METRICS_KEY"),
+            cors_origins=settings.cors_origins,
             max_prompts=settings.max_prompts,
             max_choices=settings.max_choices,
             ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),

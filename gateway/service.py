@@ -52,6 +52,8 @@ class Service:
     keys: ApiKeys
     quotas: CallQuotas
     max_token_bytes: int
+    metrics_keys: ApiKeys
+    cors_origins: str | None
     max_prompts: int
     max_choices: int
     ready_limits: ReadyLimits

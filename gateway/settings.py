@@ -1,10 +1,22 @@
 """Settings of the gateway."""
 
+import re
 from dataclasses import dataclass
 
 from gateway.networks import networks_of
 from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*?#@]+")
+
+
+def _origins(text: str) -> str:
+    found = [origin.strip() for origin in text.split(",")]
+    for origin in found:
+        if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+            example = "https://chat.example.org or http://localhost:3000"
+            raise ValueError(f"{origin!r} is no origin; expected one such as {example}, or *")
+    return ",".join(found)
 
 
 def checked_networks(text: str) -> str:
@@ -30,6 +42,18 @@ class GatewaySettings(ServiceSettings):
         "PAGESTREAM_API_KEY. With neither, everybody is let in.",
     )
     api_key: str | None = setting(None, "One API key, in plain text.", secret=True)
+    metrics_key: str | None = setting(
+        None,
+        "What /metrics on --port asks for instead of a client's API key, in plain text; it opens "
+        "nothing else.",
+        secret=True,
+    )
+    cors_origins: str | None = setting(
+        None,
+        "Origins whose pages browsers may let call this gateway, such as https://chat.example.org, "
+        "with commas between them, or * for all; auto allows none.",
+        parse=_origins,
+    )
     gateway_metrics_host: str = setting("127.0.0.1", "Address of the gateway's own /metrics.")
     gateway_metrics_port: int = setting(
         0,

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from gateway.api_keys import ApiKeys
 from gateway.call import AccessLog
 from gateway.connections import connections_that_fit
+from gateway.cors import allow_origins
 from gateway.errors import unavailable
 from gateway.http_server import HttpServer, connection_limits
 from gateway.management import management_app, management_routes
@@ -27,10 +28,14 @@ _log = EventLog("gateway.unserved")
 _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 
 
-def create_unserved_app(keys: ApiKeys, metrics: GatewayMetrics, reason: str) -> FastAPI:
+def create_unserved_app(
+    settings: GatewaySettings, keys: ApiKeys, metrics: GatewayMetrics, reason: str
+) -> FastAPI:
     """Alive and never ready: everything that needs a model is answered with 503 and the reason."""
     app = FastAPI(title="PageStream", version=version())
-    app.add_middleware(RequireKey, keys=keys, metrics=metrics)
+    metrics_keys = ApiKeys(None, settings.metrics_key, "PAGESTREAM_METRICS_KEY")
+    app.add_middleware(RequireKey, keys=keys, metrics_keys=metrics_keys, metrics=metrics)
+    allow_origins(app, settings.cors_origins)
     app.add_middleware(AccessLog)
 
     app.router.routes.extend(management_routes(metrics, lambda: _refusal(reason)))
@@ -61,7 +66,7 @@ async def serve_unserved(settings: GatewaySettings, reason: str) -> int:
     keys = ApiKeys(settings.api_keys, settings.api_key)
     name = model_name(settings.model, settings.served_model_name)
     metrics = GatewayMetrics(name, settings.engine_id)
-    app = create_unserved_app(keys, metrics, reason)
+    app = create_unserved_app(settings, keys, metrics, reason)
     limits = connection_limits(settings, connections_that_fit(settings.max_connections))
     servers = [HttpServer(app, settings.host, settings.port, limits)]
     if settings.gateway_metrics_port:

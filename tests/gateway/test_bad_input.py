@@ -1,6 +1,7 @@
 """Whatever is wrong with a request is answered in OpenAI's format, by name, and nothing else."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -399,3 +400,78 @@ async def test_a_resumable_stream_has_only_so_many_positions_in_each_event(stage
     error = check_error(await stage.complete(**many, stream_resume=True), 400, "stream_resume")
     assert "2 prompts with 65 choices each are 130" in error["message"]
     assert "may have 128" in error["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "identity, gzip"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+async def test_compressed_bodies_are_refused(stage: Stage, encoding: str, path: str) -> None:
+    data = gzip.compress(b'{"model": "demo", "prompt": "Hi"}')
+    response = await stage.http.post(path, content=data, headers={"Content-Encoding": encoding})
+    error = check_error(response, 415, "Content-Encoding")
+    assert encoding in error["message"]
+    assert response.headers["accept-encoding"] == "identity"
+
+
+async def test_a_body_that_is_compressed_in_secret_is_refused_too(stage: Stage) -> None:
+    data = gzip.compress(b'{"model": "demo", "prompt": "Hi"}')
+    response = await stage.http.post("/v1/completions", content=data)
+    assert "gzip" in check_error(response, 415, "Content-Encoding")["message"]
+
+
+async def test_bodies_that_are_said_to_be_plain_are_read(stage: Stage) -> None:
+    stage.answer_text("Hi")
+    body = b'{"model": "demo", "prompt": "Hi"}'
+    headers = {"Content-Encoding": "identity"}
+    response = await stage.http.post("/v1/completions", content=body, headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "param", "words"),
+    [
+        (
+            '{"model": "demo", "messages": [{"role": "user", "content": "True"},'
+            ' {"role": "assistant", "content": None, "name": None}], "stream": True}',
+            "messages[1].content",
+            ["messages[1].content=None", "JSON has null"],
+        ),
+        ('{"model": "demo", "stream": True}', "stream", ["stream=True", "JSON has true"]),
+        ('{"stop": ["None \\" None", "x"], "echo": False', None, ["False", "JSON has false"]),
+        ("{'model': 'demo'}", None, ["double quotes"]),
+        ('{"model": "demo", "n": }', None, ["expected value"]),
+        ('{"model": "None', None, ["EOF"]),
+        ('{"a": ' + '"\\"' * 100_000 + "None", None, ["valid JSON"]),
+    ],
+)
+async def test_what_python_writes_is_told_from_json(
+    stage: Stage, data: str, param: str | None, words: list[str]
+) -> None:
+    error = check_error(await stage.http.post("/v1/chat/completions", content=data), 400)
+    assert (error["param"], error["code"]) == (param, "invalid_json")
+    assert all(word in error["message"] for word in words), error
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+async def test_parts_that_are_no_text_are_named(stage: Stage, kind: str) -> None:
+    content = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "x"}}]
+    messages = [{"role": "system", "content": "Hi"}, {"role": "user", "content": content}]
+    error = check_error(await stage.chat(messages=messages), 400)
+    assert (error["param"], error["code"]) == ("messages[1].content[1]", "unsupported_parameter")
+    assert "text only" in error["message"]
+    assert kind in error["message"]
+
+
+async def test_tools_are_described_and_never_called(stage: Stage) -> None:
+    stage.answer_text("Hi")
+    tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+    call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "noon", "tool_call_id": "1"},
+    ]
+    response = await stage.chat(messages=messages, tools=[tool], tool_choice="none")
+    assert response.status_code == 200, response.text
+    for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": None}):
+        error = check_error(await stage.chat(tools=[tool], **choice), 400, "tool_choice")
+        assert "none" in error["message"]

@@ -79,6 +79,21 @@ async def test_health_is_a_status_alone_and_needs_no_key(make_stage: MakeStage) 
     assert (ready.status_code, ready.content) == (200, b"")
 
 
+async def test_metrics_may_have_a_key_of_their_own(make_stage: MakeStage) -> None:
+    client, scraper = "c" * 20, "s" * 20
+    stage = await make_stage(api_key=client, metrics_key=scraper)
+
+    async def status(path: str, key: str) -> int:
+        headers = {"Authorization": f"Bearer {key}"}
+        return (await stage.http.get(path, headers=headers)).status_code
+
+    assert await status("/metrics", scraper) == 200
+    assert await status("/metrics", client) == 401
+    assert (await stage.http.get("/metrics")).status_code == 401
+    assert await status("/v1/models", client) == 200
+    assert await status("/v1/models", scraper) == 401
+
+
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics"])
 async def test_a_probe_may_ask_for_the_head_alone(make_stage: MakeStage, path: str) -> None:
     stage = await make_stage(ready=False)
