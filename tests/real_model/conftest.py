@@ -1,0 +1,60 @@
+"""The real model, the model in transformers, and the model served by real processes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from tests.deploy.running import Running, ready_lines
+from tests.real_model.alone import Alone
+from tests.real_model.long_text import CONTEXT
+from tests.real_model.making import OutOfReach, find_real_model
+
+NAME = "smollm2"
+BLOCK_SIZE = 16
+# Room for the longest sequence and some short ones.
+NUM_BLOCKS = CONTEXT // BLOCK_SIZE + 128
+_READY_DEADLINE_S = 300.0
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """Folder of SmolLM2-135M-Instruct."""
+    try:
+        return find_real_model()
+    except OutOfReach as reason:
+        pytest.skip(f"no real model: {reason}")
+
+
+@pytest.fixture(scope="session")
+def alone(real_model: Path) -> Alone:
+    """Transformers, in float32."""
+    return Alone(real_model)
+
+
+@pytest.fixture(scope="module")
+def served(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """All services, in float32."""
+    running = Running(
+        tmp_path_factory.mktemp("real_model"),
+        *("--model", str(real_model), "--served-model-name", NAME),
+        *("--dtype", "float32", "--block-size", str(BLOCK_SIZE), "--num-blocks", str(NUM_BLOCKS)),
+    )
+    try:
+        running.until(
+            lambda: running.process.poll() is not None or bool(ready_lines(running.said())),
+            _READY_DEADLINE_S,
+            "ready",
+        )
+        assert running.process.poll() is None, running.story()
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def client(served: Running) -> Iterator[OpenAI]:
+    """OpenAI's own client."""
+    with OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0) as made:
+        yield made
