@@ -25,7 +25,6 @@ _TEXT_EVERY_S = 1.0
 _TICK_S = 0.01
 _NOTABLE_S = 0.2  # shorter waits are counted only
 _LONGEST_S = 60.0
-_RETRY_S = 0.05
 _NUM_TICKS = 12_000  # of the control timer that are kept: the longest wait and more
 
 
@@ -147,7 +146,7 @@ class Probe:
                     question, gateway.index, from_s, until_s, ran_s, queued_s, late_s, fault
                 )
                 self._tell(wait)
-            await asyncio.sleep(_RETRY_S if fault else pause_s)
+            await asyncio.sleep(pause_s)
 
     async def _live(self, gateway: _Gateway) -> str:
         async with ask(gateway.port, "/health/live") as response:

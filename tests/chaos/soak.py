@@ -180,6 +180,7 @@ def _options() -> argparse.Namespace:
     add("--list-attacks", action="store_true", help="print the names of all attacks")
     add("--no-blows", action="store_true", help="no service is killed or paused")
     add("--delete-outputs", action="store_true", help="delete the outputs log now and then")
+    add("--fill-redis", action="store_true", help="Redis is full for seconds of every round")
     options = parser.parse_args()
     try:
         chosen(options.attacks)
@@ -206,6 +207,7 @@ def _soak(options: argparse.Namespace, folder: Path) -> Soak | HostileSoak:
         attacks=options.attacks,
         strikes_services=not options.no_blows,
         deletes_outputs=options.delete_outputs,
+        fills_redis=options.fill_redis,
     )
     return HostileSoak(folder, plan, _say)
 

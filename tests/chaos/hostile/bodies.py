@@ -12,6 +12,7 @@ _COMPLETIONS, _CHAT = "/v1/completions", "/v1/chat/completions"
 _WORDS = ("the whale ", "a captain ", "Emma, ", "in the garden ", "said nothing ", "at night ")
 _LONG_TOKENS = 1_200
 _BODY_BYTES = 4 * 2**20 - 2**10  # just below what the gateway accepts
+_LONG_TEXT_BYTES = 2**20 - 2**10  # the same for /tokenize
 
 
 async def many_choices_with_stops(attacker: Attacker) -> Answer:
@@ -70,19 +71,22 @@ async def over_long_text(attacker: Attacker) -> Answer:
 
 
 async def token_texts(attacker: Attacker) -> Answer:
-    """A text of megabytes whose tokens are all to be shown, and the answer is read."""
-    return await attacker.request("/tokenize", _tokenize_body(2**20), patience_s=40.0)
+    """The longest text that is accepted, whose tokens are all to be shown; the answer is read."""
+    return await attacker.request("/tokenize", _tokenize_body(_LONG_TEXT_BYTES), patience_s=40.0)
 
 
 async def unread_token_texts(attacker: Attacker) -> Answer:
-    """A text of megabytes whose tokens are all to be shown, and the answer is left unread."""
-    for_s = attacker.draw.uniform(5, 12)
-    return await attacker.unread("/tokenize", _tokenize_body(3 * 2**20), for_s)
+    """The same, and the answer is left unread; or a text that is too long."""
+    num_bytes = attacker.draw.choice((_LONG_TEXT_BYTES, 3 * 2**20))
+    return await attacker.unread(
+        "/tokenize", _tokenize_body(num_bytes), attacker.draw.uniform(5, 12)
+    )
 
 
 async def many_tokens_to_text(attacker: Attacker) -> Answer:
-    """A million tokens to turn into text."""
-    return await attacker.request("/detokenize", _detokenize_body(), patience_s=40.0)
+    """As many tokens to turn into text as a body holds; or more."""
+    number = attacker.draw.choice((180_000, 800_000))
+    return await attacker.request("/detokenize", _detokenize_body(number), patience_s=40.0)
 
 
 async def control_tokens(attacker: Attacker) -> Answer:
@@ -100,8 +104,8 @@ async def extreme_priority(attacker: Attacker) -> Answer:
 
 
 async def widest_request(attacker: Attacker) -> Answer:
-    """n = 128: as many seats as there are."""
-    body = _asking(prompt=_text(attacker, 6), max_tokens=8, n=128, temperature=1.0)
+    """n = 128: half of all seats, and most of a small pool at once."""
+    body = _asking(prompt="My dear", max_tokens=8, n=128, temperature=1.0, ignore_eos=True)
     return await attacker.request(_COMPLETIONS, body, patience_s=40.0)
 
 
@@ -239,6 +243,6 @@ def _tokenize_body(num_bytes: int) -> bytes:
 
 
 @cache
-def _detokenize_body() -> bytes:
-    tokens = [number % 4_000 for number in range(800_000)]
+def _detokenize_body(num_tokens: int) -> bytes:
+    tokens = [number % 4_000 for number in range(num_tokens)]
     return json.dumps(_asking(tokens=tokens), separators=(",", ":")).encode()

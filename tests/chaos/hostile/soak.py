@@ -26,7 +26,7 @@ from tests.chaos.cluster import GATEWAYS, Cluster
 from tests.chaos.hostile.__main__ import chosen
 from tests.chaos.hostile.honest import HonestClients
 from tests.chaos.hostile.verdict import Record, Strike, found, report
-from tests.chaos.mayhem import Mayhem
+from tests.chaos.mayhem import Mayhem, Outage
 from tests.chaos.probe import Wait
 from tests.chaos.soak_rest import rest
 from tests.chaos.soak_verdict import shown
@@ -41,6 +41,9 @@ _TENANTS = (*_HONEST_TENANTS, "probe", "unusual", "mallory", "operator")
 _OUTPUTS_RETENTION = 10_000  # the default
 _WATCH_S = 0.5
 _STOP_S = 10.0
+_FILLER = "filler"
+_FULL_S = 5.0
+_BEYOND_LIMIT_BYTES = 64 * 2**10
 _SETTINGS = {
     "PAGESTREAM_NUM_HOST_BLOCKS": "32",
     "PAGESTREAM_REQUEST_TIMEOUT": "15",
@@ -59,6 +62,7 @@ class Plan:
         strikes_services: services are killed and paused.
         deletes_outputs: the outputs log is deleted once in some rounds, in which answers may end
             with an error.
+        fills_redis: Redis is at its limit for a few seconds of every round.
     """
 
     minutes: float
@@ -68,6 +72,7 @@ class Plan:
     attacks: Sequence[str] = ()
     strikes_services: bool = True
     deletes_outputs: bool = False
+    fills_redis: bool = False
     round_s: float = _ROUND_S
     num_requests: int = 16  # of each honest client, asked again and again
 
@@ -159,6 +164,8 @@ class HostileSoak:
         tasks = [asyncio.create_task(mayhem.run())]
         if deletes:
             tasks.append(asyncio.create_task(self._delete_outputs(cluster, work_s / 2)))
+        if self._plan.fills_redis:
+            tasks.append(asyncio.create_task(self._fill_redis(cluster, work_s / 4)))
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._attack(cluster, number, work_s))
@@ -236,6 +243,22 @@ class HostileSoak:
             await asyncio.to_thread(redis_reply, cluster.redis, command)
             self.record.num_deletions += 1
 
+    async def _fill_redis(self, cluster: Cluster, after_s: float) -> None:
+        """Let Redis be at its limit for a while, by a key of nobody's."""
+        await asyncio.sleep(after_s)
+        from_s = time.monotonic()
+        try:
+            with contextlib.suppress(OSError):  # it may have been killed
+                used = await asyncio.to_thread(redis_used_bytes, cluster.redis)
+                num_bytes = max(0, self._plan.redis_bytes - used) + _BEYOND_LIMIT_BYTES
+                command = f"SETRANGE {_FILLER} {num_bytes} x"
+                await asyncio.to_thread(redis_reply, cluster.redis, command)
+            await asyncio.sleep(_FULL_S)
+        finally:
+            # Not to be cancelled: nothing would work any more.
+            await asyncio.shield(_deleted(cluster, _FILLER))
+            self.record.outages.append(Outage("redis", from_s, time.monotonic()))
+
     def _news(self) -> str:
         record, honest = self.record, self.record.honest
         return (
@@ -243,6 +266,17 @@ class HostileSoak:
             f"{len(record.strikes)} strikes, {len(record.outages)} outages, "
             f"{honest.answered} answered, {len(honest.lost)} lost, {len(honest.changed)} changed"
         )
+
+
+async def _deleted(cluster: Cluster, key: str) -> None:
+    """Delete a key, as soon as Redis answers."""
+    while True:
+        try:
+            await asyncio.to_thread(redis_reply, cluster.redis, f"DEL {key}")
+        except OSError:
+            await asyncio.sleep(_WATCH_S)
+        else:
+            return
 
 
 async def _finished(

@@ -17,6 +17,7 @@ _LONGEST_STALL_S = 1.0
 _AFTER_OUTAGE_S = 1.0  # until what follows from it is over, for the struck service
 _AFTER_ANY_OUTAGE_S = 15.0  # leases run out, and the engine is ready again
 _FEWEST_QUESTIONS = 100  # of the probe; fewer prove nothing
+_LAST_COMMAND_BYTES = 2**20  # what the command with which Redis reaches its limit may add
 _MOST_SHOWN = 12
 _MOST_NAMED = 6  # attacks, beside a stall
 _GATEWAYS = ("gateway-1", "gateway-2")  # by the probe's index
@@ -143,7 +144,7 @@ def report(record: Record) -> dict[str, Any]:
 def _redis_too_large(record: Record) -> list[str]:
     limit, peak = record.redis_limit_bytes, record.redis_peak_bytes
     wrong = []
-    if peak > limit:
+    if peak > limit + _LAST_COMMAND_BYTES:
         wrong.append(f"Redis used {peak / 2**20:.1f} MiB of {limit / 2**20:.0f} MiB")
     for sample in record.samples:
         if sample.redis.log_bytes > limit / 2:
