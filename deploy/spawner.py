@@ -21,12 +21,14 @@ service's exit code. A signal to the service alone is a death like any other, ho
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from deploy.die_with_parent import die_with
 from deploy.exits import FUTILE_EXIT_CODES, describe_exit
@@ -66,7 +68,7 @@ class Spawner:
         """Fork, wait, fork again. Main thread only.
 
         Returns:
-            The exit code; in forked processes that of the service.
+            The exit code. Forked processes do not return.
         """
         if not can_fork():
             log.warning("there are threads, so that nothing can be forked: a restart takes longer")
@@ -81,7 +83,7 @@ class Spawner:
             pid = os.fork()
             if pid == 0:
                 os.close(ready_end)
-                return self._serve(parent, told_end)
+                _end_at_once(self._serve(parent, told_end))
             os.close(told_end)
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpgid(pid, pid)  # it does the same; whoever is first
@@ -185,6 +187,18 @@ def _import_numpy() -> None:
         del os.environ[name]
     else:
         os.environ[name] = before
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """End a forked service that has closed all that it had opened.
+
+    The interpreter's own end would take apart all that was imported, object by object: seconds
+    for a worker, in which its successor could have been started.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _has_byte(pipe_end: int) -> bool:

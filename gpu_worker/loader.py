@@ -9,6 +9,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gpu_worker.attention import ATTENTION_NAME, register_attention
+from gpu_worker.download import download
 from gpu_worker.model import RaggedModel
 from gpu_worker.settings import WorkerSettings
 from shared.errors import ModelUnsupported, SettingsError
@@ -37,6 +38,7 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
     _check_path(settings.model)
     config = _load_config(settings)
     refuse_by_config(config)
+    download(settings.model)
     dtype = choose_dtype(settings.dtype, own_dtype(config), device)
     log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
     try:

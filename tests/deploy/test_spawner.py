@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothi
 DEADLINE_S = 60.0
 SERVICE = '''
 """Does what its first argument says, in every process that is forked for it."""
-import os, signal, sys, threading, time
+import atexit, os, signal, sys, threading, time
 from shared.logs import setup_logging
 
 def say(text):
@@ -33,6 +33,7 @@ def prepare():
 
 def main(ready):
     how = sys.argv[1]
+    atexit.register(say, "taken apart")
     if how.startswith("exit"):
         return int(how[4:])
     if how == "die":
@@ -125,6 +126,7 @@ def test_a_service_told_to_end_without_its_spawner_is_forked_again_like_a_killed
     spawned = spawn("service", "serve")
     os.kill(spawned.serving(), signal.SIGTERM)
     spawned.serving(2)
+    assert "taken apart" not in spawned.said(), "its successor waits for that"
     assert spawned.process.poll() is None
     assert "heard 1" in spawned.said()
     spawned.process.send_signal(signal.SIGTERM)
