@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from gateway.engine import Engine
 from gateway.errors import invalid, invalid_value, too_long
+from gateway.priorities import PriorityRange
 from gateway.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from shared.sampling import BeamParams, SamplingParams, TokenBias
 
@@ -88,6 +89,26 @@ def chat_output(body: ChatBody) -> Output:
         num_prompt_logprobs=_prompt_logprobs(body),
         include_stop=bool(body.include_stop_str_in_output),
     )
+
+
+def priority_of(body: GenerationBody, of_key: PriorityRange | None, of_all: PriorityRange) -> int:
+    """The priority that a request has, if it may have it.
+
+    Args:
+        of_key: what its API key may ask for, None where no key is asked for.
+        of_all: what may be asked for then.
+
+    Raises:
+        ApiError: 400.
+    """
+    allowed = of_all if of_key is None else of_key
+    if body.priority is None:
+        return allowed.default
+    if body.priority not in allowed:
+        holder = "this server" if of_key is None else "this API key"
+        reason = f"{holder} allows {allowed} (lower ones are served first)"
+        raise invalid_value("priority", body.priority, reason)
+    return body.priority
 
 
 def check_num_choices(num_prompts: int, output: Output, is_resumable: bool, limit: int) -> None:

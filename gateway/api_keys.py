@@ -1,7 +1,8 @@
 """Who may use this gateway. Keys are held as hashes only.
 
 A file of keys has one in each line, ``NAME sha256:HEX``; a name may have several, so that a key can
-be replaced while both work. ``python -m gateway.api_keys NAME >> FILE`` makes one, and shows it.
+be replaced while both work. ``priority=LOW..HIGH`` behind it allows these priorities to its
+requests. ``python -m gateway.api_keys NAME >> FILE`` makes one, and shows it.
 """
 
 import argparse
@@ -12,18 +13,28 @@ import secrets
 import sys
 from dataclasses import dataclass
 
+from gateway.priorities import ANY_PRIORITY, ONLY_DEFAULT, PriorityRange
 from shared.errors import SettingsError
 
-_LINE = re.compile(r"([\w.-]{1,64})\s+sha256:([0-9a-f]{64})")
+_LINE = re.compile(r"([\w.-]{1,64})\s+sha256:([0-9a-f]{64})(?:\s+priority=(\S{1,40}))?")
 _SHORTEST_CHARS = 16
 _NAME_OF_PLAIN = "default"
 _NAME = re.compile(r"[\w.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Key:
+class ApiKey:
+    """A key that is known.
+
+    Attributes:
+        tenant: its name.
+        digest: SHA-256 of the key, 32 bytes.
+        priorities: that its requests may ask for.
+    """
+
     tenant: str
-    digest: bytes  # [32]
+    digest: bytes
+    priorities: PriorityRange
 
 
 class ApiKeys:
@@ -33,6 +44,11 @@ class ApiKeys:
         file: path of a file of keys.
         plain: one more key, as it is.
         variable: of the environment, which ``plain`` came from.
+        priorities: that may be asked for where a key has no range of its own, and by everybody
+            where no keys are asked for. By default none with keys, and any without.
+
+    Attributes:
+        open_priorities: that may be asked for where no keys are asked for.
 
     Raises:
         SettingsError: a key or the file cannot be used. It never shows a key.
@@ -43,13 +59,18 @@ class ApiKeys:
         file: str | None = None,
         plain: str | None = None,
         variable: str = "PAGESTREAM_API_KEY",
+        priorities: PriorityRange | None = None,
     ) -> None:
         self._file = file
-        self._plain = None if plain is None else _Key(_NAME_OF_PLAIN, _digest(plain))
+        self._priorities = ONLY_DEFAULT if priorities is None else priorities
+        self.open_priorities = ANY_PRIORITY if priorities is None else priorities
+        self._plain: ApiKey | None = None
+        if plain is not None:
+            self._plain = ApiKey(_NAME_OF_PLAIN, _digest(plain), self._priorities)
         if plain is not None and len(plain) < _SHORTEST_CHARS:
             reason = f"a key has at least {_SHORTEST_CHARS} characters"
             raise SettingsError(variable, "...", reason)
-        self._keys: tuple[_Key, ...] = ()
+        self._keys: tuple[ApiKey, ...] = ()
         self._num_tenants = 0
         self.reload()
 
@@ -70,28 +91,33 @@ class ApiKeys:
             SettingsError: it cannot be used. The keys that were known stay.
         """
         plain = () if self._plain is None else (self._plain,)
-        self._keys = plain + (() if self._file is None else _read(self._file))
+        self._keys = plain + (() if self._file is None else _read(self._file, self._priorities))
         self._num_tenants = len({key.tenant for key in self._keys})
         return len(self._keys)
 
-    def tenant_of(self, authorization: str) -> str | None:
-        """Name of the key in an ``Authorization`` header, None if it holds none that is known."""
+    def key_of(self, authorization: str) -> ApiKey | None:
+        """The key in an ``Authorization`` header, None if it holds none that is known."""
         scheme, _, given = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
             return None
-        digest, tenant = _digest(given.strip()), None
+        digest, found = _digest(given.strip()), None
         # Every key is looked at, so that the time says nothing of which one fits.
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
-                tenant = key.tenant
-        return tenant
+                found = key
+        return found
+
+    def tenant_of(self, authorization: str) -> str | None:
+        """Name of the key in an ``Authorization`` header, None if it holds none that is known."""
+        key = self.key_of(authorization)
+        return None if key is None else key.tenant
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _read(path: str) -> tuple[_Key, ...]:
+def _read(path: str, priorities: PriorityRange) -> tuple[ApiKey, ...]:
     try:
         with open(path, encoding="utf-8") as file:
             lines = file.read().splitlines()
@@ -103,8 +129,16 @@ def _read(path: str) -> tuple[_Key, ...]:
             continue
         match = _LINE.fullmatch(line.strip())
         if match is None:  # it may hold a key in plain text, so it is not shown
-            raise SettingsError("--api-keys", path, f"line {number}: expected NAME sha256:HEX")
-        keys.append(_Key(match[1], bytes.fromhex(match[2])))
+            reason = f"line {number}: expected NAME sha256:HEX, or this and priority=LOW..HIGH"
+            raise SettingsError("--api-keys", path, reason)
+        own = priorities
+        if match[3] is not None:
+            try:
+                own = PriorityRange.parse(match[3])
+            except ValueError as error:
+                reason = f"line {number}: priority={match[3]}: {error}"
+                raise SettingsError("--api-keys", path, reason) from None
+        keys.append(ApiKey(match[1], bytes.fromhex(match[2]), own))
     if not keys:
         raise SettingsError("--api-keys", path, "there is no key in it")
     return tuple(keys)

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import body_too_large, invalid, unsupported_encoding
+from gateway.priorities import PriorityRange
 from shared.logs import EventLog
 
 _log = EventLog("gateway.access")
@@ -32,6 +33,8 @@ class Call:
             log and in the ``X-Request-Id`` header.
         received_ms: wall clock at its start.
         tenant: whose API key it came with, "" where none is asked for.
+        priorities: that its API key may ask for, None where no key is asked for.
+        discards_body: what still arrives of the body is thrown away.
         status: of the response, 0 before it starts.
         fields: more to say in the access log; never a client's text.
     """
@@ -40,6 +43,8 @@ class Call:
     started_s: float = field(default_factory=time.monotonic)
     received_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     tenant: str = ""
+    priorities: PriorityRange | None = None
+    discards_body: bool = False
     status: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -109,12 +114,14 @@ async def read_body(request: Request, limit: int) -> bytes:
         if int(request.headers.get("content-length", "0")) > limit:
             # A client that asks first is told before it sends anything.
             if "expect" not in request.headers:
+                call_of(request).discards_body = True
                 await _discard(body)
             raise body_too_large(limit)
         async for chunk in body:
             size += len(chunk)
             if size > limit:
                 chunks.clear()
+                call_of(request).discards_body = True
                 await _discard(body)
                 raise body_too_large(limit)
             chunks.append(chunk)

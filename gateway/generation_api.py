@@ -17,6 +17,7 @@ from gateway.admission import (
     check_prompt,
     completion_max_tokens,
     completion_output,
+    priority_of,
     sampling_params,
 )
 from gateway.answer_schema import ChatAnswer, CompletionAnswer
@@ -81,6 +82,7 @@ def _counting(service: Service) -> Iterator[None]:
 async def _complete(service: Service, request: Request) -> Response:
     body = await service.bodies.read(request, partial(parse_body, CompletionBody))
     service.check_model(body.model)
+    priority = _priority(service, request, body)
     beams = beam_params(body)
     output = completion_output(body)
     num_prompts = service.prompts.count(body)
@@ -94,7 +96,7 @@ async def _complete(service: Service, request: Request) -> Response:
         check_prompt(prompt, output, engine, is_full)
         max_tokens = 1 if is_full else completion_max_tokens(body, prompt, output, engine)
         sampling = sampling_params(body, output, beams, max_tokens, engine)
-        item = _planned(request, body, prompt, sampling, continues=True)
+        item = _planned(request, body, prompt, sampling, priority, continues=True)
         planned.append(scoring_last(item) if is_full else item)
     return await _answer(service, request, body, planned, output)
 
@@ -102,6 +104,7 @@ async def _complete(service: Service, request: Request) -> Response:
 async def _chat(service: Service, request: Request) -> Response:
     body = await service.bodies.read(request, partial(parse_body, ChatBody))
     service.check_model(body.model)
+    priority = _priority(service, request, body)
     beams = beam_params(body)
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
@@ -112,8 +115,12 @@ async def _chat(service: Service, request: Request) -> Response:
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)
-    planned = [_planned(request, body, prompt, sampling, continues=False)]
+    planned = [_planned(request, body, prompt, sampling, priority, continues=False)]
     return await _answer(service, request, body, planned, output)
+
+
+def _priority(service: Service, request: Request, body: GenerationBody) -> int:
+    return priority_of(body, call_of(request).priorities, service.keys.open_priorities)
 
 
 def _asking(request: Request, body: GenerationBody, engine: Engine) -> Asking:
@@ -161,6 +168,7 @@ def _planned(
     body: GenerationBody,
     prompt: Prompt,
     sampling: SamplingParams,
+    priority: int,
     continues: bool,
 ) -> Planned:
     call = call_of(request)
@@ -168,7 +176,7 @@ def _planned(
         prompt,
         sampling,
         continues,
-        priority=body.priority or 0,
+        priority=priority,
         cache_salt=body.cache_salt or "",
         tenant=call.tenant,
         deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.call import QUIET_PATHS, call_in
+from gateway.call import QUIET_PATHS, Call, call_in
 from gateway.errors import ApiError, overloaded, too_many_bytes, too_many_calls, too_slow
 from gateway.quota import Quota
 from shared.metrics import GatewayMetrics
@@ -120,13 +120,13 @@ class LimitCalls:
         self._calls.take(caller, 1)
         self._arriving[running] = None
         try:
-            await self._app(scope, self._counting(running, receive), send)
+            await self._app(scope, self._counting(call_in(scope), running, receive), send)
         finally:
             self._arriving.pop(running, None)
             self._release_place(running)
             running.bytes.give_back(caller, running.num_bytes)
 
-    def _counting(self, running: _Running, receive: Receive) -> Receive:
+    def _counting(self, call: Call, running: _Running, receive: Receive) -> Receive:
         """``receive`` that counts the body, and waits for it no longer than it may take."""
 
         async def receive_counting() -> Message:
@@ -140,7 +140,7 @@ class LimitCalls:
                 raise too_slow(now_s - running.started_s) from None
             finally:
                 running.arrival = None
-            num_bytes = len(message.get("body", b""))
+            num_bytes = 0 if call.discards_body else len(message.get("body", b""))
             error = self._why_no_bytes(running.caller, running.bytes, num_bytes)
             if error is not None:
                 raise error

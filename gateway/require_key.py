@@ -35,11 +35,12 @@ class RequireKey:
             keys, is_client = self._metrics_keys, False
         if scope["type"] == "http" and keys.are_asked_for:
             given = Headers(scope=scope).get("authorization", "")
-            tenant = keys.tenant_of(given)
-            if tenant is not None:
+            key = keys.key_of(given)
+            if key is not None:
                 if is_client:
-                    call_in(scope).tenant = tenant
-                    call_in(scope).fields["key"] = tenant
+                    call = call_in(scope)
+                    call.tenant = call.fields["key"] = key.tenant
+                    call.priorities = key.priorities
             elif scope["path"] not in OPEN_PATHS:
                 self._metrics.admission_rejections["unauthorized"].inc()
                 error = unauthorized(bool(given))

@@ -20,6 +20,7 @@ from gateway.http_server import LAST_EVENTS_S, HttpServer, connection_limits
 from gateway.limit_calls import CallLimits, CallQuotas
 from gateway.management import management_app
 from gateway.prefix_file import read_prefixes
+from gateway.priorities import PriorityRange
 from gateway.prompts import PromptReader
 from gateway.service import ReadyLimits, Service
 from gateway.settings import GatewaySettings
@@ -52,7 +53,7 @@ class Server:
         metrics = GatewayMetrics(name, settings.engine_id)
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
-        keys = ApiKeys(settings.api_keys, settings.api_key)
+        keys = ApiKeys(settings.api_keys, settings.api_key, _priorities(settings))
         self.port = 0
         self.connections: set[Any] = set()
         self.service = Service(
@@ -181,6 +182,10 @@ class Server:
             engine=self._settings.engine_id,
         )
         ready()
+
+
+def _priorities(settings: GatewaySettings) -> PriorityRange | None:
+    return None if settings.priorities is None else PriorityRange.parse(settings.priorities)
 
 
 def call_limits(settings: GatewaySettings) -> CallLimits:

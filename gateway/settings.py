@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 from gateway.networks import networks_of
+from gateway.priorities import PriorityRange
 from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
 
@@ -26,6 +27,16 @@ def checked_networks(text: str) -> str:
         ValueError: they are not.
     """
     networks_of(text)
+    return text
+
+
+def checked_range(text: str) -> str:
+    """``-10..10``: the same, if it is a range of priorities.
+
+    Raises:
+        ValueError: it is not.
+    """
+    PriorityRange.parse(text)
     return text
 
 
@@ -53,6 +64,13 @@ class GatewaySettings(ServiceSettings):
         "Origins whose pages browsers may let call this gateway, such as https://chat.example.org, "
         "with commas between them, or * for all; auto allows none.",
         parse=_origins,
+    )
+    priorities: str | None = setting(
+        None,
+        "Values of priority that requests may ask for, LOW..HIGH or none, where their line in the "
+        "file of API keys has no priority=LOW..HIGH of its own; write --priorities=-10..10. By "
+        "default none with API keys, and any without.",
+        parse=checked_range,
     )
     gateway_metrics_host: str = setting("127.0.0.1", "Address of the gateway's own /metrics.")
     gateway_metrics_port: int = setting(

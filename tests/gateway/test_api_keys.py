@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from gateway.api_keys import ApiKeys
+from gateway.priorities import PriorityRange
 from gateway.require_key import OPEN_PATHS
 from shared.errors import SettingsError
-from tests.gateway.conftest import MakeStage
+from tests.gateway.conftest import MakeStage, Stage
 
 ROOT = Path(__file__).parents[2]
 KEY, OTHER = "ps-one-key-of-alice", "ps-another-key-of-bob"
@@ -186,3 +187,94 @@ async def test_the_official_client_presents_its_key(make_stage: MakeStage) -> No
     stage = await make_stage(api_key=KEY)
     client = stage.openai.with_options(api_key=KEY)
     assert [model.id async for model in client.models.list()] == ["demo"]
+
+
+# ------------------------------------------------------------------ priorities
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high", "default"),
+    [
+        ("-10..10", -10, 10, 0),
+        ("5..9", 5, 9, 5),
+        ("-9..-5", -9, -5, -5),
+        ("-2147483648..2147483647", -(2**31), 2**31 - 1, 0),
+        ("none", 0, 0, 0),
+    ],
+)
+def test_a_range_of_priorities_is_read(text: str, low: int, high: int, default: int) -> None:
+    found = PriorityRange.parse(text)
+    assert (found.low, found.high, found.default) == (low, high, default)
+
+
+@pytest.mark.parametrize("text", ["", "5", "1-5", "9..5", "0..2147483648", "a..b", "1..2..3"])
+def test_what_is_no_range_of_priorities_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        PriorityRange.parse(text)
+    path = tmp_path / "keys"
+    path.write_text(line("alice", KEY).strip() + f" priority={text}\n")
+    with pytest.raises(SettingsError, match="line 1"):
+        ApiKeys(str(path))
+
+
+async def priorities(stage: Stage, key: str | None, *asked: int | None) -> list[int | None]:
+    """The priority that each request has, None for those that are refused."""
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    stage.answer_text("Hi")
+    found: list[int | None] = []
+    for number, priority in enumerate(asked):
+        body = {"model": "demo", "prompt": "Hi", "priority": priority}
+        if number % 2:
+            messages = [{"role": "user", "content": "Hi"}]
+            body = {"model": "demo", "messages": messages, "priority": priority}
+        path = "/v1/chat/completions" if number % 2 else "/v1/completions"
+        response = await stage.http.post(path, json=body, headers=headers)
+        if response.status_code == 200:
+            found.append(stage.engine.heard[-1].priority)  # type: ignore[attr-defined]
+        else:
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, "priority")
+            assert f"priority={priority}" in error["message"]
+            found.append(None)
+    return found
+
+
+async def test_a_key_may_ask_for_the_priorities_of_its_line_and_by_default_for_none(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    batch = line("batch", NEWER).strip() + " priority=5..9\n"
+    path.write_text(line("alice", KEY).strip() + " priority=-3..4\n" + line("bob", OTHER) + batch)
+    stage = await make_stage(api_keys=str(path))
+    lowest = -(2**31)
+    assert await priorities(stage, KEY, None, 0, -3, 4, -4, 5, lowest) == [
+        *(0, 0, -3, 4),
+        *(None, None, None),
+    ]
+    assert await priorities(stage, OTHER, None, 0, 1, -1, lowest) == [0, 0, None, None, None]
+    assert await priorities(stage, NEWER, None, 0, 5, 9, 10) == [5, None, 5, 9, None]
+    body = {"model": "demo", "prompt": "Hi", "priority": -4}
+    for key, said in ((KEY, "this API key allows -3 to 4"), (OTHER, "this API key allows 0 only")):
+        headers = {"Authorization": f"Bearer {key}"}
+        refused = await stage.http.post("/v1/completions", json=body, headers=headers)
+        assert said in refused.json()["error"]["message"]
+
+
+async def test_one_setting_allows_priorities_to_all_other_keys(
+    make_stage: MakeStage, tmp_path: Path
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text(line("alice", KEY).strip() + " priority=none\n" + line("bob", OTHER))
+    stage = await make_stage(api_keys=str(path), api_key=NEWER, priorities="-1..1")
+    assert await priorities(stage, KEY, 0, 1) == [0, None]
+    assert await priorities(stage, OTHER, -1, 1, 2) == [-1, 1, None]
+    assert await priorities(stage, NEWER, -1, 1, 2) == [-1, 1, None]
+
+
+async def test_without_keys_any_priority_may_be_asked_for_unless_restricted(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage()
+    assert await priorities(stage, None, None, -(2**31), 2**31 - 1) == [0, -(2**31), 2**31 - 1]
+    stage = await make_stage(priorities="0..5")
+    assert await priorities(stage, None, None, -1, 5) == [0, None, 5]

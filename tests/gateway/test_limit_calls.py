@@ -190,6 +190,18 @@ async def test_a_trickle_does_not_renew_the_deadline_of_a_body() -> None:
     assert num_bytes > 1
 
 
+async def test_what_is_thrown_away_of_a_body_that_is_too_large_does_not_count(
+    make_stage: MakeStage,
+) -> None:
+    stage = await make_stage(max_total_tokenize_bytes=3_000, max_tokenize_bytes=2_000)
+    _, writer = await begun_post(stage, None, b" " * 9_000, 10_000)
+    await stage.until(lambda: held(stage, "calls") == 1)
+    body = json.dumps({"prompt": "a" * 1_500})
+    assert (await stage.http.post("/tokenize", content=body)).status_code == 200
+    assert held(stage, "token_bytes") == 0
+    writer.close()
+
+
 # ------------------------------------------------------------------ long answers
 
 
