@@ -53,7 +53,7 @@ class Server:
         metrics = GatewayMetrics(name, settings.engine_id)
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
-        keys = ApiKeys(settings.api_keys, settings.api_key, _priorities(settings))
+        keys = ApiKeys(settings.api_keys, settings.api_key, priorities=_priorities(settings))
         self.port = 0
         self.connections: set[Any] = set()
         self.service = Service(
