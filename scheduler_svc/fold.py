@@ -13,6 +13,7 @@ import numpy as np
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest
+from scheduler_svc.core.requests import NOT_KNOWN, Acceptance
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.validity import check
 from shared.bus.api import START, EntryId
@@ -53,6 +54,7 @@ def resume(core: Scheduler, fold: "Fold", fence: EntryId) -> list[Message]:
             found.search,
             found.num_deaths,
             found.was_admitted,
+            found.accepted,
         )
     return states
 
@@ -78,6 +80,7 @@ class Unfinished:
     search: BeamSearch | None = None  # instead of choices
     num_deaths: int = 0  # of workers that were computing it, one after the other
     was_admitted: bool = False
+    accepted: Acceptance = NOT_KNOWN
 
     def outputs(self) -> dict[int, IntArray]:
         """Tokens of the choices, or beams, that go on."""
@@ -154,9 +157,13 @@ class Fold:
         self._last_step = self._known_step = None
 
     def in_order(self) -> list[Unfinished]:
-        """Unfinished requests, earliest first."""
+        """Unfinished requests, in the order of their acceptance.
+
+        States of older versions do not tell that; there the gateways' clocks have to.
+        """
         return sorted(
-            self.unfinished.values(), key=lambda u: (u.submit.received_ms, u.submit.request_id)
+            self.unfinished.values(),
+            key=lambda u: (u.accepted.arrival, u.submit.received_ms, u.submit.request_id),
         )
 
     def endings(self) -> list[Message]:
@@ -198,7 +205,12 @@ class Fold:
         submit = state.submit
         self._forget(submit.request_id)
         self.finished.pop(submit.request_id, None)
-        request = Unfinished(submit, num_deaths=state.num_deaths, was_admitted=state.was_admitted)
+        request = Unfinished(
+            submit,
+            num_deaths=state.num_deaths,
+            was_admitted=state.was_admitted,
+            accepted=Acceptance(state.arrival, state.accepted_ms),
+        )
         self.unfinished[submit.request_id] = request
         if submit.sampling.beams is not None:
             self._restate_search(request, state)

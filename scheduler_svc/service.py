@@ -68,7 +68,6 @@ class SchedulerService:
         observer: gets everything worth counting.
         recorder: gets everything that a replay needs, if anybody wants one.
         clock_s: monotonic time.
-        wall_ns: time of day, in nanoseconds since 1970.
     """
 
     def __init__(
@@ -78,14 +77,13 @@ class SchedulerService:
         observer: Observer,
         recorder: FileRecorder | None = None,
         clock_s: Callable[[], float] = time.monotonic,
-        wall_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._bus = bus
         self._settings = settings
         self._observer = observer
         self._recorder = recorder
         self._clock_s = clock_s
-        self._wall_ns = wall_ns
+        self._epoch_since_s = 0.0
         self._keys = EngineKeys(settings.engine_id)
         self._instance = uuid4().hex
         self._stopping = asyncio.Event()
@@ -183,6 +181,7 @@ class SchedulerService:
             above=self._epoch,
         )
         epoch, core = started.number, started.core
+        self._epoch_since_s = self._clock_s()
         self._epoch = epoch
         assert worker.kv is not None
         self._progress.start(core, _longest_step_s(config))
@@ -252,7 +251,7 @@ class SchedulerService:
         for entry in found.get(keys.requests, ()):
             answers += self._apply_request(core, entry)
         plans = []
-        while (plan := core.schedule(self._wall_ns() // 1_000_000)) is not None:
+        while (plan := core.schedule(self._now_ms(epoch))) is not None:
             plans.append(plan)
         answers += core.take_answers()
         spent_s = time.perf_counter() - began
@@ -279,6 +278,10 @@ class SchedulerService:
         self._observer.noted(core.take_notes())
         if core.owes_states:
             await self._checkpoint(core, epoch)
+
+    def _now_ms(self, epoch: int) -> int:
+        """The engine's clock: Redis's time at the start of the epoch, and what has passed since."""
+        return epoch + int((self._clock_s() - self._epoch_since_s) * 1e3)
 
     def _apply_output(self, core: Scheduler, entry: Entry) -> list[Message]:
         answers: list[Message] = []

@@ -76,6 +76,8 @@ class Answers:
             group.num_deaths,
             group.was_admitted,
             step,
+            group.arrival,
+            group.accepted_ms,
         )
 
 

@@ -91,11 +91,14 @@ class Deadlines:
         """Watch a group that has just been accepted; it may have had its turn in another epoch."""
         if len(self._due) >= self._clean_at:
             self._forget_ended()
+        # Both of the request's times are its gateway's: their difference holds for any clock.
         submit = group.submit
+        accepted_ms = group.accepted_ms or submit.received_ms
         if submit.deadline_ms:
-            heappush(self._due, (submit.deadline_ms, group.arrival, False, group))
+            until_ms = accepted_ms + submit.deadline_ms - submit.received_ms
+            heappush(self._due, (until_ms, group.arrival, False, group))
         if self._queue_ttl_ms and not group.was_admitted:
-            until_ms = submit.received_ms + self._queue_ttl_ms
+            until_ms = accepted_ms + self._queue_ttl_ms
             heappush(self._due, (until_ms, group.arrival, True, group))
 
     def _forget_ended(self) -> None:

@@ -50,6 +50,11 @@ class Queues:
         if not group.serves_nobody:
             self.backlog.add(group.submit)
 
+    def file_anew(self, group: SequenceGroup) -> None:
+        """A group may have more or fewer sequences than before."""
+        if group.state is WAITING:
+            self._waiting.add(group)
+
     def first_waiting(self, num_free_seats: int, step: int) -> SequenceGroup | None:
         """The group to admit next of those that were not admitted yet.
 

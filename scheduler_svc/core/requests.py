@@ -1,7 +1,8 @@
 """The life of requests: accepted, taken over, stopped, aborted, ended, remembered for a while."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Final
 
 from scheduler_svc.core import notes
 from scheduler_svc.core.answers import Answers
@@ -25,6 +26,22 @@ _FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
 # Workers in a row, the last two of them with nothing else to compute. One such death may be a
 # coincidence: workers are also killed from outside.
 _MAX_DEATHS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """When a request was accepted.
+
+    Attributes:
+        arrival: place in the order of all; 0: behind those that are known.
+        at_ms: by the engine's clock; 0: not known.
+    """
+
+    arrival: int = 0
+    at_ms: int = 0
+
+
+NOT_KNOWN: Final = Acceptance()
 
 
 class Requests:
@@ -61,7 +78,7 @@ class Requests:
         self._by_handle: dict[int, tuple[SequenceGroup, TokenSequence]] = {}
         self._remembered = RememberedRequests(config.resume_window_ms)
         self._deadlines = Deadlines(config.queue_ttl_ms)
-        self._num_accepted = 0
+        self._last_arrival = 0
         self._now_ms = 0
 
     def __len__(self) -> int:
@@ -104,6 +121,7 @@ class Requests:
         search: BeamSearch | None,
         num_deaths: int,
         was_admitted: bool,
+        accepted: Acceptance,
     ) -> list[Message]:
         """A request of an earlier epoch."""
         if num_deaths >= _MAX_DEATHS:
@@ -114,7 +132,7 @@ class Requests:
             # A log that was damaged may hold more of one choice than of another.
             shortest = min(map(len, outputs.values()), default=0)
             outputs = {choice: output[:shortest] for choice, output in outputs.items()}
-        return self._accept(submit, outputs, ended, search, True, num_deaths, was_admitted)
+        return self._accept(submit, outputs, ended, search, accepted, num_deaths, was_admitted)
 
     def remember(self, request_id: str, ended: EndedRequest) -> None:
         """A request that ended in an earlier epoch, not long ago."""
@@ -142,7 +160,7 @@ class Requests:
         outputs: Mapping[int, IntArray] | None,
         ended: Mapping[int, EndedChoice],
         search: BeamSearch | None = None,
-        recovered: bool = False,
+        accepted: Acceptance | None = None,
         num_deaths: int = 0,
         was_admitted: bool = False,
     ) -> list[Message]:
@@ -150,6 +168,7 @@ class Requests:
 
         Args:
             outputs: what the choices have that go on; None: nothing is generated yet.
+            accepted: in an earlier epoch; None: now.
         """
         if submit.request_id in self._by_request:
             return []
@@ -168,7 +187,7 @@ class Requests:
             search = BeamSearch(submit.sampling.beams, max_output)
             outputs = {0: NO_TOKENS}
         sequences = [self._new_sequence(choice, output) for choice, output in outputs.items()]
-        group = self._new_group(submit, sequences, ended, max_output, search=search)
+        group = self._new_group(submit, sequences, ended, max_output, accepted, search=search)
         group.num_deaths = num_deaths
         self._by_request[submit.request_id] = group
         if search is None:
@@ -179,7 +198,7 @@ class Requests:
         has_begun = bool(ended) or any(len(found.output) for found in sequences)
         group.was_admitted = was_admitted or has_begun
         self._deadlines.add(group)
-        self._note(notes.Accepted(submit.request_id, num_prompt, recovered))
+        self._note(notes.Accepted(submit.request_id, num_prompt, accepted is not None))
         return [self._answers.begun(group)]
 
     def _end_too_long(
@@ -200,13 +219,16 @@ class Requests:
         sequences: list[TokenSequence],
         ended: Mapping[int, EndedChoice],
         max_output: int,
+        accepted: Acceptance | None = None,
         search: BeamSearch | None = None,
         serves_nobody: bool = False,
     ) -> SequenceGroup:
-        self._num_accepted += 1
+        accepted = accepted or Acceptance(0, self._now_ms)
+        self._last_arrival = max(self._last_arrival + 1, accepted.arrival)
         return SequenceGroup(
             submit=submit,
-            arrival=self._num_accepted,
+            arrival=self._last_arrival,
+            accepted_ms=accepted.at_ms,
             max_output=max_output,
             sequences=sequences,
             ended=dict(ended),
@@ -395,11 +417,11 @@ class Requests:
     def pass_time(self, now_ms: int) -> list[Message]:
         """End what is overdue, too."""
         self.hear_at(now_ms)
-        if not self._deadlines.has_passed(now_ms):
+        if not self._deadlines.has_passed(self._now_ms):
             return []
         return [
             self._end_all(group, FinishReason.DEADLINE, why)
-            for group, why in self._deadlines.passed(now_ms)
+            for group, why in self._deadlines.passed(self._now_ms)
         ]
 
     def _end(self, group: SequenceGroup, sequence: TokenSequence, reason: FinishReason) -> None:

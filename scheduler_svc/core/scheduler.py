@@ -14,7 +14,7 @@ from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.draft import PlanDraft
 from scheduler_svc.core.pins import PinnedPrefixes
 from scheduler_svc.core.remembered import EndedChoice, EndedRequest
-from scheduler_svc.core.requests import Requests
+from scheduler_svc.core.requests import NOT_KNOWN, Acceptance, Requests
 from scheduler_svc.core.retention import Retention
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.core.stepping import Stepping
@@ -96,6 +96,7 @@ class Scheduler:
         search: BeamSearch | None = None,
         num_deaths: int = 0,
         was_admitted: bool = False,
+        accepted: Acceptance = NOT_KNOWN,
     ) -> list[Message]:
         """Take over an unfinished request of an earlier epoch; what to append to outputs.
 
@@ -105,8 +106,11 @@ class Scheduler:
             search: instead of ``ended``, for a request with beams.
             num_deaths: of workers that were computing it, one after the other.
             was_admitted: it has had its turn, even if nothing came of it yet.
+            accepted: when; requests are recovered in the order of their arrival.
         """
-        return self._requests.recover(submit, outputs, ended, search, num_deaths, was_admitted)
+        return self._requests.recover(
+            submit, outputs, ended, search, num_deaths, was_admitted, accepted
+        )
 
     def remember(self, request_id: str, ended: EndedRequest) -> None:
         """Know of a request that ended in an earlier epoch."""

@@ -82,6 +82,7 @@ class SequenceGroup:
 
     submit: Submit
     arrival: int  # order of acceptance
+    accepted_ms: int  # when, by the engine's clock; 0: not known
     max_output: int  # generated tokens at most: the request's limit or the context's end
     sequences: list[Sequence]  # those that have not ended; of a beam search, by running beam
     ended: dict[int, EndedChoice] = field(default_factory=dict)  # by choice

@@ -168,6 +168,7 @@ class Stepping:
         else:
             self.queues.end_sequence(group)
         group.sequences.remove(sequence)
+        self.queues.file_anew(group)
 
     def end_search(self, group: SequenceGroup) -> None:
         """A beam search is over, whatever it has found."""
@@ -186,6 +187,7 @@ class Stepping:
             self._tables.drop_swapped(sequence)
             self._room.hand_in_slot(sequence)
         group.sequences = sequences
+        self.queues.file_anew(group)
 
     def _leave_prefill(self, group: SequenceGroup, sequence: Sequence) -> None:
         """One of several sequences that are computed again is about to end."""

@@ -36,7 +36,7 @@ class WaitingQueue:
         return self._num_entries
 
     def add(self, group: SequenceGroup) -> None:
-        """A group waits from now on."""
+        """A group waits from now on, or needs another number of seats than before."""
         if self._num_entries >= self._clean_at:
             self._drop_the_gone()
         heappush(self._by_seats.setdefault(group.num_seats, []), (group.rank, group))
@@ -78,8 +78,6 @@ class WaitingQueue:
                 return group
             heappop(heap)
             self._num_entries -= 1
-            if group.state is WAITING:  # some of its sequences ended while it waited
-                self.add(group)
         del self._by_seats[num_seats]
         return None
 

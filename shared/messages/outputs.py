@@ -86,6 +86,8 @@ class RequestState(Message):
     num_deaths: int = 0  # of workers, one after the other, that were computing it
     was_admitted: bool = False  # it has had its turn, even if nothing came of it yet
     step: int = 0  # of the epoch: what its handles got up to here is in it
+    arrival: int = 0  # requests were accepted in the order of these numbers, in all epochs
+    accepted_ms: int = 0  # when, by the engine's clock
 
 
 @message

@@ -305,7 +305,7 @@ def test_who_comes_back_is_not_too_late_for_a_turn_that_was_had(
 def test_who_was_never_heard_of_may_be_too_late() -> None:
     engine = Engine(queue_ttl_ms=100)
     engine.tell(replace(attach(REQUEST, view()), is_new=True))
-    engine.plan(now_ms=1_000)
+    engine.plan(now_ms=1_100)  # the epoch began at 1,000
     assert not engine.plans
     [ended] = [message for message in engine.log if isinstance(message, RequestEnded)]
     assert ended.reason == "deadline"
@@ -551,10 +551,10 @@ def test_a_deadline_ends_a_request_and_frees_its_blocks() -> None:
     engine.tell(request)
     engine.step(3)
     engine.tell(engine.worker.execute(engine.plans.popleft()))
-    engine.plan(now_ms=4_999)
+    engine.plan(now_ms=5_999)  # the epoch began at 1,000
     assert engine.core.pool.num_used > 0
     engine.tell(engine.worker.execute(engine.plans.popleft()))
-    engine.plan(now_ms=5_000)
+    engine.plan(now_ms=6_000)
     ended = engine.log[-1]
     assert isinstance(ended, RequestEnded)
     assert (ended.reason, ended.error) == ("deadline", "its deadline has passed")
@@ -567,14 +567,53 @@ def test_who_waits_too_long_is_sent_away_but_not_who_was_served() -> None:
     engine.tell(submit("served", range(5), max_tokens=25))
     engine.step(2)
     engine.tell(submit("waits", range(5), max_tokens=20))
-    engine.plan(now_ms=999)
+    engine.plan(now_ms=1_999)  # the epoch began at 1,000
     result = engine.worker.execute(engine.plans.popleft())
     engine.tell(result)
-    engine.plan(now_ms=1_000)
+    engine.plan(now_ms=2_000)
     ended = [message for message in engine.log if isinstance(message, RequestEnded)]
     assert [(found.request_id, found.reason) for found in ended] == [("waits", "deadline")]
     engine.run()
     assert engine.outputs("served") == {0: expected(5, 25)}
+
+
+@pytest.mark.parametrize("skew_ms", [-3_600_000, 0, 3_600_000])
+def test_times_of_gateways_whose_clocks_are_wrong_hold_by_the_engines_clock(skew_ms: int) -> None:
+    """Also across epochs: they are not given anew."""
+    engine = Engine(queue_ttl_ms=2_000, num_blocks=8)
+    slow = submit("slow", range(5), received_ms=5_000_000 + skew_ms, max_tokens=25)
+    object.__setattr__(slow, "deadline_ms", slow.received_ms + 5_000)
+    engine.tell(slow)
+    engine.step(1)
+    engine.tell(submit("waits", range(100, 125), received_ms=5_000_000 + skew_ms, max_tokens=5))
+    engine.start_epoch()  # at 2,000; both were accepted at 1,000
+    for now_ms, over in ((2_999, []), (3_000, ["waits"]), (5_999, ["waits"])):
+        engine.plan(now_ms=now_ms)
+        assert _over_deadline(engine) == over, f"at {now_ms}"
+        engine.tell(engine.worker.execute(engine.plans.popleft()))
+    engine.plan(now_ms=6_000)
+    assert _over_deadline(engine) == ["waits", "slow"]
+
+
+def _over_deadline(engine: Engine) -> list[str]:
+    ended = [message for message in engine.log if isinstance(message, RequestEnded)]
+    assert {found.reason for found in ended} <= {"deadline"}
+    return [found.request_id for found in ended]
+
+
+def test_requests_are_recovered_in_the_order_of_their_acceptance_whatever_gateways_clocks_say() -> (
+    None
+):
+    engine = Engine()
+    received_ms = {"a": 9_000, "b": 1, "c": 5_000, "d": 0}
+    for name, at_ms in received_ms.items():
+        engine.tell(submit(name, range(5), received_ms=at_ms))
+    for _ in range(2):
+        engine.start_epoch()
+        assert [group.request_id for group in engine.core._requests.groups()] == list("abcd")
+    engine.tell(submit("e", range(5), received_ms=0))
+    engine.start_epoch()
+    assert [group.request_id for group in engine.core._requests.groups()] == list("abcde")
 
 
 def test_who_was_served_before_a_new_epoch_has_had_its_turn() -> None:
@@ -612,6 +651,7 @@ def test_who_was_only_prefilling_before_a_new_epoch_has_had_its_turn(
 
 def test_who_has_waited_too_long_when_its_deadline_passes_ends_once() -> None:
     engine = Engine(queue_ttl_ms=1_000)
+    now_ms = 1_000  # when the epoch began
     beams = BeamParams(2, 1.0, EarlyStopping.NEVER)
     for name, request in (
         ("beams", submit("beams", range(5), num_choices=2, max_tokens=4, beams=beams)),
@@ -619,7 +659,8 @@ def test_who_has_waited_too_long_when_its_deadline_passes_ends_once() -> None:
     ):
         object.__setattr__(request, "deadline_ms", 900)
         engine.tell(request)
-        engine.plan(now_ms=1_000)
+        now_ms += 1_000
+        engine.plan(now_ms)
         ended = [message for message in engine.log if isinstance(message, RequestEnded)]
         assert [found.request_id for found in ended].count(name) == 1
     assert not engine.core.num_requests

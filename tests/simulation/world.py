@@ -26,7 +26,7 @@ from tests.simulation.clients import Outcome
 from tests.simulation.connection import Connection
 from tests.simulation.loop import Party, VirtualLoop
 from tests.simulation.model import BLOCK_SIZE, Model, ModelExecutor
-from tests.simulation.profile import WALL_S, Fault, Profile
+from tests.simulation.profile import Fault, Profile
 from tests.simulation.server import Server
 from tests.simulation.waiting import Waiting
 
@@ -280,7 +280,6 @@ class World:
             settings,
             observer,
             clock_s=self.loop.time,
-            wall_ns=lambda: int((WALL_S + self.loop.time()) * 1e9),
         )
         self.schedulers.append(SchedulerProcess(party, observer))
         self._stops[party] = service.stop

@@ -246,13 +246,15 @@ class QueueCheck:
         rank, seats = self._rank_of(request_id), self._seats_of(request_id, core)
         assert not earlier & self._preempted, f"{request_id} passes {earlier & self._preempted}"
         by_rank = {client.rank: name for name, client in self._clients.items()}
-        for other in earlier:
+        first = min(earlier)
+        # While seats are kept for the first, nobody new is admitted; what was preempted goes on.
+        passed = {first} if rank in self._preempted else earlier
+        for other in passed:
             wanted = self._seats_of(by_rank[other], core)
             assert wanted > seats, f"{request_id} passes {other}, which needs {wanted} seats"
         if rank in self._preempted:
             self.counts["preempted ones that pass"] += 1
             return
-        first = min(earlier)
         assert first[0] == rank[0], f"{request_id} {rank} passes {first}, which is more urgent"
         since = self._passed.setdefault(first, core.planned_step)
         num_steps = core.planned_step - since
