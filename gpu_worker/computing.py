@@ -13,8 +13,12 @@ from typing import Any
 
 from gpu_worker.admissible import PlanRefused
 from gpu_worker.plan_executor import Pipeline, PlanExecutor, StepObserver
+from gpu_worker.recent_maximum import RecentMaximum
 from shared.messages.outputs import StepResult
 from shared.messages.plans import StepPlan
+
+# A step that was slow for once must not let a dead worker's lease live long for ever.
+_WINDOW_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class Computing:
         pipeline: Pipeline[Any] | None,
         waiting: futures.Executor | None,
     ) -> None:
-        self.longest_s = 0.0
+        self._longest_s = RecentMaximum(_WINDOW_S, clock_s)
         self._executor = executor
         self._observer = observer
         self._clock_s = clock_s
@@ -58,6 +62,11 @@ class Computing:
         self._last: asyncio.Future[StepResult] | None = None  # of the step that was begun last
         self._ended_s: float | None = None  # when it was computed, if the next plan was there
         self._failed: BaseException | None = None  # in a step; those behind it are not carried out
+
+    @property
+    def longest_s(self) -> float:
+        """The longest step of the last minutes, in seconds."""
+        return self._longest_s.value
 
     @property
     def unfinished(self) -> asyncio.Future[StepResult] | None:
@@ -185,5 +194,5 @@ class Computing:
 
     def _note(self, step: _Executed, overhead_s: float | None) -> None:
         self._ended_s = step.ended_s
-        self.longest_s = max(self.longest_s, step.ended_s - step.began_s)
+        self._longest_s.add(step.ended_s - step.began_s)
         self._observer.step(step.result, step.look, overhead_s)
