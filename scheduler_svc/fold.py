@@ -4,7 +4,6 @@ The log is the only memory of the engine: a RequestState says all of a request, 
 it on, a flag or a RequestEnded closes it.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import ProtocolError
-from scheduler_svc.core.remembered import EndedChoice, EndedRequest
+from scheduler_svc.core.remembered import EndedChoice, EndedRequest, RememberedRequests
 from scheduler_svc.core.requests import NOT_KNOWN, Acceptance
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.validity import check
@@ -32,7 +31,6 @@ from shared.messages.outputs import (
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Submit
 
-_MAX_FINISHED = 10_000
 _SURVIVED = 2  # results in an epoch after which a request is no suspect any more
 
 
@@ -104,13 +102,13 @@ class Fold:
         vocab_size: of the model; 0: any token may come.
 
     Attributes:
-        finished: requests that ended in what was read, the last ones only.
+        finished: requests that ended in what was read, as many as are remembered.
     """
 
     max_model_len: int
     vocab_size: int = 0
     unfinished: dict[str, Unfinished] = field(default_factory=dict)
-    finished: OrderedDict[str, EndedRequest] = field(default_factory=OrderedDict)
+    finished: RememberedRequests = field(default_factory=lambda: RememberedRequests(window_ms=0))
     requests_cursor: EntryId = START
     _by_handle: dict[int, UnfinishedChoice] = field(default_factory=dict)
     _searches: dict[int, Unfinished] = field(default_factory=dict)  # by handle
@@ -169,7 +167,7 @@ class Fold:
     def endings(self) -> list[Message]:
         """Messages that, when folded, come to what has ``finished``."""
         messages: list[Message] = []
-        for ended in self.finished.values():
+        for _, ended in self.finished.items():
             if ended.submit is None:
                 continue
             choices = [
@@ -204,7 +202,7 @@ class Fold:
             self._known_step = min(earliest, state.step)
         submit = state.submit
         self._forget(submit.request_id)
-        self.finished.pop(submit.request_id, None)
+        self.finished.forget(submit.request_id)
         request = Unfinished(
             submit,
             num_deaths=state.num_deaths,
@@ -301,9 +299,7 @@ class Fold:
         if request is None:
             return
         submit = request.submit
-        self.finished[request_id] = EndedRequest(submit, request.ended, message)
-        if len(self.finished) > _MAX_FINISHED:
-            self.finished.popitem(last=False)
+        self.finished.add(request_id, EndedRequest(submit, request.ended, message), now_ms=0)
 
     def _forget(self, request_id: str) -> Unfinished | None:
         request = self.unfinished.pop(request_id, None)

@@ -11,7 +11,12 @@ from scheduler_svc.core.beams import BeamSearch
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.limits import why_never
 from scheduler_svc.core.pins import PinnedPrefixes
-from scheduler_svc.core.remembered import EndedChoice, EndedRequest, RememberedRequests
+from scheduler_svc.core.remembered import (
+    FAILURES,
+    EndedChoice,
+    EndedRequest,
+    RememberedRequests,
+)
 from scheduler_svc.core.retention import Retention
 from scheduler_svc.core.sequence import ENDED, NO_TOKENS, PREFILLING, SequenceGroup
 from scheduler_svc.core.sequence import Sequence as TokenSequence
@@ -22,7 +27,6 @@ from shared.messages.endings import EndFlag, FinishReason
 from shared.messages.outputs import BeamsEnded, RequestEnded
 from shared.messages.requests import Abort, Attach, ChoiceView, GatewayLost, Pin, Stop, Submit
 
-_FAILURES = (FinishReason.ABORT, FinishReason.ERROR)
 # Workers in a row, the last two of them with nothing else to compute. One such death may be a
 # coincidence: workers are also killed from outside.
 _MAX_DEATHS = 4
@@ -287,7 +291,7 @@ class Requests:
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
             return None  # the client came back another way, or is where it was all the time
         assert message is not None, "it ended by its choices or by a message"
-        failed = isinstance(message, RequestEnded) and message.reason in _FAILURES
+        failed = isinstance(message, RequestEnded) and message.reason in FAILURES
         if submit is not None and not failed:
             self._remembered.deliver(submit)
             return [self._answers.ended_choices(submit, {}), message]
@@ -440,7 +444,7 @@ class Requests:
             return message
         for sequence in reversed(list(group.sequences)):
             self._end(group, sequence, reason)
-        if reason in _FAILURES and not group.serves_nobody:
+        if reason in FAILURES and not group.serves_nobody:
             ended = EndedRequest(group.submit, {}, message)
             self._remembered.add(group.request_id, ended, self._now_ms)
         return message

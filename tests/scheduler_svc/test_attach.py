@@ -92,8 +92,8 @@ class Engine:
         """What a reader of the whole log has of the choices in the end."""
         fold = Fold(self.config.max_model_len)
         fold.add(self.log)
-        if request_id in fold.finished:
-            choices = fold.finished[request_id].choices
+        if (known := fold.finished.find(request_id)) is not None:
+            choices = known.choices
             return {number: found.output.tolist() for number, found in choices.items()}
         found = fold.unfinished[request_id].outputs()
         return {number: output.tolist() for number, output in found.items()}
