@@ -37,6 +37,7 @@ _POLL_S = 0.5
 _POLL_AWAY_S = 0.1  # somebody waits for the engine to come
 _LEASE_MS = 10_000
 _RENEW_S = 2.0
+_FULL_SHARE = 0.8  # of Redis' memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,12 @@ class EngineClient:
         self._positioned = asyncio.Event()
         self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
         self._last_read_s = time.monotonic()
+        self._memory_share = 0.0
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """What Redis has left is for finishing what was accepted."""
+        return self._memory_share > _FULL_SHARE
 
     @property
     def status(self) -> Engine | EngineAway:
@@ -343,7 +350,8 @@ class EngineClient:
             await asyncio.sleep(_POLL_S if isinstance(self.status, Engine) else _POLL_AWAY_S)
 
     def _tend_deliveries(self) -> None:
-        if not self._outbox.is_behind:
+        # Without a scheduler nothing can be answered; the one that comes reads what was appended.
+        if not self._outbox.is_behind and isinstance(self._status, Engine):
             self._deliveries.repeat()
             self._deliveries.attach_unheard_of()
         self._deliveries.give_up(f"the engine did not answer within {self.patience_s:g} s")
@@ -358,6 +366,7 @@ class EngineClient:
             # A connection can be renewed without an error that the reader would see.
             if self._run_id is not None and await self._is_elsewhere(self._run_id):
                 self._must_find_place = True
+            self._memory_share = await self._bus.memory_share()
             data = await self._bus.get(self._keys.info)
             info = None if data is None else decode_as(EngineInfo, data)
         except (BusUnavailable, DecodeError) as error:

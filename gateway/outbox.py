@@ -1,7 +1,9 @@
 """Messages that must reach the scheduler though no call waits for it: Attach, Stop, Abort, Pin."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from gateway.backoff import Backoff
 from shared.bus.api import Append, Bus, EntryId
@@ -9,6 +11,9 @@ from shared.codec import encode
 from shared.errors import BusUnavailable
 from shared.logs import EventLog
 from shared.messages.requests import Abort, Attach, Pin, Stop
+
+_MAX_MESSAGES = 64  # of one entry, which is read at once,
+_MAX_BYTES = 1 << 20  # unless a message alone is larger
 
 _log = EventLog("gateway.outbox")
 
@@ -26,7 +31,7 @@ class Outbox:
         self._bus = bus
         self._requests_log = log
         self._trim_below = trim_below
-        self._waiting: list[Attach | Stop | Abort | Pin] = []
+        self._waiting: deque[Attach | Stop | Abort | Pin] = deque()
         self._work = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -51,17 +56,29 @@ class Outbox:
         backoff = Backoff()
         while True:
             await self._work.wait()
-            batch = list(self._waiting)
-            messages = [encode(message) for message in batch]
+            messages = self._next()
             append = Append(self._requests_log, messages, trim_below=self._trim_below())
             try:
                 await self._bus.append(append)
             except BusUnavailable as error:
-                _log.warning("cannot append", messages=len(batch), error=error)
+                _log.warning("cannot append", messages=len(self._waiting), error=error)
                 await backoff.wait()
                 continue
             backoff.reset()
-            del self._waiting[: len(batch)]
+            for _ in messages:
+                self._waiting.popleft()
             if not self._waiting:
                 self._work.clear()
                 self._idle.set()
+
+    def _next(self) -> list[bytes]:
+        """The first messages that wait, encoded, as many as one entry may have."""
+        messages: list[bytes] = []
+        num_bytes = 0
+        for message in islice(self._waiting, _MAX_MESSAGES):
+            data = encode(message)
+            num_bytes += len(data)
+            if messages and num_bytes > _MAX_BYTES:
+                break
+            messages.append(data)
+        return messages

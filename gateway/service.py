@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from gateway.api_keys import ApiKeys
 from gateway.bodies import BodyReader
 from gateway.engine import Engine, EngineAway, EngineClient
-from gateway.errors import ApiError, shutting_down, unavailable, unknown_model
+from gateway.errors import ApiError, overloaded, shutting_down, unavailable, unknown_model
 from gateway.limit_calls import CallQuotas
 from gateway.prompts import PromptReader
 from gateway.tokenizer import Tokenizer
@@ -77,6 +77,8 @@ class Service:
         reason = self.why_not_ready()
         if reason is not None:
             raise reason
+        if self.engine.is_short_of_memory:
+            raise overloaded("Redis is short of memory; what was accepted is finished first")
         engine = self.engine.status
         assert isinstance(engine, Engine), engine
         return engine

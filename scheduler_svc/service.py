@@ -46,6 +46,7 @@ _HOUSEKEEPING_S = 0.5
 _RETRY_S = 0.5
 _LOOK_S = 0.1  # for a worker that is to come
 _MAX_ENTRIES = 512
+_PRESSED_SHARE = 0.75  # of Redis' memory; gateways refuse new requests a little later
 _LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the worker is
 
 log = EventLog(__name__)
@@ -345,7 +346,11 @@ class SchedulerService:
                 "outputs": await self._bus.length(keys.outputs),
             }
         )
-        await self._checkpoint(core, epoch)
+        is_pressed = await self._bus.memory_share() > _PRESSED_SHARE
+        await self._checkpoint(core, epoch, is_pressed)
+        if is_pressed:
+            num_dropped = await self._bus.trim(keys.outputs, core.outputs_needed_id)
+            log.warning("Redis is short of memory, outputs trimmed", entries=num_dropped)
         lost = await self._gateways.lost(self._bus, self._keys, core.gateways)
         if lost:
             await self._bus.append(
@@ -371,9 +376,9 @@ class SchedulerService:
         log.info("draining", timeout_s=self._settings.drain_timeout)
         await self._bus.append(Append(self._keys.requests, [encode(Drain(epoch))]))
 
-    async def _checkpoint(self, core: Scheduler, epoch: int) -> None:
+    async def _checkpoint(self, core: Scheduler, epoch: int, is_pressed: bool = False) -> None:
         """Restate old requests right behind what was read; in vain if a result came between."""
-        states = core.checkpoints()
+        states = core.checkpoints(is_pressed)
         if not states:
             return
         data = [encode(state) for state in states]

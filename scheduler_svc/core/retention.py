@@ -15,6 +15,7 @@ from shared.bus.api import START, EntryId
 # A step should not pay for many states at once.
 _MAX_REFRESHED = 64
 _MAX_REFRESHED_BYTES = 256 << 10
+_RECENT_ENTRIES = 64  # that a gateway which keeps up may not have read yet
 _LIVE_SHARE = 4  # as much as all states together is never too much: they would only be rewritten
 _STATE_BYTES = 512  # of a state, beside its tokens
 
@@ -93,9 +94,22 @@ class Retention:
             return enough
         return min(enough, oldest.state_id)
 
-    def overdue(self, head: EntryId) -> list[SequenceGroup]:
-        """Groups whose RequestState somebody waits for, holds the log back, or soon will."""
-        limit = max(self._half.first, EntryId(head.epoch, head.seq - self._num_entries // 2))
+    def needed_id(self, head: EntryId) -> EntryId:
+        """Entries below are needed by no fold, only by readers that are slow."""
+        recent = EntryId(head.epoch, max(head.seq - _RECENT_ENTRIES, 0))
+        oldest = next(iter(self._oldest_first.values()), None)
+        return recent if oldest is None else min(recent, oldest.state_id or START)
+
+    def overdue(self, head: EntryId, is_pressed: bool = False) -> list[SequenceGroup]:
+        """Groups whose RequestState somebody waits for, holds the log back, or soon will.
+
+        Args:
+            is_pressed: the log should become as short as it can.
+        """
+        num_entries = self._num_entries // 2
+        if is_pressed:
+            num_entries = min(num_entries, _RECENT_ENTRIES)
+        limit = max(self._half.first, EntryId(head.epoch, head.seq - num_entries))
         due: list[SequenceGroup] = []
         num_bytes = 0
         for group in chain(self._owed.values(), self._old(limit)):

@@ -253,13 +253,22 @@ class Scheduler:
 
     # ------------------------------------------------------------- for the log
 
-    def checkpoints(self) -> list[RequestState]:
+    def checkpoints(self, is_pressed: bool = False) -> list[RequestState]:
         """Fresh RequestStates of requests whose old ones hold the outputs log back, or that
         another gateway delivers now.
 
         They hold good only right behind ``outputs_cursor``: append them with exactly the next id.
+
+        Args:
+            is_pressed: the log should become as short as it can.
         """
-        return [self.state_of(found) for found in self._retention.overdue(self.outputs_cursor)]
+        overdue = self._retention.overdue(self.outputs_cursor, is_pressed)
+        return [self.state_of(found) for found in overdue]
+
+    @property
+    def outputs_needed_id(self) -> EntryId:
+        """Entries of ``outputs`` below are of use to slow readers alone."""
+        return self._retention.needed_id(self.outputs_cursor)
 
     @property
     def outputs_min_id(self) -> EntryId:

@@ -56,7 +56,8 @@ class Append:
     Attributes:
         epoch: id becomes ``<epoch>-<next>``; None takes the bus's clock.
         seq: with ``epoch``: the exact second half of the id.
-        trim_below: entries with smaller ids are dropped if, and only if, the append succeeds.
+        trim_below: entries with smaller ids are dropped if, and only if, the append succeeds, or
+            was refused for lack of memory; then it is tried once more.
     """
 
     log: str
@@ -91,6 +92,15 @@ class Bus(Protocol):
         Waits up to ``block_ms`` for a first one; 0 does not wait.
         """
 
+    async def trim(self, log: str, below: EntryId) -> int:
+        """Drop entries with smaller ids, of which nothing is needed any more; how many there were.
+
+        For when memory is short. Otherwise appends trim, so that a refused writer trims nothing.
+        """
+
+    async def memory_share(self) -> float:
+        """Share of the server's memory limit that is in use; 0.0 if it has none."""
+
     async def last_id(self, log: str) -> EntryId:
         """Id of the last entry ever appended, START for a new log."""
 
@@ -98,7 +108,7 @@ class Bus(Protocol):
         """Number of entries held."""
 
     async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
-        """Set a key that expires by itself."""
+        """Set a key that expires by itself; without memory, an old value lives on instead."""
 
     async def get(self, key: str) -> bytes | None:
         """Value of a key, None if it is not there or has expired."""

@@ -76,6 +76,17 @@ class MemoryBus:
             found = self._collect(cursors, max_entries)
         return found
 
+    async def trim(self, log: str, below: EntryId) -> int:
+        found = self._logs.get(log)
+        if found is None:
+            return 0
+        before = len(found.entries)
+        found.entries = [entry for entry in found.entries if entry.id >= below]
+        return before - len(found.entries)
+
+    async def memory_share(self) -> float:
+        return 0.0
+
     async def last_id(self, log: str) -> EntryId:
         return self._logs[log].last if log in self._logs else START
 

@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 
 from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.keys import ENGINES
@@ -86,6 +86,11 @@ class RedisBus:
         await self._take_turn()
         try:
             replies = await self._replies(*commands, patience_s=self._patience_s)
+            if any(isinstance(reply, OutOfMemoryError) for reply in replies):
+                # It was refused before anything was carried out, also of a transaction.
+                if not await self._make_room(appends):
+                    raise _refused(next(r for r in replies if isinstance(r, OutOfMemoryError)))
+                replies = await self._replies(*commands, patience_s=self._patience_s)
         finally:
             self._appends.release()
         if len(appends) != 1:
@@ -107,6 +112,16 @@ class RedisBus:
             raise _refused(reply)
         return {_text(name): [_entry(raw) for raw in entries] for name, entries in reply or ()}
 
+    async def trim(self, log: str, below: EntryId) -> int:
+        return int(await self._ask("XTRIM", log, "MINID", "=", str(below)))
+
+    async def memory_share(self) -> float:
+        found = await self._info("memory")
+        limit = int(found.get("maxmemory", 0))
+        # Buffers on their way to the disk do not count against the limit.
+        used = int(found["used_memory"]) - int(found.get("mem_not_counted_for_evict", 0))
+        return used / limit if limit else 0.0
+
     async def last_id(self, log: str) -> EntryId:
         [reply] = await self._replies(("XINFO", "STREAM", log))
         if isinstance(reply, ResponseError):
@@ -120,14 +135,20 @@ class RedisBus:
         return int(await self._ask("XLEN", log))
 
     async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
-        await self._ask("SET", key, value, "PX", ttl_ms)
+        [reply] = await self._replies(("SET", key, value, "PX", ttl_ms))
+        if isinstance(reply, OutOfMemoryError) and await self._ask("PEXPIRE", key, ttl_ms):
+            return  # a lease must not end for that
+        if isinstance(reply, ResponseError):
+            raise _refused(reply)
 
     async def get(self, key: str) -> bytes | None:
         found: bytes | None = await self._ask("GET", key)
         return found
 
     async def add_engine(self, engine_id: str) -> None:
-        await self._ask("SADD", ENGINES, engine_id)
+        [reply] = await self._replies(("SADD", ENGINES, engine_id))
+        if isinstance(reply, ResponseError) and engine_id not in await self.engines():
+            raise _refused(reply)
 
     async def engines(self) -> list[str]:
         return sorted(map(_text, await self._ask("SMEMBERS", ENGINES)))
@@ -161,6 +182,20 @@ class RedisBus:
     def _line(self) -> Line:
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
         return Line(connection)
+
+    async def _make_room(self, appends: Sequence[Append]) -> bool:
+        """Trim what refused appends would have trimmed; whether that was anything.
+
+        A writer whose time is over trims nothing: a later one may still need it.
+        """
+        num_dropped = 0
+        for append in appends:
+            below, epoch = append.trim_below, append.epoch
+            if below is not None and (
+                epoch is None or (await self.last_id(append.log)).epoch <= epoch
+            ):
+                num_dropped += await self.trim(append.log, below)
+        return num_dropped > 0
 
     async def _info(self, section: str = "server") -> dict[str, str]:
         """What the server tells of itself."""

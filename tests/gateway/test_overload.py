@@ -7,6 +7,7 @@ import time
 import pytest
 from openai import RateLimitError
 
+from shared.bus.memory import MemoryBus
 from shared.messages.outputs import RequestEnded
 from tests.gateway.conftest import MakeStage, Stage, events
 from tests.gateway.test_lifecycle import Stream, tokens_of
@@ -222,3 +223,32 @@ async def test_what_a_slow_reader_leaves_waits_in_one_piece(stage: Stage) -> Non
         *_, done = await stream.rest()
     assert done == "[DONE]"
     assert largest <= 2
+
+
+class FullBus(MemoryBus):
+    """Its server has a limit of memory."""
+
+    share = 0.0
+
+    async def memory_share(self) -> float:
+        return self.share
+
+
+async def test_without_memory_for_more_new_calls_are_refused_and_open_ones_end(
+    make_stage: MakeStage,
+) -> None:
+    bus = FullBus(lambda: time.time_ns() // 1_000_000)
+    stage = await make_stage(bus=bus)
+    engine = stage.server.service.engine
+    waiting = stage.spawn(stage.complete())
+    submit = await stage.engine.accept_next()
+    bus.share = 0.85
+    await stage.until(lambda: engine.is_short_of_memory)
+    refused = await stage.complete()
+    assert refused.status_code == 429
+    assert "short of memory" in refused.json()["error"]["message"]
+    assert "retry-after" in refused.headers
+    await stage.engine.generate(submit, [5, 6])
+    assert (await waiting).status_code == 200
+    bus.share = 0.5
+    await stage.until(lambda: not engine.is_short_of_memory)

@@ -22,8 +22,8 @@ USER, PASSWORD = "pagestream", "correct-horse"
 # What docs/OPERATIONS.md tells to give the services.
 RULES = (
     *("on", f">{PASSWORD}", "~{*}:*", "~engines", "-@all", "+@connection", "+info", "+time"),
-    *("+xadd", "+xread", "+xlen", "+xinfo", "+exists", "+get", "+set", "+del", "+mget"),
-    *("+sadd", "+smembers", "+multi", "+exec", "+eval", "+evalsha"),
+    *("+xadd", "+xread", "+xlen", "+xinfo", "+xtrim", "+exists", "+get", "+set", "+del", "+mget"),
+    *("+pexpire", "+sadd", "+smembers", "+multi", "+exec", "+eval", "+evalsha"),
 )
 
 

@@ -99,7 +99,7 @@ def _everybody_is_named(stack: ExitStack) -> None:
 def _states_are_not_compared(stack: ExitStack) -> None:
     """F4: a RequestState is appended wherever the log ends by then."""
 
-    async def checkpoint(self: Any, core: Scheduler, epoch: int) -> None:
+    async def checkpoint(self: Any, core: Scheduler, epoch: int, _: bool = False) -> None:
         if states := core.checkpoints():
             data = [encode(state) for state in states]
             await self._bus.append(Append(self._keys.outputs, data, epoch))

@@ -111,6 +111,12 @@ class Connection:
             raise BusUnavailable("the reply to read is lost")
         return found
 
+    async def trim(self, log: str, below: EntryId) -> int:
+        return await self._command("trim", lambda: self._server.ask(lambda b: b.trim(log, below)))
+
+    async def memory_share(self) -> float:
+        return await self._command("memory_share", lambda: self._server.memory_share)
+
     async def last_id(self, log: str) -> EntryId:
         return await self._command("last_id", lambda: self._server.ask(lambda b: b.last_id(log)))
 

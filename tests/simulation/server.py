@@ -40,6 +40,7 @@ class Server:
         loop: the same.
         is_away: nobody gets an answer.
         num_losses: restarts that lost writes, and deletions.
+        memory_share: of its limit, which is never reached.
         accepts_all: ids are not compared; entries of stale writers are appended nevertheless.
     """
 
@@ -47,6 +48,7 @@ class Server:
         self.is_away = False
         self.num_losses = 0
         self.accepts_all = False
+        self.memory_share = 0.0
         self.incarnation = 0
         self.loop = loop
         self._skew_ms = 0
