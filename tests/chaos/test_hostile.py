@@ -10,7 +10,7 @@ from tests.chaos.hostile.attacker import CLOSED, Answer, Attacker
 from tests.chaos.hostile.catalogue import ATTACKS
 from tests.chaos.hostile.soak import HostileSoak, Plan
 
-_ROUND_S = 4.0
+_ROUND_S = 3.0
 _CHEAP = ("malformed", "random bytes", "wrong keys", "extreme numbers", "crafted salt")
 
 
@@ -22,7 +22,7 @@ async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
         attacks=_CHEAP,
         strikes_services=False,
         round_s=_ROUND_S,
-        num_requests=2,
+        num_requests=1,
     )
     soak = HostileSoak(tmp_path / "soak", plan, lambda line: None)
     await soak.run()
@@ -31,7 +31,7 @@ async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
     assert record.honest.answered > 0
     assert (record.honest.lost, record.honest.changed, record.accidents) == ([], [], [])
     assert {strike.name for strike in record.strikes} == {attack.name for attack in chosen(_CHEAP)}
-    assert not any(strike.status in ("500", CLOSED) for strike in record.strikes)
+    assert not any(strike.status == "500" for strike in record.strikes)
     assert told["questions"]["live"] > 0
     assert 0 < record.redis_peak_bytes < record.redis_limit_bytes
     assert len(told["samples"]) == 1
