@@ -132,6 +132,9 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, seen: set[str] | None 
             seen.add(field.name)
         meta: _Meta = field.metadata["setting"]
         if meta.secret:
+            known = f"{group.description} " if group.description else ""
+            text = f"{env_name(field)} (a variable only): {meta.help}"
+            group.description = known + text
             continue
         default = "auto" if field.default is None else field.default
         extra = f" One of {', '.join(meta.choices)}." if meta.choices else ""
