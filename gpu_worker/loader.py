@@ -6,12 +6,20 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from gpu_worker.attention import ATTENTION_NAME, register_attention
 from gpu_worker.download import download
+from gpu_worker.hub import only_cached
 from gpu_worker.model import RaggedModel
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.weights import refuse_broken, refuse_other_tensors
 from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
 
@@ -21,6 +29,16 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 _ALIBI_TYPES = {"bloom", "mpt"}
 # Rotary embeddings whose frequencies depend on the longest sequence of the batch.
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+# What configurations and models raise that are made of fields which cannot be.
+_BAD_FIELDS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 log = EventLog(__name__)
@@ -36,46 +54,88 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
     register_attention()
     transformers.logging.disable_progress_bar()
     _check_path(settings.model)
-    config = _load_config(settings)
+    from_cache = not Path(settings.model).is_dir() and only_cached(settings.model)
+    config = _load_config(settings, from_cache)
     refuse_by_config(config)
-    download(settings.model)
+    if not from_cache:
+        download(settings.model)
     dtype = choose_dtype(settings.dtype, own_dtype(config), device)
     log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            settings.model,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=settings.trust_remote_code,
-        )
-    except (KeyError, ValueError) as error:
-        name = f"model type {config.model_type!r}"
-        if ATTENTION_NAME in str(error):  # transformers, or the model, does not take ours
-            raise ModelUnsupported(f"{name}: its attention is built in") from error
-        if "Unrecognized configuration" in str(error):
-            raise ModelUnsupported(f"{name} is no causal language model") from error
-        raise
+    model, found = _load_weights(settings, config, dtype, from_cache)
+    refuse_other_tensors(settings.model, found)
     # A hybrid's class says so even where all of its layers attend.
     if getattr(model, "_is_stateful", False) and not _layer_types(config):
         raise ModelUnsupported(
             f"model type {config.model_type!r} keeps state other than keys and values"
         )
-    return RaggedModel(model.to(device).eval().requires_grad_(False))
+    model = model.to(device).eval().requires_grad_(False)
+    refuse_broken(settings.model, model)
+    return RaggedModel(model)
 
 
-def _load_config(settings: WorkerSettings) -> Any:
+def _load_weights(
+    settings: WorkerSettings, config: Any, dtype: torch.dtype, from_cache: bool
+) -> tuple[Any, dict[str, Any]]:
+    """The model, and which of its tensors were in its files, as transformers reports it."""
+    name = f"model type {config.model_type!r}"
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            settings.model,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=settings.trust_remote_code,
+            local_files_only=from_cache,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused by name
+        )
+    except SafetensorError as error:
+        reason = f"{settings.model}: a file of weights is damaged or incomplete ({error})"
+        raise ModelUnsupported(f"{reason}; copy or download it again") from error
+    except OSError as error:
+        if not Path(settings.model).is_dir():  # the hub's may pass
+            raise
+        raise ModelUnsupported(f"{settings.model}: {_first_sentence(error)}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except _BAD_FIELDS as error:
+        if ATTENTION_NAME in str(error):  # transformers, or the model, does not take ours
+            raise ModelUnsupported(f"{name}: its attention is built in") from error
+        if "Unrecognized configuration" in str(error):
+            raise ModelUnsupported(f"{name} is no causal language model") from error
+        if "allocate" in str(error):  # the machine's memory, not the model
+            raise
+        why = f"no model can be made of its config.json: {_named(error)}"
+        raise ModelUnsupported(f"{settings.model}: {why}") from error
+    return model, found
+
+
+def _load_config(settings: WorkerSettings, from_cache: bool) -> Any:
     try:
         return AutoConfig.from_pretrained(
-            settings.model, trust_remote_code=settings.trust_remote_code
+            settings.model,
+            trust_remote_code=settings.trust_remote_code,
+            local_files_only=from_cache,
         )
     except OSError as error:  # also: the hub cannot be reached, which may pass
         if "valid model identifier" in str(error):
             reason = f"{settings.model}: neither a folder nor a model on the hub"
             raise ModelUnsupported(reason) from error
+        if Path(settings.model).is_dir():
+            raise ModelUnsupported(f"{settings.model}: {_first_sentence(error)}") from error
         raise
-    except ValueError as error:  # a type that this transformers does not know, or remote code
-        raise ModelUnsupported(f"{settings.model}: {error}") from error
+    except _BAD_FIELDS as error:  # also: a type that this transformers lacks, remote code
+        why = f"its config.json cannot be used: {_named(error)}"
+        raise ModelUnsupported(f"{settings.model}: {why}") from error
+
+
+def _named(error: Exception) -> str:
+    """Its type, and all that it has to tell in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].partition(". ")[0]
 
 
 def refuse_by_config(config: Any) -> None:
@@ -88,6 +148,10 @@ def refuse_by_config(config: Any) -> None:
     name = f"model type {config.model_type!r}"
     if config.is_encoder_decoder:
         raise ModelUnsupported(f"{name} has an encoder; only decoders are served")
+    if _is_encoder(config):
+        raise ModelUnsupported(
+            f"{name} is an encoder: it reads text and generates none; give a causal language model"
+        )
     if getattr(text, "alibi", False) or config.model_type in _ALIBI_TYPES:
         raise ModelUnsupported(f"{name} uses ALiBi position biases, which are not supported")
     foreign = _layer_types(config) - _ATTENTION_LAYERS
@@ -98,6 +162,14 @@ def refuse_by_config(config: Any) -> None:
     bare = 0 in (getattr(text, "no_rope_layers", None) or ())
     if bare and getattr(text, "attn_temperature_tuning", False):
         raise ModelUnsupported(f"{name} scales attention by positions that it counts itself")
+
+
+def _is_encoder(config: Any) -> bool:
+    """Whether it is of a family of encoders, and not set up as a decoder."""
+    kind = config.model_type
+    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return False
+    return kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not getattr(config, "is_decoder", True)
 
 
 def _layer_types(config: Any) -> set[str]:
@@ -220,9 +292,23 @@ def _cpu_is_fast_with_bf16() -> bool:
 
 def _check_path(model: str) -> None:
     """A folder must be there; what could be a hub id is left to transformers."""
+    if Path(model).is_file():
+        raise ModelUnsupported(f"{model}: {_meaning_of_file(model)}")
     if Path(model).is_dir():
         if not (Path(model) / "config.json").is_file():
             raise ModelUnsupported(f"{model}: the folder has no config.json")
         return
     if model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
         raise ModelUnsupported(f"{model}: there is no such folder")
+
+
+def _meaning_of_file(model: str) -> str:
+    folder = Path(model).resolve().parent
+    if model.endswith(".gguf"):
+        return (
+            "GGUF files are not served; give the folder, or the hub id, of the model that it was "
+            "made from, with config.json and safetensors"
+        )
+    if (folder / "config.json").is_file():
+        return f"this is a file; give its folder: --model {folder}"
+    return "this is a file; give the folder that has it together with config.json"

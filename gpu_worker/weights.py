@@ -1,0 +1,72 @@
+"""Whether a model's files hold its weights: all of them, no others, and numbers."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from shared.errors import ModelUnsupported
+
+# What older versions of transformers saved with models, and what is computed from configurations.
+_BUFFERS = re.compile(
+    r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|masked_bias|position_ids"
+    r"|(attn|attention)\.bias)$"
+)
+_MOST_NAMES = 8  # in an error
+
+
+def refuse_other_tensors(model: str, found: Mapping[str, Any]) -> None:
+    """Refuse a model whose files and configuration do not fit together.
+
+    Args:
+        model: its folder or hub id, for errors.
+        found: what transformers reports of loading; it leaves out tied weights.
+
+    Raises:
+        ModelUnsupported: names tensors that are missing, left over, or of other shapes.
+    """
+    missing = sorted(found["missing_keys"])
+    surplus = sorted(name for name in found["unexpected_keys"] if not _BUFFERS.search(name))
+    mismatched = [
+        f"{name} ({list(given)} instead of {list(wanted)})"
+        for name, given, wanted in sorted(found["mismatched_keys"])
+    ]
+    faults = [
+        _listed("its files lack", missing),
+        _listed("its files have, and its configuration has not,", surplus),
+        _listed("its files have in other shapes", mismatched),
+    ]
+    reasons = "; ".join(filter(None, faults))
+    if reasons:
+        raise ModelUnsupported(f"{model}: weights and config.json do not fit together: {reasons}")
+
+
+@torch.inference_mode()
+def refuse_broken(model_name: str, model: nn.Module) -> None:
+    """Refuse a model with weights that are no numbers; reads each weight once.
+
+    Raises:
+        ModelUnsupported: names the tensors.
+    """
+    broken = [name for name, weight in model.named_parameters() if not _is_finite(weight)]
+    if broken:
+        listed = _listed("NaN or infinite values in", broken)
+        raise ModelUnsupported(f"{model_name}: {listed}; copy or download the model again")
+
+
+def _is_finite(weight: torch.Tensor) -> bool:
+    """By its sum, which is several times as fast as to look at each."""
+    if not weight.is_floating_point() or bool(weight.sum().isfinite()):
+        return True
+    return all(bool(part.isfinite().all()) for part in torch.split(weight.flatten(), 2**24))
+
+
+def _listed(what: str, names: Iterable[str]) -> str:
+    """Some of the names and how many there are; empty if there are none."""
+    all_ = list(names)
+    if not all_:
+        return ""
+    more = f" and {len(all_) - _MOST_NAMES} more" if len(all_) > _MOST_NAMES else ""
+    return f"{what} {', '.join(all_[:_MOST_NAMES])}{more}"
