@@ -9,7 +9,8 @@ from gpu_worker import cpu_likeliest, cpu_penalties
 from gpu_worker.admissible import Limits
 from gpu_worker.allocation import Allocator, choose_allocator
 from gpu_worker.buckets import Buckets
-from gpu_worker.check import check_model
+from gpu_worker.check import ModelCheck
+from gpu_worker.check_tokens import text_tokens
 from gpu_worker.executor import Executor, StepLimits
 from gpu_worker.gpu_budget import GpuBudget
 from gpu_worker.layers import check_layer_settings, replace_layers
@@ -18,7 +19,7 @@ from gpu_worker.memory import KVMemory, check_block_size
 from gpu_worker.model import LayerShape, RaggedModel
 from gpu_worker.played_layers import play_layers
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks
+from gpu_worker.sizing import choose_num_blocks, choose_num_host_blocks, memory_left
 from gpu_worker.speeds import measure_speeds
 from gpu_worker.step_profile import StepProfile, measure_steps
 from kernels import cpu_drawing
@@ -71,18 +72,21 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         cpu_likeliest.warm_up()
         cpu_drawing.load()
         cpu_penalties.warm_up()
-    replace_layers(model, shapes, settings, device)
     max_model_len = context_length(model.config, settings.max_model_len)
+    check = _begin_check(model, shapes, max_model_len, settings)
+    replace_layers(model, shapes, settings, device, check)
     allocator = choose_allocator(settings, device, max_model_len)
     block_bytes = allocator.block_bytes(shapes)
-    _check(model, shapes, backend, allocator, max_model_len)
+    _check_attention(model, check, backend, allocator)
     buckets = _buckets(settings, device, backend)
     gpu = None
     given = settings.num_blocks is not None or settings.kv_memory_bytes is not None
     if device.type == "cuda" and not given:
         profile = StepProfile(model, shapes, backend, allocator, max_model_len)
         gpu = _gpu_budget(settings, model, profile, buckets)
-    num_blocks = choose_num_blocks(settings, block_bytes, max_model_len, gpu, allocator.most_blocks)
+    num_blocks = choose_num_blocks(
+        settings, block_bytes, max_model_len, gpu, allocator.most_blocks, memory_left(device)
+    )
     memory = _allocate(settings, shapes, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
@@ -182,25 +186,31 @@ def _measure(executor: Executor, memory: KVMemory) -> Speeds:
     return speeds
 
 
-def _check(
+def _begin_check(
     model: RaggedModel,
     shapes: tuple[LayerShape, ...],
-    backend: AttentionBackend,
-    allocator: Allocator,
     max_model_len: int,
+    settings: WorkerSettings,
+) -> ModelCheck:
+    began = time.monotonic()
+    try:
+        check = ModelCheck(model, shapes, max_model_len, text_tokens(settings.model))
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
+    log.info("the model's own rounding measured", seconds=round(time.monotonic() - began, 1))
+    return check
+
+
+def _check_attention(
+    model: RaggedModel, check: ModelCheck, backend: AttentionBackend, allocator: Allocator
 ) -> None:
     began = time.monotonic()
     try:
-        result = check_model(model, shapes, backend, allocator, max_model_len)
+        result = check.attention(backend, allocator)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
-    log.info(
-        "attention agrees with the model's own",
-        deviation=f"{result.deviation:.2g}",
-        tolerated=result.tolerance,
-        tokens=result.num_tokens,
-        seconds=round(time.monotonic() - began, 1),
-    )
+    seconds = round(time.monotonic() - began, 1)
+    log.info("attention agrees with the model's own", **result.for_log(), seconds=seconds)
 
 
 def _buckets(

@@ -1,220 +1,221 @@
-"""The check at load that decides whether a model is served: ours against its own attention."""
+"""The check at load that decides whether a model is served: ours against its own code.
 
-from collections.abc import Iterator, Sequence
+Every decoder layer is called with what the model's own code has computed up to there, so that its
+error shows by itself, beside the error that the model's own code makes in this layer. Then logits
+are compared of a pass in which nothing is replaced, where the errors of all layers come together.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from gpu_worker.allocation import Allocator
-from gpu_worker.attention import PagedStep
-from gpu_worker.deviation import CheckResult, judge, row_errors
+from gpu_worker.check_tokens import check_sequences
+from gpu_worker.deviation import (
+    CheckResult,
+    Deviation,
+    Outputs,
+    judge,
+    may_jump,
+    relative_error,
+)
 from gpu_worker.model import LayerShape, RaggedModel
-from gpu_worker.placement import Placement
+from gpu_worker.narrow_windows import length_to_check, narrow_windows
+from gpu_worker.ragged_pass import RaggedPass, Span, num_blocks_for, row_groups
+from gpu_worker.reference_pass import compute_references
+from gpu_worker.watched_layers import LayerCall, WatchedLayers
 from kernels.interface import AttentionBackend
 from shared.errors import ModelUnsupported
 
-# Longer windows are narrowed for the check: its cost must not grow with them.
-_LONGEST_WINDOW = 48
-_MIN_TOKENS = 40
-_LAYER_TOKENS = 24
+_FAULTS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def check_model(
-    model: RaggedModel,
-    shapes: Sequence[LayerShape],
-    backend: AttentionBackend,
-    allocator: Allocator,
-    max_model_len: int,
-) -> CheckResult:
-    """Compare a ragged batch of two sequences, in chunks over scattered blocks, with eager.
-
-    Raises:
-        ModelUnsupported: they deviate by more than rounding explains, or the pass fails.
-    """
-    with _narrow_windows(model, max_model_len) as shapes_now:
-        length = _length(model, shapes_now or shapes, max_model_len)
-        sequences = _sequences(model, length)
-        expected = [model.eager_logits(tokens) for tokens in sequences]
-        found = _paged_logits(model, shapes_now or shapes, backend, allocator, sequences)
-        errors = [row_errors(ours, theirs) for ours, theirs in zip(found, expected, strict=True)]
-        result = judge(model, sequences, expected, errors, _groups(errors))
-    if not result.passed:
-        raise ModelUnsupported(
-            f"with paged attention the logits deviate by {result.deviation:.2g} of their spread "
-            f"from those with the model's own attention; {result.tolerance:.2g} is tolerated"
-        )
-    return result
-
-
-class LayerCheck:
-    """Compares a model before and after its layers were replaced.
+class ModelCheck:
+    """Compares a model with what it was when this was made.
 
     Args:
         model: as it was loaded.
-        instead: what to do where it is not the same, for errors.
+        shapes: its attention layers.
+        max_model_len: longest sequence in tokens.
+        text: token ids of a text, see ``check_sequences``.
+
+    Raises:
+        ModelUnsupported: the model's own code fails, or has no decoder layers to compare.
     """
 
-    def __init__(self, model: RaggedModel, instead: str) -> None:
-        self._instead = instead
-        generator = torch.Generator().manual_seed(1)
-        tokens = torch.randint(model.vocab_size, (_LAYER_TOKENS,), generator=generator)
+    def __init__(
+        self,
+        model: RaggedModel,
+        shapes: Sequence[LayerShape],
+        max_model_len: int,
+        text: Sequence[int] = (),
+    ) -> None:
         self._model = model
-        self._tokens = tokens.to(model.device)
-        self._expected = model.eager_logits(self._tokens)
+        self._shapes = shapes
+        self._max_model_len = max_model_len
+        self._layers = WatchedLayers(model.model, [shape.module for shape in shapes])
+        self._may_jump = [may_jump(layer, model.dtype) for layer in self._layers.layers]
+        with narrow_windows(model, max_model_len) as narrowed:
+            length = length_to_check(model, narrowed or shapes, max_model_len)
+            tokens = check_sequences(model.vocab_size, length, text, model.device)
+            with _faults_named("its own code fails"):
+                self._references = compute_references(model, self._layers, tokens)
+        self._tokens = tokens
+        self._lengths = [len(each) for each in tokens]
 
-    def result(self) -> CheckResult:
-        """How far the logits are from what they were.
+    def layers(self, instead: str) -> CheckResult:
+        """Compare layers that were replaced since, with the model's own attention.
+
+        Args:
+            instead: what to do where they do not compute the same, for errors.
 
         Raises:
-            ModelUnsupported: farther than rounding explains, or the pass fails.
+            ModelUnsupported: they deviate by more than rounding explains, or fail.
         """
-        try:
-            found = self._model.eager_logits(self._tokens)
-        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            why = str(error).strip().partition("\n")[0]
-            raise ModelUnsupported(f"with compiled layers: {why}; {self._instead}") from error
-        errors = row_errors(found, self._expected)
-        result = judge(self._model, [self._tokens], [found], [errors], [errors])
-        if not result.passed:
-            raise ModelUnsupported(
-                f"with compiled layers the logits deviate by {result.deviation:.2g} of their "
-                f"spread; {result.tolerance:.2g} is tolerated; {self._instead}"
+
+        def logits() -> torch.Tensor:
+            return torch.cat([self._model.eager_logits(each) for each in self._tokens])
+
+        with narrow_windows(self._model, self._max_model_len):
+            groups = row_groups(self._lengths, ragged=False)
+            with _faults_named("with compiled layers", instead):
+                deviations = self._forced(self._by_sequence, groups)
+                found = logits()
+            return self._result("with compiled layers", deviations, found, groups, instead)
+
+    def attention(self, backend: AttentionBackend, allocator: Allocator) -> CheckResult:
+        """Compare attention in ragged steps over blocks with the model's own.
+
+        Raises:
+            ModelUnsupported: they deviate by more than rounding explains.
+        """
+        groups = row_groups(self._lengths, ragged=True)
+        with narrow_windows(self._model, self._max_model_len) as narrowed:
+            size = allocator.block_size
+            memory = allocator.allocate(
+                narrowed or self._shapes, num_blocks_for(self._lengths, size)
             )
-        return result
+            ragged = RaggedPass(self._model, backend, memory, size, self._tokens)
+
+            def run(observe: "_Observe") -> torch.Tensor:
+                def visit(call: LayerCall) -> torch.Tensor:
+                    return observe(call, ragged.spans)
+
+                with self._layers.visited(visit):
+                    return ragged.logits()
+
+            deviations = self._forced(run, groups)
+            found = ragged.logits()
+            memory.close()
+        return self._result("with paged attention", deviations, found, groups)
+
+    def _by_sequence(self, observe: "_Observe") -> torch.Tensor:
+        """Logits of a pass over each sequence, one after the other."""
+        found = []
+        for index, tokens in enumerate(self._tokens):
+            spans = [(0, len(each) if n == index else 0) for n, each in enumerate(self._tokens)]
+
+            def visit(call: LayerCall, spans: list[Span] = spans) -> torch.Tensor:
+                return observe(call, spans)
+
+            with self._layers.visited(visit):
+                found.append(self._model.eager_logits(tokens))
+        return torch.cat(found)
+
+    def _forced(
+        self,
+        run: "Callable[[_Observe], torch.Tensor]",
+        groups: Sequence[torch.Tensor],
+    ) -> list[Deviation]:
+        """Deviations of every stage for inputs that the model's own code has computed."""
+        references, model = self._references, self._model
+        parts: list[list[list[torch.Tensor]]] = [
+            [[] for _ in references] for _ in range(len(self._layers))
+        ]
+        embedded: list[list[torch.Tensor]] = [[] for _ in references]
+
+        def observe(call: LayerCall, spans: Sequence[Span]) -> torch.Tensor:
+            sizes = [b - a for a, b in spans]
+            inputs = [
+                each.input_of(call.index)[a:b]
+                for each, (a, b) in zip(references, spans, strict=True)
+            ]
+            if not call.index:
+                _append(embedded, torch.split(call.hidden[0], sizes))
+            out = call.run(torch.cat(inputs).unsqueeze(0))
+            _append(parts[call.index], torch.split(out[0], sizes))
+            if call.index < len(self._layers) - 1:
+                return out
+            last = [each.own[-1][a:b] for each, (a, b) in zip(references, spans, strict=True)]
+            return torch.cat(last).unsqueeze(0)
+
+        logits = run(observe)
+        dtype, layers = model.dtype, range(len(self._layers))
+        before = torch.cat([each.embedded for each in references])
+        own_logits = torch.cat([each.own_logits for each in references])
+        stages = [Outputs("embeddings", _joined(embedded), before, before, dtype)]
+        for index in layers:
+            own = torch.cat([each.own[index] for each in references])
+            exact = own
+            if dtype != torch.float32:
+                exact = torch.cat([each.exact[index] for each in references])
+            name = f"the outputs of decoder layer {index}"
+            found = _joined(parts[index])
+            stages.append(Outputs(name, found, own, exact, dtype, self._may_jump[index]))
+        stages.append(Outputs("logits after the last layer", logits, own_logits, own_logits, dtype))
+        return [judge(stage, groups) for stage in stages]
+
+    def _result(
+        self,
+        how: str,
+        deviations: Sequence[Deviation],
+        logits: torch.Tensor,  # [T, vocabulary]
+        groups: Sequence[torch.Tensor],
+        instead: str = "",
+    ) -> CheckResult:
+        """The worst of all stages and of the logits of a pass of its own."""
+        own = torch.cat([each.own_logits for each in self._references])
+        exact = own
+        if self._model.dtype != torch.float32:
+            exact = torch.cat([each.exact_logits for each in self._references])
+        whole = Outputs(
+            "logits", logits, own, exact, self._model.dtype, any(self._may_jump), is_end=True
+        )
+        all_ = [*deviations, judge(whole, groups)]
+        failed = next((each for each in all_ if not each.passed), None)
+        if failed is not None:
+            advice = f"; {instead}" if instead else ""
+            raise ModelUnsupported(f"{how} {failed}{advice}")
+        return CheckResult(
+            worst=max(all_, key=lambda each: each.severity),
+            error=relative_error(logits, exact),
+            own_error=relative_error(own, exact),
+            num_tokens=sum(self._lengths),
+        )
 
 
-def _length(model: RaggedModel, shapes: Sequence[LayerShape], max_model_len: int) -> int:
-    windows = [shape.params.sliding_window or 0 for shape in shapes]
-    # Some models put a window into their mask and do not tell their attention: that must show.
-    windows += [window for _, window in _windows(model)]
-    longest = max((window for window in windows if window < max_model_len), default=0)
-    return min(max_model_len, max(_MIN_TOKENS, longest + longest // 2 + 8))
-
-
-def _sequences(model: RaggedModel, length: int) -> list[torch.Tensor]:
-    """Two random sequences [length], [length - 5]; int64."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = (length, max(1, length - 5))
-    return [
-        torch.randint(model.vocab_size, (n,), generator=generator).to(model.device) for n in lengths
-    ]
-
-
-def _paged_logits(
-    model: RaggedModel,
-    shapes: Sequence[LayerShape],
-    backend: AttentionBackend,
-    allocator: Allocator,
-    sequences: Sequence[torch.Tensor],
-) -> list[torch.Tensor]:
-    """Logits [n, vocabulary] of each sequence, computed together in chunks."""
-    block_size = allocator.block_size
-    blocks_each = -(-max(map(len, sequences)) // block_size)
-    num_blocks = blocks_each * len(sequences)
-    # Neighbours in a sequence must not be neighbours in the pool.
-    tables = np.arange(num_blocks, dtype=np.int32)[::-1].reshape(blocks_each, -1).T
-    memory = allocator.allocate(shapes, num_blocks)
-    done = [0] * len(sequences)
-    logits: list[list[torch.Tensor]] = [[] for _ in sequences]
-    for chunks in _chunks([len(tokens) for tokens in sequences]):
-        spans = [(at, at + size) for at, size in zip(done, chunks, strict=True)]
-        batch = memory.translate(_placement(spans, tables, block_size)).ragged(model.device)
-        tokens = torch.cat([all_[a:b] for all_, (a, b) in zip(sequences, spans, strict=True)])
-        positions = torch.cat([torch.arange(a, b) for a, b in spans]).to(model.device)
-        step = PagedStep(backend, memory.caches, batch)
-        rows = torch.split(model.forward(tokens, positions, step, rows=None), chunks)
-        memory.attended()
-        for parts, part in zip(logits, rows, strict=True):
-            parts.append(part)
-        done = [b for _, b in spans]
-    memory.close()
-    return [torch.cat(parts) for parts in logits]
-
-
-def _chunks(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Chunk sizes per step: uneven prompts, decodes beside chunks and alone, then the rest."""
-    left = list(lengths)
-    first = [min(n, 13 + 6 * index) for index, n in enumerate(left)]
-    for sizes in (first, [1, 5], [1, 1], [5, 1], [1, 4], [1, 1]):
-        sizes = [min(n, size) for n, size in zip(left, sizes, strict=True)]
-        left = [n - size for n, size in zip(left, sizes, strict=True)]
-        if any(sizes):
-            yield sizes
-    if any(left):
-        yield left
-
-
-def _placement(
-    spans: Sequence[tuple[int, int]], tables: npt.NDArray[np.int32], block_size: int
-) -> Placement:
-    """Rows [a, b) of each sequence; ``tables`` is [S, max_blocks]."""
-    positions = np.concatenate([np.arange(a, b) for a, b in spans])
-    sizes = np.array([b - a for a, b in spans])
-    sequences = np.repeat(np.arange(len(spans)), sizes)
-    blocks = tables[sequences, positions // block_size].astype(np.int64)
-    return Placement(
-        slots=np.arange(len(spans)),
-        sizes=sizes,
-        positions=positions,
-        context_lens=np.array([b for _, b in spans]),
-        num_blocks=np.full(len(spans), tables.shape[1]),
-        block_tables=np.ascontiguousarray(tables),
-        slot_mapping=blocks * block_size + positions % block_size,
-    )
-
-
-def _groups(errors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Errors of rows that one mistake would make wrong together, given those of each sequence.
-
-    Quarters of each sequence, and of both the rows that are computed alone, and the first and the
-    last ones of longer chunks.
-    """
-    alone, first, last = [], [], []
-    left = list(errors)
-    for sizes in _chunks([len(each) for each in errors]):
-        chunks = [each[:size] for each, size in zip(left, sizes, strict=True)]
-        left = [each[size:] for each, size in zip(left, sizes, strict=True)]
-        alone += [chunk for chunk in chunks if len(chunk) == 1]
-        first += [chunk[:1] for chunk in chunks if len(chunk) > 1]
-        last += [chunk[-1:] for chunk in chunks if len(chunk) > 1]
-    quarters = [quarter for each in errors for quarter in each.chunk(4)]
-    return quarters + [torch.cat(rows) for rows in (alone, first, last) if rows]
-
-
-def _windows(model: RaggedModel) -> list[tuple[Any, int]]:
-    """The configuration and modules that have a sliding window, and its tokens."""
-    holders = (model.config, *model.model.modules())
-    found = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
-    return [(holder, window) for holder, window in found if isinstance(window, int)]
+_Observe = Callable[[LayerCall, Sequence[Span]], torch.Tensor]
+"""Sees a call of a layer, and the tokens of each sequence that it is for."""
 
 
 @contextmanager
-def _narrow_windows(
-    model: RaggedModel, max_model_len: int
-) -> Iterator[tuple[LayerShape, ...] | None]:
-    """Meanwhile long sliding windows are short, in masks and in attention alike.
-
-    Those that no sequence is longer than are left as they are: they hide nothing.
-
-    Yields the layers as they are meanwhile, None if nothing was changed.
-    """
-    long = range(_LONGEST_WINDOW + 1, max_model_len)
-    changed = [(holder, window) for holder, window in _windows(model) if window in long]
-    for holder, _ in changed:
-        holder.sliding_window = _LONGEST_WINDOW
+def _faults_named(what: str, instead: str = "") -> Iterator[None]:
+    """What a model's code raises becomes ModelUnsupported, but for what the machine is to blame."""
     try:
-        shapes = model.observe_layers() if changed else None
-        if shapes is not None and any(shape.params.sliding_window in long for shape in shapes):
-            _restore(changed)  # the window has another source: the check must be long instead
-            shapes = None
-        yield shapes
-    finally:
-        _restore(changed)
+        yield
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except _FAULTS as error:
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise ModelUnsupported(f"{what}: {why}{'; ' if instead else ''}{instead}") from error
 
 
-def _restore(changed: Sequence[tuple[Any, int]]) -> None:
-    for holder, window in changed:
-        holder.sliding_window = window
+def _append(parts: Sequence[list[torch.Tensor]], more: Sequence[torch.Tensor]) -> None:
+    for each, part in zip(parts, more, strict=True):
+        each.append(part.clone())
+
+
+def _joined(parts: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
+    """Rows [T of all, K] of what was computed of each sequence."""
+    return torch.cat([part for each in parts for part in each])

@@ -5,21 +5,24 @@ from collections.abc import Sequence
 from torch import nn
 
 from gpu_worker.attention import register_uncompiled_attention
-from gpu_worker.check import LayerCheck
+from gpu_worker.check import ModelCheck
 from gpu_worker.deviation import CheckResult
 from gpu_worker.model import LayerShape, RaggedModel
 from shared.errors import ModelUnsupported, SettingsError
 
 
-def compile_layers(model: RaggedModel, shapes: Sequence[LayerShape]) -> CheckResult:
+def compile_layers(
+    model: RaggedModel, shapes: Sequence[LayerShape], check: ModelCheck
+) -> CheckResult:
     """Compile each decoder layer, in place; numbers of tokens may change without compiling again.
 
     Args:
         model: as it was loaded.
         shapes: its attention layers.
+        check: of the model as it was loaded.
 
     Returns:
-        How far the model's logits are from what they were.
+        How far the layers are from what they were.
 
     Raises:
         SettingsError: it cannot be compiled here, or does not compute the same then.
@@ -27,12 +30,11 @@ def compile_layers(model: RaggedModel, shapes: Sequence[LayerShape]) -> CheckRes
     layers = decoder_layers(model.model, [shape.module for shape in shapes])
     if not layers:
         raise SettingsError("--compile", True, "this model has no list of layers to compile")
-    check = LayerCheck(model, "without --compile it is served as it is")
     register_uncompiled_attention()
     for layer in layers:
         layer.compile(dynamic=True)
     try:
-        return check.result()
+        return check.layers("without --compile it is served as it is")
     except ModelUnsupported as error:
         raise SettingsError("--compile", True, str(error)) from error
     except Exception as error:  # a compiler is missing, or gives up: of any type

@@ -1,25 +1,84 @@
-"""How far logits are from those they should be, and whether rounding alone explains it.
+"""How far outputs are from those they should be, and whether rounding explains it.
 
-In a mixture of experts it may: a token whose experts are nearly tied goes to another one when
-anything is rounded otherwise, and its logits are far off then, while those of other tokens are not.
-How far that takes a model of half precision is measured on itself, where it matters. A mistake is
-another thing: of the rows that are computed alike it makes most wrong, whatever rounding does.
+The measure is the model's own rounding: the distance of its own code, in its own type, from
+float32. Errors count in units of that, channel by channel, since few channels of a trained model
+are a thousand times as large as the others and would hide those. A mistake makes most of
+the rows wrong that are computed alike; rounding makes a few rows worse than others. In a mixture of
+experts it may do more: a token whose experts are nearly tied goes to another one when anything is
+rounded otherwise, and is far off then, while other tokens are not.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import nn
 
-from gpu_worker.model import RaggedModel
+# The median row of a group, and any one row, may be that many times as far off as the model's own.
+_TYPICAL = 2.0
+_FAR = 5.0
+_MOST_FAR = 0.25  # of all rows, in layers with experts
+# Relative errors that matter in no case, where the model's own were measured and where they were
+# not: in units of the type's rounding, and at least so much.
+_FLOOR_MEASURED = 0.25
+_FLOOR_UNMEASURED = 1.0
+_LEAST_FLOOR = 1e-4
+_LEAST_OWN = 0.5  # units; a row that happened to be exact is no measure
 
-_TOLERANCE = {torch.float32: 5e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-# Of what other rounding was seen to do: few draws do not show the most.
-_ALLOWANCE = 1.5
-_MOST = 0.5  # whatever rounding does
-_DRAWS = 4
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """The rows of a stage of the model, computed in three ways; all [T, K].
+
+    Attributes:
+        name: of the stage, for errors.
+        found: to be judged.
+        own: by the model's own code.
+        exact: without rounding; ``own`` itself where that was not computed.
+        dtype: of the model.
+        may_jump: whether rounding may send rows elsewhere.
+        is_end: whether errors of all layers have come together, so that single rows differ.
+    """
+
+    name: str
+    found: torch.Tensor
+    own: torch.Tensor
+    exact: torch.Tensor
+    dtype: torch.dtype
+    may_jump: bool = False
+    is_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """How far a stage is off.
+
+    Attributes:
+        name: of the stage.
+        ratio: its largest error, in what rounding explains.
+        limit: the largest ratio that passes.
+    """
+
+    name: str
+    ratio: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether rounding explains it; NaN does not pass."""
+        return self.ratio <= self.limit
+
+    @property
+    def severity(self) -> float:
+        """Share of what is tolerated that was taken; NaN counts as infinite."""
+        share = self.ratio / self.limit
+        return share if share == share else float("inf")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} deviate {self.ratio:.2g} times as far as rounding explains; "
+            f"{self.limit:g} times is tolerated"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,92 +86,101 @@ class CheckResult:
     """What a check found.
 
     Attributes:
-        deviation: distance of the logits from those they should be, relative to their spread.
-        tolerance: the largest deviation that passes.
+        worst: the stage that took most of what is tolerated.
+        error: distance of the logits from those without rounding, relative to their spread.
+        own_error: the same of the model's own code.
         num_tokens: tokens compared.
     """
 
-    deviation: float
-    tolerance: float
+    worst: Deviation
+    error: float
+    own_error: float
     num_tokens: int
 
-    @property
-    def passed(self) -> bool:
-        """Whether rounding explains it; NaN does not pass."""
-        return self.deviation <= self.tolerance
+    def for_log(self) -> dict[str, object]:
+        """What a start logs of it."""
+        return {
+            "worst": self.worst.name,
+            "ratio": f"{self.worst.ratio:.2g}",
+            "tolerated": self.worst.limit,
+            "error": f"{self.error:.2g}",
+            "own_error": f"{self.own_error:.2g}",
+            "tokens": self.num_tokens,
+        }
 
 
-def row_errors(
-    found: torch.Tensor,  # [T, vocabulary]
-    expected: torch.Tensor,  # [T, vocabulary]
-) -> torch.Tensor:
-    """Mean square differences [T] float32 in units of each row's own spread."""
-    ours, theirs = found.float(), expected.float()
-    # Some models mask unused vocabulary with -inf: such entries must agree, and do not count.
-    finite = theirs.isfinite()
-    difference = torch.where(ours == theirs, 0.0, ours - theirs)
-    difference = torch.nan_to_num(difference, nan=torch.inf).pow(2).mean(1)
-    return difference / torch.where(finite, theirs, 0.0).var(1).clamp_min(1e-18)
-
-
-def judge(
-    model: RaggedModel,
-    sequences: Sequence[torch.Tensor],
-    expected: Sequence[torch.Tensor],
-    errors: Sequence[torch.Tensor],
-    groups: Sequence[torch.Tensor],
-) -> CheckResult:
-    """Whether rounding explains the errors.
+def judge(outputs: Outputs, groups: Sequence[torch.Tensor]) -> Deviation:
+    """The worst that there is in the outputs of a stage.
 
     Args:
-        model: that computed the logits.
-        sequences: token ids [T] of each sequence.
-        expected: logits [T, vocabulary] of each by transformers' own attention.
-        errors: of each, as ``row_errors`` has them.
-        groups: errors of rows that one mistake would make wrong together.
+        outputs: of the stage.
+        groups: indices of rows that one mistake would make wrong together.
     """
-    deviation = max(map(_mean, errors))
-    tolerance = _TOLERANCE[model.dtype]
-    typical = max(float(group.median().sqrt()) for group in groups)
-    if typical <= tolerance < deviation and model.dtype != torch.float32:
-        moved = _ALLOWANCE * _rounding(model, sequences, expected)
-        tolerance = max(tolerance, min(moved, _MOST))
-    return CheckResult(deviation, tolerance, sum(map(len, sequences)))
+    unit = _unit(outputs)
+    found = _row_errors(outputs.found, outputs.exact, unit)
+    own = _row_errors(outputs.own, outputs.exact, unit).clamp_min(_LEAST_OWN)
+    typical = float(_largest([found[each].median() / own[each].median() for each in groups]))
+    if outputs.is_end:  # where single rows differ as much as they like, but not all together
+        worst = [Deviation(outputs.name, typical, _FAR)]
+        if not outputs.may_jump:
+            together = found.pow(2).mean().sqrt() / own.pow(2).mean().sqrt()
+            worst.append(Deviation(outputs.name, float(together), _TYPICAL))
+    else:
+        ratios = found / own.maximum(own.median())
+        # With experts, those rows are left out that rounding may have sent elsewhere.
+        left_out = int(_MOST_FAR * len(ratios)) if outputs.may_jump else 0
+        far = float(ratios.sort().values[-1 - left_out])
+        worst = [Deviation(outputs.name, typical, _TYPICAL), Deviation(outputs.name, far, _FAR)]
+    if not found.isfinite().all():
+        worst.append(Deviation(outputs.name, float("inf"), _FAR))
+    return max(worst, key=lambda each: each.severity)
 
 
-def _mean(errors: torch.Tensor) -> float:
-    """Root mean square over all rows."""
-    return float(errors.mean().sqrt())
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Root mean square difference of rows [T, K], each relative to its own spread."""
+    finite = expected.isfinite()
+    spread = torch.where(finite, expected.float(), 0.0).var(1).clamp_min(1e-18)
+    return float((_squares(found, expected).mean(1) / spread).mean().sqrt())
 
 
-def _rounding(
-    model: RaggedModel, sequences: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
-) -> float:
-    """How far the model's own logits move when its layers round otherwise."""
-    generator = torch.Generator().manual_seed(2)
-    moved: list[float] = []
-    with _rounding_otherwise(model, generator):
-        for _ in range(_DRAWS):
-            for tokens, logits in zip(sequences, expected, strict=True):
-                moved.append(_mean(row_errors(model.eager_logits(tokens), logits)))
-    return max(moved)
+def may_jump(layer: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether rounding may send a token of a layer to other experts."""
+    if dtype == torch.float32:
+        return False
+    kinds = {f"{name} {type(each).__name__}".lower() for name, each in layer.named_modules()}
+    return any(word in kind for kind in kinds for word in ("expert", "moe"))
 
 
-@contextmanager
-def _rounding_otherwise(model: RaggedModel, generator: torch.Generator) -> Iterator[None]:
-    """Meanwhile what layers return is off by up to what rounding it may cost."""
-    most = torch.finfo(model.dtype).eps / 2
+def _largest(ratios: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The largest; NaN if one is."""
+    return torch.stack(list(ratios)).max()
 
-    def shake(_module: Any, _args: Any, output: Any) -> Any:
-        if not isinstance(output, torch.Tensor) or output.dtype != model.dtype:
-            return output
-        factor = 1 + most * (2 * torch.rand(output.shape, generator=generator) - 1)
-        return (output.float() * factor.to(output.device)).to(output.dtype)
 
-    leaves = [module for module in model.model.modules() if not any(module.children())]
-    hooks = [module.register_forward_hook(shake) for module in leaves]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _unit(outputs: Outputs) -> torch.Tensor:
+    """What rounding explains, squared, of each element [T, K]."""
+    eps = torch.finfo(outputs.dtype).eps
+    measured = outputs.own is not outputs.exact
+    share = _FLOOR_MEASURED if measured else _FLOOR_UNMEASURED
+    floor = max(share * eps, _LEAST_FLOOR)
+    exact = torch.where(outputs.exact.isfinite(), outputs.exact.float(), 0.0)
+    own = _squares(outputs.own, outputs.exact).mean(0)  # [K]
+    # Where a channel is nearly zero, what was summed for it is about as large as for others.
+    size = exact.pow(2).mean(0)  # [K]
+    size = size.maximum(size.median())
+    unit = own + (eps * exact).pow(2) / 12 + floor**2 * size
+    if not measured:  # some tokens are much larger than others, and so is their rounding
+        unit += floor**2 * exact.pow(2).mean(1, keepdim=True)
+    return unit.clamp_min(1e-30)
+
+
+def _row_errors(found: torch.Tensor, exact: torch.Tensor, unit: torch.Tensor) -> torch.Tensor:
+    """Root mean square errors [T] in units [T, K], which are squared."""
+    return (_squares(found, exact) / unit).mean(1).sqrt()
+
+
+def _squares(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Squared differences [T, K] float32; infinite where either alone is no number."""
+    ours, theirs = found.float(), expected.float()
+    # Some models mask unused vocabulary with -inf: such entries must agree, and do not count.
+    difference = torch.where(ours == theirs, 0.0, ours - theirs)
+    return torch.nan_to_num(difference, nan=torch.inf).pow(2)

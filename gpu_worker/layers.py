@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gpu_worker.check import LayerCheck
+from gpu_worker.check import ModelCheck
 from gpu_worker.compiled import compile_layers
 from gpu_worker.deviation import CheckResult
 from gpu_worker.fusion import fuse
@@ -42,6 +42,7 @@ def replace_layers(
     shapes: tuple[LayerShape, ...],
     settings: WorkerSettings,
     device: torch.device,
+    check: ModelCheck,
 ) -> None:
     """Put what the settings ask for in the place of the model's own layers.
 
@@ -50,24 +51,23 @@ def replace_layers(
         SettingsError: the model or the machine does not have what a setting asks for.
     """
     if settings.compile:
-        _torch_compile(model, shapes)
+        _torch_compile(model, shapes, check)
     elif settings.layer_kernels == "off":
         return
     elif device.type == "cpu":
-        _compile_on_cpu(model, shapes, settings.deterministic)
+        _compile_on_cpu(model, shapes, settings.deterministic, check)
     elif device.type == "cuda":
-        _fuse_on_gpu(model, shapes, settings.deterministic)
+        _fuse_on_gpu(model, shapes, settings.deterministic, check)
 
 
 def _compile_on_cpu(
-    model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool
+    model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool, check: ModelCheck
 ) -> None:
     began = time.monotonic()
     instructions = detect()
     if instructions is None or model.dtype not in CpuLayers.dtypes:
         _stay(deterministic, f"there are none for this CPU and {model.dtype}")
         return
-    check = LayerCheck(model, _INSTEAD)
     attention = [shape.module for shape in shapes]
     found = fuse(model.model, CpuLayers(instructions), model.dtype, attention)
     model.packed_bytes = found.weight_bytes
@@ -81,14 +81,15 @@ def _compile_on_cpu(
     _warn_of_kept(deterministic, found.kept)
 
 
-def _fuse_on_gpu(model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool) -> None:
+def _fuse_on_gpu(
+    model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool, check: ModelCheck
+) -> None:
     began = time.monotonic()
     try:
         from gpu_worker.gpu_fusion import fuse_on_gpu
     except ImportError as error:
         _stay(deterministic, f"Triton is missing: {error}")
         return
-    check = LayerCheck(model, _INSTEAD)
     found = fuse_on_gpu(model.model, [shape.module for shape in shapes], deterministic)
     _log_replaced("layers fused", model, check, began, found.counts())
     _warn_of_kept(deterministic, found.kept)
@@ -113,25 +114,24 @@ def _warn_of_kept(deterministic: bool, kept: int) -> None:
 
 
 def _log_replaced(
-    event: str, model: RaggedModel, check: LayerCheck, began: float, counts: Mapping[str, object]
+    event: str, model: RaggedModel, check: ModelCheck, began: float, counts: Mapping[str, object]
 ) -> None:
     try:
-        result = check.result()
+        result = check.layers(_INSTEAD)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
     _log(event, counts, result, began)
 
 
-def _torch_compile(model: RaggedModel, shapes: tuple[LayerShape, ...]) -> None:
+def _torch_compile(model: RaggedModel, shapes: tuple[LayerShape, ...], check: ModelCheck) -> None:
     began = time.monotonic()
-    _log("layers compiled by torch", {}, compile_layers(model, shapes), began)
+    _log("layers compiled by torch", {}, compile_layers(model, shapes, check), began)
 
 
 def _log(event: str, counts: Mapping[str, object], result: CheckResult, began: float) -> None:
     log.info(
         event,
         **counts,
-        deviation=f"{result.deviation:.2g}",
-        tolerated=result.tolerance,
+        **result.for_log(),
         seconds=round(time.monotonic() - began, 1),
     )

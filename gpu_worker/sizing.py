@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from gpu_worker.gpu_budget import GpuBudget
 from gpu_worker.memory import bytes_per_block
 from gpu_worker.model import LayerShape
@@ -24,6 +26,7 @@ def choose_num_blocks(
     max_model_len: int,
     gpu: GpuBudget | None = None,
     most_blocks: int | None = None,
+    left: int | None = None,
 ) -> int:
     """Blocks in the pool, from settings or from the memory that is free.
 
@@ -33,17 +36,22 @@ def choose_num_blocks(
         max_model_len: longest sequence in tokens.
         gpu: where the pool will lie, with the weights there already; None: on the CPU.
         most_blocks: that the KV memory can have; None: any number.
+        left: bytes that a pool of a given size may take; None: any number.
 
     Raises:
-        SettingsError: not even one block fits.
+        SettingsError: not even one block fits, or the given size does not.
     """
     if settings.num_blocks is not None:
+        needed = settings.num_blocks * block_bytes
+        _refuse_too_large("--num-blocks", settings.num_blocks, needed, left)
         return settings.num_blocks
     if settings.kv_memory_bytes is not None:
         num_blocks = settings.kv_memory_bytes // block_bytes
         if num_blocks == 0:
             reason = f"one block takes {block_bytes} bytes"
             raise SettingsError("--kv-memory-bytes", settings.kv_memory_bytes, reason)
+        given = settings.kv_memory_bytes
+        _refuse_too_large("--kv-memory-bytes", given, num_blocks * block_bytes, left)
         return num_blocks
     fitting = _fitting_on_cpu(block_bytes) if gpu is None else gpu.num_blocks(block_bytes)
     num_seqs = max(_MOST_SEQUENCES, settings.max_num_sequences)
@@ -51,6 +59,19 @@ def choose_num_blocks(
     if most_blocks == 0:
         raise SettingsError("--kv-memory", settings.kv_memory, "not one block could be mapped")
     return num_blocks if most_blocks is None else min(num_blocks, most_blocks)
+
+
+def memory_left(device: torch.device) -> int:
+    """Bytes of a device that nothing has taken."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_memory()
+
+
+def _refuse_too_large(key: str, value: int, needed: int, left: int | None) -> None:
+    if left is not None and needed > left:
+        reason = f"the pool would take {needed} bytes, and {left} are left"
+        raise SettingsError(key, value, reason)
 
 
 def _fitting_on_cpu(block_bytes: int) -> int:

@@ -10,7 +10,8 @@ import transformers
 
 from gpu_worker.allocation import PagedAllocator
 from gpu_worker.assembly import Worker, build_worker
-from gpu_worker.check import check_model
+from gpu_worker.check import ModelCheck
+from gpu_worker.deviation import CheckResult
 from gpu_worker.loader import choose_device, choose_dtype, context_length, load_model
 from gpu_worker.model import RaggedModel
 from gpu_worker.settings import WorkerSettings
@@ -21,6 +22,17 @@ from tests.gpu_worker.conftest import MakeWorker, ModelPath
 from tests.support.models import MAX_MODEL_LEN, SERVED, tiny_model
 
 CPU = torch.device("cpu")
+
+
+def check_attention(
+    model: RaggedModel,
+    backend: ReferenceBackend,
+    block_size: int = 16,
+    longest: int = MAX_MODEL_LEN,
+) -> CheckResult:
+    """Of the model as it is."""
+    check = ModelCheck(model, model.observe_layers(), longest)
+    return check.attention(backend, PagedAllocator(block_size, CPU))
 
 
 class Careless(ReferenceBackend):
@@ -197,11 +209,9 @@ def test_kernels_that_overlook_something_fail_the_check(
 def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path) -> None:
     path = tiny_model("mistral", tmp_path, sliding_window=400)
     model = load_model(WorkerSettings(model=str(path), dtype="float32"), CPU)
-    shapes = model.observe_layers()
-    result = check_model(model, shapes, ReferenceBackend(), PagedAllocator(16, CPU), 512)
-    assert result.num_tokens < 200
+    assert check_attention(model, ReferenceBackend(), longest=512).num_tokens < 200
     with pytest.raises(ModelUnsupported, match="deviate"):
-        check_model(model, shapes, Careless("sliding_window"), PagedAllocator(16, CPU), 512)
+        check_attention(model, Careless("sliding_window"), longest=512)
     assert {shape.params.sliding_window for shape in model.observe_layers()} == {400}
 
 
@@ -252,10 +262,10 @@ def test_rows_that_are_wrong_fail_the_check(
     kind: str, dtype: str, where: str, model_path: ModelPath
 ) -> None:
     model = load_model(WorkerSettings(model=str(model_path(kind)), dtype=dtype), CPU)
-    shapes, allocator = model.observe_layers(), PagedAllocator(16, CPU)
-    assert check_model(model, shapes, ReferenceBackend(), allocator, MAX_MODEL_LEN).passed
-    with pytest.raises(ModelUnsupported, match="deviate"):
-        check_model(model, shapes, Mistaken(where, len(shapes)), allocator, MAX_MODEL_LEN)
+    last = len(model.observe_layers())
+    assert check_attention(model, ReferenceBackend()).worst.passed
+    with pytest.raises(ModelUnsupported, match=rf"decoder layer {last - 1} deviate"):
+        check_attention(model, Mistaken(where, last))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -264,7 +274,6 @@ def test_positions_that_start_with_the_batch_fail_the_check(
     kind: str, dtype: str, model_path: ModelPath
 ) -> None:
     model = load_model(WorkerSettings(model=str(model_path(kind)), dtype=dtype), CPU)
-    shapes = model.observe_layers()
     own = model.model.forward
 
     def forward(**arguments: Any) -> Any:
@@ -274,7 +283,7 @@ def test_positions_that_start_with_the_batch_fail_the_check(
 
     model.model.forward = forward
     with pytest.raises(ModelUnsupported, match="deviate"):
-        check_model(model, shapes, ReferenceBackend(), PagedAllocator(16, CPU), MAX_MODEL_LEN)
+        check_attention(model, ReferenceBackend())
 
 
 @pytest.mark.parametrize("max_model_len", [2, 7, 24, 30])

@@ -1,0 +1,62 @@
+"""The token sequences that a model is checked with: text, and random ids."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from shared.logs import EventLog
+
+# Trained models compute text as they were meant to; random ids take them where rounding matters
+# most. Long enough for the narrowed windows of a check.
+_TEXT = (
+    "The lighthouse keeper counted 42 ships before breakfast, wrote their names into a book, and "
+    "wondered why none of them had answered his signal. In winter the sea freezes near the shore; "
+    "then the ferries stop, the post comes by sledge, and children walk to school across the ice. "
+    "def area(radius): return 3.14159 * radius ** 2. What is the capital of France? Paris, of "
+    "course, although the answer has not always been as simple as that."
+)
+_SHORTER = 5  # tokens: the second sequence is shorter than the first, where there is room
+
+log = EventLog(__name__)
+
+
+def check_sequences(
+    vocab_size: int, length: int, text: Sequence[int], device: torch.device
+) -> list[torch.Tensor]:
+    """Two sequences of token ids [length], [length - 5], int64: text, and random ids.
+
+    Args:
+        vocab_size: random ids are below.
+        length: tokens of the longer one.
+        text: token ids of a text, repeated as often as it takes; empty: both are random.
+        device: where they lie.
+    """
+    generator = torch.Generator().manual_seed(0)
+    lengths = (length, max(1, length - _SHORTER))
+    found = [torch.randint(vocab_size, (n,), generator=generator) for n in lengths]
+    usable = [token for token in text if 0 <= token < vocab_size]
+    if usable:
+        times = -(-length // len(usable))
+        found[0] = torch.tensor((usable * times)[:length])
+    return [tokens.to(device) for tokens in found]
+
+
+def text_tokens(model: str) -> list[int]:
+    """Token ids of a short text by a model's own tokenizer; none if it has no fast one."""
+    try:
+        from tokenizers import Tokenizer
+
+        ids: list[int] = Tokenizer.from_file(str(_tokenizer_file(model))).encode(_TEXT).ids
+    except Exception as error:  # the tokenizers library raises plain Exceptions
+        log.info("checked with random tokens only", because=error)
+        return []
+    return ids
+
+
+def _tokenizer_file(model: str) -> Path:
+    if Path(model).is_dir():
+        return Path(model) / "tokenizer.json"
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(model, "tokenizer.json"))
