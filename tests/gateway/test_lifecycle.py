@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
@@ -432,7 +433,7 @@ async def test_a_stream_ends_with_an_error_when_the_engine_has_failed_for_good(
 
 
 async def test_the_gateway_renews_its_lease(
-    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, make_stage: MakeStage
 ) -> None:
     stage, bus = await flaky_stage(make_stage)
     engine = stage.server.service.engine
@@ -589,3 +590,47 @@ async def test_a_gateway_whose_reader_fails_leaves_with_an_error(make_stage: Mak
     await stage.engine.start_epoch()
     assert (await waiting).status_code == 503
     assert await stage.running == 1
+
+
+class CountedLooks(MemoryBus):
+    """Counts how often a gateway has looked at the engine."""
+
+    num_looks = 0
+
+    async def memory_share(self) -> float:
+        self.num_looks += 1
+        return await super().memory_share()
+
+
+async def test_an_attach_is_repeated_only_while_a_scheduler_is_there(
+    monkeypatch: pytest.MonkeyPatch, make_stage: MakeStage
+) -> None:
+    bus = CountedLooks(lambda: time.time_ns() // 1_000_000)
+    stage = await make_stage(bus=bus)
+    loop, requests = asyncio.get_running_loop(), stage.engine.keys.requests
+
+    async def pass_time(seconds: float) -> None:
+        clock = loop.time
+        monkeypatch.setattr(loop, "time", lambda: clock() + seconds)
+        looks = bus.num_looks
+        await stage.until(lambda: bus.num_looks > looks + 2)
+
+    async with Stream(stage) as stream:
+        submit = await stage.engine.accept_next()
+        await stage.engine.step({submit.request_id: tokens_of(stage, "a")[0]})
+        await stream.read_text(1)
+        stage.engine.step_number += 1  # a result is missing
+        await stage.engine.step({})
+        first = await stage.engine.hear_attach()
+        await stage.engine.publish(state="starting")
+        engine = stage.server.service.engine
+        await stage.until(lambda: isinstance(engine.status, EngineAway))
+        length = await bus.length(requests)
+        await pass_time(60)
+        assert await bus.length(requests) == length
+        await stage.engine.publish()
+        again = await stage.engine.hear_attach()
+        assert (again.request_id, again.attachment) == (first.request_id, first.attachment)
+        submit = await stage.engine.accept_attach(again)
+        await stage.engine.generate(submit, tokens_of(stage, "b"))
+        assert "b" in "".join(await stream.rest())

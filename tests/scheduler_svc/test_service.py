@@ -460,6 +460,54 @@ async def test_the_log_stays_short_though_nothing_is_computed(bus: MemoryBus) ->
         assert await bus.length(KEYS.outputs) <= 102
 
 
+class PressedBus(MemoryBus):
+    """A server that has used so much of its memory."""
+
+    share = 0.0
+    num_looks = 0
+
+    async def memory_share(self) -> float:
+        self.num_looks += 1
+        return self.share
+
+    async def looked_at(self, times: int) -> None:
+        """Return when the memory was looked at so often from now on."""
+        until = self.num_looks + times
+        deadline = time.monotonic() + DEADLINE_S
+        while self.num_looks < until:
+            assert time.monotonic() < deadline, "the scheduler does not look at Redis' memory"
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("share", "most"), [(0.75, 200), (0.76, 66)])
+async def test_where_redis_is_short_of_memory_outputs_keep_what_recovery_needs_and_no_more(
+    share: float, most: int
+) -> None:
+    bus = PressedBus(lambda: time.time_ns() // 1_000_000)
+    peer, reader = Peer(bus, "w1"), Reader(bus)
+    await peer.announce()
+    async with running(service(bus)):
+        early = submit("early", range(5), max_tokens=20)
+        await bus.append(Append(KEYS.requests, [encode(early)]))
+        for number in range(150):
+            unknown = Attach(f"r{number}", "gateway", "attachment", None, (), exact=False)
+            await bus.append(Append(KEYS.requests, [encode(unknown)]))
+            await reader.until(lambda seen: answers_to(f"r{number}", seen))  # noqa: B023
+        bus.share = share
+        await bus.looked_at(4)  # a fresh state, what is in front of it trimmed
+        length = await bus.length(KEYS.outputs)
+        assert most - 66 < length <= most, length
+    async with running(service(bus)), working(peer):
+        await reader.until(ended("early", 20, reader))
+    assert reader.tokens("early") == [position * 3 + 1 for position in range(5, 25)]
+
+
+def answers_to(request_id: str, seen: list[Message]) -> bool:
+    """The last message is the end of this request."""
+    last = seen[-1] if seen else None
+    return isinstance(last, RequestEnded) and last.request_id == request_id
+
+
 class RestartedBus(MemoryBus):
     """A server that can be restarted without losing anything."""
 
