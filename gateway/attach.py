@@ -10,6 +10,7 @@ from gateway.events import (
     Event,
     FollowingLost,
     Joined,
+    PromptMissing,
     RequestAccepted,
     RequestFailed,
     Superseded,
@@ -40,7 +41,7 @@ class _Delivery:
         attachment: under which the engine was told of it last.
         submit: what to ask for if the engine does not know the request; None if only the id is
             known.
-        attach: what was said and has no answer yet.
+        attach: what was said and has no answer yet, without the prompt.
         unheard_since_s: since when the log has been silent about it, although it must speak of it.
         give_up_s: when to stop waiting for the engine's first word; infinite once it came.
     """
@@ -140,7 +141,8 @@ class Deliveries:
             exact=submit.sampling.num_logprobs is not None,
             is_new=not delivery.accepted,
         )
-        self._say(delivery, attach)
+        # What was accepted is in the log with its prompt, unless the log has lost its end.
+        self._say(delivery, attach, with_prompt=not delivery.accepted)
 
     def attach_unanswered(self, request_id: str, mailbox: Mailbox) -> None:
         """Attach to what may never have been submitted, unless this call has its end already.
@@ -199,6 +201,9 @@ class Deliveries:
                 continue
             if isinstance(event, TokensArrived):  # nearly all are
                 delivery.mailbox.put(event)
+                continue
+            if isinstance(event, PromptMissing):
+                self._send_prompt(event.request_id, delivery)
                 continue
             if isinstance(event, FollowingLost):
                 if not self._sessions.awaits(event.request_id):
@@ -261,12 +266,31 @@ class Deliveries:
         for request_id, delivery in self._open.items():
             delivery.mailbox.put(EngineUnreachable(request_id, why))
 
-    def _say(self, delivery: _Delivery, attach: Attach) -> None:
+    def _say(self, delivery: _Delivery, attach: Attach, with_prompt: bool = False) -> None:
+        """Append an Attach, and later repeat it without the prompt.
+
+        A scheduler that has read the prompt keeps it; one that has not asks for it.
+        """
+        whole, attach = attach, _without_prompt(attach)
         delivery.attach, delivery.attachment = attach, attach.attachment
         delivery.pause_s = _FIRST_REPEAT_S
         delivery.repeat_s = self._clock_s() + delivery.pause_s
-        self._send(attach)
+        self._send(whole if with_prompt else attach)
+
+    def _send_prompt(self, request_id: str, delivery: _Delivery) -> None:
+        """The scheduler does not have the request: describe all of it."""
+        attach = delivery.attach
+        if attach is None or attach.submit is None or not self._sessions.awaits(request_id):
+            return
+        submit = attach.submit.with_prompt_of(delivery.submit)
+        assert submit is not None, f"{request_id}: the delivery has another prompt"
+        self._say(delivery, replace(attach, submit=submit), with_prompt=True)
 
     def _forget(self, request_id: str) -> None:
         self._sessions.close(request_id)
         del self._open[request_id]
+
+
+def _without_prompt(attach: Attach) -> Attach:
+    submit = attach.submit
+    return attach if submit is None else replace(attach, submit=submit.without_prompt())

@@ -88,6 +88,13 @@ class NotRemembered:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptMissing:
+    """The engine does not have a request that is attached to: it needs all of it."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Superseded:
     """Another delivery of the same request has taken over."""
 
@@ -112,6 +119,7 @@ Event = (
     | FollowingLost
     | Joined
     | NotRemembered
+    | PromptMissing
     | Superseded
     | EngineUnreachable
 )

@@ -26,6 +26,7 @@ from gateway.events import (
     Joined,
     NotRemembered,
     PrefixFound,
+    PromptMissing,
     PromptScored,
     RequestAccepted,
     RequestFailed,
@@ -45,6 +46,7 @@ from shared.messages.requests import Stop, Submit
 from shared.metrics import GatewayMetrics
 
 _BAD_NEWS = (ClientGone, EngineUnreachable, RequestFailed)
+_NO_NEWS = (RequestAccepted, Joined, FollowingLost, PromptMissing, NotRemembered)
 
 
 class ClientLeft(Exception):
@@ -298,8 +300,8 @@ class Generation:
             self._aborted_because = "gateway shuts down"
             self.server_leaves = True
             raise shutting_down(accepted=True, resumable=self._display.resumable)
-        if isinstance(letter, (RequestAccepted, Joined, FollowingLost, NotRemembered)):
-            return None  # the last is for those who know no more than an id
+        if isinstance(letter, _NO_NEWS):
+            return None
         if isinstance(letter, Superseded):
             self.is_taken_over = True
             raise TakenOver

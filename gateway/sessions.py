@@ -15,6 +15,7 @@ from gateway.events import (
     Joined,
     NotRemembered,
     PrefixFound,
+    PromptMissing,
     PromptScored,
     RequestAccepted,
     RequestFailed,
@@ -254,7 +255,7 @@ class Sessions:
         request_id, attachment = state.submit.request_id, state.submit.attachment
         self._unstated.discard(request_id)
         looking = self._lookups.get(request_id)
-        if looking == attachment:
+        if looking == attachment and not state.submit.lacks_prompt:
             del self._lookups[request_id]
             return (_looked_up(state),)
         if looking in state.submit.overtaken:
@@ -382,7 +383,9 @@ class Sessions:
         if request.has_ended:
             self.close(request_id)
         elif reason is FinishReason.UNKNOWN:
-            # Told to somebody who knew no more than the id. Who waits here knows what was asked.
+            # An answer to a gateway that has the id alone, or to an Attach without a prompt.
+            if request.awaits:
+                yield PromptMissing(request_id)
             yield from self._lost(request_id, "the engine does not remember the request")
         elif reason is FinishReason.ABORT:
             # Somebody waits here: what was given up is another delivery of it, or this gateway was

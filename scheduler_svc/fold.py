@@ -1,7 +1,7 @@
 """The requests of an engine, read back from the outputs log.
 
-The log is the only memory of the engine: a RequestState says all of a request, StepResults carry
-it on, a flag or a RequestEnded closes it.
+The log is the only memory of the engine: a RequestState says all of a request, or all but the
+prompt where an earlier one has that, StepResults carry it on, a flag or a RequestEnded closes it.
 """
 
 from collections.abc import Iterable
@@ -200,9 +200,11 @@ class Fold:
         if self._last_step is None:
             earliest = state.step if self._known_step is None else self._known_step
             self._known_step = min(earliest, state.step)
-        submit = state.submit
-        self._forget(submit.request_id)
-        self.finished.forget(submit.request_id)
+        submit = state.submit.with_prompt_of(self._submit_of(state.submit.request_id))
+        self._forget(state.submit.request_id)
+        self.finished.forget(state.submit.request_id)
+        if submit is None:
+            return  # the entry with its prompt was lost: the gateway that delivers it has it, too
         request = Unfinished(
             submit,
             num_deaths=state.num_deaths,
@@ -223,8 +225,15 @@ class Fold:
         if not request.choices:
             self._finish(submit.request_id, None)
 
+    def _submit_of(self, request_id: str) -> Submit | None:
+        """As an earlier entry has it."""
+        if (request := self.unfinished.get(request_id)) is not None:
+            return request.submit
+        ended = self.finished.find(request_id)
+        return None if ended is None else ended.submit
+
     def _restate_search(self, request: Unfinished, state: RequestState) -> None:
-        submit = state.submit
+        submit = request.submit
         assert submit.sampling.beams is not None, "the caller looked"
         room = self.max_model_len - len(submit.prompt)
         max_output = min(submit.sampling.max_tokens, room)

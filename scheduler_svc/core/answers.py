@@ -31,14 +31,22 @@ class Answers:
 
     def begun(self, group: SequenceGroup) -> RequestState:
         """A request from its first message on, or from one that gives it new handles."""
-        return self._state(group, self._stepping.planned_step)
+        return self._state(group, self._stepping.planned_step, with_prompt=group.state_id is None)
 
-    def state(self, group: SequenceGroup) -> RequestState:
-        """All that the log must know of a request that has its handles already."""
-        return self._state(group, self._stepping.applied_step)
+    def state(self, group: SequenceGroup, with_prompt: bool = True) -> RequestState:
+        """All that the log must know of a request that has its handles already.
+
+        Args:
+            with_prompt: no entry that will be kept has it, or a reader asks for it.
+        """
+        return self._state(group, self._stepping.applied_step, with_prompt)
 
     def ended_choices(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
-        """A request whose choices have all ended, or whose end another message tells."""
+        """A request whose choices have all ended, or whose end another message tells.
+
+        Args:
+            submit: without its prompt where the gateway that asks has it.
+        """
         found = sorted(_states(choices), key=attrgetter("choice"))
         step = self._stepping.planned_step
         return RequestState(submit, tuple(found), str(self.cursor), step=step)
@@ -59,7 +67,7 @@ class Answers:
             return self.ended(request_id, FinishReason.ERROR, error)
         return BeamsEnded(request_id, hypotheses, str(self.cursor))
 
-    def _state(self, group: SequenceGroup, step: int) -> RequestState:
+    def _state(self, group: SequenceGroup, step: int, with_prompt: bool) -> RequestState:
         if group.search is not None:
             choices = group.search.choices(group.handle)
         else:
@@ -70,7 +78,7 @@ class Answers:
             choices += _states(group.ended)
             choices.sort(key=attrgetter("choice"))
         return RequestState(
-            group.submit,
+            group.submit if with_prompt else group.submit.without_prompt(),
             tuple(choices),
             str(self.cursor),
             group.num_deaths,

@@ -252,10 +252,10 @@ class Requests:
             return self._attach_to(group, attach)
         ended = self._remembered.find(attach.request_id)
         submit = attach.submit
-        if ended is not None:
-            if (answers := self._answer_again(ended, attach)) is not None:
-                return answers
-            submit = submit or ended.submit
+        if ended is not None and (answers := self._answer_again(ended, attach)) is not None:
+            return answers
+        known = None if ended is None else ended.submit
+        submit = known if submit is None else submit.with_prompt_of(known)
         if submit is None:
             reason = "there is no such request, or it ended too long ago"
             return [self._answers.ended(attach.request_id, FinishReason.UNKNOWN, reason)]
@@ -286,7 +286,8 @@ class Requests:
             if not fits and not is_void:
                 return None
             self._remembered.deliver(submit)
-            return [self._answers.ended_choices(submit, ended.choices)]
+            told = submit if attach.submit is None else submit.without_prompt()
+            return [self._answers.ended_choices(told, ended.choices)]
         moved = ended.attachment != attach.attachment and attach.submit is not None
         if isinstance(message, RequestEnded) and message.reason == FinishReason.ABORT and moved:
             return None  # the client came back another way, or is where it was all the time
@@ -294,25 +295,27 @@ class Requests:
         failed = isinstance(message, RequestEnded) and message.reason in FAILURES
         if submit is not None and not failed:
             self._remembered.deliver(submit)
-            return [self._answers.ended_choices(submit, {}), message]
+            told = submit if attach.submit is None else submit.without_prompt()
+            return [self._answers.ended_choices(told, {}), message]
         return [message]
 
     def _attach_to(self, group: SequenceGroup, attach: Attach) -> list[Message]:
+        lacks_prompt = attach.submit is None
         if attach.is_void_for(group.submit):
-            self._retention.restate(group)
+            self._retention.restate(group, lacks_prompt)
             return []
         group.submit = delivered_by(attach, group.submit)
         views = views_of(attach, group.submit)
         if attach.exact and not views:
             views = (ChoiceView(NO_TOKENS, ""),) * group.submit.num_choices
         if group.search is not None or not views:
-            self._retention.restate(group)
+            self._retention.restate(group, lacks_prompt)
             return []
         known = dict(group.ended)
         for sequence in group.sequences:
             known[sequence.choice] = EndedChoice(self._stepping.output(sequence), "")
         if not attach.exact and may_follow(known, views):
-            self._retention.restate(group)
+            self._retention.restate(group, lacks_prompt)
             return []
         return self._rewind(group, views, known, attach.exact)
 

@@ -1,8 +1,9 @@
 """How far the outputs log may be trimmed.
 
-Whoever folds the log must find a RequestState of every unfinished request, and slow readers must
-find recent entries: so many of them, as long as they have no more than so many bytes. Requests that
-have lived long get a fresh RequestState, so that the log in front of them can go.
+Whoever folds the log must find a RequestState with the prompt of every unfinished request, and
+slow readers must find recent entries: so many of them, as long as they have no more than so many
+bytes. Requests that have lived long get a fresh RequestState, so that the log in front of them can
+go; only then is a prompt written again.
 """
 
 from collections import OrderedDict, deque
@@ -37,7 +38,7 @@ class _Recent:
 
 
 class Retention:
-    """Unfinished requests in the order of their latest RequestState.
+    """Unfinished requests in the order of their latest RequestStates that have the prompt.
 
     Args:
         num_entries: that slow readers find at most.
@@ -50,7 +51,8 @@ class Retention:
         self._recent, self._half = _Recent(), _Recent()
         self._oldest_first: OrderedDict[str, SequenceGroup] = OrderedDict()
         self._owed: dict[str, SequenceGroup] = {}
-        self._sizes: dict[str, int] = {}  # of the latest states
+        self._prompts_owed: set[str] = set()  # by request; those of ``_owed`` that must have it
+        self._sizes: dict[str, int] = {}  # of the latest states with prompts
         self._states_bytes = 0
 
     def read(self, at: EntryId, num_bytes: int) -> None:
@@ -68,15 +70,25 @@ class Retention:
         """A gateway waits for a RequestState, or an old one holds back what should be trimmed."""
         return bool(self._owed) or self.min_id(head) < self._enough(head)
 
-    def restate(self, group: SequenceGroup) -> None:
-        """Somebody wants to know how a request stands."""
-        self._owed[group.request_id] = group
+    def restate(self, group: SequenceGroup, with_prompt: bool = False) -> None:
+        """A gateway asks how a request stands.
 
-    def stated(self, group: SequenceGroup, at: EntryId) -> None:
+        Args:
+            with_prompt: it has only the request's id.
+        """
+        self._owed[group.request_id] = group
+        if with_prompt:
+            self._prompts_owed.add(group.request_id)
+
+    def stated(self, group: SequenceGroup, at: EntryId, with_prompt: bool = True) -> None:
         """A RequestState of the group was read at this place of the log."""
+        if not with_prompt:
+            if group.request_id not in self._prompts_owed:
+                self._owed.pop(group.request_id, None)
+            return
         self._forget(group)
         self._oldest_first[group.request_id] = group
-        self._owed.pop(group.request_id, None)
+        self._pay(group)
         group.state_id = at
         size = self._sizes[group.request_id] = _state_bytes(group)
         self._states_bytes += size
@@ -84,7 +96,7 @@ class Retention:
     def ended(self, group: SequenceGroup) -> None:
         """The log need not hold the request any more."""
         self._forget(group)
-        self._owed.pop(group.request_id, None)
+        self._pay(group)
 
     def min_id(self, head: EntryId) -> EntryId:
         """Entries below may be trimmed when ``head`` is the last entry."""
@@ -106,10 +118,7 @@ class Retention:
         Args:
             is_pressed: the log should become as short as it can.
         """
-        num_entries = self._num_entries // 2
-        if is_pressed:
-            num_entries = min(num_entries, _RECENT_ENTRIES)
-        limit = max(self._half.first, EntryId(head.epoch, head.seq - num_entries))
+        limit = self._limit(head, is_pressed)
         due: list[SequenceGroup] = []
         num_bytes = 0
         for group in chain(self._owed.values(), self._old(limit)):
@@ -118,6 +127,19 @@ class Retention:
             due.append(group)
             num_bytes += _state_bytes(group)
         return due
+
+    def needs_prompt(self, group: SequenceGroup, head: EntryId, is_pressed: bool = False) -> bool:
+        """The group's next RequestState must have the prompt."""
+        if group.request_id in self._prompts_owed or group.state_id is None:
+            return True
+        return group.state_id < self._limit(head, is_pressed)
+
+    def _limit(self, head: EntryId, is_pressed: bool) -> EntryId:
+        """States below hold the log back, or soon will."""
+        num_entries = self._num_entries // 2
+        if is_pressed:
+            num_entries = min(num_entries, _RECENT_ENTRIES)
+        return max(self._half.first, EntryId(head.epoch, head.seq - num_entries))
 
     def _old(self, limit: EntryId) -> Iterator[SequenceGroup]:
         for group in self._oldest_first.values():
@@ -131,6 +153,10 @@ class Retention:
         if head.seq < self._num_entries:
             return self._recent.first
         return max(self._recent.first, EntryId(head.epoch, head.seq - self._num_entries))
+
+    def _pay(self, group: SequenceGroup) -> None:
+        self._owed.pop(group.request_id, None)
+        self._prompts_owed.discard(group.request_id)
 
     def _forget(self, group: SequenceGroup) -> None:
         self._oldest_first.pop(group.request_id, None)

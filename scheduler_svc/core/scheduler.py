@@ -133,7 +133,7 @@ class Scheduler:
                 self.outputs_cursor = at
                 group = self._requests.find(event.submit.request_id)
                 if group is not None and event.submit.attachment == group.submit.attachment:
-                    self._retention.stated(group, at)
+                    self._retention.stated(group, at, not event.submit.lacks_prompt)
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
                 check(event, self.config.vocab_size)
@@ -262,8 +262,11 @@ class Scheduler:
         Args:
             is_pressed: the log should become as short as it can.
         """
-        overdue = self._retention.overdue(self.outputs_cursor, is_pressed)
-        return [self.state_of(found) for found in overdue]
+        retention, head = self._retention, self.outputs_cursor
+        return [
+            self._answers.state(found, retention.needs_prompt(found, head, is_pressed))
+            for found in retention.overdue(head, is_pressed)
+        ]
 
     @property
     def outputs_needed_id(self) -> EntryId:

@@ -92,7 +92,7 @@ class SequenceGroup:
     decode_from: int = 0  # first step that computes a token behind those
     next_block_step: int = 0  # step whose token opens a new block
     last_step: int = 0  # step that reaches max_output; if preempted: last that included it
-    state_id: EntryId | None = None  # place of its latest RequestState in outputs
+    state_id: EntryId | None = None  # place in outputs of its latest RequestState with the prompt
     was_admitted: bool = False
     num_deaths: int = 0  # of workers, one after the other, that were computing it
     serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it

@@ -52,7 +52,9 @@ class Asked:
             else ("nothing was delivered, or that is not said")
         )
         exact = ", and nothing else will do" if attach.exact else ""
-        brings = f"; with the request: {asked_for(attach.submit)}" if attach.submit else ""
+        brings = ""
+        if attach.submit is not None and not attach.submit.lacks_prompt:
+            brings = f"; with the request: {asked_for(attach.submit)}"
         known = self._chronicle.submit
         is_void = known is not None and attach.is_void_for(known)
         void = "; void, since another delivery has taken over" if is_void else ""

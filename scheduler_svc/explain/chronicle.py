@@ -118,7 +118,7 @@ class Chronicle:
         choices = {
             c.choice: _Choice(c.handle, len(c.output), c.finish_reason) for c in state.choices
         }
-        submit = state.submit
+        submit = state.submit.with_prompt_of(self.submit) or state.submit
         is_search = submit.sampling.beams is not None
         old, self._choices = self._choices, {} if is_search else choices
         if is_search and (running := [c for c in state.choices if not c.finish_reason]):

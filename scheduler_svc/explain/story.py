@@ -94,10 +94,8 @@ def listed(names: list[str], limit: int = 4) -> str:
 
 def asked_for(submit: Submit) -> str:
     """The size of a request in words."""
-    parts = [
-        counted(len(submit.prompt), "prompt token"),
-        f"up to {submit.sampling.max_tokens} to generate",
-    ]
+    parts = [] if submit.lacks_prompt else [counted(len(submit.prompt), "prompt token")]
+    parts.append(f"up to {submit.sampling.max_tokens} to generate")
     if submit.sampling.beams is not None:
         parts.append(f"beam search of width {submit.sampling.beams.width}")
     elif submit.num_choices > 1:
@@ -115,7 +113,7 @@ def size_of(submit: Submit) -> dict[str, object]:
     return {
         "gateway": submit.gateway,
         "attachment": submit.attachment,
-        "num_prompt_tokens": len(submit.prompt),
+        "num_prompt_tokens": None if submit.lacks_prompt else len(submit.prompt),
         "max_tokens": submit.sampling.max_tokens,
         "num_choices": submit.num_choices,
         "num_beams": 0 if beams is None else beams.width,

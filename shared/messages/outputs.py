@@ -77,7 +77,8 @@ class RequestState(Message):
     """The whole of an unfinished request at this place of the log.
 
     Written on acceptance, after a new epoch and before trimming. It replaces whatever a reader
-    knew of the request, and retires its earlier handles.
+    knew of the request, and retires its earlier handles. Where an entry in front of it that is kept
+    as long has the prompt, the Submit is without it.
     """
 
     submit: Submit

@@ -9,7 +9,7 @@ from gateway.events import EngineUnreachable, RequestAccepted, RequestFailed
 from gateway.mailbox import Mailbox
 from gateway.sessions import Sessions
 from shared.bus.api import Entry, EntryId
-from shared.codec import encode
+from shared.codec import Message, encode
 from shared.messages.outputs import ChoiceState, RequestEnded, RequestState
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Attach
@@ -51,6 +51,51 @@ def test_every_attachment_of_a_delivery_is_named_after_it() -> None:
     deliveries.attach("a")
     assert [attach.attachment for attach in sent] == ["first.1", "first.2"]
     assert all(attach.submit and attach.submit.overtaken == ("other",) for attach in sent)
+
+
+def said(deliveries: Deliveries, sessions: Sessions, at: EntryId, message: Message) -> None:
+    deliveries.dispatch(sessions.apply(Entry(at, (encode(message),))))
+
+
+def test_only_an_engine_that_lacks_a_prompt_gets_it_again() -> None:
+    now, sessions, sent = [0.0], Sessions(), list[Attach]()
+    deliveries = Deliveries("gateway", sessions, sent.append, lambda: now[0])
+    asked = submit("a", range(9))
+    deliveries.open(asked, Mailbox())
+    deliveries.attach("a")  # nobody knows whether it was submitted
+    for now[0] in (2.0, 100.0):
+        deliveries.repeat()
+    said(deliveries, sessions, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
+    unknown = RequestEnded("a", "unknown", "", "1-1")
+    said(deliveries, sessions, EntryId(5, 1), unknown)
+    now[0] = 200.0
+    deliveries.repeat()
+    assert [len(attach.submit.prompt) for attach in sent if attach.submit] == [9, 0, 0, 9, 0]
+    assert sent[3] == sent[0]
+    assert len({(attach.attachment, attach.is_new) for attach in sent}) == 1
+    known = replace(asked, attachment=sent[-1].attachment)
+    state = RequestState(known, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
+    said(deliveries, sessions, EntryId(5, 2), state)
+    sent.clear()
+    said(deliveries, sessions, EntryId(5, 4), RequestEnded("b", "stop", "", "1-1"))  # a gap
+    said(deliveries, sessions, EntryId(5, 5), unknown)
+    assert [len(attach.submit.prompt) for attach in sent if attach.submit] == [0, 9]
+    said(deliveries, sessions, EntryId(5, 6), replace(state, submit=known))
+    assert len(sent) == 2
+
+
+def test_a_state_without_the_prompt_is_no_answer_to_a_look_up() -> None:
+    sessions, sent, mailbox = Sessions(), list[Attach](), Mailbox()
+    deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
+    deliveries.look_up("a", mailbox, patience_s=9.0)
+    known = replace(submit("a", range(9)), attachment=sent[0].attachment)
+    state = RequestState(known, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
+    said(deliveries, sessions, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
+    bare = replace(state, submit=known.without_prompt())
+    said(deliveries, sessions, EntryId(5, 1), bare)
+    assert sessions.awaits("a")
+    said(deliveries, sessions, EntryId(5, 2), state)
+    assert not sessions.awaits("a")
 
 
 async def test_what_the_log_is_silent_about_is_asked_for() -> None:

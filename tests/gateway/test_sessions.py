@@ -13,6 +13,7 @@ from gateway.events import (
     Joined,
     NotRemembered,
     PrefixFound,
+    PromptMissing,
     PromptScored,
     RequestAccepted,
     RequestFailed,
@@ -551,11 +552,9 @@ def test_an_abort_of_an_earlier_delivery_is_no_answer_to_an_attachment(log: Log)
     assert more == tokens("a", 12)
 
 
-def test_that_a_request_is_not_remembered_is_no_answer_to_who_knows_what_was_asked(
-    log: Log,
-) -> None:
+def test_an_engine_that_does_not_have_what_is_attached_to_gets_its_prompt(log: Log) -> None:
     attached(log)
-    assert log.say(RequestEnded("a", "unknown", "", "8-8")) == []
+    assert log.say(RequestEnded("a", "unknown", "", "8-8")) == [PromptMissing("a")]
     _, more = log.state("a", 9, [10, 11, 12], attachment=AGAIN)
     assert more == tokens("a", 12)
 

@@ -325,6 +325,84 @@ def test_nobody_knows_a_request_that_nobody_describes() -> None:
     assert answer.reason == "unknown"
 
 
+def without_prompt(message: Attach) -> Attach:
+    assert message.submit is not None
+    return replace(message, submit=message.submit.without_prompt())
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_prompt_that_the_log_holds_is_not_written_again(dies: bool, is_told: bool) -> None:
+    engine = Engine()
+    for state in engine.tell(REQUEST):
+        engine.tell(state)
+    engine.step(3)
+    view_of_client = view(7) if is_told else view(*expected(5, 2))  # another history, or the log's
+    [state] = [
+        *engine.tell(without_prompt(attach(REQUEST, view_of_client))),
+        *engine.owed(),
+    ]
+    assert isinstance(state, RequestState)
+    assert (state.submit.prompt.tolist(), state.submit.attachment) == ([], "second")
+    if dies:
+        engine.start_epoch()
+        assert isinstance(engine.log[-1], RequestState)
+        assert engine.log[-1].submit.prompt.tolist() == REQUEST.prompt.tolist()
+    engine.run()
+    assert len(engine.outputs("r")[0]) == 12
+
+
+def test_a_gateway_that_has_only_an_id_is_told_the_prompt() -> None:
+    engine = Engine()
+    for state in engine.tell(REQUEST):
+        engine.tell(state)
+    engine.step(2)
+    engine.tell(attach(REQUEST, knows=False))
+    engine.tell(without_prompt(attach(REQUEST, attachment="third", overtaken=("second",))))
+    [state] = engine.owed()
+    assert state.submit.prompt.tolist() == REQUEST.prompt.tolist()
+    engine.run()
+    [bare] = engine.tell(without_prompt(attach(REQUEST, attachment="fourth")))
+    [whole] = engine.tell(attach(REQUEST, attachment="fifth", knows=False))
+    assert isinstance(bare, RequestState)
+    assert isinstance(whole, RequestState)
+    assert (len(bare.submit.prompt), len(whole.submit.prompt)) == (0, 5)
+
+
+def test_a_prompt_that_is_only_named_must_be_known() -> None:
+    engine = Engine()
+    [answer] = engine.tell(without_prompt(attach(REQUEST, view(7, 8))))
+    assert isinstance(answer, RequestEnded)
+    assert answer.reason == "unknown"
+    engine.tell(REQUEST)
+    engine.run()
+    other = attach(submit("r", range(6), max_tokens=12), view(7, 8))
+    [answer] = engine.tell(without_prompt(other))
+    assert isinstance(answer, RequestEnded)
+    assert answer.reason == "unknown"
+    [state] = engine.tell(without_prompt(attach(REQUEST, view(7, 8))))  # it goes on after all
+    assert isinstance(state, RequestState)
+    assert len(state.submit.prompt) == 5
+    engine.run()
+    assert engine.outputs("r") == {0: [7, 8, *expected(7, 10)]}
+
+
+def test_a_state_whose_prompt_the_log_has_lost_is_lost_with_it() -> None:
+    engine = Engine()
+    for state in engine.tell(REQUEST):
+        engine.tell(state)
+    engine.tell(without_prompt(attach(REQUEST)))
+    [bare] = engine.owed()
+    engine.log = [engine.log[0], bare]
+    engine.start_epoch()
+    assert engine.core.num_requests == 0
+    [answer] = engine.tell(without_prompt(attach(REQUEST, attachment="third")))
+    assert isinstance(answer, RequestEnded)
+    [state] = engine.tell(attach(REQUEST, attachment="third"))
+    assert isinstance(state, RequestState)
+    assert len(state.submit.prompt) == 5
+
+
 @pytest.mark.parametrize("dies", [False, True])
 def test_what_has_ended_is_told_for_a_while(dies: bool) -> None:
     engine = Engine(resume_window_ms=5_000)

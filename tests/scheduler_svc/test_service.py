@@ -43,8 +43,14 @@ class Peer:
         life: str = "",
         write: Callable[[Message], bytes] = encode,
         protocol: int = PROTOCOL,
+        num_blocks: int = 32,
+        max_model_len: int = 256,
+        worker_type: type[FakeWorker] = FakeWorker,
     ) -> None:
         self.bus = bus
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self.worker_type = worker_type
         self.instance = instance
         self.life = life
         self.write = write
@@ -59,8 +65,8 @@ class Peer:
             rank=0,
             state=state,
             detail=detail,
-            model=ModelInfo("demo", 1_000, 256, "float32", (0,)),
-            kv=KVGeometry(num_blocks=32, block_size=4, bytes_per_block=64, num_host_blocks=8),
+            model=ModelInfo("demo", 1_000, self.max_model_len, "float32", (0,)),
+            kv=KVGeometry(self.num_blocks, block_size=4, bytes_per_block=64, num_host_blocks=8),
             speeds=Speeds(prefill_tokens_per_s=1e4, swap_bytes_per_s=1e9),
             life=self.life,
             protocol=self.protocol,
@@ -78,7 +84,7 @@ class Peer:
                 if isinstance(message, EpochStarted):
                     self.epoch = message.epoch
                     named = message.workers == (self.instance,)
-                    worker = FakeWorker(4, 512, _draw) if named else None
+                    worker = self.worker_type(4, 512, _draw) if named else None
                 elif isinstance(message, StepPlan) and worker is not None:
                     assert entry.id == EntryId(self.epoch, message.step)
                     result = worker.execute(message)
@@ -91,7 +97,7 @@ class Peer:
 
 
 def _draw(handle: int, position: int) -> tuple[int, bool]:
-    return position * 3 + 1, False
+    return (position * 3 + 1) % 997, False
 
 
 class Reader:

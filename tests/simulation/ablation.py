@@ -114,7 +114,7 @@ def _trimming_forgets(stack: ExitStack) -> None:
         count: int = self._num_entries
         return EntryId(head.epoch, head.seq - count) if head.seq >= count else START
 
-    def overdue(self: Any, head: EntryId) -> list[Any]:
+    def overdue(self: Any, head: EntryId, _: bool = False) -> list[Any]:
         return list(self._owed.values())
 
     stack.enter_context(patch.object(Retention, "min_id", min_id))

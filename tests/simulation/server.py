@@ -132,6 +132,11 @@ class Server:
         else:
             self._bus = MemoryBus(self.clock_ms)
 
+    def replace(self, log: str, entries: list[Entry]) -> None:
+        """Keep only these entries of a log; the next id is what it would have been."""
+        self.num_losses += 1
+        self._bus._logs[log].entries = entries
+
     # ---------------------------------------------------------------- commands
 
     def append_all(self, appends: Sequence[Append]) -> list[EntryId]:

@@ -16,6 +16,7 @@ import pytest
 from shared.bus.api import Append
 from shared.bus.keys import EngineKeys
 from shared.codec import decode
+from shared.messages.outputs import RequestState
 from shared.messages.plans import EpochStarted
 from shared.sampling import BeamParams, EarlyStopping
 from tests.simulation.loop import Party
@@ -310,6 +311,27 @@ def test_row_26_a_log_is_deleted_while_the_server_goes_on(log: str) -> None:
         for when in ("before", "after"):
             play(Cue(role, when, what, 3, delete(log)), wishes=wishes)
     play(Cue("worker", "after", RESULT, 8, also(delete(log), crash_scheduler())), wishes=wishes)
+
+
+def test_row_28_the_entry_with_the_prompt_is_lost_and_states_without_it_are_not() -> None:
+    num_left = []
+
+    def lose_prompts(world: World, _: Party) -> None:
+        entries = world.server.entries(KEYS.outputs)
+        kept = [entry for entry in entries if not any(map(has_prompt, entry.messages))]
+        num_left.append(sum(b"RequestState" in data for e in kept for data in e.messages))
+        world.server.replace(KEYS.outputs, kept)
+
+    def has_prompt(data: bytes) -> bool:
+        found = decode(data)
+        return isinstance(found, RequestState) and not found.submit.lacks_prompt
+
+    play(
+        Cue("worker", "after", RESULT, 4, move_clients),
+        Cue("worker", "after", RESULT, 40, also(lose_prompts, crash_scheduler())),
+        wishes=(one(max_tokens=60),),
+    )
+    assert all(num_left), "a state without the prompt is left"
 
 
 def test_every_row_of_the_catalogue_is_a_scene_but_those_that_cannot_be() -> None:

@@ -79,6 +79,9 @@ class Gateways:
             if found.search is None
         }
         assert folded == unfinished
+        for found in fold.in_order():
+            asked = self.by_id[found.submit.request_id].submit
+            assert found.submit.prompt.tobytes() == asked.prompt.tobytes(), asked.request_id
         searches = {found.submit.request_id: found.search for found in fold.in_order()}
         for client in self._clients:
             if client.is_accepted and not client.has_ended and client.search is not None:

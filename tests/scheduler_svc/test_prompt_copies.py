@@ -1,0 +1,86 @@
+"""How often a long prompt stands in the logs, whatever happens to its request."""
+
+import time
+
+from shared.bus.api import START, Append
+from shared.bus.memory import MemoryBus
+from shared.codec import Message, encode
+from shared.messages.outputs import RequestState
+from shared.messages.requests import Attach, Submit
+from tests.scheduler_svc.test_service import KEYS, Peer, Reader, ended, running, service, working
+from tests.support.fake_worker import FakeWorker
+from tests.support.requests import submit
+
+_PROMPT = [position % 991 for position in range(25_000)]  # 100 kB
+_MAX_TOKENS = 500
+
+
+class QuickWorker(FakeWorker):
+    """Takes it that what is stored in the pool is right."""
+
+    def _check(self, *_: object) -> None:
+        pass
+
+
+async def copies(bus: MemoryBus, log: str, request: Submit) -> int:
+    """How often the prompt of a request stands in a log."""
+    found = await bus.read({log: START}, 0, 10_000)
+    messages = [message for entry in found.get(log, ()) for message in entry.messages]
+    return sum(message.count(request.prompt.tobytes()) for message in messages)
+
+
+async def say(bus: MemoryBus, *messages: Message) -> None:
+    await bus.append(Append(KEYS.requests, list(map(encode, messages))))
+
+
+def attach(request: Submit, attachment: str) -> Attach:
+    """As a gateway that has seen the request accepted attaches to it."""
+    bare = request.without_prompt()
+    return Attach(request.request_id, "gateway", attachment, bare, (), exact=False)
+
+
+def holds_prompt(message: Message) -> bool:
+    return isinstance(message, RequestState) and not message.submit.lacks_prompt
+
+
+def is_stated(seen: list[Message], attachment: str) -> bool:
+    last = next((found for found in reversed(seen) if isinstance(found, RequestState)), None)
+    return last is not None and last.submit.attachment == attachment
+
+
+async def test_a_prompt_is_written_again_only_where_its_entry_is_trimmed() -> None:
+    bus, outputs = MemoryBus(lambda: time.time_ns() // 1_000_000), KEYS.outputs
+    peer = Peer(bus, "w1", num_blocks=8_192, max_model_len=30_000, worker_type=QuickWorker)
+    reader = Reader(bus)
+    await peer.announce()
+    request = submit("long", _PROMPT, max_tokens=_MAX_TOKENS)
+    async with running(service(bus, outputs_retention=100)):
+        await say(bus, request)
+        await reader.until(lambda seen: is_stated(seen, request.attachment))
+        assert await copies(bus, outputs, request) == 1
+        for number in range(10):
+            again = attach(request, f"delivery{number}")
+            await say(bus, again)
+            await reader.until(lambda seen: is_stated(seen, again.attachment))  # noqa: B023
+        assert await copies(bus, outputs, request) == 1
+        assert await copies(bus, KEYS.requests, request) == 1
+        async with working(peer):
+            for num_tokens in range(50, 301, 50):  # as many steps as the log keeps, several times
+                await reader.until(ended("long", num_tokens, reader))
+                assert await copies(bus, outputs, request) <= 2, "one takes the other's place"
+        num_written = sum(map(holds_prompt, reader.seen))
+        assert num_written > 2, "the first was trimmed"
+    async with running(service(bus, outputs_retention=100)), working(peer):
+        await reader.until(ended("long", 301, reader))
+        assert await copies(bus, outputs, request) <= 3, "an epoch begins with one of its own"
+        await reader.until(ended("long", 450, reader))
+        assert await copies(bus, outputs, request) <= 2
+        await reader.until(ended("long", _MAX_TOKENS, reader))
+        look_up = Attach("long", "other", "late", None, (), exact=False)
+        await say(bus, attach(request, "resumed"), look_up)
+        await reader.until(lambda seen: is_stated(seen, "late"))
+    bare, whole = [found for found in reader.seen if isinstance(found, RequestState)][-2:]
+    assert (len(bare.submit.prompt), whole.submit.prompt.tolist()) == (0, _PROMPT)
+    expected = [(3 * position + 1) % 997 for position in range(25_000, 25_000 + _MAX_TOKENS)]
+    for state in (bare, whole):
+        assert state.choices[0].output.tolist() == expected
