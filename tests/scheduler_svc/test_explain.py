@@ -344,6 +344,25 @@ def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
     assert "void, since another delivery has taken over" in only(story, Kind.ATTACH).text
 
 
+def test_a_prompt_that_is_left_out_is_that_of_the_state_before() -> None:
+    asks = submit("a", [1, 2, 3])
+    moved = replace(asks, gateway="g2", attachment="second").without_prompt()
+    attach = Attach("a", "g2", "second", moved, (), exact=False)
+    lives = outputs(
+        STARTED,
+        state(asks, 1, requests_cursor=f"{EPOCH + 1}-0"),
+        state(moved, 4, requests_cursor=f"{EPOCH + 9}-0"),
+        result(1, 4, admitted={4: 1}),
+    )
+    logs = Logs(requests=asked((EPOCH + 1, asks), (EPOCH + 9, attach)), outputs=lives)
+    story = told(logs)
+    assert only(story, Kind.ADMITTED).facts["num_tokens"] == 3
+    assert "with the request" not in only(story, Kind.ATTACH).text
+    trimmed = told(Logs(outputs=[lives[0], *lives[2:]]))
+    assert trimmed.events[0].facts["num_prompt_tokens"] is None
+    assert "prompt token" not in trimmed.events[0].text
+
+
 def test_a_restated_request_has_not_moved() -> None:
     lives = outputs(
         STARTED, state("a", 1), result(1, 1, admitted={1: 0}), state("a", 1, output=[7])
