@@ -9,6 +9,7 @@ root goes in with its length, so no choice of salt or tokens gives a hash of ano
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -18,6 +19,7 @@ from shared.codec import IntArray
 _DIGEST_BYTES: Final = (
     16  # two different prefixes collide with probability 2**-64 after 2**32 blocks
 )
+_NUM_ROOTS: Final = 64  # kept at hand: most requests have the salt of one before
 _ROOT: Final = b"prefix root"  # blake2b's "person" separates the domains
 _BLOCK: Final = b"prefix block"
 
@@ -54,6 +56,7 @@ class Chain:
         hashes.extend(_links(previous, tokens[first * block_size :], block_size))
 
 
+@lru_cache(maxsize=_NUM_ROOTS)
 def shared_root(salt: str) -> BlockHash:
     """Root of what all tenants may find that have the salt."""
     return _root("all", salt)

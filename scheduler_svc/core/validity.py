@@ -7,8 +7,6 @@ would make every later start fail. ``check`` refuses it as if it could not be de
 import math
 from collections.abc import Iterable, Sized
 
-import numpy as np
-
 from shared.bus.api import EntryId
 from shared.codec import IntArray, Message
 from shared.errors import DecodeError
@@ -66,15 +64,18 @@ def check(message: Message, vocab_size: int = 0) -> None:
 def _check_tokens(name: str, tokens: IntArray, most_tokens: int) -> None:
     if len(tokens) == 0:
         return
-    # As unsigned numbers, negative ones are too large: one look at each is enough.
-    if int(np.maximum.reduce(tokens.view(np.uint32))) >= most_tokens:
+    # For the few tokens of a step, both together take half the time of one reduction.
+    least, most = tokens.item(tokens.argmin()), tokens.item(tokens.argmax())
+    if least < 0 or most >= most_tokens:
         wrong = next(found for found in tokens.tolist() if not 0 <= found < most_tokens)
         raise ValueError(f"{name}: token {wrong}, the vocabulary has 0 to {most_tokens - 1}")
 
 
 def _check_result(result: StepResult, most_tokens: int) -> None:
+    # Every step has a result: nothing here takes longer than it must.
     num_rows = len(result.handles)
-    _check_same_length("tokens", result.tokens, num_rows)
+    if len(result.tokens) != num_rows:
+        _check_same_length("tokens", result.tokens, num_rows)
     _check_tokens("tokens", result.tokens, most_tokens)
     if len(result.ended_rows) or len(result.ended_flags):
         rows, flags = result.ended_rows.tolist(), result.ended_flags.tolist()
@@ -83,7 +84,9 @@ def _check_result(result: StepResult, most_tokens: int) -> None:
             raise ValueError(f"ended_rows={rows!r:.80}: expected different ones of {num_rows}")
         if not _END_FLAGS.issuperset(flags):
             raise ValueError(f"ended_flags={flags!r:.80}")
-    _check_same_length("admitted_computed", result.admitted_computed, len(result.admitted_handles))
+    num_admitted = len(result.admitted_handles)
+    if len(result.admitted_computed) != num_admitted:
+        _check_same_length("admitted_computed", result.admitted_computed, num_admitted)
     for candidates in result.beams:
         _check_candidates(candidates, most_tokens)
 

@@ -49,6 +49,8 @@ class WaitingQueue:
             num_free_seats: sequences that may be admitted.
             step: that is being planned.
         """
+        if not self._by_seats:
+            return None  # as in most steps
         first = self._first()
         if first is None or first.num_seats <= num_free_seats:
             return first
