@@ -5,6 +5,9 @@ would pose as a turn of the system. So a conversation is rendered a second time 
 of its messages replaced, one by one, by others that no text has. Control tokens that stand in that
 rendering are the template's own; where both renderings are alike otherwise, this also tells where
 they stand in the first one.
+
+A long conversation takes twice as long that way. It is rendered once if no text of it holds ``<``
+and the template is among those of which that is enough, see ``plain_templates``.
 """
 
 import re
@@ -12,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
+
+from gateway.plain_templates import OPENING
 
 # Half characters, which JSON in UTF-8 cannot hold; case, width and escapes leave them as they are.
 _FIRST_HIDDEN = 0xD800
@@ -70,9 +75,13 @@ class ControlTokens:
         special: names of tokens that no text may stand for, such as ``<|im_start|>``.
         marks: names of other tokens that the template writes, such as ``</think>``. Models write
             them, too, so an assistant's messages may hold them.
+        writes_whole: the template writes names as a whole, see ``writes_names_whole``.
     """
 
-    def __init__(self, special: Collection[str], marks: Collection[str] = ()) -> None:
+    def __init__(
+        self, special: Collection[str], marks: Collection[str] = (), writes_whole: bool = False
+    ) -> None:
+        self._writes_whole = writes_whole
         self.names = frozenset(special) | frozenset(marks)
         self._special = frozenset(special)
         self._pattern = _pattern(self.names)
@@ -98,6 +107,8 @@ class ControlTokens:
         text = render(chat)
         if not self.names:
             return RenderedChat(text, ())
+        if self._writes_whole and not _opens(chat.messages) and not _opens(chat.tools):
+            return RenderedChat(text, tuple(self._spans(text)))
         certain: list[str] | None = None
         for table in self._tables:
             try:
@@ -168,6 +179,15 @@ class ControlTokens:
             if ord(char) in self._all:
                 return name[:index] + self._all[ord(char)] + name[index + 1 :]
         return ""  # of white space alone
+
+
+def _opens(value: Any) -> bool:
+    """Whether any text in it, or key, holds what names of control tokens begin with."""
+    if isinstance(value, str):
+        return OPENING in value
+    if isinstance(value, dict):
+        return any(map(_opens, value)) or any(map(_opens, value.values()))
+    return isinstance(value, Sequence) and any(map(_opens, value))
 
 
 def _pattern(names: Collection[str]) -> "re.Pattern[str]":

@@ -7,6 +7,7 @@ from typing import Any
 from gateway.apart_encoder import ApartEncoder
 from gateway.control_tokens import ControlTokens, Conversation, RenderedChat, TemplateRefused
 from gateway.detokenize import Detokenizer
+from gateway.plain_templates import writes_names_whole
 from gateway.text_limits import TextBound, text_bound
 from gateway.vocabulary import Vocabulary, vocabulary_of
 from shared.errors import ModelUnsupported
@@ -189,10 +190,12 @@ class Tokenizer:
         """Special tokens, and other added ones that the chat template writes."""
         source = self._source
         template = source.chat_template or ""
-        written = "\0".join(template.values()) if isinstance(template, dict) else template
+        sources = list(template.values()) if isinstance(template, dict) else [template]
         added = [token for token in source.added_tokens_decoder.values() if token.content.strip()]
         special = {token.content for token in added if token.special}
+        given = special.copy()  # templates are given all of them
         if source.unk_token_id in self.encode(_UNKNOWN, add_special_tokens=False):
             special.discard(source.unk_token)  # any text may become it
-        marks = {token.content for token in added if token.content in written}
-        return ControlTokens(special, marks - special)
+        marks = {token.content for token in added if any(token.content in each for each in sources)}
+        whole = all(writes_names_whole(each, given | marks) for each in sources)
+        return ControlTokens(special, marks - special, whole)
