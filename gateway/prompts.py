@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar, cast
 
 from gateway.admission import Prompt
@@ -9,6 +10,7 @@ from gateway.chats import DEFAULT_LIMIT_S, ChatRenderer
 from gateway.control_tokens import TemplateRefused
 from gateway.errors import invalid, too_long
 from gateway.fair_threads import FairThreads
+from gateway.freed_memory import give_back
 from gateway.schema import ChatMessage, ChatTool, CompletionBody
 from gateway.tokenizer import Tokenizer
 
@@ -19,6 +21,7 @@ _PIECE_CHARS = 100  # a prompt costs so much, however short it is
 _THREADS = 3
 _THREADS_PER_CALLER = 2  # one is left for other callers
 
+_LARGE_CHARS = 2**18  # tokenizing as many takes far longer than giving memory back
 _MAX_CHARS = 4 * 2**20
 
 _T = TypeVar("_T")
@@ -208,7 +211,17 @@ class PromptReader:
     async def _run(self, size: int, work: Callable[[], _T], asking: Asking) -> _T:
         if size <= _INLINE_CHARS:
             return work()
+        if size >= _LARGE_CHARS:
+            work = partial(_then_give_back, work)
         return await self._threads.run(asking.caller, work)
+
+
+def _then_give_back(work: Callable[[], _T]) -> _T:
+    """The tokenizer needs 100 to 200 bytes for each character, which the heap would keep."""
+    try:
+        return work()
+    finally:
+        give_back()
 
 
 def _num_chars(message: ChatMessage) -> int:
