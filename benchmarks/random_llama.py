@@ -38,8 +38,11 @@ class RandomLlama(LlamaForCausalLM):  # type: ignore[misc]
         Args:
             folder: read only if there is no ``config``.
             config: as read from the folder.
-            wanted: ``dtype`` and ``attn_implementation`` count; what else transformers hands on
-                speaks of files.
+            wanted: ``dtype``, ``attn_implementation`` and ``output_loading_info`` count; what else
+                transformers hands on speaks of files.
+
+        Returns:
+            The model; with ``output_loading_info`` a report beside it, of no tensor missing.
         """
         config = config or RandomLlamaConfig.from_pretrained(folder)
         options = {
@@ -47,7 +50,10 @@ class RandomLlama(LlamaForCausalLM):  # type: ignore[misc]
         }
         torch.manual_seed(config.weights_seed)
         with torch.device(config.weights_device):
-            return cls._from_config(config, **options)
+            model = cls._from_config(config, **options)
+        if not wanted.get("output_loading_info"):
+            return model
+        return model, {"missing_keys": (), "unexpected_keys": (), "mismatched_keys": ()}
 
 
 def register() -> None:
