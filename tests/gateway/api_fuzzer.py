@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -134,7 +135,9 @@ def main() -> None:
 
     os.environ["SCHEMATHESIS_DISABLE_TELEMETRY"] = "1"
     checks = ",".join(_CHECKS)
-    arguments = ["run", f"{url}/openapi.json", "--checks", checks, "--no-color"]
+    config = Path(__file__).with_name("schemathesis.toml")
+    arguments = ["--config-file", str(config), "run", f"{url}/openapi.json"]
+    arguments += ["--checks", checks, "--no-color"]
     arguments += ["--request-timeout", str(_PATIENCE_S), *options]
     cli.schemathesis(arguments, prog_name="schemathesis")
 
