@@ -258,14 +258,18 @@ def _sampling(max_tokens: int, beam_width: int) -> SamplingParams:
     return replace(greedy, beams=BeamParams(beam_width, 1.0, EarlyStopping.ESTIMATED))
 
 
+# Made-up tokens from here on belong to one request; those below to prefixes that requests share.
+_OWN = 1 << 30
+
+
 def _prompt(request: SimRequest) -> IntArray:
     """Tokens that are equal where prefixes are; the rest is like no other request's."""
-    own = -1 - request.id
+    own = _OWN | request.id & (_OWN - 1)
     if not request.prefix:
         prompt = np.empty(request.prompt_tokens, np.int32)
         prompt.fill(own)
         return prompt
-    ids = np.array(request.prefix, np.int64).astype(np.int32) & 0x7FFFFFFF
+    ids = np.array(request.prefix, np.int64).astype(np.int32) & (_OWN - 1)
     shared = np.repeat(ids, request.prefix_block_tokens)[: request.prompt_tokens]
     rest = np.full(request.prompt_tokens - len(shared), own, np.int32)
     return np.concatenate([shared, rest])

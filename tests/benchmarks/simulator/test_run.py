@@ -212,7 +212,7 @@ def _submit(number: int, prompt: int, output: int) -> Submit:
         request_id=str(number),
         gateway="",
         attachment="",
-        prompt=np.full(prompt, -1 - number, np.int32),
+        prompt=np.full(prompt, (1 << 30) + number, np.int32),
         sampling=SamplingParams.greedy(output),
         received_ms=0,
         num_choices=1,
