@@ -262,16 +262,16 @@ class Stepping:
     def _next_to_admit(self, step: int) -> SequenceGroup | None:
         """The first by rank of those that wait to be admitted, for the first time or again."""
         preempted = self.queues.preempted[0] if self.queues.preempted else None
+        is_complete = preempted is not None and preempted.last_step <= self.applied_step
+        if preempted is not None and is_complete:
+            for sequence in preempted.sequences:  # their seats are free for others, too
+                self._room.hand_in_slot(sequence)
         waiting = None
         if not self.is_draining:
             waiting = self.queues.first_waiting(self._num_free_seats, step)
         if preempted is None or (waiting is not None and waiting.rank < preempted.rank):
             return waiting
-        if preempted.last_step > self.applied_step:
-            return None  # the tokens of its last plans are not in yet
-        for sequence in preempted.sequences:
-            self._room.hand_in_slot(sequence)
-        return preempted
+        return preempted if is_complete else None  # else tokens of its last plans are not in yet
 
     def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Put a group that has just got its blocks into the plan."""
