@@ -13,9 +13,9 @@ A package that can be spawned has in its ``__main__``
 A fork copies only the thread that forks, so nothing may have started another one: no event loop,
 no OpenMP, no CUDA. That is looked at, and a process with threads becomes the service itself.
 
-The service dies with the spawner. The spawner ends when it is told to stop and the service has
-ended, or when the service ends in a way that a fork does not mend; whoever started it sees the
-service's exit code. A signal to the service alone is a death like any other, however well it ends.
+The service dies with the spawner. The spawner ends after a signal to stop, once the service has
+ended, or when the service ends in a way that a fork does not mend. It exits with the service's
+code. A signal to the service alone is a death like any other, however well it ends.
 """
 
 import contextlib

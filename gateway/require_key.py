@@ -1,4 +1,4 @@
-"""Lets nobody in without an API key, except to ask whether the process lives, and for /docs."""
+"""Refuses calls without an API key, except for probes of health and for /docs."""
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -15,7 +15,7 @@ OPEN_PATHS = ("/health", "/health/live", DOCS_PATH)
 
 
 class RequireKey:
-    """Knows from here on whose call it is; stands inside the AccessLog.
+    """Checks the API key of a call and notes whose call it is; stands inside the AccessLog.
 
     Args:
         metrics_keys: open /metrics instead of the keys of clients, if there are any.

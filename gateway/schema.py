@@ -247,7 +247,7 @@ class ToolCall(_Part):
 
 
 class ToolFunction(_Part):
-    """A function that the model is told of."""
+    """A function that a chat describes to the model."""
 
     name: str
     description: str | None = None
@@ -256,7 +256,7 @@ class ToolFunction(_Part):
 
 
 class ChatTool(_Part):
-    """A tool that the model is told of."""
+    """A tool that a chat describes to the model."""
 
     type: Literal["function"]
     function: ToolFunction

@@ -69,9 +69,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         backend = _backend(settings, device, shapes)
     _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
     if device.type == "cpu":
-        cpu_likeliest.warm_up()
-        cpu_drawing.load()
-        cpu_penalties.warm_up()
+        _load_sampling_kernels()
     max_model_len = context_length(model.config, settings.max_model_len)
     check = _begin_check(model, shapes, max_model_len, settings)
     replace_layers(model, shapes, settings, device, check)
@@ -105,6 +103,13 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         play_layers(executor, model, shapes, backend, settings)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
     return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
+
+
+def _load_sampling_kernels() -> None:
+    """Compile the CPU kernels that choose tokens, or load them from the cache."""
+    cpu_likeliest.warm_up()
+    cpu_drawing.load()
+    cpu_penalties.warm_up()
 
 
 def _log_loaded(

@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from shared.cache_folder import cache_folder
+
 KERNEL_CACHE = "NUMBA_CACHE_DIR"
 
 
@@ -15,6 +17,4 @@ def kernel_cache(environ: Mapping[str, str] = os.environ) -> Path:
     """
     if environ.get(KERNEL_CACHE):
         return Path(environ[KERNEL_CACHE])
-    home = environ.get("XDG_CACHE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path("~/.cache").expanduser()
-    return base / "pagestream" / "numba"
+    return cache_folder(environ) / "numba"
