@@ -64,6 +64,26 @@ def test_an_urgent_request_does_not_wait_for_a_preempted_one() -> None:
     assert found.ended() == {"first", "large", "urgent"}
 
 
+def test_seats_of_a_preempted_group_are_free_for_a_more_urgent_request() -> None:
+    """Whenever it comes, it is not passed although it needs some of those seats."""
+    num_seen = 0
+    for turns in range(1, 60):
+        found = engine(num_blocks=60)
+        found.give(submit("first", range(40), max_tokens=30))
+        found.give(submit("group", range(100, 140), num_choices=6, max_tokens=28))
+        for _ in range(turns):
+            found.turn()
+        if "group" in found.ended():
+            break
+        num_before = len(found.notes)
+        found.give(submit("urgent", [1, 2], num_choices=3, max_tokens=4, priority=-1))
+        found.run()
+        order = [n.request_id for n in found.notes[num_before:] if isinstance(n, notes.Admitted)]
+        assert order[0] == "urgent", turns
+        num_seen += "group" in order  # it was preempted, and waited then
+    assert num_seen
+
+
 def test_what_is_not_more_urgent_waits_for_a_preempted_one() -> None:
     found = engine(num_blocks=30)
     found.give(submit("first", range(40), max_tokens=60))
