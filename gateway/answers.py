@@ -15,7 +15,7 @@ from gateway.errors import ApiError, failed, taken_over
 from gateway.event_ids import EventIds, StreamPosition
 from gateway.generation import ClientLeft, Generation, TakenOver
 from gateway.mailbox import ClientGone
-from gateway.wire import DONE, Wire, error_event
+from gateway.wire import DONE, Usage, Wire, error_event
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
 
@@ -151,27 +151,29 @@ class StreamAnswer(Response):
         generation = self._generation
         async with aclosing(generation.deltas()) as deltas:
             async for shown in deltas:
-                data = [self._chunk(index, delta) for index, delta in shown]
+                # Of the whole call, and so the same for all choices that go on now.
+                usage = generation.usage if self._display.continuous_usage else None
+                cached_tokens = generation.cached_tokens
+                data = [self._chunk(index, delta, usage, cached_tokens) for index, delta in shown]
                 await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
-        usage = b""
+        end = b""
         done = DONE
         has_usage = self._resumption is not None and self._resumption.start.has_usage
         if self._display.include_usage and not has_usage:
-            usage = self._wire.usage_chunk(generation.usage)
+            end = self._wire.usage_chunk(generation.usage)
         if self._ids is not None:
             cached_tokens = generation.cached_tokens
-            usage = usage and self._ids.usage(usage, cached_tokens)
+            end = end and self._ids.usage(end, cached_tokens)
             done = self._ids.done(done, cached_tokens)
-        await self._send(send, usage + done, more=False)
+        await self._send(send, end + done, more=False)
 
-    def _chunk(self, index: int, delta: Delta) -> bytes:
-        usage = self._generation.usage if self._display.continuous_usage else None
+    def _chunk(self, index: int, delta: Delta, usage: Usage | None, cached_tokens: int) -> bytes:
         chunk = self._wire.chunk(index, delta, usage)
         if self._ids is None:
             if len(chunk) == 1:
                 return chunk[0].data
             return b"".join([event.data for event in chunk])
-        return self._ids.chunk(index, delta, chunk, self._generation.cached_tokens)
+        return self._ids.chunk(index, delta, chunk, cached_tokens)
 
     async def _send(self, send: Send, body: bytes, more: bool) -> None:
         if self._is_read:
