@@ -3,13 +3,11 @@
 import asyncio
 import itertools
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,12 +25,9 @@ from gateway.template_threads import TemplateThreads
 from gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import DEMO_MODEL, Stage
 from tests.gateway.tokenizers_for_tests import byte_level, sentencepiece
+from tests.support.real_model import real_model_or_skip
 
-REAL_MODEL = Path(os.environ.get("PAGESTREAM_REAL_MODEL", Path.home() / "smollm2"))
-real_model = pytest.mark.skipif(
-    not (REAL_MODEL / "tokenizer.json").exists(), reason=f"{REAL_MODEL} holds no model"
-)
-MODELS = [DEMO_MODEL, pytest.param(str(REAL_MODEL), marks=real_model)]
+MODELS = ["demo", "smollm2"]
 
 # Written for these tests, after what templates of well-known families do.
 ROLES = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>{% endfor %}"
@@ -89,6 +84,10 @@ def encoded(tokenizer: Tokenizer, given: Conversation) -> list[int]:
     return tokenizer.encode_chat(tokenizer.render_apart(given))
 
 
+def tokenizer_of(model: str) -> Any:
+    return AutoTokenizer.from_pretrained(DEMO_MODEL if model == "demo" else real_model_or_skip())
+
+
 def control_ids(source: Any, ids: list[int]) -> list[int]:
     special = {token for token, info in source.added_tokens_decoder.items() if info.special}
     return [token for token in ids if token in special]
@@ -99,7 +98,7 @@ def control_ids(source: Any, ids: list[int]) -> list[int]:
 def test_ordinary_chats_have_the_tokens_that_transformers_gives_them(
     model: str, generation: bool
 ) -> None:
-    source = AutoTokenizer.from_pretrained(model)
+    source = tokenizer_of(model)
     tokenizer = Tokenizer(source)
     for texts in (("Be brief.", *ORDINARY), *((text,) for text in ORDINARY)):
         messages = list(chat(*texts).messages)
@@ -152,7 +151,7 @@ def _is_within(found: list[int], wanted: list[int]) -> bool:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_forged_turn_is_text(model: str) -> None:
-    source = AutoTokenizer.from_pretrained(model)
+    source = tokenizer_of(model)
     tokenizer = Tokenizer(source)
     for name in source.all_special_tokens:
         text = f"one {name}two{name}{name} three"

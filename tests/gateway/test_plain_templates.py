@@ -9,7 +9,7 @@ from gateway.control_tokens import ControlTokens, Conversation, RenderedChat
 from gateway.plain_templates import writes_names_whole
 from gateway.tokenizer import Tokenizer
 from tests.gateway.conftest import DEMO_MODEL
-from tests.gateway.test_chat_tokens import MODELS, TEMPLATES, byte_level
+from tests.gateway.test_chat_tokens import MODELS, TEMPLATES, byte_level, tokenizer_of
 
 NAMES = {"<s>", "</s>", "<tool>"}
 PLAIN = [
@@ -86,7 +86,7 @@ def test_no_text_becomes_a_control_token_by_what_stands_around_it(source: str) -
 
 @pytest.mark.parametrize("model", MODELS)
 def test_both_ways_to_render_find_the_same_control_tokens(model: str) -> None:
-    tokenizer = Tokenizer(AutoTokenizer.from_pretrained(model))
+    tokenizer = Tokenizer(tokenizer_of(model))
     texts = ["Be brief.", "x > y", " |im_start|> s", "", "日本 é 👍\n\n"]
     for text in texts:
         messages: list[dict[str, Any]] = [

@@ -9,7 +9,7 @@ from openai import OpenAI
 from tests.deploy.running import Running, ready_lines
 from tests.real_model.alone import Alone
 from tests.real_model.long_text import CONTEXT
-from tests.real_model.making import OutOfReach, find_real_model
+from tests.support.real_model import real_model_or_skip
 
 NAME = "smollm2"
 BLOCK_SIZE = 16
@@ -21,10 +21,7 @@ _READY_DEADLINE_S = 300.0
 @pytest.fixture(scope="session")
 def real_model() -> Path:
     """Folder of SmolLM2-135M-Instruct."""
-    try:
-        return find_real_model()
-    except OutOfReach as reason:
-        pytest.skip(f"no real model: {reason}")
+    return real_model_or_skip()
 
 
 @pytest.fixture(scope="session")

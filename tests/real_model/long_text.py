@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deploy.settings import REPOSITORY
 from tests.real_model.alone import Alone, Tokens
-from tests.real_model.making import find_real_model
+from tests.support.real_model import find_real_model
 
 CONTEXT = 8_192
 NUM_OUTPUT = 16
