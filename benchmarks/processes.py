@@ -69,7 +69,7 @@ def kept_in_redis(redis: Endpoint, engine_id: str) -> Kept:
     keys = EngineKeys(engine_id)
     logs = (keys.requests, keys.plans, keys.outputs)
     requests, plans, outputs = (int(redis_reply(redis, f"XLEN {log}")) for log in logs)
-    sizes = (redis_reply(redis, f"MEMORY USAGE {log}") for log in logs)
+    sizes = (redis_reply(redis, f"MEMORY USAGE {log} SAMPLES 0") for log in logs)
     return Kept(
         used_bytes=redis_used_bytes(redis),
         requests=requests,

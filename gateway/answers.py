@@ -21,6 +21,7 @@ from shared.messages.endings import FinishReason
 
 _log = EventLog("gateway.answers")
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_FEW_SCORED = 256  # tokens with log-probabilities, which take some 20 us each to write
 _CLIENT_CLOSED = 499  # never sent: what the access log says of a client that left
 
 
@@ -200,7 +201,8 @@ async def whole_answer(
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]
         prompts, usage = generation.prompt_scores(), generation.usage
-        if generation.scores_prompts:  # too much to write on the loop
+        num_scored = sum(len(choice.scored) for choice in choices)
+        if generation.scores_prompts or num_scored > _FEW_SCORED:  # too much to write on the loop
             answer = await asyncio.to_thread(wire.whole, choices, usage, prompts)
         else:
             answer = wire.whole(choices, usage, prompts)

@@ -1,5 +1,6 @@
 """One HTTP call's generation, from its Submits to the last token of its last choice."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -45,6 +46,7 @@ from shared.messages.logprobs import TokenLogprobs
 from shared.messages.requests import Stop, Submit
 from shared.metrics import GatewayMetrics
 
+_LETTERS_AT_ONCE = 256  # some 10 us each, with a few log-probabilities 50
 _BAD_NEWS = (ClientGone, EngineUnreachable, RequestFailed)
 _NO_NEWS = (RequestAccepted, Joined, FollowingLost, PromptMissing, NotRemembered)
 
@@ -244,8 +246,9 @@ class Generation:
         running = sum(not part.settled for part in self._parts)
         while running:
             touched: dict[int, tuple[PendingRequest, Part]] = {}
-            letters, self._waiting = self._waiting or await self.mailbox.take(), []
-            for letter in letters:
+            letters = self._waiting or await self.mailbox.take()
+            self._waiting = letters[_LETTERS_AT_ONCE:]
+            for letter in letters[:_LETTERS_AT_ONCE]:
                 found = self._open(letter)
                 if found is not None:
                     touched[found[1].index] = found
@@ -259,6 +262,8 @@ class Generation:
                         self._settle(request, part)
             if shown:
                 yield shown
+            if self._waiting:
+                await asyncio.sleep(0)  # a long backlog is not to keep others waiting
 
     def close(self, abort: bool = True) -> None:
         """Let go of the engine; must be called after the generation was handed to it.

@@ -4,12 +4,15 @@ import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 _PIECE_TOKENS = 4096
 _PIECE_CHARS = 64 * 2**10
+_SHORT_LIST = 64  # is written at once, with what its items hold
+_DEEPEST = 4  # maps below are short: log-probabilities at one place
 
 
 class PiecewiseJson(Response):
@@ -34,6 +37,41 @@ class PiecewiseJson(Response):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             await asyncio.sleep(0)  # a client that reads fast is not to keep others waiting
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def dumped(answer: dict[str, Any]) -> bytes:
+    """An answer's JSON, made so that other threads run meanwhile.
+
+    ``json.dumps`` does not let them: log-probabilities of a long prompt would hold up the event
+    loop for as long as it takes, on whatever thread it runs.
+    """
+    return "".join(_pieces(answer, 0)).encode("ascii")
+
+
+def _pieces(given: object, depth: int) -> Iterator[str]:
+    """JSON of maps and of what they hold; ``choices`` are taken apart, longer lists are cut."""
+    if isinstance(given, dict) and depth < _DEEPEST:
+        before = "{"
+        for name, member in given.items():
+            yield f"{before}{json.dumps(name)}: "
+            yield from _pieces(member, depth + 1)
+            before = ", "
+        yield "}" if given else "{}"
+    elif isinstance(given, list) and len(given) > _SHORT_LIST and depth > 1:
+        starts = range(0, len(given), _SHORT_LIST)
+        slices = (json.dumps(given[start : start + _SHORT_LIST])[1:-1] for start in starts)
+        yield from _listed(slices)
+    elif isinstance(given, list) and depth == 1:
+        yield from _listed("".join(_pieces(item, depth + 1)) for item in given)
+    else:
+        yield json.dumps(given)
+
+
+def _listed(pieces: Iterator[str]) -> Iterator[str]:
+    yield "["
+    for number, piece in enumerate(pieces):
+        yield ", " + piece if number else piece
+    yield "]"
 
 
 def members(*given: tuple[str, Iterator[str]]) -> Iterator[bytes]:

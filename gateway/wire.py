@@ -12,6 +12,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple, Protocol
 
 from gateway.choices import Delta, ScoredToken
+from gateway.long_answers import dumped
 from gateway.prompt_scores import PromptScores
 from gateway.tokenizer import Tokenizer
 
@@ -294,7 +295,7 @@ class _Frame:
         return f'{self._before}{choice}]{extra},"usage":{cost}}}\n\n'.encode("ascii")
 
     def whole(self, fields: dict[str, Any]) -> bytes:
-        return json.dumps({**self._whole, **fields}).encode("ascii")
+        return dumped({**self._whole, **fields})
 
 
 def error_event(body: dict[str, Any]) -> bytes:

@@ -52,7 +52,14 @@ def test_a_log_that_nobody_trims_is_a_leak() -> None:
 
 def test_data_of_redis_that_grows_is_a_leak() -> None:
     samples = [sample(n, redis=Kept(n * 4 * MIB, 5, 3, 500, 6)) for n in range(9)]
-    assert leaks(samples, 500) == ["Redis keeps 28.0 MiB, at first 8.0 MiB"]
+    assert leaks(samples, 500) == ["Redis keeps beside the logs 28.0 MiB, at first 8.0 MiB"]
+
+
+def test_logs_that_fill_to_their_bounds_are_no_leak() -> None:
+    samples = [
+        sample(n, redis=Kept((2 + n * 4) * MIB, 5, 3, 500, 6, n * 4 * MIB)) for n in range(9)
+    ]
+    assert leaks(samples, 500) == []
 
 
 def test_what_still_runs_when_nobody_asks_for_anything_is_a_leak() -> None:
