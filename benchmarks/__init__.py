@@ -1,0 +1,1 @@
+"""Measurements of the real services, and a simulator of the scheduler."""

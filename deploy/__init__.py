@@ -1,0 +1,1 @@
+"""Runs all services on one machine, and what containers need."""

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sys
 
-from deploy.probe import health_address, is_ready
+from deploy.service_probe import health_address, is_ready
 from gateway.settings import GatewaySettings
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError

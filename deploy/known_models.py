@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from deploy.news import NewsReader
+from deploy.processes.signals import Signals
+from deploy.processes.spawner_messages import NewsReader
 from deploy.settings import REPOSITORY
-from deploy.signals import Signals
 from deploy.terminal import Terminal
 from shared.cache_folder import cache_folder
 from shared.errors import PageStreamError

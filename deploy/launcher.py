@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 from deploy.log_files import rotate_if_large
 from deploy.options import Options
-from deploy.probe import health_address, http_url, is_ready
-from deploy.redis_probe import forget_keys, redis_answers
-from deploy.redis_server import configure, find_server_for, private_endpoint
-from deploy.signals import Signals
+from deploy.processes.signals import Signals
+from deploy.processes.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
+from deploy.redis.server import configure, find_server_for, private_endpoint
+from deploy.redis.server_probe import forget_keys, redis_answers
+from deploy.service_probe import health_address, http_url, is_ready
 from deploy.state_dir import StateDir
-from deploy.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
 from deploy.terminal import Failure, Terminal, event_in
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
@@ -24,7 +24,7 @@ from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from shared.model_name import model_name
 
 _MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "gateway"}
-_SPAWNER = (sys.executable, "-m", "deploy.spawner")
+_SPAWNER = (sys.executable, "-m", "deploy.processes.spawner")
 _STOP_ORDER = ("gateway", "scheduler", "worker", "redis")
 _DRAINING = ("gateway", "scheduler")
 _SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY", "PAGESTREAM_METRICS_KEY")
@@ -97,7 +97,9 @@ class Launcher:
         return supervisor
 
     def _use_redis(self, url: str) -> None:
-        from deploy.foreign_redis import check_redis  # --help answers before redis is installed
+        from deploy.redis.external_server import (
+            check_redis,  # --help answers before redis is installed
+        )
 
         for doubt in check_redis(url):
             self._terminal.complain(f"warning: {doubt}")

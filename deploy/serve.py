@@ -11,9 +11,9 @@ import sys
 from deploy.known_models import make_model
 from deploy.launcher import Launcher
 from deploy.options import Options, find_model, read_options
-from deploy.ports import Wanted, check_ports, free_port, is_loopback, prefer_port
-from deploy.probe import health_address, http_url
-from deploy.signals import Signals
+from deploy.processes.signals import Signals
+from deploy.redis.ports import Wanted, check_ports, free_port, is_loopback, prefer_port
+from deploy.service_probe import health_address, http_url
 from deploy.state_dir import StateDir
 from deploy.terminal import Terminal
 from shared.cpu_turns import wait_for_turns

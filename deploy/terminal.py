@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from deploy.supervisor import Back, Died, Event, GaveUp, Respawned, Started, Stopped
+from deploy.processes.supervisor import Back, Died, Event, GaveUp, Respawned, Started, Stopped
 
 # The level of a log line, a service's word on its settings, and Python's on an exception.
 _HEAD = re.compile(r"^\S+Z [A-Z]+ +\S+ ")

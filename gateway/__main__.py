@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import uvloop
 
-from gateway.server import Server, heed_signals
+from gateway.http.server import Server, heed_signals
 from gateway.settings import GatewaySettings
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from gateway.unserved import serve_unserved
 from shared.bus.redis_bus import RedisBus
 from shared.cpu_turns import wait_for_turns

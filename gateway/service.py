@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from gateway.api_keys import ApiKeys
-from gateway.bodies import BodyReader
-from gateway.engine import Engine, EngineAway, EngineClient
-from gateway.errors import ApiError, overloaded, shutting_down, unavailable, unknown_model
-from gateway.limit_calls import CallQuotas
-from gateway.prompts import PromptReader
-from gateway.tokenizer import Tokenizer
+from gateway.access.api_keys import ApiKeys
+from gateway.access.call_limits import CallQuotas
+from gateway.engine.client import Engine, EngineAway, EngineClient
+from gateway.http.errors import ApiError, overloaded, shutting_down, unavailable, unknown_model
+from gateway.http.request_bodies import BodyReader
+from gateway.prompts.tokenization import PromptReader
+from gateway.text.tokenizer import Tokenizer
 from shared.metrics import GatewayMetrics
 
 

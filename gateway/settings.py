@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from gateway.networks import networks_of
-from gateway.priorities import PriorityRange
+from gateway.access.networks import networks_of
+from gateway.access.priorities import PriorityRange
 from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
 
@@ -49,8 +49,8 @@ class GatewaySettings(ServiceSettings):
     api_keys: str | None = setting(
         None,
         "File of the API keys that clients need, one NAME sha256:HEX in each line, read again on "
-        "SIGHUP; python -m gateway.api_keys makes them. A single key can be given in the variable "
-        "PAGESTREAM_API_KEY. With neither, everybody is let in.",
+        "SIGHUP; python -m gateway.access.api_keys makes them. A single key can be given in the "
+        "variable PAGESTREAM_API_KEY. With neither, everybody is let in.",
     )
     api_key: str | None = setting(None, "One API key, in plain text.", secret=True)
     metrics_key: str | None = setting(

@@ -9,14 +9,14 @@ import signal
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.api_keys import ApiKeys
-from gateway.call import AccessLog
-from gateway.connections import connections_that_fit
-from gateway.cors import allow_origins
-from gateway.errors import unavailable
-from gateway.http_server import HttpServer, connection_limits
-from gateway.management import management_app, management_routes
-from gateway.require_key import RequireKey
+from gateway.access.api_keys import ApiKeys
+from gateway.access.authentication import RequireKey
+from gateway.http.call import AccessLog
+from gateway.http.connection_limits import connections_that_fit
+from gateway.http.cors import allow_origins
+from gateway.http.errors import unavailable
+from gateway.http.management import management_app, management_routes
+from gateway.http.uvicorn_server import HttpServer, connection_limits
 from gateway.settings import GatewaySettings
 from shared.logs import EventLog
 from shared.metrics import GatewayMetrics

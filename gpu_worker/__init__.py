@@ -1,0 +1,1 @@
+"""Executes step plans on a model: plans in, results out."""

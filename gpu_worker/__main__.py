@@ -25,7 +25,7 @@ def prepare() -> None:
     settings = _settings()
     os.environ.setdefault(*_OPENMP)  # torch's threads read the environment when it is imported
     import gpu_worker.process  # noqa: F401
-    from gpu_worker.preload import preload
+    from gpu_worker.startup.preload import preload
 
     preload(settings)
 

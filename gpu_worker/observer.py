@@ -3,8 +3,8 @@
 import time
 from dataclasses import dataclass
 
-from gpu_worker.executor import Executor
-from gpu_worker.memory import MappingStats
+from gpu_worker.kv.memory import MappingStats
+from gpu_worker.step.executor import Executor
 from shared.messages.outputs import StepResult
 from shared.metrics import WorkerMetrics
 

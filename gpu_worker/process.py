@@ -7,14 +7,14 @@ from uuid import uuid4
 
 import uvloop
 
-from gpu_worker.assembly import Worker, build_worker
-from gpu_worker.compute_thread import compute_thread, look_ahead, waiting_thread
-from gpu_worker.executor import Executor
+from gpu_worker.kv.prefault import populate
 from gpu_worker.lease import Lease
 from gpu_worker.observer import Observer
-from gpu_worker.populating import populate
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.startup.build import Worker, build_worker
+from gpu_worker.step.compute_thread import compute_thread, look_ahead, waiting_thread
+from gpu_worker.step.executor import Executor
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, ModelUnsupported, SettingsError

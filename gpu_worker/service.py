@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from gpu_worker.admissible import PlanRefused
-from gpu_worker.computing import Computing
+from gpu_worker.batch.plan_checks import PlanRefused
+from gpu_worker.kv.premap import LookAhead
 from gpu_worker.lease import Lease, LeaseTaken
-from gpu_worker.look_ahead import LookAhead
-from gpu_worker.plan_executor import Pipeline, PlanExecutor, StepObserver
 from gpu_worker.plan_reader import PlanEntry, PlanReader
+from gpu_worker.step.plan_executor import Pipeline, PlanExecutor, StepObserver
+from gpu_worker.step.step_queue import Computing
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys

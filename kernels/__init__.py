@@ -1,0 +1,3 @@
+"""Paged attention and what surrounds it, for CPUs and GPUs. Nothing here imports services or
+messages.
+"""

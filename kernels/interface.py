@@ -86,7 +86,7 @@ class AttentionBackend(Protocol):
 class BlockMover(Protocol):
     """Moves whole blocks, keys and values of all layers at once.
 
-    Packed blocks, ``[n, bytes_per_block]`` of bytes, are described in ``kernels/packing.py``.
+    Packed blocks, ``[n, bytes_per_block]`` of bytes, are described in ``kernels/block_packing.py``.
     Block ids and rows lie on the pool's device.
     """
 

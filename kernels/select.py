@@ -38,14 +38,14 @@ def select_backend(
         return SdpaBackend()
     if name == "cpu":
         _require(device_type == "cpu", name, device_type)
-        from kernels.cpu import CpuBackend
+        from kernels.cpu.attention.backend import CpuBackend
 
         _require(dtype in CpuBackend.dtypes, name, dtype)
         return CpuBackend(deterministic=deterministic)
     if name == "triton":
         # Triton runs on CPU tensors too, in its interpreter, which is for tests.
-        from kernels.triton_backend import TritonBackend
-        from kernels.triton_tiles import interpreting
+        from kernels.triton.backend import TritonBackend
+        from kernels.triton.tiles import interpreting
 
         _require(device_type == "cuda" or interpreting(), name, device_type)
         _require(dtype in TritonBackend.dtypes, name, dtype)
@@ -57,14 +57,14 @@ def select_mover(layers: Sequence[LayerCache]) -> BlockMover:
     """The fastest mover of blocks for the device that the layers of a pool lie on."""
     device_type = layers[0].key.device.type
     if device_type == "cuda":
-        from kernels.triton_mover import TritonMover
+        from kernels.triton.block_mover import TritonMover
 
         return TritonMover(layers)
     if device_type == "cpu":
-        from kernels.cpu_mover import CpuMover
+        from kernels.cpu.blocks.block_mover import CpuMover
 
         return CpuMover(layers)
-    from kernels.reference_mover import ReferenceMover
+    from kernels.reference_block_mover import ReferenceMover
 
     return ReferenceMover(layers)
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.fold import Fold, resume
-from scheduler_svc.history import History
+from scheduler_svc.outputs_history import History
 from scheduler_svc.recording import FileRecorder
+from scheduler_svc.recovery import Fold, resume
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode

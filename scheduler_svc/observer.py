@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from enum import Enum, auto
 
-from scheduler_svc.core import notes
+from scheduler_svc.core import events
 from scheduler_svc.core.scheduler import Scheduler
 from shared.logs import EventLog
 from shared.messages.leases import KVGeometry
@@ -63,12 +63,12 @@ class Observer:
         """The core worked this long since the last turn."""
         self._metrics.schedule_seconds.observe(seconds)
 
-    def noted(self, taken: list[notes.Note]) -> None:
+    def noted(self, taken: list[events.Note]) -> None:
         """Log and count what happened."""
         now_s = self._clock_s()
         for note in taken:
             match note:
-                case notes.Accepted():
+                case events.Accepted():
                     self._since[note.request_id] = (_Phase.QUEUED, now_s)
                     if not note.recovered:
                         self._metrics.prompt_tokens.inc(note.num_prompt_tokens)
@@ -77,11 +77,11 @@ class Observer:
                         request=note.request_id,
                         prompt_tokens=note.num_prompt_tokens,
                     )
-                case notes.Refused():
+                case events.Refused():
                     log.warning("refused", request=note.request_id, reason=note.reason)
-                case notes.Admitted():
+                case events.Admitted():
                     self._admitted(note, now_s)
-                case notes.Preempted():
+                case events.Preempted():
                     self._metrics.num_preemptions[note.kind].inc()
                     log.info(
                         "preempted",
@@ -90,23 +90,23 @@ class Observer:
                         kind=note.kind,
                         tokens=note.num_tokens,
                     )
-                case notes.Rewound():
+                case events.Rewound():
                     log.warning(
                         "the log had lost what a client has; going on from there",
                         request=note.request_id,
                         generated_tokens=note.num_generated,
                     )
-                case notes.FirstToken():
+                case events.FirstToken():
                     if (since_s := self._in_phase(note.request_id, _Phase.PREFILLING)) is not None:
                         self._metrics.request_prefill_time.observe(now_s - since_s)
                     self._since[note.request_id] = (_Phase.DECODING, now_s)
-                case notes.Ended():
+                case events.Ended():
                     self._ended(note, now_s)
-                case notes.PrefixPinned():
+                case events.PrefixPinned():
                     log.info("prefix pinned", name=note.name, tokens=note.num_tokens)
-                case notes.PrefixRefused():
+                case events.PrefixRefused():
                     log.warning("prefix not pinned", name=note.name, reason=note.reason)
-                case notes.PrefixGivenUp():
+                case events.PrefixGivenUp():
                     self._metrics.prefixes_given_up.inc()
                     log.warning(
                         "pinned prefix given up",
@@ -115,7 +115,7 @@ class Observer:
                         request=note.by,
                     )
 
-    def gauges(self, core: Scheduler, kv: KVGeometry) -> notes.Stats:
+    def gauges(self, core: Scheduler, kv: KVGeometry) -> events.Stats:
         """Publish the state of queues and pool; the numbers are returned too."""
         stats = core.stats()
         slots = kv.num_blocks * kv.block_size
@@ -145,7 +145,7 @@ class Observer:
         for name, length in lengths.items():
             self._metrics.log_entries[name].set(length)
 
-    def _admitted(self, note: notes.Admitted, now_s: float) -> None:
+    def _admitted(self, note: events.Admitted, now_s: float) -> None:
         if (since_s := self._in_phase(note.request_id, _Phase.QUEUED)) is not None:
             self._metrics.request_queue_time.observe(now_s - since_s)
             del self._since[note.request_id]
@@ -158,7 +158,7 @@ class Observer:
             self._metrics.prefix_cache_queries.inc(note.num_tokens)
             self._metrics.prefix_cache_hits.inc(note.num_reused)
 
-    def _ended(self, note: notes.Ended, now_s: float) -> None:
+    def _ended(self, note: events.Ended, now_s: float) -> None:
         if (since_s := self._in_phase(note.request_id, _Phase.DECODING)) is not None:
             self._metrics.request_decode_time.observe(now_s - since_s)
         self._since.pop(note.request_id, None)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_svc.core import notes
+from scheduler_svc.core import events
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.fold import Fold, resume
 from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, read_frames
+from scheduler_svc.recovery import Fold, resume
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode, decode_as
 from shared.errors import DecodeError, PageStreamError
@@ -31,8 +31,8 @@ class Moment:
 
     epoch: int
     step: int
-    stats: notes.Stats
-    notes: list[notes.Note]
+    stats: events.Stats
+    notes: list[events.Note]
 
 
 class Replay:
@@ -122,7 +122,7 @@ def main() -> None:
 
 def _print(moment: Moment, every: int) -> None:
     for note in moment.notes:
-        if isinstance(note, notes.Preempted):
+        if isinstance(note, events.Preempted):
             print(
                 f"{moment.step:>8} preempted {note.request_id} by {note.by}, "
                 f"{note.num_tokens} tokens lost"

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from uuid import uuid4
 
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
-from scheduler_svc.core.notes import Stats
+from scheduler_svc.core.events import Stats
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.epoch import start_epoch
-from scheduler_svc.gateways import GatewayWatch
-from scheduler_svc.history import History
+from scheduler_svc.lost_gateways import GatewayWatch
 from scheduler_svc.observer import Observer
+from scheduler_svc.outputs_history import History
 from scheduler_svc.progress import Progress
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.settings import SchedulerSettings

@@ -1,0 +1,1 @@
+"""What services share: messages, the bus, settings, metrics, errors."""

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import redis
 
-from deploy.ports import free_port
-from deploy.redis_server import Endpoint, configure, find_redis_server
+from deploy.redis.ports import free_port
+from deploy.redis.server import Endpoint, configure, find_redis_server
 from shared.bus.redis_bus import RedisBus
-from tests.support.background_walks import BackgroundWalks
+from tests.support.walks.background import BackgroundWalks
 
 _WALKS: pytest.StashKey[BackgroundWalks] = pytest.StashKey()
 _WALKS_FOLDER = "WALKS_OF_PAGESTREAMS_TESTS"  # environments go on to xdist's workers

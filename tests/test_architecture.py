@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SERVICES = ("gateway", "scheduler_svc", "gpu_worker")
 OURS = (*SERVICES, "shared", "kernels", "deploy", "benchmarks")
+MOST_MODULES = 15  # of a folder, beside its __init__
 
 MAY_IMPORT = {
     "gateway": {"gateway", "shared"},
@@ -27,7 +29,7 @@ ONLY_IN = {
     "redis": ("shared/bus/",),
     "fastapi": ("gateway/",),
     "starlette": ("gateway/",),
-    "uvicorn": ("gateway/",),
+    "uvicorn": ("gateway/http/",),
     "prometheus_client": ("shared/metrics.py",),
 }
 
@@ -77,10 +79,26 @@ def test_the_scheduler_core_is_pure() -> None:
             assert not within(module, impure), f"{path}: import of {module}"
 
 
-def test_packages_say_nothing_in_their_init() -> None:
+def test_an_init_holds_a_docstring_and_nothing_else() -> None:
     for package in OURS:
         for path in (ROOT / package).rglob("__init__.py"):
-            assert path.read_text() == "", path
+            body = ast.parse(path.read_text())
+            assert ast.get_docstring(body), path
+            assert len(body.body) == 1, path
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    for package in OURS:
+        for path in files(package):
+            if path.parent != ROOT / "deploy" / "docker":
+                assert (path.parent / "__init__.py").exists(), path
+
+
+def test_a_folder_holds_few_modules() -> None:
+    modules = (path for package in (*OURS, "tests") for path in files(package))
+    counts = Counter(path.parent for path in modules if path.name != "__init__.py")
+    crowded = {str(folder): count for folder, count in counts.items() if count > MOST_MODULES}
+    assert not crowded, "split these folders by what their modules are about"
 
 
 def test_transformers_runs_with_our_kernels_package_on_the_path() -> None:

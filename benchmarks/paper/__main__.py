@@ -17,12 +17,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from benchmarks.compiled import prefer_compiled
 from benchmarks.paper import blocks, memory, page_groups, rates, sharing
 from benchmarks.paper.bench import Bench
 from benchmarks.paper.report import Report, table
 from benchmarks.paper.workloads import Kind, lengths
-from benchmarks.simulator.worker_model import CALIBRATIONS, PAPER_2023
+from benchmarks.simulator.mypyc_build import prefer_compiled
+from benchmarks.simulator.worker.worker_model import CALIBRATIONS, PAPER_2023
 from shared.errors import PageStreamError
 
 _FIGURES: dict[str, Callable[[Bench, Path], Report]] = {
@@ -99,7 +99,8 @@ def index(reports: Sequence[Report], bench: Bench) -> str:
         "in all tables) stands where the PagedAttention paper has vLLM; Orca and FasterTransformer "
         "are small implementations of what its section 6.1 says.",
         f"The worker model has one calibration for all figures and systems, `{PAPER_2023}`, which "
-        "is also that of `benchmarks.simulate` and `benchmarks.capacity` (`docs/SIMULATOR.md`). "
+        "is also that of `benchmarks.simulator.simulate` and `benchmarks.simulator.capacity` "
+        "(`docs/SIMULATOR.md`). "
         f"One of its constants is fitted, to one number: {row_ms:.2f} ms per sequence and "
         "iteration make the batch of Fig. 13b, for our scheduler on Alpaca, the paper's 132.44. "
         "Another one says how alike the beams of a search are, and is fitted to what 6 beams save "

@@ -10,8 +10,8 @@ from benchmarks.paper.bench import Bench
 from benchmarks.paper.report import Report, Row
 from benchmarks.paper.simulation import Setup
 from benchmarks.paper.workloads import Kind
-from benchmarks.simulator.models import find_model
-from benchmarks.simulator.run import run
+from benchmarks.simulator.virtual_clock import run
+from benchmarks.simulator.worker.model_shapes import find_model
 
 _KIB = 1 << 10
 _GROUPS_KIB = (64, 128, 256, 2_048)

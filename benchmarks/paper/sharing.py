@@ -75,8 +75,8 @@ _BEAMS_NOTE = (
     "each for itself (D of 4 to 7 whatever the length: 38.5, 55.8, 62.4 and 48.1, 79.2 %) do not "
     "do that. Here the beams of a search draw alike in 93 % of the steps, since they are nearly "
     "the same text; that share is fitted to one number, Alpaca with 6 beams, which therefore is no "
-    "evidence. Really searching with the demo model (`benchmarks.sharing`) saved 41, 60 and 64 %, "
-    "and 48, 69 and 77 %."
+    "evidence. Really searching with the demo model (`benchmarks.micro.block_sharing`) saved 41, "
+    "60 and 64 %, and 48, 69 and 77 %."
 )
 
 

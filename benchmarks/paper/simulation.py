@@ -9,14 +9,14 @@ import numpy as np
 from benchmarks.baselines.faster_transformer import FasterTransformer
 from benchmarks.baselines.orca import Orca, Reservation
 from benchmarks.paper.workloads import Workload
-from benchmarks.simulator.beam_draws import BeamDraws
-from benchmarks.simulator.hardware import find_gpu
-from benchmarks.simulator.models import find_model
-from benchmarks.simulator.outcome import Outcome
+from benchmarks.simulator.findings.outcome import Outcome
 from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
-from benchmarks.simulator.run import run
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, System, Work
-from benchmarks.simulator.worker_model import WorkerModel
+from benchmarks.simulator.virtual_clock import run
+from benchmarks.simulator.worker.beam_samples import BeamDraws
+from benchmarks.simulator.worker.hardware import find_gpu
+from benchmarks.simulator.worker.model_shapes import find_model
+from benchmarks.simulator.worker.worker_model import WorkerModel
 from shared.messages.plans import BeamStep
 
 _MAX_LEN = 2_048

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.lengths import DATASETS, Mixture, Part, read_lengths
+from benchmarks.simulator.lengths import DATASETS, Mixture, Part, read_lengths
 from benchmarks.simulator.system import SimRequest
 
 _MODEL_LEN = 2_048

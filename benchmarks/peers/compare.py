@@ -3,8 +3,8 @@
     benchmarks/peers/compare --model MODEL [--servers pagestream,vllm] [-- options of ours]
 
 Every server is started by the script of its name in this folder, with the model and a port; it is
-measured by ``benchmarks.serve`` and ended with all its processes before the next begins. With
-``--rounds`` the servers take turns, so that a machine that changes its speed does so for all.
+measured by ``benchmarks.serving.load`` and ended with all its processes before the next begins.
+With ``--rounds`` the servers take turns, so that a machine that changes its speed does so for all.
 """
 
 import argparse
@@ -25,10 +25,10 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.http_stream import StreamFailed, Target, ask
-from benchmarks.latencies import medians
-from benchmarks.model_folder import MODEL_HELP, model_folder
-from deploy.ports import free_port
+from benchmarks.models.model_folder import MODEL_HELP, model_folder
+from benchmarks.serving.http_stream import StreamFailed, Target, ask
+from benchmarks.serving.latencies import medians
+from deploy.redis.ports import free_port
 from shared.errors import PageStreamError
 
 _HERE = Path(__file__).parent
@@ -42,7 +42,7 @@ class Server:
 
     Attributes:
         model: what it calls the model; ``{path}`` and ``{name}`` stand for the folder's.
-        flags: of ``benchmarks.serve``, for what it cannot do.
+        flags: of ``benchmarks.serving.load``, for what it cannot do.
     """
 
     model: str
@@ -128,14 +128,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(url: str, name: str, model: Path, load: Sequence[str]) -> dict[str, Any]:
-    """What ``benchmarks.serve`` finds, by concurrency.
+    """What ``benchmarks.serving.load`` finds, by concurrency.
 
     Raises:
         ServerFailed: a request failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
-        command = [sys.executable, "-m", "benchmarks.serve", "--base-url", url]
+        command = [sys.executable, "-m", "benchmarks.serving.load", "--base-url", url]
         command += ["--model", _model_name(name, model), "--json", str(found), *load]
         done = subprocess.run(
             [*command, *SERVERS[name].flags], stdout=subprocess.DEVNULL, check=False

@@ -1,177 +1,198 @@
-"""The highest rate that is served as promised, and what is in the way of a higher one.
+"""What a GPU can serve, before it is rented: the highest rate that keeps latencies as promised.
 
-Found by bisection: latencies rise with the rate. All runs have the same seed, so that they differ
-in nothing but the rate.
+    python -m benchmarks.simulator.capacity --trace sharegpt-like --model OPT-13B --gpu A100-40G \\
+        --slo-ttft-ms 1000 --slo-tpot-ms 100
+
+The trace is served again and again by our scheduler on a virtual clock, at other rates (a trace
+with arrivals is played faster or slower). Promised is what --slo-percentile percent of the requests
+get, separately for the time to the first token and for the mean time between tokens; requests of
+the first tenth of the time are not judged. In any case the queue must not grow all the time: at
+most 2 % of the requests may wait when the last one arrives.
+
+Writes a plot and a JSON object into --output.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+import argparse
+import json
+import sys
+from pathlib import Path
 
-import numpy as np
+from benchmarks.simulator.findings.capacity_plot import draw
+from benchmarks.simulator.findings.capacity_search import Capacity, Objective, Trial, find_capacity
+from benchmarks.simulator.findings.outcome import Outcome
+from benchmarks.simulator.mypyc_build import prefer_compiled
+from benchmarks.simulator.options import (
+    Bench,
+    add_options,
+    bench_of,
+    positive,
+    shown_progress,
+    workload_of,
+)
+from benchmarks.simulator.virtual_clock import run
+from benchmarks.simulator.workloads import Workload
+from shared.errors import PageStreamError
 
-from benchmarks.simulator.outcome import FloatColumn, Outcome
-
-_DRAIN_S, _DRAIN_SHARE = 120.0, 0.5  # after the last arrival; who is not served then is late
-_WARM_UP = 0.1  # of that time: who arrives in it is not judged, the engine is not filled yet
-_MAY_WAIT = 0.02  # of all requests, when the last one arrives; with more the queue only grows
-_FULL = 0.9  # used share of the KV memory
-_OFTEN = 0.5  # of the moments in which requests wait
-_FEWEST = 10  # requests: a lower rate says nothing
-_HIGHEST = 1e5  # requests per second
-
-
-class Bottleneck(StrEnum):
-    """Why a higher rate is not served as promised."""
-
-    COMPUTE = "compute"
-    MEMORY_BANDWIDTH = "memory bandwidth"
-    FIXED_COSTS = "fixed costs"
-    KV_MEMORY = "KV memory"
-    SEQUENCES = "limit of running sequences"
+_MOMENTS = 400  # at which memory and queues are looked at
 
 
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """What is promised to most requests.
+def search(args: argparse.Namespace, bench: Bench, workload: Workload) -> Capacity:
+    """Try rates."""
+    duration_s = args.duration
 
-    Attributes:
-        ttft_s: time to the first token; None: nothing is promised.
-        tpot_s: mean time between the tokens of a request; likewise.
-        percentile: of the requests, for each of both.
-    """
+    def serve(rate: float, until_s: float) -> Outcome:
+        requests = workload.requests(rate, duration_s, bench.seed)
+        with shown_progress(f"{rate:.3g} requests/s", duration_s) as show:
+            return run(
+                bench.new_system(),
+                requests,
+                bench.worker,
+                until_s=until_s,
+                sample_every_s=duration_s / _MOMENTS,
+                on_progress=show,
+            )
 
-    ttft_s: float | None
-    tpot_s: float | None
-    percentile: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trial:
-    """One rate.
-
-    Attributes:
-        rate: requests per second.
-        outcome: of the run.
-        ttft_s: at the objective's percentile; infinite if too many are not served in time.
-        tpot_s: likewise.
-        waiting_share: requests that wait when the last one arrives, of all.
-        keeps: whether the objective is kept, and the queue does not only grow.
-    """
-
-    rate: float
-    outcome: Outcome
-    ttft_s: float
-    tpot_s: float
-    waiting_share: float
-    keeps: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Capacity:
-    """What was found.
-
-    Attributes:
-        best: the highest rate that keeps the objective; None if not even the lowest does.
-        beyond: the lowest rate that does not.
-        bottleneck: what is in the way there.
-        trials: all, by rate.
-    """
-
-    best: Trial | None
-    beyond: Trial | None
-    bottleneck: Bottleneck | None
-    trials: tuple[Trial, ...]
-
-
-Serve = Callable[[float, float], Outcome]
-"""Serves the workload at a rate until a time, with a new engine."""
-
-
-def find_capacity(
-    serve: Serve,
-    objective: Objective,
-    duration_s: float,
-    first_rate: float,
-    max_running: int,
-    tolerance: float = 0.02,
-) -> Capacity:
-    """Double or halve the rate until it is between two, then halve the gap between them.
-
-    Args:
-        serve: does a run.
-        objective: what to keep.
-        duration_s: in which requests arrive.
-        first_rate: to try.
-        max_running: sequences that the engine runs at once.
-        tolerance: the gap that is left, as a share of the rate.
-    """
-    trials: list[Trial] = []
-
-    def keeps(rate: float) -> bool:
-        outcome = serve(rate, (1 + _DRAIN_SHARE) * duration_s + _DRAIN_S)
-        trials.append(judge(outcome, objective, rate, duration_s))
-        return trials[-1].keeps
-
-    low, high = 0.0, float("inf")
-    lowest = _FEWEST / duration_s
-    rate = max(first_rate, lowest)
-    while (low == 0 or high == float("inf")) and lowest <= rate <= _HIGHEST:
-        if keeps(rate):
-            low, rate = rate, 2 * rate
-        else:
-            high, rate = rate, rate / 2
-    while low > 0 and high < float("inf") and high - low > tolerance * high:
-        rate = (low + high) / 2
-        low, high = (rate, high) if keeps(rate) else (low, rate)
-    found = sorted(trials, key=lambda trial: trial.rate)
-    best = next((trial for trial in reversed(found) if trial.rate == low), None)
-    beyond = next((trial for trial in found if trial.rate == high), None)
-    why = None if beyond is None else bottleneck(beyond.outcome, max_running)
-    return Capacity(best, beyond, why, tuple(found))
-
-
-def judge(outcome: Outcome, objective: Objective, rate: float, duration_s: float) -> Trial:
-    """Whether a run keeps the objective; who is not served at its end counts as never served."""
-    judged = outcome.arrivals_s >= _WARM_UP * duration_s
-    several = outcome.output_tokens > 1
-    tpots = (outcome.ends_s - outcome.first_tokens_s) / np.maximum(outcome.output_tokens - 1, 1)
-    ttft_s = _percentile(outcome.ttfts_s[judged], outcome.num_unfinished, objective.percentile)
-    tpot_s = _percentile(tpots[judged & several], outcome.num_unfinished, objective.percentile)
-    at_end = [moment for moment in outcome.moments if moment.time_s <= duration_s]
-    num_waiting = at_end[-1].num_waiting if at_end else 0
-    num_requests = len(outcome.ids) + outcome.num_unfinished
-    waiting_share = num_waiting / max(num_requests, 1)
-    keeps = (
-        len(outcome.ids) > 0
-        and num_waiting <= max(_MAY_WAIT * num_requests, 2)
-        and (objective.ttft_s is None or ttft_s <= objective.ttft_s)
-        and (objective.tpot_s is None or tpot_s <= objective.tpot_s)
+    return find_capacity(
+        serve,
+        _objective(args),
+        duration_s,
+        args.first_rate or workload.own_rate or 1.0,
+        bench.config.max_num_sequences,
+        args.tolerance,
     )
-    return Trial(rate, outcome, ttft_s, tpot_s, waiting_share, keeps)
 
 
-def _percentile(values: FloatColumn, num_late: int, percentile: float) -> float:
-    """The smallest value that so many percent do not exceed, if ``num_late`` more are infinite."""
-    rank = int(np.ceil(percentile / 100 * (len(values) + num_late))) - 1
-    if rank >= len(values) or not len(values):
-        return float("inf") if num_late else 0.0
-    return float(np.sort(values)[max(rank, 0)])
+def _objective(args: argparse.Namespace) -> Objective:
+    ttft_s, tpot_s = (
+        None if found is None else found / 1_000 for found in (args.slo_ttft_ms, args.slo_tpot_ms)
+    )
+    return Objective(ttft_s, tpot_s, args.slo_percentile)
 
 
-def bottleneck(outcome: Outcome, max_running: int) -> Bottleneck:
-    """What a run was held up by.
+def as_json(args: argparse.Namespace, bench: Bench, found: Capacity) -> dict[str, object]:
+    """All that was found, with the course of time at the highest rate."""
+    best = found.best
+    return {
+        "trace": args.trace,
+        "model": bench.worker.model.name,
+        "gpu": f"{bench.worker.num_gpus} x {bench.worker.gpu.name}",
+        "calibration": args.calibration,
+        "system": bench.system,
+        "kv_slots": bench.worker.kv_slots,
+        "seed": bench.seed,
+        "duration_s": args.duration,
+        "objective": {
+            "ttft_ms": args.slo_ttft_ms,
+            "tpot_ms": args.slo_tpot_ms,
+            "percentile": args.slo_percentile,
+        },
+        "highest_rate": None if best is None else best.rate,
+        "bottleneck_beyond": found.bottleneck,
+        "rates": [_trial(trial) for trial in found.trials],
+        "at_highest_rate": None if best is None else _course(best.outcome),
+    }
 
-    If requests wait for room (most of the memory is used, or as many sequences run as may) it is
-    that; otherwise they wait because iterations take long, and it is what these spend time on.
-    """
-    waiting = [moment for moment in outcome.moments if moment.num_waiting]
-    if len(waiting) > 0.1 * len(outcome.moments):
-        full = sum(1 - moment.memory.free / moment.memory.total > _FULL for moment in waiting)
-        if full >= _OFTEN * len(waiting):
-            return Bottleneck.KV_MEMORY
-        crowded = sum(moment.num_running >= max_running for moment in waiting)
-        if crowded >= _OFTEN * len(waiting):
-            return Bottleneck.SEQUENCES
-    longest = max(outcome.limits_s, key=outcome.limits_s.__getitem__)
-    return Bottleneck[longest.name]
+
+def _trial(trial: Trial) -> dict[str, object]:
+    outcome = trial.outcome
+    busy_s = outcome.busy_s or 1.0
+    return {
+        "rate": trial.rate,
+        "keeps": trial.keeps,
+        "ttft_ms": _ms(trial.ttft_s),
+        "tpot_ms": _ms(trial.tpot_s),
+        "waiting_at_the_end_percent": round(100 * trial.waiting_share, 2),
+        "complete": len(outcome.ids),
+        "unfinished": outcome.num_unfinished,
+        "preemptions": outcome.num_preemptions,
+        "mean_batched_requests": round(outcome.mean_batched, 2),
+        "kv_used_percent": round(100 * (1 - outcome.mean_memory["free"]), 2),
+        "busy_time_percent": {
+            limit.value: round(100 * spent_s / busy_s, 1)
+            for limit, spent_s in outcome.limits_s.items()
+        },
+    }
+
+
+def _ms(seconds: float) -> float | None:
+    """None if too many were never served."""
+    return None if seconds == float("inf") else round(1_000 * seconds, 2)
+
+
+def _course(outcome: Outcome) -> dict[str, list[float]]:
+    moments = outcome.moments
+    return {
+        "time_s": [round(moment.time_s, 3) for moment in moments],
+        "kv_used_percent": [
+            round(100 * (1 - moment.memory.free / moment.memory.total), 2) for moment in moments
+        ],
+        "running": [moment.num_running for moment in moments],
+        "waiting": [moment.num_waiting for moment in moments],
+    }
+
+
+def as_text(args: argparse.Namespace, found: Capacity) -> str:
+    """A line per rate, and what it comes to."""
+    heads = ("requests/s", "TTFT ms", "TPOT ms", "batched", "KV used", "preempted", "kept")
+    lines = ["".join(f"{head:>12}" for head in heads)]
+    for trial in found.trials:
+        outcome = trial.outcome
+        cells = (
+            f"{trial.rate:.3f}",
+            f"{1_000 * trial.ttft_s:,.0f}",
+            f"{1_000 * trial.tpot_s:,.1f}",
+            f"{outcome.mean_batched:.1f}",
+            f"{100 * (1 - outcome.mean_memory['free']):.0f} %",
+            f"{outcome.num_preemptions:,}",
+            "yes" if trial.keeps else "no",
+        )
+        lines.append("".join(f"{cell:>12}" for cell in cells))
+    lines.append(f"\nTTFT and TPOT are those of {args.slo_percentile:g} % of the requests.")
+    if found.best is None:
+        lines.append("No rate that was tried keeps the objective.")
+    else:
+        lines.append(f"Highest rate: {found.best.rate:.3f} requests/s.")
+    if found.bottleneck is not None:
+        lines.append(f"In the way of more: {found.bottleneck}.")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Search, print, draw; exits with 1 if it cannot be simulated."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser)
+    add = parser.add_argument
+    add("--slo-ttft-ms", type=positive, help="time to the first token; by default any")
+    add("--slo-tpot-ms", type=positive, help="mean time between tokens; by default any")
+    add("--slo-percentile", type=_percentile, default=99.0, help="of the requests (default: 99)")
+    add("--duration", type=positive, default=600.0, help="seconds in which requests arrive")
+    add("--first-rate", type=positive, help="to try; by default the trace's own, or 1")
+    add("--tolerance", type=positive, default=0.02, help="of the rate (default: 0.02)")
+    add("--output", type=Path, default=Path("capacity"), help="folder for plot and JSON")
+    args = parser.parse_args()
+    try:
+        bench = bench_of(args)
+        found = search(args, bench, workload_of(args, bench))
+    except PageStreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    numbers = as_json(args, bench, found)
+    args.output.mkdir(parents=True, exist_ok=True)
+    (args.output / "capacity.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    title = f"{bench.worker.model.name}, {bench.worker.num_gpus} x {bench.worker.gpu.name}"
+    draw(found, _objective(args), f"{title}, {Path(args.trace).name}", args.output / "capacity.png")
+    print(json.dumps(numbers) if args.json else as_text(args, found))
+
+
+def _percentile(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 100:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 100")
+    return value
+
+
+if __name__ == "__main__":
+    prefer_compiled()
+    main()

@@ -10,11 +10,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks.baselines.faster_transformer import FasterTransformer
 from benchmarks.baselines.orca import Orca, Reservation
-from benchmarks.simulator.hardware import GPUS, find_gpu
-from benchmarks.simulator.models import MODELS, find_model
 from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
 from benchmarks.simulator.system import System
-from benchmarks.simulator.worker_model import (
+from benchmarks.simulator.worker.hardware import GPUS, find_gpu
+from benchmarks.simulator.worker.model_shapes import MODELS, find_model
+from benchmarks.simulator.worker.worker_model import (
     CALIBRATIONS,
     PAPER_2023,
     WorkerModel,

@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.simulator.beam_draws import BeamDraws
-from benchmarks.simulator.occupancy import Occupancy
-from benchmarks.simulator.rows import Rows
+from benchmarks.simulator.findings.occupancy import Occupancy
 from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
-from benchmarks.simulator.worker_model import Worker
+from benchmarks.simulator.worker.beam_samples import BeamDraws
+from benchmarks.simulator.worker.plan_rows import Rows
+from benchmarks.simulator.worker.worker_model import Worker
 from scheduler_svc.core.config import Preemption, SchedulerConfig
-from scheduler_svc.core.draft import PlanDraft
-from scheduler_svc.core.notes import Ended, FirstToken, Preempted
+from scheduler_svc.core.events import Ended, FirstToken, Preempted
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.step.plan_draft import PlanDraft
 from shared.bus.api import EntryId
 from shared.codec import IntArray
 from shared.messages.endings import EndFlag

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.http_stream import Target, ask
+from benchmarks.serving.http_stream import Target, ask
 from benchmarks.simulator.system import SimRequest
-from deploy.ports import free_port
+from deploy.redis.ports import free_port
 from deploy.settings import REPOSITORY
 from shared.errors import PageStreamError
 

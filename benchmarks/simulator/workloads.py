@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lengths import DATASETS, Dataset
+from benchmarks.simulator.lengths import DATASETS, Dataset
 from benchmarks.simulator.system import SimRequest
 from benchmarks.simulator.traces import (
     has_arrivals,

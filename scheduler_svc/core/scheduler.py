@@ -7,19 +7,19 @@ the same calls with the same arguments give the same plans.
 from collections.abc import Mapping, Sequence
 from itertools import count
 
-from scheduler_svc.core import notes
-from scheduler_svc.core.answers import Answers
-from scheduler_svc.core.beams import BeamSearch
+from scheduler_svc.core import events
+from scheduler_svc.core.blocks.block_tables import BlockTables
+from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
-from scheduler_svc.core.draft import PlanDraft
-from scheduler_svc.core.pins import PinnedPrefixes
-from scheduler_svc.core.remembered import EndedChoice, EndedRequest
-from scheduler_svc.core.requests import NOT_KNOWN, Acceptance, Requests
-from scheduler_svc.core.retention import Retention
-from scheduler_svc.core.sequence import SequenceGroup
-from scheduler_svc.core.stepping import Stepping
-from scheduler_svc.core.tables import BlockTables
-from scheduler_svc.core.validity import check
+from scheduler_svc.core.message_checks import check
+from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest
+from scheduler_svc.core.requests.lifecycle import NOT_KNOWN, Acceptance, Requests
+from scheduler_svc.core.requests.log_retention import Retention
+from scheduler_svc.core.requests.request_states import Answers
+from scheduler_svc.core.sequences.beam_search import BeamSearch
+from scheduler_svc.core.sequences.sequence import SequenceGroup
+from scheduler_svc.core.step.plan_draft import PlanDraft
+from scheduler_svc.core.step.planner import Stepping
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.errors import DecodeError
@@ -44,7 +44,7 @@ class Scheduler:
         self.pool = tables.pool
         self.host_pool = tables.host_pool
         self._tables = tables
-        self._notes: list[notes.Note] = []
+        self._notes: list[events.Note] = []
         self._prefixes = PinnedPrefixes(config, self.pool)
         self._retention = Retention(config.outputs_retention, config.outputs_retention_bytes)
         new_handle = count(1).__next__
@@ -332,7 +332,7 @@ class Scheduler:
         """All that hold blocks, earliest first."""
         return self._stepping.queues.running
 
-    def take_notes(self) -> list[notes.Note]:
+    def take_notes(self) -> list[events.Note]:
         """What happened since the last call, for logs and metrics."""
         taken = self._notes.copy()
         self._notes.clear()
@@ -342,10 +342,10 @@ class Scheduler:
         """What became of all Pins; one that is not here should be sent again."""
         return self._prefixes.statuses()
 
-    def stats(self) -> notes.Stats:
+    def stats(self) -> events.Stats:
         """Queues and pool right now; looks at every running sequence."""
         queues = self._stepping.queues
-        return notes.collect(
+        return events.collect(
             self.pool,
             self.config.block_size,
             queues.running,

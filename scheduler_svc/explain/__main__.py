@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from scheduler_svc.explain.redis_place import find_redis
-from scheduler_svc.explain.sources import from_bus, from_recording
+from scheduler_svc.explain.log_sources import from_bus, from_recording
+from scheduler_svc.explain.merged_logs import Logs, resolve, tell
+from scheduler_svc.explain.redis_location import find_redis
 from scheduler_svc.explain.story import Story
-from scheduler_svc.explain.telling import Logs, resolve, tell
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
 from shared.errors import PageStreamError, SettingsError

@@ -1,0 +1,1 @@
+"""Every message that stands in a log or a key."""

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.child import Child
-from deploy.ports import free_port
-from deploy.redis_probe import redis_answers
-from deploy.redis_server import Endpoint, configure, find_redis_server
+from deploy.processes.child import Child
+from deploy.redis.ports import free_port
+from deploy.redis.server import Endpoint, configure, find_redis_server
+from deploy.redis.server_probe import redis_answers
 from deploy.settings import REPOSITORY
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.chaos.http_stream import Broken, ask
@@ -107,7 +107,7 @@ class Cluster:
         }
         redis = configure(find_redis_server(), self.redis, folder / "redis")
         redis += redis_options
-        python = [sys.executable, "-m", "deploy.spawner"]
+        python = [sys.executable, "-m", "deploy.processes.spawner"]
         self._services = {
             "redis": _Service(redis, environ, ""),
             "scheduler": _Service([*python, "scheduler_svc"], environ, "epoch started"),

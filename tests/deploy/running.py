@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.ports import free_port
+from deploy.redis.ports import free_port
 from deploy.settings import REPOSITORY
 
 READY_DEADLINE_S = 120.0  # the first start compiles the kernels

@@ -14,8 +14,8 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import AuthenticationError
 from redis.retry import Retry
 
-from deploy.ports import free_port
-from deploy.redis_server import find_redis_server
+from deploy.redis.ports import free_port
+from deploy.redis.server import find_redis_server
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
@@ -67,16 +67,23 @@ def test_images_run_as_a_user_without_rights_and_check_their_health() -> None:
 
 
 def test_services_run_under_a_spawner_and_all_that_it_imports_is_copied() -> None:
-    packages = re.findall(r'^CMD \["python", "-m", "deploy.spawner", "(\w+)"\]$', DOCKERFILE, re.M)
+    spawners = r'^CMD \["python", "-m", "deploy.processes.spawner", "(\w+)"\]$'
+    packages = re.findall(spawners, DOCKERFILE, re.M)
     assert packages == ["scheduler_svc", "gateway", "gpu_worker"]
-    base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0]
-    copied = set(re.findall(r"deploy/(\w+)\.py", base))
-    todo = {"spawner", "health"}
+    base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0].replace("\\\n", " ")
+    copied = set()
+    for line in re.findall(r"^COPY ((?:deploy|gateway)/.*)$", base, re.M):
+        *sources, folder = line.split()
+        copied |= set(sources)
+        assert all(f"{Path(source).parent}/" == folder for source in sources)
+    todo, seen = {"deploy.processes.spawner", "deploy.health"}, set()
     while todo:
-        name = todo.pop()
-        assert name in copied
-        source = (ROOT / "deploy" / f"{name}.py").read_text()
-        todo |= set(re.findall(r"^from deploy\.(\w+) import", source, re.M)) - {name}
+        module = todo.pop()
+        seen.add(module)
+        path = Path(*module.split(".")).with_suffix(".py")
+        assert {str(path), *(f"{above}/__init__.py" for above in path.parents[:-1])} <= copied
+        source = (ROOT / path).read_text()
+        todo |= set(re.findall(r"^from ((?:deploy|gateway)\.[\w.]+) import", source, re.M)) - seen
 
 
 def test_only_the_worker_image_holds_torch() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from deploy.options import find_model, read_options
-from deploy.ports import Wanted, check_ports, free_port
-from deploy.probe import health_address
+from deploy.redis.ports import Wanted, check_ports, free_port
 from deploy.serve import listeners, metrics_urls, resolve, warnings
+from deploy.service_probe import health_address
 from deploy.settings import REPOSITORY
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.server import Server
+from gateway.http.server import Server
 from gateway.settings import GatewaySettings
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from shared.bus.api import Bus
 from shared.bus.memory import MemoryBus
 from tests.gateway.fake_engine import FakeEngine, Reply

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 from openai import APIError
 
-from gateway.engine import EngineAway
+from gateway.engine.client import EngineAway
 from shared.bus.api import Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
 from shared.bus.redis_bus import RedisBus

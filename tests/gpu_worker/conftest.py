@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers
 
-from gpu_worker.assembly import Worker, build_worker
-from gpu_worker.executor import Executor
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.startup.build import Worker, build_worker
+from gpu_worker.step.executor import Executor
 from kernels.interface import LayerCache
 from tests.support.models import tiny_model
 

@@ -1,7 +1,7 @@
 """An executor whose steps overlap, as they do on a GPU."""
 
-from gpu_worker.begun_step import BegunStep
-from gpu_worker.executor import Executor
+from gpu_worker.step.begun_step import BegunStep
+from gpu_worker.step.executor import Executor
 from shared.messages.outputs import StepResult
 from shared.messages.plans import StepPlan
 from tests.gpu_worker.planner import ints

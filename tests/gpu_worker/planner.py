@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpu_worker.executor import Executor
+from gpu_worker.step.executor import Executor
 from shared.messages.outputs import StepResult
 from shared.messages.plans import Admission, BeamStep, StepPlan
 from shared.sampling import SamplingParams

@@ -8,11 +8,11 @@ import dataclasses
 import pytest
 import torch
 
-from gpu_worker.assembly import Worker
-from gpu_worker.attention import PagedStep
-from kernels.cpu_isa import Dot, best_dot, detect
+from gpu_worker.model.attention import PagedStep
+from gpu_worker.startup.build import Worker
+from kernels.cpu.runtime.instruction_set import Dot, best_dot, detect
 from tests.gpu_worker.conftest import MakeWorker
-from tests.gpu_worker.test_recorded_layers import BLOCK_SIZE, ragged, recorded
+from tests.gpu_worker.model.graph.test_captured_layers import BLOCK_SIZE, ragged, recorded
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_worker import assembly
-from gpu_worker.allocation import PagedAllocator
-from gpu_worker.assembly import Worker, build_worker
-from gpu_worker.cuda_graphs import GraphRunner
-from gpu_worker.executor import Executor
-from gpu_worker.gpu_budget import StepMemory
+from gpu_worker.kv.allocation import PagedAllocator
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.step_profile import StepProfile, measure_steps, peak_bytes
+from gpu_worker.startup import build
+from gpu_worker.startup.build import Worker, build_worker
+from gpu_worker.startup.gpu_budget import StepMemory
+from gpu_worker.startup.step_profile import StepProfile, measure_steps, peak_bytes
+from gpu_worker.step.cuda_graphs import GraphRunner
+from gpu_worker.step.executor import Executor
 from tests.gpu_worker.conftest import MakeWorker, prompt
 from tests.gpu_worker.everything import DRAWN, FILTERED, PENALIZED, everything
 from tests.gpu_worker.overlapping import Overlapping
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 if torch.cuda.is_available():
     pytest.importorskip("triton")
-    from kernels.triton_backend import TritonBackend
+    from kernels.triton.backend import TritonBackend
 
 SIZES: dict[str, Any] = {"num_blocks": 128, "max_num_sequences": 32}
 
@@ -215,13 +215,13 @@ def test_graphs_take_no_more_than_was_kept_for_them(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured: list[StepMemory] = []
-    measure = assembly.measure_steps
+    measure = build.measure_steps
 
     def noting(*arguments: object) -> StepMemory:
         measured.append(measure(*arguments))  # type: ignore[arg-type]
         return measured[-1]
 
-    monkeypatch.setattr(assembly, "measure_steps", noting)
+    monkeypatch.setattr(build, "measure_steps", noting)
     captured: list[int] = []
     capture = Executor.capture_graphs
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gpu_worker.admissible import PlanRefused
+from gpu_worker.batch.plan_checks import PlanRefused
 from gpu_worker.lease import Lease
 from gpu_worker.service import WorkerService
 from shared.bus.api import START, Append, EntryId

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from deploy.settings import REPOSITORY
-from gateway.server import Server
+from gateway.http.server import Server
 from gateway.settings import GatewaySettings
-from gateway.tokenizer import Tokenizer
+from gateway.text.tokenizer import Tokenizer
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.memory import MemoryBus

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.engine import Engine, EngineClient
-from gateway.events import ChoiceFinished, EngineUnreachable, RequestFailed, TokensArrived
-from gateway.mailbox import Mailbox
+from gateway.engine.client import Engine, EngineClient
+from gateway.engine.events import ChoiceFinished, EngineUnreachable, RequestFailed, TokensArrived
+from gateway.engine.mailbox import Mailbox
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.messages.requests import Submit
@@ -75,7 +75,7 @@ def requests(name: str) -> list[Submit]:
 async def test_streams_survive_whatever_is_deleted(
     llama: Path, redis_bus: RedisBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.attach._UNHEARD_S", 1.0)
+    monkeypatch.setattr("gateway.engine.attachments._UNHEARD_S", 1.0)
     configuration = Configuration()
     scheduler = configuration.scheduler()
     keys = EngineKeys(scheduler.engine_id)

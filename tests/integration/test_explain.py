@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scheduler_svc.explain.sources import from_bus, from_recording
+from scheduler_svc.explain.log_sources import from_bus, from_recording
+from scheduler_svc.explain.merged_logs import Logs, tell
 from scheduler_svc.explain.story import Kind, Story
-from scheduler_svc.explain.telling import Logs, tell
 from scheduler_svc.recording import FileRecorder
 from shared.bus.api import Bus
 from shared.bus.redis_bus import RedisBus

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from kernels.block_packing import bytes_per_block
+from kernels.block_swap import BlockSwapper
 from kernels.interface import BlockMover, LayerCache
-from kernels.packing import bytes_per_block
-from kernels.swap import BlockSwapper
 
 NUM_BLOCKS = 9
 LAYOUTS = ("layer_major", "block_major", "token_major", "mixed_shapes")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.cpu_isa import detect
-from kernels.cpu_layers import CpuLayers
+from kernels.cpu.linear.layers import CpuLayers
+from kernels.cpu.runtime.instruction_set import detect
 
 
 @pytest.fixture(scope="module")

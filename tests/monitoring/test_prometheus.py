@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.ports import free_port
+from deploy.redis.ports import free_port
 from tests.deploy.running import Running
 from tests.monitoring.expressions import MONITORING, dashboard_questions
 

@@ -14,8 +14,8 @@ from scheduler_svc.recording import BadRecording
 from scheduler_svc.replay import ReplayDiffers, replay
 from shared.bus.api import EntryId
 from shared.messages.requests import Abort
-from tests.support.recorded import CONFIG, record
 from tests.support.requests import submit
+from tests.support.walks.recorded import CONFIG, record
 
 
 @pytest.fixture

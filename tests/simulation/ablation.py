@@ -16,23 +16,23 @@ from unittest.mock import patch
 
 import numpy as np
 
-from gateway.attach import Deliveries
-from gateway.events import Event, FollowingLost
-from gateway.place import Fit, Place
+from gateway.engine.attachments import Deliveries
+from gateway.engine.events import Event, FollowingLost
+from gateway.engine.log_position import Fit, Place
 from gpu_worker.service import WorkerService
 from scheduler_svc import epoch as epochs
-from scheduler_svc.core.requests import Requests
-from scheduler_svc.core.retention import Retention
+from scheduler_svc.core.requests.lifecycle import Requests
+from scheduler_svc.core.requests.log_retention import Retention
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.fold import Fold, resume
+from scheduler_svc.recovery import Fold, resume
 from scheduler_svc.service import SchedulerService
 from shared.bus.api import START, Append, EntryId
 from shared.codec import encode
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Attach
+from tests.simulation.deployment.server import Server
 from tests.simulation.profile import Fault, Manner, Profile, Wish, request
 from tests.simulation.scenes import large, small
-from tests.simulation.server import Server
 from tests.simulation.simulate import Run, simulate
 
 Rule = Callable[[ExitStack], None]

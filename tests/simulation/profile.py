@@ -6,7 +6,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from gateway.pinning import Prefix
+from gateway.pins.pin_requests import Prefix
 from shared.messages.requests import Submit
 from shared.sampling import BeamParams
 from tests.support.requests import sampling

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gateway.pinning import Prefix
+from gateway.pins.pin_requests import Prefix
 from shared.sampling import BeamParams, EarlyStopping
-from tests.simulation.model import BLOCK_SIZE
+from tests.simulation.deployment.model import BLOCK_SIZE
 from tests.simulation.profile import WALL_S, Fault, Manner, Profile, Wish, request
 
 LARGE_SHARE = 0.03

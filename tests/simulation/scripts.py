@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.simulation.loop import Party
+from tests.simulation.deployment.loop import Party
+from tests.simulation.deployment.world import World
 from tests.simulation.profile import Fault
-from tests.simulation.world import World
 
 Action = Callable[[World, Party], Fault | None]
 

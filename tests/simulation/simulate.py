@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
-from tests.simulation.determined import determined
-from tests.simulation.loop import NothingLeft, VirtualLoop, current_party
+from tests.simulation.deployment.determined import determined
+from tests.simulation.deployment.loop import NothingLeft, VirtualLoop, current_party
+from tests.simulation.deployment.world import Script, World
 from tests.simulation.profile import Profile
 from tests.simulation.scenes import draw
-from tests.simulation.world import Script, World
 
 _END_S = 400.0  # by then everybody must have been served
 _SETTLE_S = 80.0  # by then what nobody waits for must be gone

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 import pytest
 
-from scheduler_svc.core.backlog import Backlog
+from scheduler_svc.core.sequences.backlog import Backlog
 from shared.messages.requests import Submit
 from tests.simulation import test_recovery_rows as rows
 from tests.simulation.ablation import RULES, failing, without

@@ -19,7 +19,8 @@ from shared.codec import decode
 from shared.messages.outputs import RequestState
 from shared.messages.plans import EpochStarted
 from shared.sampling import BeamParams, EarlyStopping
-from tests.simulation.loop import Party
+from tests.simulation.deployment.loop import Party
+from tests.simulation.deployment.world import World
 from tests.simulation.profile import Manner, Profile, Wish, request
 from tests.simulation.scripts import (
     Cue,
@@ -37,7 +38,6 @@ from tests.simulation.scripts import (
     wake_worker,
 )
 from tests.simulation.simulate import simulate
-from tests.simulation.world import World
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).read_text()

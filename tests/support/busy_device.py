@@ -4,8 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from gpu_worker.begun_step import BegunStep
-from gpu_worker.executor import Executor
+from gpu_worker.step.begun_step import BegunStep
+from gpu_worker.step.executor import Executor
 from shared.messages.outputs import StepResult
 from shared.messages.plans import StepPlan
 

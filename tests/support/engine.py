@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from gpu_worker.assembly import build_worker
-from gpu_worker.compute_thread import compute_thread, look_ahead
 from gpu_worker.observer import Observer as WorkerObserver
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.startup.build import build_worker
+from gpu_worker.step.compute_thread import compute_thread, look_ahead
 from scheduler_svc.observer import Observer as SchedulerObserver
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import redis_reply, redis_used_bytes
+from benchmarks.serving.processes import redis_reply, redis_used_bytes
 from deploy.settings import REPOSITORY
 from shared.bus.keys import EngineKeys
 from tests.chaos.cluster import GATEWAYS, Cluster
@@ -28,8 +28,8 @@ from tests.chaos.hostile.honest import HonestClients
 from tests.chaos.hostile.verdict import Record, Strike, found, report
 from tests.chaos.mayhem import Mayhem, Outage
 from tests.chaos.probe import Wait
-from tests.chaos.soak_rest import rest
-from tests.chaos.soak_verdict import shown
+from tests.chaos.soak.rest import rest
+from tests.chaos.soak.verdict import shown
 
 _ROUND_S = 60.0
 _WORK_SHARE = 0.7

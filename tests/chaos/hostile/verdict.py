@@ -11,7 +11,7 @@ from tests.chaos.hostile.catalogue import ATTACKS
 from tests.chaos.hostile.honest import Honesty
 from tests.chaos.mayhem import Outage
 from tests.chaos.probe import Wait
-from tests.chaos.soak_verdict import Sample, growth, leaks
+from tests.chaos.soak.verdict import Sample, growth, leaks
 
 _LONGEST_STALL_S = 1.0
 _AFTER_OUTAGE_S = 1.0  # until what follows from it is over, for the struck service

@@ -1,0 +1,1 @@
+"""The Triton kernels on a GPU against other ways to the same results."""

@@ -1,0 +1,1 @@
+"""Models for benchmarks: folders, names, and random weights."""

@@ -1,0 +1,266 @@
+"""Idle connections and slow readers: what they cost those who read what they asked for.
+
+    python -m benchmarks.serving.slow_readers [--idle 2000] [--slow 500] [--json FILE]
+
+Starts all services with ``scripts/serve``. A few clients send one request after the other: alone,
+beside connections that have asked for something once and are kept open, beside these and streams
+that read a few hundred bytes a second, and alone again. The slow readers' answers are complete
+before anything is measured, so that they take no turns at the engine, and lie in the gateway and in
+sockets. In the end each of them reads all that is left, and must have the whole of it.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks.serving.http_stream import StreamFailed, Target, ask
+from benchmarks.serving.latencies import read_answer, summarize
+from benchmarks.serving.launched_services import NotServed, service_pids, serving
+from benchmarks.serving.load import Load
+from benchmarks.serving.processes import held_by
+from deploy.redis.ports import free_port
+
+_LOAD = Load("completions", "demo", prompt_tokens=32, output_tokens=32)
+_SHOWN = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "latency_ms_p50")
+_AT_ONCE = 100  # connections that are being made
+_RECEIVE_BUFFER_BYTES = 4_096  # so that the rest is the server's to keep
+_SIP_BYTES = 512
+_SIP_S = 1.0
+_CALM = 2.0  # times the usual latency, with which the engine has nothing else to do
+_CALM_DEADLINE_S = 600.0
+
+
+class SlowReader:
+    """A stream of which little is read at a time."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        self._socket.setblocking(False)
+        self._end = b""
+
+    async def open(self, target: Target, request: bytes) -> None:
+        """Ask, and read no more than the first bytes."""
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(self._socket, (target.host, target.port))
+        await loop.sock_sendall(self._socket, request)
+        await self._sip()
+
+    async def read_slowly(self) -> None:
+        """Until cancelled, or the answer ends."""
+        while True:
+            if not await self._sip():
+                return
+            await asyncio.sleep(_SIP_S)
+
+    async def read_rest(self) -> bool:
+        """All that is left; whether it was the whole answer."""
+        while await self._sip(1 << 20):
+            pass
+        return b"[DONE]" in self._end
+
+    def close(self) -> None:
+        """Leave."""
+        self._socket.close()
+
+    async def _sip(self, num_bytes: int = _SIP_BYTES) -> int:
+        try:
+            data = await asyncio.get_running_loop().sock_recv(self._socket, num_bytes)
+        except OSError:
+            data = b""
+        self._end = (self._end + data)[-64:]
+        return len(data)
+
+
+class Crowd:
+    """Those who are measured, and those who are only there.
+
+    Args:
+        port: of the gateway.
+        rng: of prompts.
+    """
+
+    def __init__(self, port: int, rng: random.Random) -> None:
+        self._target = Target.of(f"http://127.0.0.1:{port}", "/v1/completions", None)
+        self._probe = Target.of(f"http://127.0.0.1:{port}", "/v1/models", None)
+        self._rng = rng
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self.slow: list[SlowReader] = []
+
+    async def measure(self, num_clients: int, seconds: float) -> dict[str, float]:
+        """Figures of clients that each send one request after the other."""
+        until_s = time.monotonic() + seconds
+
+        async def client() -> list[Any]:
+            answers = []
+            while time.monotonic() < until_s:
+                answers.append(await ask(self._target, _LOAD.body(self._rng, 0)))
+            return answers
+
+        cpu_s = time.process_time()
+        found = await asyncio.gather(*(client() for _ in range(num_clients)))
+        cpu_s = time.process_time() - cpu_s
+        return summarize([read_answer(answer) for own in found for answer in own], cpu_s)
+
+    async def gather(self, num_idle: int) -> None:
+        """Connections that ask for the models once and are kept."""
+        request = self._probe.request(None).replace(b"Connection: close\r\n", b"")
+        for first in range(0, num_idle, _AT_ONCE):
+            count = min(_AT_ONCE, num_idle - first)
+            self._idle += await asyncio.gather(*(self._keep(request) for _ in range(count)))
+
+    async def _keep(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(self._probe.host, self._probe.port)
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        if b" 200 " not in head.split(b"\r\n")[0] or length is None:
+            raise StreamFailed(f"an idle connection got {head[:80]!r}")
+        await reader.readexactly(int(length[1]))
+        return reader, writer
+
+    def num_idle(self) -> int:
+        """Connections that are still open."""
+        return sum(not reader.at_eof() for reader, _ in self._idle)
+
+    def disperse(self) -> None:
+        """All idle connections end."""
+        for _, writer in self._idle:
+            writer.close()
+        self._idle = []
+
+    async def start_slow(self, count: int, output_tokens: int) -> None:
+        """Streams of which the beginning is read."""
+        load = Load("completions", "demo", prompt_tokens=32, output_tokens=output_tokens)
+        self.slow = [SlowReader() for _ in range(count)]
+        for first in range(0, count, _AT_ONCE):
+            await asyncio.gather(
+                *(
+                    reader.open(self._target, self._target.request(load.body(self._rng, 0)))
+                    for reader in self.slow[first : first + _AT_ONCE]
+                )
+            )
+
+    async def wait_for_calm(self, usual_ms: float) -> None:
+        """Return when a request takes about as long as it did alone.
+
+        Raises:
+            StreamFailed: it never does.
+        """
+        until_s = time.monotonic() + _CALM_DEADLINE_S
+        while time.monotonic() < until_s:
+            answer = read_answer(await ask(self._target, _LOAD.body(self._rng, 0)))
+            if 1_000 * answer.latency_s < _CALM * usual_ms:
+                return
+            await asyncio.sleep(1.0)  # a look is a request, and a load itself
+        raise StreamFailed(f"the engine was not done with slow readers in {_CALM_DEADLINE_S:g} s")
+
+
+async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str, Any]:
+    """All phases; what they have shown, as one object."""
+    crowd = Crowd(port, random.Random(args.seed))
+    gateway = service_pids(folder)["gateway"]
+    phases: list[dict[str, Any]] = []
+
+    async def phase(name: str) -> None:
+        figures = await crowd.measure(args.clients, args.seconds)
+        rss_mib = held_by(gateway).rss_bytes / 2**20
+        phases.append({"name": name, "gateway_mib": rss_mib, **figures})
+        say(f"{name}: {figures['requests']:.0f} requests, gateway {rss_mib:.0f} MiB")
+
+    await crowd.measure(args.clients, 3.0)  # until all is warm
+    await phase("alone")
+    await crowd.start_slow(args.slow, args.slow_tokens)
+    say(f"{args.slow} slow readers ask for {args.slow_tokens} tokens each")
+    sipping = [asyncio.create_task(reader.read_slowly()) for reader in crowd.slow]
+    # One client's latency alone is below that of all together.
+    await crowd.wait_for_calm(phases[0]["latency_ms_p50"])
+    await phase("slow readers")
+    await crowd.gather(args.idle)
+    await phase("slow readers and idle connections")
+    num_idle = crowd.num_idle()
+    crowd.disperse()
+    for task in sipping:
+        task.cancel()
+    await asyncio.gather(*sipping, return_exceptions=True)
+    whole = await asyncio.gather(*(reader.read_rest() for reader in crowd.slow))
+    for reader in crowd.slow:
+        reader.close()
+    await crowd.gather(args.idle)
+    await phase("idle connections")
+    num_idle = min(num_idle, crowd.num_idle())
+    crowd.disperse()
+    await phase("alone again")
+    return {"phases": phases, "idle": num_idle, "slow_whole": sum(whole)}
+
+
+def table(found: dict[str, Any]) -> str:
+    """What was measured, in Markdown."""
+    names = ("requests", "output_tokens_per_s", *_SHOWN, "gateway_mib")
+    lines = ["| beside | " + " | ".join(names) + " |", "|" + "---|" * (len(names) + 1)]
+    for phase in found["phases"]:
+        cells = [f"{phase[name]:.1f}" for name in names]
+        lines.append(f"| {phase['name']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def faults(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
+    """What is not as it must be, in words."""
+    lines = []
+    if found["idle"] < args.idle:
+        lines.append(f"{args.idle - found['idle']} idle connections were closed")
+    if found["slow_whole"] < args.slow:
+        lines.append(f"{args.slow - found['slow_whole']} slow readers lack the end of their answer")
+    return lines
+
+
+def say(line: str) -> None:
+    """To whoever waits."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and show; 1 if somebody was left without what they asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--idle", type=int, default=2_000, help="connections that are kept open for nothing")
+    add("--slow", type=int, default=500, help="streams that are read slowly")
+    add("--slow-tokens", type=int, default=512, help="of each of these")
+    add("--clients", type=int, default=8, help="that are measured")
+    add("--seconds", type=float, default=30.0, help="of each phase")
+    add("--seed", type=int, default=1)
+    add("--json", type=Path, help="file for all figures")
+    args = parser.parse_args(argv)
+    flags = ["--max-waiting-requests", str(args.slow + args.clients)]
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with serving(Path(folder), port, flags):
+                found = uvloop.run(measure(args, port, Path(folder)))
+        except (NotServed, StreamFailed) as error:
+            say(f"failed: {error}")
+            return 1
+    print(table(found))
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+    lines = faults(found, args)
+    for line in lines:
+        say(f"found: {line}")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

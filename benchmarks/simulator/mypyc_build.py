@@ -1,0 +1,186 @@
+"""The simulator's inner parts as C extensions, which mypyc makes from the very same sources.
+
+    python -m benchmarks.simulator.mypyc_build             once; needs mypy and a C compiler
+    python -m benchmarks.simulator.mypyc_build --remove    back to the sources
+
+Compiling takes a minute.
+
+The result is a folder that looks like the sources, with compiled modules beside those that they
+stand for. The simulator's commands start themselves again with that folder first on their path, if
+it is there. Nothing else ever does: services and tests run the sources. The folder's name tells the
+sources, the Python and the mypyc that it was made from, so what is out of date is not used.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import sysconfig
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from shared.errors import PageStreamError
+
+ROOT = Path(__file__).resolve().parents[2]
+_CACHE = ROOT / ".cache"
+_PREFIX = "simulator-"
+_PACKAGES = ("benchmarks", "scheduler_svc", "shared")  # that the commands need
+# All that runs in every iteration. The rest of the simulator is left as it is.
+_COMPILED = {
+    "scheduler_svc/core": ("**/*",),
+    "benchmarks/simulator": (
+        "findings/memory_use",
+        "findings/occupancy",
+        "findings/outcome",
+        "pagestream",
+        "system",
+        "virtual_clock",
+        "worker/beam_samples",
+        "worker/plan_rows",
+        "worker/worker_model",
+    ),
+}
+_READ = (*_COMPILED, "shared")  # what compiled modules depend on
+
+
+class CannotCompileError(PageStreamError):
+    """Something is missing, or the sources are not for mypyc."""
+
+
+def folder() -> Path:
+    """Where what is compiled from the sources as they are belongs."""
+    found = blake2b(digest_size=8)
+    for part in (sysconfig.get_config_var("SOABI"), _version_of("mypy"), str(ROOT)):
+        found.update(f"{part}\n".encode())
+    for path in sorted(path for name in _READ for path in (ROOT / name).rglob("*.py")):
+        found.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
+    return _CACHE / f"{_PREFIX}{found.hexdigest()}"
+
+
+def prefer_compiled() -> None:
+    """Start this command again with what is compiled, if there is any; say which one runs.
+
+    Does not return in the former case.
+    """
+    place = folder()
+    if str(place) in sys.path:
+        print(f"runs compiled, from {place.relative_to(ROOT)}", file=sys.stderr)
+    elif place.is_dir():
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment(place))
+    else:
+        print(
+            "runs interpreted; python -m benchmarks.simulator.mypyc_build makes it faster",
+            file=sys.stderr,
+        )
+
+
+def environment(place: Path) -> dict[str, str]:
+    """Of a process that imports compiled modules where there are any, and of its children."""
+    paths = [str(place), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    # Without PYTHONSAFEPATH the current folder, with the sources, would be first.
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
+
+
+def compile_into(place: Path, optimization: int = 2) -> None:
+    """Make a folder of sources and compiled modules; it is there in the end or not at all.
+
+    Args:
+        place: does not exist yet.
+        optimization: of the C compiler, from 0 to 3.
+
+    Raises:
+        CannotCompileError: says what is missing.
+    """
+    if (why := _why_not()) is not None:
+        raise CannotCompileError(why)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=place.parent) as scratch:
+        tree = Path(scratch) / "tree"
+        _build(tree, Path(scratch), optimization)
+        for package in _PACKAGES:
+            _link(ROOT / package, tree / package)
+        tree.rename(place)
+
+
+def _why_not() -> str | None:
+    if _version_of("mypy") is None:
+        return "mypy is not installed: it is one of the development requirements"
+    compiler = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        return f"there is no C compiler: {compiler} is not on PATH"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        return f"Python's headers are not installed: there is no {header}"
+    return None
+
+
+def _build(tree: Path, scratch: Path, optimization: int) -> None:
+    # Only here: the commands run without them.
+    from mypyc.build import mypycify
+    from setuptools import Distribution
+    from setuptools.errors import BaseError
+
+    modules = [
+        str(path)
+        for name, patterns in _COMPILED.items()
+        for pattern in patterns
+        for path in sorted((ROOT / name).glob(f"{pattern}.py"))
+        if path.name != "__init__.py"
+    ]
+    try:
+        extensions = mypycify(
+            [f"--config-file={ROOT / 'pyproject.toml'}", "--follow-imports=silent", *modules],
+            opt_level=str(optimization),
+            debug_level="0",
+            target_dir=str(scratch / "c"),
+        )
+        command = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
+        command.build_lib, command.build_temp = str(tree), str(scratch / "objects")
+        command.ensure_finalized()
+        command.run()
+    except (BaseError, SystemExit) as error:
+        raise CannotCompileError(f"the sources cannot be compiled: {error}") from None
+
+
+def _link(source: Path, target: Path) -> None:
+    """Links to everything beside compiled modules; a folder without any is a link itself."""
+    if not target.exists():
+        target.symlink_to(source)
+    elif target.is_dir():
+        for entry in source.iterdir():
+            if entry.name != "__pycache__":
+                _link(entry, target / entry.name)
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    """Compile, or remove what was; exits with 1 if it cannot be."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--remove", action="store_true", help="what was compiled, of any version")
+    args = parser.parse_args()
+    place = folder()
+    outdated = [found for found in _CACHE.glob(f"{_PREFIX}*") if args.remove or found != place]
+    try:
+        if not args.remove and not place.exists():
+            compile_into(place)
+    except CannotCompileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    for found in outdated:
+        shutil.rmtree(found)
+    if not args.remove:
+        print(f"{place.relative_to(ROOT)} is used from now on")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""How long an iteration takes: rooflines from data sheets, or costs fitted to a recording, without
+a model.
+"""

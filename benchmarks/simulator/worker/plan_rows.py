@@ -1,0 +1,219 @@
+"""The worker's side of plans, without a model: who computes what, and when it ends.
+
+Work per step is proportional to what a plan changes, as in the scheduler core: rows that only
+decode are arrays that nobody looks at, their contexts one sum that grows by their number, and a
+calendar knows in which step a row reaches its length.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.simulator.system import Work
+from benchmarks.simulator.worker.beam_samples import BeamDraws
+from scheduler_svc.core.step.plan_draft import Entrant, PlanDraft
+from shared.codec import IntArray
+from shared.messages.outputs import BeamCandidates
+from shared.messages.plans import BeamStep
+
+
+@dataclass(slots=True)
+class _Prefill:
+    """A sequence some of whose tokens are still to be computed."""
+
+    entrant: Entrant
+    num_computed: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """A beam search."""
+
+    num_prompt_tokens: int
+    num_generated: int
+    max_tokens: int
+    width: int
+
+
+class Rows:
+    """Executes plans in order, each in two halves: what it computes, and what came out.
+
+    Args:
+        max_num_sequences: that may be known at once.
+        block_bytes: keys and values of a block.
+        copies_per_block: transfers that it takes to swap one.
+        draws: for beams.
+
+    Attributes:
+        ended: handles whose token, in the step that has ended last, was their last.
+        candidates: of the beam searches in it.
+    """
+
+    def __init__(
+        self, max_num_sequences: int, block_bytes: int, copies_per_block: int, draws: BeamDraws
+    ) -> None:
+        self.ended: list[int] = []
+        self.candidates: tuple[BeamCandidates, ...] = ()
+        self._block_bytes = block_bytes
+        self._copies_per_block = copies_per_block
+        self._draws = draws
+        self._prefills: dict[int, _Prefill] = {}
+        self._searches: dict[int, _Search] = {}
+        self._num_beams = 0  # that compute in this step
+        # Rows that sample: [:_num_rows] of the arrays, in any order.
+        self._num_rows = 0
+        self._handles = np.zeros(max_num_sequences, np.int32)
+        self._tokens = np.zeros(max_num_sequences, np.int32)
+        self._sampled = self._handles[:0], self._tokens[:0]  # views: no need to make them each time
+        self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
+        self._ends = [0] * max_num_sequences  # step that gives its last token
+        self._row_of: dict[int, int] = {}  # by handle
+        self._sum_of_bases = 0
+        self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by step
+
+    def begin(self, plan: PlanDraft) -> Work:
+        """Take in a plan; what it computes and moves."""
+        step = plan.step
+        if self.ended:
+            for handle in self.ended:
+                self._remove(handle)
+            self.ended = []
+        for handle in plan.retired:
+            if handle in self._row_of:
+                self._remove(handle)
+            else:
+                self._prefills.pop(handle, None)
+        for entrant in plan.admissions:
+            self._prefills[entrant.handle] = _Prefill(entrant, entrant.num_computed)
+        num_decoding = self._num_rows
+        decode_context = self._sum_of_bases + num_decoding * step
+        num_prefilled = prefill_context = 0
+        if plan.chunk_handles:
+            for handle, count in zip(plan.chunk_handles, plan.chunk_tokens, strict=True):
+                prefill = self._prefills.get(handle)
+                if prefill is None:
+                    continue  # a beam that goes on
+                begin = prefill.num_computed
+                prefill.num_computed = begin + count
+                if count == 1:
+                    num_decoding += 1
+                    decode_context += begin + 1
+                else:
+                    num_prefilled += count
+                    prefill_context += count * begin + count * (count + 1) // 2
+                if prefill.num_computed == prefill.entrant.num_tokens:
+                    self._computed(prefill, step, plan)
+        self._num_beams = 0
+        self.candidates = ()
+        if plan.beams:
+            num_going_on, context = self._search(plan.beams)
+            num_decoding += num_going_on
+            decode_context += context
+        num_sampled = self._num_rows + self._num_beams
+        work = Work(num_prefilled, prefill_context, num_decoding, decode_context, num_sampled)
+        if plan.swap_out_device or plan.swap_in_device or plan.copy_sources:
+            num_swapped = len(plan.swap_out_device) + len(plan.swap_in_device)
+            work.swapped_bytes = num_swapped * self._block_bytes
+            work.copied_bytes = len(plan.copy_sources) * self._block_bytes
+            work.swap_copies = num_swapped * self._copies_per_block
+        return work
+
+    def end(self, step: int) -> tuple[IntArray, IntArray]:
+        """Handles that the plan taken in last has sampled for, and a token for each of them.
+
+        The arrays hold good until the next plan comes.
+        """
+        num_rows = self._num_rows
+        ending = self._ending.pop(step, None)
+        if ending is not None:
+            self.ended = [handle for handle in ending if self._ends_in(handle, step)]
+        if len(self._sampled[0]) != num_rows:
+            self._sampled = self._handles[:num_rows], self._tokens[:num_rows]
+        return self._sampled
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the step whose plan was taken in last gives."""
+        return self._num_rows + self._num_beams
+
+    # -------------------------------------------------------------------- rows
+
+    def _computed(self, prefill: _Prefill, step: int, plan: PlanDraft) -> None:
+        """All known tokens of a sequence are computed; those that fork from it start, too."""
+        entrant = prefill.entrant
+        if entrant.sampling.beams is not None:
+            return  # its search takes it from here
+        del self._prefills[entrant.handle]
+        num_generated = entrant.num_tokens - entrant.num_prompt_tokens
+        last_step = step + entrant.sampling.max_tokens - num_generated - 1
+        base = entrant.num_tokens - step
+        self._add(entrant.handle, entrant.choice, base, last_step)
+        forks = zip(plan.fork_parents, plan.fork_children, plan.fork_choices, strict=True)
+        for parent, child, choice in forks:
+            if parent == entrant.handle:
+                self._add(child, choice, base, last_step)
+
+    def _add(self, handle: int, choice: int, base: int, last_step: int) -> None:
+        row = self._num_rows
+        self._num_rows += 1
+        self._handles[row] = handle
+        self._tokens[row] = choice  # so that choices of a request differ, as drawn ones do
+        self._bases[row] = base
+        self._ends[row] = last_step
+        self._row_of[handle] = row
+        self._sum_of_bases += base
+        self._ending[last_step].append(handle)
+
+    def _remove(self, handle: int) -> None:
+        """The last row takes the place of the one that goes."""
+        row = self._row_of.pop(handle)
+        self._sum_of_bases -= self._bases[row]
+        self._num_rows -= 1
+        last = self._num_rows
+        if row != last:
+            moved = int(self._handles[last])
+            self._handles[row] = moved
+            self._tokens[row] = self._tokens[last]
+            self._bases[row] = self._bases[last]
+            self._ends[row] = self._ends[last]
+            self._row_of[moved] = row
+
+    def _ends_in(self, handle: int, step: int) -> bool:
+        """The calendar may name those that were preempted since."""
+        row = self._row_of.get(handle)
+        return row is not None and self._ends[row] == step
+
+    # ------------------------------------------------------------------- beams
+
+    def _search(self, steps: list[BeamStep]) -> tuple[int, int]:
+        """Draw continuations of all beams; how many computed one token, and their contexts."""
+        num_going_on = context = 0
+        searches = []
+        for step in steps:
+            search = self._searches.get(step.group)
+            if search is None:
+                search = self._searches[step.group] = self._new_search(int(step.handles[0]))
+            num_beams = len(step.handles)
+            self._num_beams += num_beams
+            if len(step.parents):
+                num_going_on += num_beams
+                context += num_beams * (search.num_prompt_tokens + search.num_generated)
+            else:
+                for handle in step.handles.tolist():
+                    self._prefills.pop(handle, None)
+            search.num_generated += 1
+            searches.append(search)
+        are_last = [search.num_generated == search.max_tokens for search in searches]
+        widths = [search.width for search in searches]
+        self.candidates = self._draws.candidates(steps, widths, are_last)
+        for step, is_last in zip(steps, are_last, strict=True):
+            if is_last:
+                del self._searches[step.group]
+        return num_going_on, context
+
+    def _new_search(self, handle: int) -> _Search:
+        entrant = self._prefills[handle].entrant
+        beams = entrant.sampling.beams
+        assert beams is not None, f"{handle} is not a beam"
+        return _Search(entrant.num_prompt_tokens, 0, entrant.sampling.max_tokens, beams.width)

@@ -1,0 +1,1 @@
+"""Processes of services: spawned, supervised, restarted, stopped, and ended with the launcher."""

@@ -1,0 +1,36 @@
+"""Questions that the launcher asks a Redis of its own; none waits for long."""
+
+from collections.abc import Sequence
+
+from deploy.redis.server import Endpoint
+
+_TIMEOUT_S = 1.0
+
+
+def redis_answers(endpoint: Endpoint) -> bool:
+    """Whether a Redis of one's own has loaded its data and takes commands."""
+    return _ask_redis(endpoint, "PING").startswith(b"+PONG")
+
+
+def forget_keys(endpoint: Endpoint, keys: Sequence[str]) -> bool:
+    """Delete keys; whether the server has confirmed it."""
+    return _ask_redis(endpoint, "DEL", *keys).startswith(b":")
+
+
+def _ask_redis(endpoint: Endpoint, *words: str) -> bytes:
+    """The beginning of the reply to one command; nothing if there is none."""
+    try:
+        with endpoint.connect(_TIMEOUT_S) as connection:
+            if endpoint.password is not None:
+                connection.sendall(_command("AUTH", endpoint.password))
+                if not connection.recv(64).startswith(b"+OK"):
+                    return b""
+            connection.sendall(_command(*words))
+            return connection.recv(64)
+    except OSError:
+        return b""
+
+
+def _command(*words: str) -> bytes:
+    parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
+    return f"*{len(words)}\r\n{''.join(parts)}".encode()

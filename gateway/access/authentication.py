@@ -1,0 +1,50 @@
+"""Refuses calls without an API key, except for probes of health and for /docs."""
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.access.api_keys import ApiKeys
+from gateway.http.call import call_in
+from gateway.http.errors import unauthorized
+from gateway.openai.api_docs import DOCS_PATH
+from shared.metrics import GatewayMetrics
+
+_METRICS_PATH = "/metrics"
+OPEN_PATHS = ("/health", "/health/live", DOCS_PATH)
+
+
+class RequireKey:
+    """Checks the API key of a call and notes whose call it is; stands inside the AccessLog.
+
+    Args:
+        metrics_keys: open /metrics instead of the keys of clients, if there are any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, metrics_keys: ApiKeys, metrics: GatewayMetrics
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._metrics_keys = metrics_keys
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        keys, is_client = self._keys, True
+        if scope.get("path") == _METRICS_PATH and self._metrics_keys.are_asked_for:
+            keys, is_client = self._metrics_keys, False
+        if scope["type"] == "http" and keys.are_asked_for:
+            given = Headers(scope=scope).get("authorization", "")
+            key = keys.key_of(given)
+            if key is not None:
+                if is_client:
+                    call = call_in(scope)
+                    call.tenant = call.fields["key"] = key.tenant
+                    call.priorities = key.priorities
+            elif scope["path"] not in OPEN_PATHS:
+                self._metrics.admission_rejections["unauthorized"].inc()
+                error = unauthorized(bool(given))
+                response = JSONResponse(error.body(), error.status, error.headers)
+                await response(scope, receive, send)
+                return
+        await self._app(scope, receive, send)

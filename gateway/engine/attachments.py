@@ -1,0 +1,296 @@
+"""Who waits for which request, and attaching to a request again where the log can't be followed."""
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from gateway.engine.events import (
+    EngineUnreachable,
+    Event,
+    FollowingLost,
+    Joined,
+    PromptMissing,
+    RequestAccepted,
+    RequestFailed,
+    Superseded,
+    TokensArrived,
+)
+from gateway.engine.mailbox import Mailbox
+from gateway.engine.outputs_reader import Sessions
+from shared.logs import EventLog
+from shared.messages.requests import Attach, ChoiceView, Submit
+
+_log = EventLog("gateway.engine.attachments")
+
+# A scheduler that reads what was appended answers within a step.
+_FIRST_REPEAT_S = 2.0
+_LONGEST_REPEAT_S = 30.0
+# What is not heard of for so long may have been told in entries that were trimmed unread.
+_UNHEARD_S = 10.0
+# After a refusal: shorter than any client waits before it asks again, and long enough that most of
+# a flood costs neither a look at its bodies nor a way to the engine.
+_FULL_S = 0.1
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """One request and the call that waits for it.
+
+    Attributes:
+        attachment: under which the engine was told of it last.
+        submit: what to ask for if the engine does not know the request; None if only the id is
+            known.
+        attach: what was said and has no answer yet, without the prompt.
+        unheard_since_s: since when the log has been silent about it, although it must speak of it.
+        give_up_s: when to stop waiting for the engine's first word; infinite once it came.
+    """
+
+    mailbox: Mailbox
+    attachment: str
+    submit: Submit | None
+    give_up_s: float = inf
+    attach: Attach | None = None
+    repeat_s: float = 0.0
+    pause_s: float = _FIRST_REPEAT_S
+    accepted: bool = False
+    unheard_since_s: float | None = None
+
+
+class Deliveries:
+    """All requests that calls of this process wait for. Nothing here does I/O.
+
+    Args:
+        instance: of this gateway.
+        send: appends to the requests log as soon as possible.
+        clock_s: monotonic.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        sessions: Sessions,
+        send: Callable[[Attach], None],
+        clock_s: Callable[[], float],
+    ) -> None:
+        self._instance = instance
+        self._sessions = sessions
+        self._send = send
+        self._clock_s = clock_s
+        self._open: dict[str, _Delivery] = {}
+        self._full_until_s = -inf
+
+    @property
+    def is_full(self) -> bool:
+        """The engine has just refused what it would have refused anybody."""
+        return self._clock_s() < self._full_until_s
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def mailboxes(self) -> set[Mailbox]:
+        """Of all calls that wait for anything."""
+        return {delivery.mailbox for delivery in self._open.values()}
+
+    def open(
+        self,
+        submit: Submit,
+        mailbox: Mailbox,
+        views: Sequence[ChoiceView] = (),
+        accepted: bool = False,
+        patience_s: float = inf,
+    ) -> None:
+        """Wait for a request that is about to be submitted or attached to.
+
+        Args:
+            accepted: the engine has taken it before, and told its state to whoever opens it.
+            patience_s: how long to wait for the engine's first word before giving it up.
+        """
+        self.supersede(submit.request_id)
+        self._sessions.open(
+            submit.request_id,
+            submit.attachment,
+            submit.num_choices,
+            scored=submit.sampling.num_logprobs is not None,
+            is_search=submit.sampling.beams is not None,
+            views=views,
+            overtaken=submit.overtaken,
+        )
+        self._open[submit.request_id] = _Delivery(
+            mailbox, submit.attachment, submit, self._clock_s() + patience_s, accepted=accepted
+        )
+
+    def attach(self, request_id: str) -> None:
+        """Ask the engine to go on from what the client has."""
+        delivery = self._open[request_id]
+        assert delivery.submit is not None, request_id
+        delivered = self._sessions.attach(request_id)
+        attachment = delivered.attachment
+        submit = replace(
+            delivery.submit,
+            gateway=self._instance,
+            attachment=attachment,
+            overtaken=delivered.overtaken,
+        )
+        attach = Attach(
+            request_id,
+            self._instance,
+            attachment,
+            submit,
+            delivered.views(),
+            exact=submit.sampling.num_logprobs is not None,
+            is_new=not delivery.accepted,
+        )
+        # What was accepted is in the log with its prompt, unless the log has lost its end.
+        self._say(delivery, attach, with_prompt=not delivery.accepted)
+
+    def attach_unanswered(self, request_id: str, mailbox: Mailbox) -> None:
+        """Attach to what may never have been submitted, unless this call has its end already.
+
+        The reply to the append may be lost, and the engine's refusal be read before that is known.
+        """
+        if self.is_open(request_id, mailbox) and self._sessions.attachment_of(request_id):
+            self.attach(request_id)
+
+    def look_up(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
+        """Ask for the state of a request of which only the id is known."""
+        self.supersede(request_id)
+        attachment = secrets.token_hex(8)
+        self._sessions.look_up(request_id, attachment)
+        give_up_s = self._clock_s() + patience_s
+        delivery = self._open[request_id] = _Delivery(mailbox, attachment, None, give_up_s)
+        attach = Attach(request_id, self._instance, attachment, None, (), exact=False)
+        self._say(delivery, attach)
+
+    def supersede(self, request_id: str) -> None:
+        """The newer of two deliveries wins: end the one that there is in this process."""
+        delivery = self._open.get(request_id)
+        if delivery is not None:
+            delivery.mailbox.put(Superseded(request_id))
+            self._forget(request_id)
+
+    def submit_of(self, request_id: str) -> Submit | None:
+        """What an open delivery asked for."""
+        delivery = self._open.get(request_id)
+        return None if delivery is None else delivery.submit
+
+    def is_open(self, request_id: str, mailbox: Mailbox) -> bool:
+        """This call still waits for this request."""
+        delivery = self._open.get(request_id)
+        return delivery is not None and delivery.mailbox is mailbox
+
+    def close(self, request_id: str, mailbox: Mailbox) -> str | None:
+        """The call waits no more.
+
+        Returns:
+            The attachment by which an Abort can name what is closed; None if there is nothing,
+            or another call waits for the request.
+        """
+        if not self.is_open(request_id, mailbox):
+            return None
+        known = self._sessions.attachment_of(request_id)
+        attachment = known or self._open[request_id].attachment
+        self._forget(request_id)
+        return attachment
+
+    def dispatch(self, events: Iterable[Event]) -> None:
+        """Hand out what the log said, and attach where it can't be followed."""
+        for event in events:
+            delivery = self._open.get(event.request_id)
+            if delivery is None:
+                continue
+            if isinstance(event, TokensArrived):  # nearly all are
+                delivery.mailbox.put(event)
+                continue
+            if isinstance(event, PromptMissing):
+                self._send_prompt(event.request_id, delivery)
+                continue
+            if isinstance(event, FollowingLost):
+                if not self._sessions.awaits(event.request_id):
+                    continue  # the same entry tells how it ended
+                _log.warning("attaching", id=event.request_id, why=event.why)
+                self.attach(event.request_id)
+                continue
+            if isinstance(event, (RequestAccepted, Joined)):
+                delivery.accepted, delivery.give_up_s = True, inf
+            if isinstance(event, RequestFailed):
+                _log.warning("request failed", id=event.request_id, error=event.error)
+                if event.overloaded and event.for_all:
+                    self._full_until_s = self._clock_s() + _FULL_S
+            if isinstance(event, Joined):
+                delivery.attach = None
+            delivery.mailbox.put(event)
+
+    def server_restarted(self) -> None:
+        """What was said and not answered may be lost: say it again at once."""
+        for delivery in self._open.values():
+            delivery.repeat_s, delivery.pause_s = 0.0, _FIRST_REPEAT_S
+
+    def repeat(self) -> None:
+        """Say again what had no answer for a while."""
+        now = self._clock_s()
+        for request_id, delivery in self._open.items():
+            if delivery.attach is None or now < delivery.repeat_s:
+                continue
+            if not self._sessions.awaits(request_id):
+                delivery.attach = None
+                continue
+            self._send(delivery.attach)
+            delivery.repeat_s = now + delivery.pause_s
+            delivery.pause_s = min(2 * delivery.pause_s, _LONGEST_REPEAT_S)
+
+    def attach_unheard_of(self) -> None:
+        """Ask for what the log must have spoken of by now."""
+        now = self._clock_s()
+        for request_id, delivery in self._open.items():
+            if not self._sessions.is_unheard_of(request_id):
+                delivery.unheard_since_s = None
+            elif delivery.unheard_since_s is None:
+                delivery.unheard_since_s = now
+            elif now >= delivery.unheard_since_s + _UNHEARD_S:
+                delivery.unheard_since_s = None
+                _log.warning("attaching", id=request_id, why="the log is silent about it")
+                self.attach(request_id)
+
+    def give_up(self, why: str) -> None:
+        """Tell the calls that have waited in vain for the engine's first word."""
+        now = self._clock_s()
+        for request_id, delivery in list(self._open.items()):
+            if now >= delivery.give_up_s:
+                delivery.give_up_s = inf
+                if self._sessions.awaits(request_id) or self._sessions.is_unheard_of(request_id):
+                    delivery.mailbox.put(EngineUnreachable(request_id, why))
+
+    def give_all_up(self, why: str) -> None:
+        """Tell all calls that nothing will come."""
+        for request_id, delivery in self._open.items():
+            delivery.mailbox.put(EngineUnreachable(request_id, why))
+
+    def _say(self, delivery: _Delivery, attach: Attach, with_prompt: bool = False) -> None:
+        """Append an Attach, and later repeat it without the prompt.
+
+        A scheduler that has read the prompt keeps it; one that has not asks for it.
+        """
+        whole, attach = attach, _without_prompt(attach)
+        delivery.attach, delivery.attachment = attach, attach.attachment
+        delivery.pause_s = _FIRST_REPEAT_S
+        delivery.repeat_s = self._clock_s() + delivery.pause_s
+        self._send(whole if with_prompt else attach)
+
+    def _send_prompt(self, request_id: str, delivery: _Delivery) -> None:
+        """The scheduler does not have the request: describe all of it."""
+        attach = delivery.attach
+        if attach is None or attach.submit is None or not self._sessions.awaits(request_id):
+            return
+        submit = attach.submit.with_prompt_of(delivery.submit)
+        assert submit is not None, f"{request_id}: the delivery has another prompt"
+        self._say(delivery, replace(attach, submit=submit), with_prompt=True)
+
+    def _forget(self, request_id: str) -> None:
+        self._sessions.close(request_id)
+        del self._open[request_id]
+
+
+def _without_prompt(attach: Attach) -> Attach:
+    submit = attach.submit
+    return attach if submit is None else replace(attach, submit=submit.without_prompt())

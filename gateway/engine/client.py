@@ -1,0 +1,405 @@
+"""The gateway's side of one engine: submits requests and reads what becomes of them."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.engine.attachments import Deliveries
+from gateway.engine.backoff import Backoff
+from gateway.engine.mailbox import Mailbox, ServerLeaves
+from gateway.engine.outbox import Outbox
+from gateway.engine.outputs_reader import Sessions
+from gateway.pins.pin_requests import Pinning, Prefix
+from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.ends import LogEnds
+from shared.bus.keys import EngineKeys
+from shared.codec import decode_as, encode
+from shared.errors import BusUnavailable, DecodeError
+from shared.logs import EventLog
+from shared.messages.endings import FinishReason
+from shared.messages.leases import (
+    EngineInfo,
+    EngineState,
+    KVGeometry,
+    ModelInfo,
+    why_incompatible,
+)
+from shared.messages.requests import Abort, ChoiceView, Stop, Submit
+from shared.metrics import GatewayMetrics
+from shared.tasks import run_together
+
+_log = EventLog("gateway.engine.client")
+
+_BLOCK_MS = 1_000
+_MAX_ENTRIES = 512
+_POLL_S = 0.5
+_POLL_AWAY_S = 0.1  # somebody waits for the engine to come
+_LEASE_MS = 10_000
+_RENEW_S = 2.0
+_FULL_SHARE = 0.8  # of Redis' memory
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that can take requests."""
+
+    model: ModelInfo
+    kv: KVGeometry
+    max_num_sequences: int  # that run at once
+    stalled_ms: int = field(default=0, compare=False)  # since its last step, while there is work
+
+    @property
+    def pool_tokens(self) -> int:
+        """Tokens that the whole KV pool holds."""
+        return self.kv.num_blocks * self.kv.block_size
+
+    def blocks_needed(self, num_prompt: int, max_tokens: int, num_choices: int) -> int:
+        """Blocks that a request can come to need.
+
+        The choices share the full blocks of their prompt; the token that is drawn last is never
+        computed and needs no slot.
+        """
+        shared = self._shared_blocks(num_prompt)
+        each = -(-(num_prompt + max_tokens - 1) // self.kv.block_size)
+        return shared + num_choices * (each - shared)
+
+    def max_tokens_for(self, num_prompt: int, num_choices: int) -> int:
+        """Tokens that each choice can generate at most; less than one if they do not fit at all."""
+        shared = self._shared_blocks(num_prompt)
+        own = (self.kv.num_blocks - shared) // num_choices
+        fits_pool = (shared + own) * self.kv.block_size - num_prompt + 1
+        return min(self.model.max_model_len - num_prompt, fits_pool)
+
+    def _shared_blocks(self, num_prompt: int) -> int:
+        # The block of the last prompt token is written by each choice for itself.
+        return (num_prompt - 1) // self.kv.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAway:
+    """Why no request can be taken now.
+
+    Attributes:
+        is_final: what is open will not be finished either.
+    """
+
+    detail: str
+    is_final: bool = False
+
+
+class EngineClient:
+    """One reader of the outputs log for all requests of this process.
+
+    Args:
+        model_name: the model that this gateway speaks for; an engine with another is of no use.
+        instance: names this gateway in the log.
+        prefixes: those that the engine is to keep in its pool.
+        patience_s: how long the bus may be away, and how long calls wait for the engine's first
+            word, before they are given up.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        engine_id: str,
+        model_name: str,
+        instance: str,
+        metrics: GatewayMetrics,
+        prefixes: Sequence[Prefix] = (),
+        patience_s: float = 30.0,
+    ) -> None:
+        self.instance = instance
+        self.patience_s = patience_s
+        self.pinning = Pinning(prefixes)
+        self._bus = bus
+        self._keys = EngineKeys(engine_id)
+        self._model_name = model_name
+        self._metrics = metrics
+        self._sessions = Sessions()
+        self._outbox = Outbox(bus, self._keys.requests, self._trim_below)
+        self._deliveries = Deliveries(instance, self._sessions, self._outbox.send, _loop_s)
+        self._renew_s = 0.0
+        self._away_since_s: float | None = None
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._run_id: str | None = None
+        self._must_find_place = True
+        self._ends = LogEnds(bus)
+        self._past = START  # entries up to here are of a time before this process
+        self._positioned = asyncio.Event()
+        self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
+        self._last_read_s = time.monotonic()
+        self._memory_share = 0.0
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """What Redis has left is for finishing what was accepted."""
+        return self._memory_share > _FULL_SHARE
+
+    @property
+    def status(self) -> Engine | EngineAway:
+        """The engine as of the last look.
+
+        Looks are half a second apart. While Redis takes questions and does not answer, a look
+        lasts until they time out, some ten seconds at most, and this is what it was before.
+        """
+        if not self._positioned.is_set() and isinstance(self._status, Engine):
+            return EngineAway("the log of outputs was not found yet")
+        return self._status
+
+    async def run(self) -> None:
+        """Read, poll and append until cancelled."""
+        await run_together(self._read_outputs(), self._poll_status(), self._outbox.run())
+
+    @property
+    def is_positioned(self) -> bool:
+        """The log of outputs can be read, so that attaching to a request can work."""
+        return self._positioned.is_set()
+
+    async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> None:
+        """Append requests, all or none; their events will arrive in ``mailbox``.
+
+        If it is unknown whether they were, they are attached to, and a Joined of each will tell
+        what became of them. An EngineUnreachable comes if the engine says nothing.
+        """
+        for submit in submits:
+            self._deliveries.open(submit, mailbox, patience_s=self.patience_s)
+        self._none_open.clear()
+        append = Append(
+            self._keys.requests,
+            [encode(submit) for submit in submits],
+            trim_below=self._trim_below(),
+        )
+        try:
+            await self._bus.append(append)
+        except BusUnavailable as error:
+            _log.warning(
+                "cannot submit", ids=[submit.request_id for submit in submits], error=error
+            )
+            for submit in submits:
+                self._deliveries.attach_unanswered(submit.request_id, mailbox)
+
+    def attach(
+        self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] | None = None
+    ) -> None:
+        """Deliver a request that may be known to the engine from here on.
+
+        A Joined or an EngineUnreachable will tell whether that works.
+
+        Args:
+            views: by choice, what the client has, empty for nothing at all; None if nobody knows
+                whether the engine was ever asked.
+        """
+        self._deliveries.open(
+            submit, mailbox, views or (), accepted=views is not None, patience_s=self.patience_s
+        )
+        self._none_open.clear()
+        self._deliveries.attach(submit.request_id)
+
+    def look_up(self, request_id: str, mailbox: Mailbox) -> None:
+        """Ask for a request by its id: Joined, NotRemembered or EngineUnreachable will come."""
+        self._deliveries.look_up(request_id, mailbox, self.patience_s)
+        self._none_open.clear()
+
+    @property
+    def is_full(self) -> bool:
+        """Whatever is new would be refused: something just was, for a reason that is anybody's."""
+        return self._deliveries.is_full
+
+    def submit_of(self, request_id: str) -> Submit | None:
+        """What a call of this process asked for that is still open."""
+        return self._deliveries.submit_of(request_id)
+
+    def stop(self, stop: Stop, mailbox: Mailbox) -> None:
+        """Tell the scheduler that a choice has ended, unless another call delivers it."""
+        if self._deliveries.is_open(stop.request_id, mailbox):
+            self._outbox.send(stop)
+
+    def abort(self, request_id: str, mailbox: Mailbox, reason: str) -> None:
+        """Nobody waits for this request any more, unless another call does."""
+        attachment = self._closed(request_id, mailbox)
+        if attachment:
+            self._outbox.send(Abort(request_id, attachment, reason))
+
+    def abandon(self, request_id: str, mailbox: Mailbox, after_s: float) -> None:
+        """The call waits no more, but another may come: abort the request unless one does."""
+        attachment = self._closed(request_id, mailbox)
+        if attachment:
+            abort = Abort(request_id, attachment, "its client did not come back")
+            asyncio.get_running_loop().call_later(after_s, self._outbox.send, abort)
+
+    def close(self, request_id: str, mailbox: Mailbox) -> None:
+        """The call waits no more; what the engine makes of the request is as it may be."""
+        self._closed(request_id, mailbox)
+
+    def close_choice(
+        self, request_id: str, index: int, num_tokens: int, reason: FinishReason, mailbox: Mailbox
+    ) -> None:
+        """Nobody waits for more of one choice; others of the request may go on."""
+        if self._deliveries.is_open(request_id, mailbox):
+            self._sessions.close_choice(request_id, index, num_tokens, reason)
+
+    def _closed(self, request_id: str, mailbox: Mailbox) -> str | None:
+        attachment = self._deliveries.close(request_id, mailbox)
+        if not self._deliveries:
+            self._none_open.set()
+        return attachment
+
+    def leave(self) -> None:
+        """Tell every open call that this process ends."""
+        for mailbox in self._deliveries.mailboxes():
+            mailbox.put(ServerLeaves())
+
+    @property
+    def num_open(self) -> int:
+        """Requests that somebody waits for."""
+        return len(self._deliveries)
+
+    @property
+    def log_lag_s(self) -> float:
+        """Seconds since the log was last read to its end, 0 while nobody waits for anything."""
+        return time.monotonic() - self._last_read_s if self._deliveries else 0.0
+
+    async def all_closed(self) -> None:
+        """Return when nobody waits for anything."""
+        await self._none_open.wait()
+
+    async def flushed(self) -> None:
+        """Return when all that was sent has been appended."""
+        await self._outbox.flushed()
+
+    def _trim_below(self) -> EntryId | None:
+        """Up to where requests may be trimmed.
+
+        After a failure the server may be another one whose clock went back, and what is new there
+        lies below the cursor. What could not be sent before is sent again just then.
+        """
+        if self._must_find_place or self._away_since_s is not None:
+            return None
+        return self._sessions.requests_cursor
+
+    async def _read_outputs(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                if self._must_find_place:
+                    await self._find_place()
+                await self._renew_lease()
+                cursors = {self._keys.outputs: self._sessions.cursor}
+                found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
+            except BusUnavailable as error:
+                self._must_find_place = True
+                if self._away_since_s is None:
+                    self._away_since_s = _loop_s()
+                _log.warning("cannot read outputs", error=error)
+                await backoff.wait()
+                continue
+            backoff.reset()
+            self._away_since_s = None
+            entries = found.get(self._keys.outputs, ())
+            if len(entries) < _MAX_ENTRIES:
+                self._last_read_s = time.monotonic()
+            self._metrics.outputs_lag_entries.set(len(entries))
+            for entry in entries:
+                self._deliveries.dispatch(self._sessions.apply(entry))
+            self._note_position()
+
+    async def _renew_lease(self) -> None:
+        """Renewed by the loop that makes progress: without it nobody here is served."""
+        if _loop_s() >= self._renew_s:
+            await self._bus.put(self._keys.gateway(self.instance), b"1", _LEASE_MS)
+            self._renew_s = _loop_s() + _RENEW_S
+
+    async def _find_place(self) -> None:
+        """Find the place in the log: at first, and where its end may be lost.
+
+        At first all of it is read, although nobody waits for any of that yet: without the number
+        of the last step a later gap could not be noticed.
+        """
+        self._must_find_place = False
+        run_id = await self._bus.run_id()
+        last = await self._bus.last_id(self._keys.outputs)
+        if run_id == self._run_id and last >= self._sessions.cursor:
+            return
+        if self._run_id is not None:
+            is_same = run_id == self._run_id
+            why = "outputs was deleted" if is_same else "the bus's server restarted"
+            _log.warning(why, last=last, cursor=self._sessions.cursor)
+            self._renew_s = 0.0
+            sessions = self._sessions
+            lost = sessions.log_deleted() if is_same else sessions.server_restarted(last)
+            self._deliveries.dispatch(lost)
+            self._deliveries.server_restarted()
+        self._run_id, self._past = run_id, last
+        self._note_position()
+
+    def _note_position(self) -> None:
+        if self._sessions.cursor >= self._past:
+            self._positioned.set()
+
+    async def _poll_status(self) -> None:
+        while True:
+            status = await self._look()
+            if status != self._status:
+                detail = status.detail if isinstance(status, EngineAway) else "ready"
+                _log.info("engine", status=detail)
+            self._status = status
+            self._metrics.outputs_lag_seconds.set(self.log_lag_s)
+            self._tend_deliveries()
+            await asyncio.sleep(_POLL_S if isinstance(self.status, Engine) else _POLL_AWAY_S)
+
+    def _tend_deliveries(self) -> None:
+        # Without a scheduler nothing can be answered; the one that comes reads what was appended.
+        if not self._outbox.is_behind and isinstance(self._status, Engine):
+            self._deliveries.repeat()
+            self._deliveries.attach_unheard_of()
+        self._deliveries.give_up(f"the engine did not answer within {self.patience_s:g} s")
+        if isinstance(self._status, EngineAway) and self._status.is_final:
+            self._deliveries.give_all_up(self._status.detail)
+        away_since_s = self._away_since_s
+        if away_since_s is not None and _loop_s() - away_since_s >= self.patience_s:
+            self._deliveries.give_all_up(f"Redis has been away for {self.patience_s:g} s")
+
+    async def _look(self) -> Engine | EngineAway:
+        try:
+            # A connection can be renewed without an error that the reader would see.
+            if self._run_id is not None and await self._is_elsewhere(self._run_id):
+                self._must_find_place = True
+            self._memory_share = await self._bus.memory_share()
+            data = await self._bus.get(self._keys.info)
+            info = None if data is None else decode_as(EngineInfo, data)
+        except (BusUnavailable, DecodeError) as error:
+            return EngineAway(str(error))
+        status = _usable(info, self._keys.engine_id, self._model_name)
+        if info is not None and isinstance(status, Engine):
+            for pin in self.pinning.due(info, _loop_s()):
+                self._outbox.send(pin)
+        return status
+
+    async def _is_elsewhere(self, run_id: str) -> bool:
+        """The log that was read so far is not the one that is there, or has lost its end."""
+        if await self._bus.run_id() != run_id:
+            return True
+        return await self._ends.lost({self._keys.outputs: self._sessions.cursor}) is not None
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _usable(info: EngineInfo | None, engine_id: str, model_name: str) -> Engine | EngineAway:
+    if info is None:
+        return EngineAway(f"no scheduler serves engine {engine_id!r}")
+    if (why := why_incompatible("scheduler", info.protocol)) is not None:
+        return EngineAway(why)
+    if info.state != EngineState.READY or info.model is None or info.kv is None:
+        detail = f"engine {engine_id!r} is {info.state}: {info.detail or 'no detail'}"
+        return EngineAway(detail, is_final=info.state == EngineState.FAILED)
+    if info.model.name != model_name:
+        return EngineAway(
+            f"engine {engine_id!r} serves {info.model.name!r}, this gateway {model_name!r}"
+        )
+    if info.draining:
+        return EngineAway(f"engine {engine_id!r} finishes what it has, and takes nothing new")
+    return Engine(info.model, info.kv, info.max_num_sequences, info.stalled_ms)

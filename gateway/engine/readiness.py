@@ -1,0 +1,38 @@
+"""Whether this gateway would serve a request, from progress and not from a port that is open."""
+
+from starlette.responses import JSONResponse, Response
+
+from gateway.engine.client import Engine
+from gateway.http.errors import ApiError, unavailable
+from gateway.service import Service
+
+
+def readiness(service: Service) -> Response:
+    """200, or 503 with the check that failed."""
+    check, error = _first_failed(service)
+    if error is None:
+        return JSONResponse({"status": "ready"})
+    body = {"status": "not ready", "check": check, "detail": str(error)}
+    return JSONResponse(body, error.status, error.headers)
+
+
+def status_alone(response: Response) -> Response:
+    """The same status without a body."""
+    retry_after = response.headers.get("retry-after")
+    headers = None if retry_after is None else {"Retry-After": retry_after}
+    return Response(status_code=response.status_code, headers=headers)
+
+
+def _first_failed(service: Service) -> tuple[str, ApiError | None]:
+    error = service.why_not_ready()
+    if error is not None:
+        return "gateway" if service.draining else "engine", error
+    engine, limits = service.engine.status, service.ready_limits
+    if isinstance(engine, Engine) and engine.stalled_ms > limits.stall_ms:
+        return "steps", unavailable(
+            f"the engine has work and has made no step for {engine.stalled_ms} ms"
+        )
+    lag_s = service.engine.log_lag_s
+    if lag_s > limits.log_lag_s:
+        return "log", unavailable(f"the log of outputs was not read for {lag_s:.1f} s")
+    return "", None

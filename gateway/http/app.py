@@ -1,0 +1,100 @@
+"""The FastAPI application: endpoints, and one place that turns errors into answers."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from gateway.access.authentication import OPEN_PATHS, RequireKey
+from gateway.access.call_limits import LimitCalls
+from gateway.http.call import AccessLog, call_of, shown_path
+from gateway.http.cors import allow_origins
+from gateway.http.errors import ApiError, failed
+from gateway.openai.api_docs import docs_router
+from gateway.openai.generation_api import generate_router
+from gateway.openai.inspection_api import inspection_router
+from gateway.openai.openapi_description import describe
+from gateway.openai.request_schema import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeChatBody,
+    TokenizeTextBody,
+)
+from gateway.resume.streams_api import streams_router
+from gateway.service import Service
+from shared.version import version
+
+
+def create_app(service: Service) -> FastAPI:
+    """The application that serves one gateway's clients."""
+    # Redirects would go to wherever the Host header says.
+    # FastAPI's own page of the API comes from elsewhere, and sends no key.
+    app = FastAPI(
+        title="PageStream",
+        version=version(),
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(docs_router())
+    app.include_router(generate_router(service))
+    app.include_router(streams_router(service))
+    app.include_router(inspection_router(service, version()))
+    app.add_middleware(
+        LimitCalls,
+        quotas=service.quotas,
+        is_shared=lambda: service.keys.num_tenants > 1,
+        is_full=lambda: service.engine.is_full,
+        metrics=service.metrics,
+    )
+    app.add_middleware(
+        RequireKey,
+        keys=service.keys,
+        metrics_keys=service.metrics_keys,
+        metrics=service.metrics,
+    )
+    allow_origins(app, service.cors_origins)
+    app.add_middleware(AccessLog)  # the outermost: it sees what the others refuse
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(Exception, _answer_bug)
+    bodies: list[type[BaseModel]] = [
+        CompletionBody,
+        ChatBody,
+        TokenizeTextBody,
+        TokenizeChatBody,
+        DetokenizeBody,
+    ]
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app, bodies, service.keys.are_asked_for, OPEN_PATHS)
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+async def _answer_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    fields = call_of(request).fields
+    fields["error"] = error.code or "invalid"
+    if error.param is not None:
+        fields["param"] = error.param
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    path = f"{request.method} {shown_path(request.scope)}"
+    known = {404: f"there is no {path}", 405: f"{path} is not allowed"}
+    message = known.get(error.status_code, str(error.detail))
+    body = ApiError(error.status_code, message).body()
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _answer_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001
+    return JSONResponse(failed("internal error", "internal_error").body(), 500)

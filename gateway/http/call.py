@@ -1,0 +1,190 @@
+"""One HTTP call: its id, its body, and its line in the access log."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.access.priorities import PriorityRange
+from gateway.http.errors import body_too_large, invalid, unsupported_encoding
+from shared.logs import EventLog
+
+_log = EventLog("gateway.access")
+_SCOPE_KEY = "pagestream.call"
+# Asked every few seconds by machines, and answered without work.
+QUIET_PATHS = ("/health", "/metrics")
+MAX_KEY_CHARS = 255
+_SHOWN_PATH_CHARS = 200
+_DISCARD_BYTES = 64 * 2**20
+_DISCARD_S = 2.0
+
+
+@dataclass(slots=True)
+class Call:
+    """What is known of a call in flight.
+
+    Attributes:
+        id: 128 bits in hex, random unless the client gave an ``Idempotency-Key``; stands in the
+            log and in the ``X-Request-Id`` header.
+        received_ms: wall clock at its start.
+        tenant: whose API key it came with, "" where none is asked for.
+        priorities: that its API key may ask for, None where no key is asked for.
+        discards_body: what still arrives of the body is thrown away.
+        status: of the response, 0 before it starts.
+        fields: more to say in the access log; never a client's text.
+    """
+
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    started_s: float = field(default_factory=time.monotonic)
+    received_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    tenant: str = ""
+    priorities: PriorityRange | None = None
+    discards_body: bool = False
+    status: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def call_of(request: Request) -> Call:
+    """The call that a request belongs to."""
+    return call_in(request.scope)
+
+
+def call_in(scope: Scope) -> Call:
+    """The same, where there is no request yet."""
+    return cast(Call, scope[_SCOPE_KEY])
+
+
+def client_of(request: Request) -> str:
+    """Names who calls, "" for nobody in particular.
+
+    It is whose API key was given, which stays the same when the key is replaced. Where no key is
+    asked for, it is whatever the client says of itself.
+    """
+    return call_of(request).tenant or request.headers.get("authorization", "")
+
+
+def caller_of(request: Request) -> str:
+    """Names between whom threads are shared: API keys, or addresses where no key is asked for."""
+    address = "" if request.client is None else request.client.host
+    return call_of(request).tenant or address
+
+
+def idempotency_key(request: Request) -> str | None:
+    """By which the client names a generation that it may ask for again.
+
+    Raises:
+        ApiError: 400, it cannot be used.
+    """
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= MAX_KEY_CHARS:
+        raise invalid(
+            "Idempotency-Key",
+            f"Idempotency-Key: {len(key)} characters; it must have 1 to {MAX_KEY_CHARS}",
+        )
+    return key
+
+
+def shown_path(scope: Scope) -> str:
+    """The path as it appears in logs and messages: never all of a long one."""
+    path: str = scope["path"]
+    return path if len(path) <= _SHOWN_PATH_CHARS else path[:_SHOWN_PATH_CHARS] + "..."
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The whole body, never more than ``limit`` bytes of it.
+
+    Raises:
+        ApiError: 413, it is longer; 415, it is compressed.
+    """
+    chunks: list[bytes] = []
+    size = 0
+    body = request.stream()
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    try:
+        if encoding not in ("", "identity"):
+            if "expect" not in request.headers:
+                await _discard(body)
+            raise unsupported_encoding(encoding)
+        # The HTTP parser accepts digits alone here.
+        if int(request.headers.get("content-length", "0")) > limit:
+            # A client that asks first is told before it sends anything.
+            if "expect" not in request.headers:
+                call_of(request).discards_body = True
+                await _discard(body)
+            raise body_too_large(limit)
+        async for chunk in body:
+            size += len(chunk)
+            if size > limit:
+                chunks.clear()
+                call_of(request).discards_body = True
+                await _discard(body)
+                raise body_too_large(limit)
+            chunks.append(chunk)
+    except ClientDisconnect:
+        raise invalid(None, "the client left before the body was complete") from None
+    return b"".join(chunks)
+
+
+async def _discard(body: AsyncIterator[bytes]) -> None:
+    """Read on for a while, keeping nothing.
+
+    Closing a connection that holds unread data resets it, and then the client never sees the
+    answer that says what was wrong.
+    """
+    size = 0
+    try:
+        async with asyncio.timeout(_DISCARD_S):
+            async for chunk in body:
+                size += len(chunk)
+                if size > _DISCARD_BYTES:
+                    return
+    except TimeoutError:
+        return
+
+
+class AccessLog:
+    """Gives every call an id, and logs one line when it is over."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        call = Call()
+        scope[_SCOPE_KEY] = call
+
+        async def send_noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                header = (b"x-request-id", call.id.encode())
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_noting)
+        except Exception:
+            call.status = 500
+            raise
+        finally:
+            self._write(scope, call)
+
+    @staticmethod
+    def _write(scope: Scope, call: Call) -> None:
+        path = shown_path(scope)
+        write = _log.debug if path.startswith(QUIET_PATHS) else _log.info
+        write(
+            "call",
+            id=call.id,
+            method=scope["method"],
+            path=path,
+            status=call.status,
+            ms=round(1000 * (time.monotonic() - call.started_s), 1),
+            **call.fields,
+        )

@@ -1,0 +1,43 @@
+"""What machines ask, on a port of its own that no client needs to reach, and without a key."""
+
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from gateway.engine.readiness import status_alone
+from shared.metrics import CONTENT_TYPE, GatewayMetrics
+
+
+def management_app(metrics: GatewayMetrics, ready: Callable[[], Response]) -> Starlette:
+    """Nothing but what ``management_routes`` are for."""
+    return Starlette(routes=management_routes(metrics, ready))
+
+
+def management_routes(metrics: GatewayMetrics, ready: Callable[[], Response]) -> list[Route]:
+    """``/metrics``, ``/health``, ``/health/live`` and ``/health/ready``; with HEAD, too.
+
+    Args:
+        ready: the answer to the last of them.
+    """
+
+    async def show_metrics(request: Request) -> Response:  # noqa: ARG001
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    async def say_alive(request: Request) -> Response:  # noqa: ARG001
+        return JSONResponse({"status": "alive"})
+
+    async def say_ready(request: Request) -> Response:  # noqa: ARG001
+        return ready()
+
+    async def show_status(request: Request) -> Response:  # noqa: ARG001
+        return status_alone(ready())
+
+    return [
+        Route("/health", show_status),
+        Route("/metrics", show_metrics),
+        Route("/health/live", say_alive),
+        Route("/health/ready", say_ready),
+    ]

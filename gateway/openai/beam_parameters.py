@@ -1,0 +1,89 @@
+"""Beam search: its parameters from a body's fields, or a 400 that says what it cannot do."""
+
+from collections.abc import Iterator
+
+from gateway.http.errors import invalid_value
+from gateway.openai.request_schema import ChatBody, CompletionBody
+from shared.sampling import BeamParams, EarlyStopping
+
+MAX_BEAMS = 64
+
+_EARLY_STOPPING = {
+    True: EarlyStopping.AT_ONCE,
+    False: EarlyStopping.ESTIMATED,
+    "never": EarlyStopping.NEVER,
+}
+
+
+def beam_params(body: CompletionBody | ChatBody) -> BeamParams | None:
+    """How to search, None if tokens are to be drawn.
+
+    Raises:
+        ApiError: 400, a field asks for what does not go together with that.
+    """
+    faults = _faults_of_search(body) if body.use_beam_search else _faults_without(body)
+    for field, reason in faults:
+        raise invalid_value(field, getattr(body, field), reason)
+    if not body.use_beam_search:
+        return None
+    return BeamParams(
+        width=body.n or 1,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=_EARLY_STOPPING[body.early_stopping or False],
+    )
+
+
+def _faults_of_search(body: CompletionBody | ChatBody) -> Iterator[tuple[str, str]]:
+    """Fields with the reasons why a beam search refuses them."""
+    if (body.n or 1) > MAX_BEAMS:
+        yield "n", f"a beam search keeps at most {MAX_BEAMS} beams"
+    draws = "a beam search follows the likeliest tokens and does not draw; leave it out"
+    if body.temperature:
+        yield "temperature", f"{draws}, or give 0"
+    if body.top_p not in (None, 1.0):
+        yield "top_p", draws
+    if (body.top_k or 0) > 0:
+        yield "top_k", draws
+    if body.min_p:
+        yield "min_p", draws
+    own = "a beam search follows the model's own probabilities; leave it out"
+    for penalty in ("presence_penalty", "frequency_penalty"):
+        if getattr(body, penalty):
+            yield penalty, own
+    if body.repetition_penalty not in (None, 1.0):
+        yield "repetition_penalty", own
+    if any((body.logit_bias or {}).values()):
+        yield "logit_bias", own
+    if body.stop:
+        yield "stop", "a beam search does not look at text; stop_token_ids can end its beams"
+    if body.max_tokens == 0:
+        yield "max_tokens", "a beam search needs at least one token to search for"
+    if body.prompt_logprobs is not None:
+        yield "prompt_logprobs", "a beam search has no log-probabilities of the prompt"
+    if isinstance(body, ChatBody):
+        yield from _faults_of_scores("top_logprobs", body.top_logprobs)
+    else:
+        yield from _faults_of_completion(body)
+
+
+def _faults_of_completion(body: CompletionBody) -> Iterator[tuple[str, str]]:
+    width = body.n or 1
+    if body.best_of not in (None, width):
+        yield "best_of", f"a beam search gives all the beams it keeps, and n is {width}"
+    yield from _faults_of_scores("logprobs", body.logprobs)
+    if body.echo and body.logprobs is not None:
+        yield "echo", "a beam search has no log-probabilities of the prompt; leave logprobs out"
+
+
+def _faults_of_scores(field: str, num_logprobs: int | None) -> Iterator[tuple[str, str]]:
+    if num_logprobs:
+        yield field, "of a beam search only the chosen tokens' log-probabilities are known; give 0"
+
+
+def _faults_without(body: CompletionBody | ChatBody) -> Iterator[tuple[str, str]]:
+    """The same for tokens that are drawn."""
+    needs = "needs use_beam_search to be true"
+    if body.length_penalty not in (None, 1.0):
+        yield "length_penalty", needs
+    if body.early_stopping not in (None, False):
+        yield "early_stopping", needs

@@ -1,0 +1,208 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.engine.client import Engine
+from gateway.http.call import MAX_KEY_CHARS, call_of, caller_of, client_of, idempotency_key
+from gateway.http.errors import ApiError
+from gateway.openai.beam_parameters import beam_params
+from gateway.openai.generation import Generation
+from gateway.openai.openapi_description import generates, reads_header, takes
+from gateway.openai.pending_requests import Planned, scoring_last, with_seed
+from gateway.openai.request_schema import ChatBody, CompletionBody, GenerationBody, parse_body
+from gateway.openai.response_schema import ChatAnswer, CompletionAnswer
+from gateway.openai.responses import Resumption, StreamAnswer, whole_answer
+from gateway.openai.validation import (
+    Output,
+    Prompt,
+    chat_max_tokens,
+    chat_output,
+    check_num_choices,
+    check_prompt,
+    completion_max_tokens,
+    completion_output,
+    priority_of,
+    sampling_params,
+)
+from gateway.prompts.prompt_length import scores_last, truncated
+from gateway.prompts.tokenization import Asking
+from gateway.resume.event_ids import StreamPosition
+from gateway.resume.stream_context import Display, fingerprint, seed_of
+from gateway.resume.stream_ids import call_id_of, secret_of_key, stream_id_of
+from gateway.service import Service
+from shared.sampling import SamplingParams
+
+
+def generate_router(service: Service) -> APIRouter:
+    """The endpoints that generate text."""
+    router = APIRouter(tags=["generate"], default_response_class=Response)
+    about = "Names a generation, to ask for it again."
+    key = reads_header("Idempotency-Key", about, minLength=1, maxLength=MAX_KEY_CHARS)
+
+    @router.post(
+        "/v1/completions",
+        openapi_extra=takes(CompletionBody) | key,
+        responses=generates(CompletionAnswer),
+    )
+    async def completions(request: Request) -> Response:
+        """Continue one or several prompts."""
+        with _counting(service):
+            return await _complete(service, request)
+
+    @router.post(
+        "/v1/chat/completions",
+        openapi_extra=takes(ChatBody) | key,
+        responses=generates(ChatAnswer),
+    )
+    async def chat_completions(request: Request) -> Response:
+        """Answer in a conversation."""
+        with _counting(service):
+            return await _chat(service, request)
+
+    return router
+
+
+@contextmanager
+def _counting(service: Service) -> Iterator[None]:
+    """Count what is refused."""
+    try:
+        yield
+    except ApiError as error:
+        if error.rejection is not None:
+            service.metrics.admission_rejections[error.rejection].inc()
+        raise
+
+
+async def _complete(service: Service, request: Request) -> Response:
+    body = await service.bodies.read(request, partial(parse_body, CompletionBody))
+    service.check_model(body.model)
+    priority = _priority(service, request, body)
+    beams = beam_params(body)
+    output = completion_output(body)
+    num_prompts = service.prompts.count(body)
+    check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
+    engine = service.ready_engine()
+    planned = []
+    asking = _asking(request, body, engine)
+    for whole in await service.prompts.completion(body, asking):
+        prompt = truncated(whole, body, engine)
+        is_full = scores_last(prompt, output, beams, engine)
+        check_prompt(prompt, output, engine, is_full)
+        max_tokens = 1 if is_full else completion_max_tokens(body, prompt, output, engine)
+        sampling = sampling_params(body, output, beams, max_tokens, engine)
+        item = _planned(request, body, prompt, sampling, priority, continues=True)
+        planned.append(scoring_last(item) if is_full else item)
+    return await _answer(service, request, body, planned, output)
+
+
+async def _chat(service: Service, request: Request) -> Response:
+    body = await service.bodies.read(request, partial(parse_body, ChatBody))
+    service.check_model(body.model)
+    priority = _priority(service, request, body)
+    beams = beam_params(body)
+    output = chat_output(body)
+    check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
+    engine = service.ready_engine()
+    asking = _asking(request, body, engine)
+    whole = await service.prompts.chat(body.messages, body.tools, asking)
+    prompt = truncated(whole, body, engine)
+    check_prompt(prompt, output, engine)
+    max_tokens = chat_max_tokens(body, prompt, output, engine)
+    sampling = sampling_params(body, output, beams, max_tokens, engine)
+    planned = [_planned(request, body, prompt, sampling, priority, continues=False)]
+    return await _answer(service, request, body, planned, output)
+
+
+def _priority(service: Service, request: Request, body: GenerationBody) -> int:
+    return priority_of(body, call_of(request).priorities, service.keys.open_priorities)
+
+
+def _asking(request: Request, body: GenerationBody, engine: Engine) -> Asking:
+    # What is cut off may have any length.
+    is_cut = body.truncate_prompt_tokens is not None
+    return Asking(caller_of(request), None if is_cut else engine.model.max_model_len)
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    body: GenerationBody,
+    planned: Sequence[Planned],
+    output: Output,
+) -> Response:
+    call = call_of(request)
+    key, client = idempotency_key(request), client_of(request)
+    secret = call.id if key is None else secret_of_key(key)
+    call.id = call_id_of(secret, client)
+    if key is not None and body.seed is None:
+        planned = [with_seed(item, seed_of(call.id)) for item in planned]
+    display = _display(service, request, body, planned, output, is_repeatable=key is not None)
+    generation = Generation(
+        service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
+    )
+    wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
+    call.fields["stream"] = bool(body.stream)
+    service.ready_engine()  # much may have happened while a long prompt was tokenized
+    if key is None:
+        await generation.submit()
+    else:
+        generation.join()
+    if not body.stream:
+        return await whole_answer(generation, wire, call, request.receive)
+    resumption = None
+    if display.resumable:
+        stream_id = stream_id_of(secret, client)
+        resumption = Resumption(stream_id, service.resume_window_s, StreamPosition())
+    answer = StreamAnswer(generation, wire, display, call, resumption)
+    return await answer.accepted(request.receive)
+
+
+def _planned(
+    request: Request,
+    body: GenerationBody,
+    prompt: Prompt,
+    sampling: SamplingParams,
+    priority: int,
+    continues: bool,
+) -> Planned:
+    call = call_of(request)
+    return Planned(
+        prompt,
+        sampling,
+        continues,
+        priority=priority,
+        cache_salt=body.cache_salt or "",
+        tenant=call.tenant,
+        deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,
+    )
+
+
+def _display(
+    service: Service,
+    request: Request,
+    body: GenerationBody,
+    planned: Sequence[Planned],
+    output: Output,
+    is_repeatable: bool,
+) -> Display:
+    options = body.stream_options
+    return Display(
+        call_id=call_of(request).id,
+        is_chat=isinstance(body, ChatBody),
+        model=service.model_name,
+        created=int(time.time()),
+        num_prompts=len(planned),
+        prompt_text=None,
+        output=output,
+        include_usage=bool(options and options.include_usage),
+        resumable=bool(body.stream_resume),
+        fingerprint=fingerprint(body) if is_repeatable else "",
+        num_prompt_tokens=sum(len(item.prompt.tokens) for item in planned),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )

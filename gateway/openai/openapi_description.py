@@ -1,0 +1,169 @@
+"""What the OpenAPI description says beyond what FastAPI reads from the endpoints.
+
+Bodies are read, checked and written by hand, so that nothing but the error format of OpenAI ever
+goes out and no more than the limit is ever held in memory. So what comes in and goes out is said
+here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from gateway.openai.response_schema import ErrorAnswer
+
+_REF = "#/components/schemas/{model}"
+_METHODS = ("get", "post")
+_REQUEST_ID = {
+    "X-Request-Id": {
+        "description": "Names the call in the logs of all services.",
+        "schema": {"type": "string"},
+    }
+}
+_RETRY_AFTER = {
+    "Retry-After": {
+        "description": "Seconds after which it may work.",
+        "schema": {"type": "integer", "minimum": 1},
+    }
+}
+_STREAM_URL = {
+    "X-Stream-URL": {
+        "description": "Where a stream that was asked for with stream_resume can be continued.",
+        "schema": {"type": "string"},
+    }
+}
+# Of each event of a stream; there is an id if the stream can be resumed.
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "id": {"type": "string"}},
+    "required": ["data"],
+}
+_ERRORS = {
+    400: "The request can never work as it stands.",
+    401: "No API key, or none that is known.",
+    404: "There is no such thing.",
+    408: "The request did not arrive in time.",
+    409: "A newer call delivers the same generation.",
+    410: "What could be continued once is not remembered any more.",
+    413: "The body is too large.",
+    415: "The body is compressed.",
+    422: "The Idempotency-Key was used with another body.",
+    429: "Too much is in progress or waiting already.",
+    431: "The request line and headers are too large.",
+    500: "An accepted generation failed.",
+    503: "There is no engine, or no connection left, or the gateway is shutting down.",
+}
+_ANYWHERE = (401, 408, 429, 431, 503)
+_OF_BODIES = (400, 413, 415)
+_MAY_BE_RETRIED = (429, 503)
+
+
+def takes(*bodies: type[BaseModel]) -> dict[str, Any]:
+    """An endpoint's ``openapi_extra``: its body is one of these."""
+    refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies]
+    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def reads_header(name: str, text: str, **limits: int) -> dict[str, Any]:
+    """An endpoint's ``openapi_extra``: it looks at this header, a text within these limits."""
+    schema = {"type": "string", **limits}
+    header = {"name": name, "in": "header", "required": False, "description": text}
+    return {"parameters": [header | {"schema": schema}]}
+
+
+def answers(
+    body: Any, *errors: int, has_body: bool = False, unready: Any = ErrorAnswer
+) -> dict[int | str, dict[str, Any]]:
+    """An endpoint's ``responses``: success with a body of this model, and errors.
+
+    Args:
+        errors: statuses that not every endpoint may have.
+        has_body: the request has one.
+        unready: model of the body of a 503.
+    """
+    described: dict[int | str, dict[str, Any]] = {
+        200: {"model": body, "description": "Success.", "headers": _REQUEST_ID}
+    }
+    for status in sorted({*_ANYWHERE, *errors, *(_OF_BODIES if has_body else ())}):
+        described[status] = {
+            "model": unready if status == 503 else ErrorAnswer,
+            "description": _ERRORS[status],
+            "headers": _REQUEST_ID | (_RETRY_AFTER if status in _MAY_BE_RETRIED else {}),
+        }
+    return described
+
+
+def generates(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of an endpoint that generates text, in one piece or as a stream."""
+    described = answers(body, 404, 409, 422, 500, has_body=True)
+    return described | {200: described[200] | streams()}
+
+
+def streams() -> dict[str, Any]:
+    """A response of Server-Sent Events."""
+    text = (
+        "Server-Sent Events; data: [DONE] is the last one of a stream that ended well, and an "
+        "object with the field error the last one of any other."
+    )
+    return {
+        "description": "Success. A stream is written as " + text,
+        "headers": _REQUEST_ID | _STREAM_URL,
+        "content": {"text/event-stream": {"schema": _EVENT}},
+    }
+
+
+def continues() -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of an endpoint that continues streams."""
+    described = answers(ErrorAnswer, 400, 404, 409, 410)
+    nothing = {"description": "There is nothing after this event.", "headers": _REQUEST_ID}
+    return described | {200: streams(), 204: nothing}
+
+
+def plain_text(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """The ``responses`` of an endpoint that writes a text."""
+    described = answers(ErrorAnswer)
+    text = {
+        "description": "Success.",
+        "headers": _REQUEST_ID,
+        "content": {media_type: {"schema": {"type": "string"}}},
+    }
+    return described | {200: text}
+
+
+def describe(
+    app: FastAPI,
+    bodies: list[type[BaseModel]],
+    keys_are_asked_for: bool,
+    open_paths: tuple[str, ...],
+) -> dict[str, Any]:
+    """The OpenAPI description of ``app``, with the schemas of all bodies.
+
+    Args:
+        open_paths: for which no API key is needed in any case.
+    """
+    described = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
+    components = described.setdefault("components", {})
+    known: dict[str, Any] = components.setdefault("schemas", {})
+    known.update(schemas["$defs"])
+    for name in ("HTTPValidationError", "ValidationError"):
+        known.pop(name, None)
+    components["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}
+    for path, item in described["paths"].items():
+        for method in _METHODS:
+            if method in item:
+                _drop_fastapis_own(item[method]["responses"])
+                needs_key = keys_are_asked_for and path not in open_paths
+                item[method]["security"] = [{"api_key": []}] if needs_key else []
+    return described
+
+
+def _drop_fastapis_own(responses: dict[str, Mapping[str, Any]]) -> None:
+    """FastAPI expects to refuse parameters by itself, which it never does here."""
+    content = responses.get("422", {}).get("content", {})
+    if "HTTPValidationError" in str(content):
+        del responses["422"]

@@ -1,0 +1,380 @@
+"""The bodies that clients may send, with strict types.
+
+Fields that are not here are refused by name, unless they hold a value that changes nothing.
+"""
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
+
+from gateway.http.errors import (
+    MISSING_FIELD,
+    from_validation,
+    invalid,
+    invalid_value,
+    unsupported,
+)
+from gateway.http.malformed_json import not_json
+from gateway.openai.ignored_fields import (
+    NEUTRAL,
+    NEUTRAL_IN_MESSAGE,
+    NEUTRAL_IN_STREAM_OPTIONS,
+    Neutral,
+    describing,
+    is_harmless,
+)
+
+MAX_LOGPROBS = 20
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 256
+MAX_SEED = 2**63 - 1
+MAX_CHOICES = 128
+MAX_SALT_CHARS = 256
+MAX_LENGTH_PENALTY = 100.0
+MAX_PENALTY = 2.0  # of presence and frequency
+MIN_REPETITION_PENALTY = 0.01
+MAX_REPETITION_PENALTY = 100.0
+MAX_BIAS = 100.0
+MAX_BIASES = 300
+MAX_MESSAGES = 10_000
+MAX_PARTS = 1_000  # of one message
+MAX_TOOLS = 1_000
+MAX_TOOL_CALLS = 1_000  # of one message
+MAX_PROMPTS = 10_000
+MAX_DEADLINE_MS = 7 * 24 * 3_600_000
+
+_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+TokenIds = Annotated[list[_TokenId], Field(fail_fast=True)]
+
+
+def _prompt_kind(value: object) -> str:
+    if not isinstance(value, list):
+        return "as text"
+    if not value or isinstance(value[0], str):
+        return "as texts"
+    return "as lists" if isinstance(value[0], list) else "as tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("as text")]
+    | Annotated[
+        list[str], Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS), Tag("as texts")
+    ]
+    | Annotated[TokenIds, Tag("as tokens")]
+    | Annotated[
+        list[TokenIds],
+        Field(fail_fast=True, min_length=1, max_length=MAX_PROMPTS),
+        Tag("as lists"),
+    ],
+    Discriminator(_prompt_kind),
+]
+
+_StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = Annotated[
+    Annotated[_StopText, Tag("as text")]
+    | Annotated[list[_StopText], Field(fail_fast=True, max_length=MAX_STOPS), Tag("as list")],
+    Discriminator(lambda value: "as list" if isinstance(value, list) else "as text"),
+]
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+EarlyStop = Annotated[
+    Annotated[bool, Tag("as flag")] | Annotated[Literal["never"], Tag("as word")],
+    Discriminator(lambda value: "as word" if isinstance(value, str) else "as flag"),
+]
+
+
+_Penalty = Annotated[_Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+
+
+def _few(biases: Any) -> Any:
+    """Refuse too many entries before each of them is looked at."""
+    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} tokens can have a bias")
+    return biases
+
+
+LogitBias = Annotated[
+    dict[
+        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")],
+        Annotated[_Number, Field(ge=-MAX_BIAS, le=MAX_BIAS)],
+    ],
+    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
+    BeforeValidator(_few),
+]
+
+
+class _Body(BaseModel):
+    # Extra fields are kept for `_refuse_extra`, which knows those that change nothing.
+    model_config = ConfigDict(
+        strict=True,
+        extra="allow",
+        frozen=True,
+        hide_input_in_errors=True,
+        json_schema_extra={"additionalProperties": False},
+    )
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(_Body):
+    """How a stream is written."""
+
+    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_STREAM_OPTIONS))
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: the usage so far stands in every chunk."
+    )
+
+
+class GenerationBody(_Body):
+    """What both ways to generate have in common."""
+
+    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL))
+
+    model: str
+    n: _NumChoices | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[_Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[_Number, Field(ge=0, le=1)] | None = None  # 0: the likeliest token alone
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # 0 and -1: all
+    min_p: Annotated[_Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = Field(
+        None,
+        description="Subtracted from the logits of tokens that were generated. Reported "
+        "log-probabilities are the model's own, without any penalty or bias.",
+    )
+    frequency_penalty: _Penalty | None = Field(
+        None,
+        description="Subtracted from the logits of tokens for each time that they were generated.",
+    )
+    repetition_penalty: (
+        Annotated[_Number, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
+    ) = Field(
+        None,
+        description="Of tokens that are in the prompt or were generated, positive logits are "
+        "divided by this, and others multiplied. 1: none.",
+    )
+    logit_bias: LogitBias | None = Field(
+        None, description="Added to the logits of tokens, by their ids."
+    )
+    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    use_beam_search: bool | None = None  # with n as the number of beams
+    length_penalty: (
+        Annotated[_Number, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None
+    ) = None
+    early_stopping: EarlyStop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stream_resume: bool | None = None
+    return_token_ids: bool | None = None
+    include_stop_str_in_output: bool | None = Field(
+        None, description="The text ends with the stop string, or the stop token's text."
+    )
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = Field(
+        None,
+        description="So many of the prompt's last tokens are kept. -1: as many as leave room for "
+        "max_tokens.",
+        json_schema_extra={"not": {"const": 0}},
+    )
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None,
+        description="Log-probabilities of the prompt's tokens, all but the first, and so many of "
+        "the likeliest at their places. Not of streams and beam searches.",
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None  # from the POST on
+    user: str | None = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    best_of: _NumChoices | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+
+
+class TextPart(_Part):
+    """A piece of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("as text")]
+    | Annotated[
+        list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("as parts")
+    ],
+    Discriminator(lambda value: "as parts" if isinstance(value, list) else "as text"),
+]
+
+
+class CalledFunction(_Part):
+    """What an assistant has called."""
+
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCall(_Part):
+    """A call in an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # in the stream that it came from
+
+
+class ToolFunction(_Part):
+    """A function that a chat describes to the model."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON Schema
+    strict: bool | None = None
+
+
+class ChatTool(_Part):
+    """A tool that a chat describes to the model."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChatMessage(_Body):
+    """One turn of a conversation."""
+
+    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_MESSAGE))
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = Field(None, description="null only beside an assistant's tool_calls.")
+    name: str | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
+    ) = Field(None, description="Of an assistant alone.")
+    tool_call_id: str | None = Field(None, description="Of a tool's message alone.")
+
+
+class _ChatMessages(_Body):
+    messages: Annotated[
+        list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    ]
+    tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
+        None, description="Given to the chat template."
+    )
+
+
+class ChatBody(GenerationBody, _ChatMessages):
+    """POST /v1/chat/completions."""
+
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="none, where there are tools: answers are text, and no calls of tools."
+    )
+
+
+class TokenizeTextBody(_Body):
+    """POST /tokenize with a text."""
+
+    prompt: str
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(_ChatMessages):
+    """POST /tokenize with a conversation."""
+
+    model: str | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Body):
+    """POST /detokenize."""
+
+    tokens: TokenIds
+    model: str | None = None
+
+
+_B = TypeVar("_B", bound=_Body)
+
+
+def parse_body(cls: type[_B], data: bytes) -> _B:
+    """A validated body.
+
+    Raises:
+        ApiError: 400 that names the field and its value.
+    """
+    try:
+        body = cls.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise not_json(data, first["msg"]) from None
+        raise from_validation(error) from None
+    _refuse_extra(body, "", NEUTRAL if isinstance(body, GenerationBody) else {})
+    if isinstance(body, _ChatMessages):
+        for index, message in enumerate(body.messages):
+            check_message(message, f"messages[{index}].")
+    if isinstance(body, GenerationBody) and body.stream_options is not None:
+        _refuse_extra(body.stream_options, "stream_options.", NEUTRAL_IN_STREAM_OPTIONS)
+        if not body.stream:
+            raise invalid("stream_options", "stream_options: only allowed when stream is true")
+    if isinstance(body, GenerationBody) and body.stream_resume and not body.stream:
+        raise invalid("stream_resume", "stream_resume: only allowed when stream is true")
+    if isinstance(body, GenerationBody) and body.truncate_prompt_tokens == 0:
+        raise invalid_value("truncate_prompt_tokens", 0, "must be at least 1, or -1")
+    if isinstance(body, ChatBody) and body.tools and body.tool_choice != "none":
+        reason = 'with tools it must be "none": answers are text, and no calls of tools'
+        raise invalid_value("tool_choice", body.tool_choice, reason)
+    return body
+
+
+def check_message(message: ChatMessage, path: str) -> None:
+    """Refuse what no message of its role has.
+
+    Raises:
+        ApiError: 400 that names the field, which begins with ``path``.
+    """
+    _refuse_extra(message, path, NEUTRAL_IN_MESSAGE)
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        name = f"{path}content"
+        if "content" not in message.model_fields_set:
+            raise invalid(name, f"{name}: this field is required", MISSING_FIELD)
+        raise invalid_value(name, None, "only an assistant's message with tool_calls has none")
+    if message.tool_calls and message.role != "assistant":
+        reason = "only an assistant's message has any"
+        raise invalid_value(f"{path}tool_calls", message.tool_calls, reason)
+    if message.tool_call_id is not None and message.role != "tool":
+        reason = "only a tool's message has one"
+        raise invalid_value(f"{path}tool_call_id", message.tool_call_id, reason)
+
+
+def _refuse_extra(body: _Body, path: str, neutral: Neutral) -> None:
+    for name, value in (body.model_extra or {}).items():
+        if name not in neutral or not is_harmless(value, neutral[name]):
+            raise unsupported(path + name[:80], value)

@@ -1,0 +1,296 @@
+"""From a validated body to requests that the engine can certainly serve, or a 400 that says why."""
+
+import secrets
+from dataclasses import dataclass, replace
+
+from gateway.access.priorities import PriorityRange
+from gateway.engine.client import Engine
+from gateway.http.errors import invalid, invalid_value, too_long
+from gateway.openai.request_schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
+from shared.sampling import BeamParams, SamplingParams, TokenBias
+
+COMPLETION_MAX_TOKENS = 16
+_LEAST_TOP_P = 2.0**-126  # positive in single precision; keeps the likeliest token alone
+_NUM_SEEDS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the choices of one request continue."""
+
+    tokens: list[int]
+    text: str | None  # as the client gave it, None if it gave tokens
+    path: str  # field of the body that it came from
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the client wants to see of the tokens; the engine need not know."""
+
+    stops: tuple[str, ...]
+    min_tokens: int  # stop strings are not looked for in the text of so many first tokens
+    num_logprobs: int | None
+    echo: bool
+    generate: bool  # False: only the prompt is looked at; the one token generated is dropped
+    token_ids: bool
+    num_choices: int  # shown for each prompt
+    num_candidates: int  # generated for each prompt, or beams; the likeliest are shown
+    num_prompt_logprobs: int | None = None  # beside what is echoed; None: no log-probabilities
+    include_stop: bool = False  # what ended a text stands at its end
+
+    @property
+    def is_ranked(self) -> bool:
+        """There are candidates that will not be shown."""
+        return self.num_candidates > self.num_choices
+
+
+def completion_output(body: CompletionBody) -> Output:
+    """What a completion shows."""
+    if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
+        reason = "must be at least 1 unless echo is true or prompt_logprobs is given"
+        raise invalid_value("max_tokens", 0, reason)
+    num_choices = body.n or 1
+    num_candidates = num_choices if body.best_of is None else body.best_of
+    if num_candidates < num_choices:
+        raise invalid_value(
+            "best_of", num_candidates, f"must be at least n, which is {num_choices}"
+        )
+    may_rank = body.best_of is not None and body.best_of > 1 and not body.use_beam_search
+    if body.stream and may_rank:
+        reason = "which is best is known at the end only, so there is nothing to stream"
+        raise invalid_value("best_of", num_candidates, reason)
+    return Output(
+        stops=_stops(body),
+        min_tokens=body.min_tokens or 0,
+        num_logprobs=body.logprobs,
+        echo=bool(body.echo),
+        generate=body.max_tokens != 0,
+        token_ids=bool(body.return_token_ids),
+        num_choices=num_choices,
+        num_candidates=num_candidates,
+        num_prompt_logprobs=_prompt_logprobs(body),
+        include_stop=bool(body.include_stop_str_in_output),
+    )
+
+
+def chat_output(body: ChatBody) -> Output:
+    """What an answer in a conversation shows."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid_value("top_logprobs", body.top_logprobs, "needs logprobs to be true")
+    return Output(
+        stops=_stops(body),
+        min_tokens=body.min_tokens or 0,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        echo=False,
+        generate=True,
+        token_ids=bool(body.return_token_ids),
+        num_choices=body.n or 1,
+        num_candidates=body.n or 1,
+        num_prompt_logprobs=_prompt_logprobs(body),
+        include_stop=bool(body.include_stop_str_in_output),
+    )
+
+
+def priority_of(body: GenerationBody, of_key: PriorityRange | None, of_all: PriorityRange) -> int:
+    """The priority that a request has, if it may have it.
+
+    Args:
+        of_key: what its API key may ask for, None where no key is asked for.
+        of_all: what may be asked for then.
+
+    Raises:
+        ApiError: 400.
+    """
+    allowed = of_all if of_key is None else of_key
+    if body.priority is None:
+        return allowed.default
+    if body.priority not in allowed:
+        holder = "this server" if of_key is None else "this API key"
+        reason = f"{holder} allows {allowed} (lower ones are served first)"
+        raise invalid_value("priority", body.priority, reason)
+    return body.priority
+
+
+def check_num_choices(num_prompts: int, output: Output, is_resumable: bool, limit: int) -> None:
+    """Refuse more choices than one call may have, before anything is done for the first of them.
+
+    Args:
+        is_resumable: every event's id has the position of every choice.
+        limit: choices that are generated for all prompts of a call.
+
+    Raises:
+        ApiError: 400.
+    """
+    field = "best_of" if output.is_ranked else "n"
+    num_choices = num_prompts * output.num_candidates
+    given = f"{num_prompts} prompts with {output.num_candidates} choices each are {num_choices}"
+    if num_choices > limit:
+        reason = f"{given}; one call may have {limit}"
+        raise invalid_value(field, output.num_candidates, reason)
+    if is_resumable and num_choices > MAX_CHOICES:
+        reason = f"{given}; a stream that can be resumed may have {MAX_CHOICES}"
+        raise invalid_value("stream_resume", True, reason)
+
+
+def completion_max_tokens(
+    body: CompletionBody, prompt: Prompt, output: Output, engine: Engine
+) -> int:
+    """How many tokens to generate at most, by default as OpenAI does."""
+    explicit = 1 if body.max_tokens == 0 else body.max_tokens
+    if explicit is None:
+        room = engine.max_tokens_for(len(prompt.tokens), output.num_candidates)
+        return min(COMPLETION_MAX_TOKENS, room)
+    _check_room(explicit, "max_tokens", prompt, output, engine)
+    return explicit
+
+
+def chat_max_tokens(body: ChatBody, prompt: Prompt, output: Output, engine: Engine) -> int:
+    """How many tokens to generate at most: by default all that fit."""
+    field, explicit = "max_completion_tokens", body.max_completion_tokens
+    if explicit is None:
+        field, explicit = "max_tokens", body.max_tokens
+    elif body.max_tokens not in (None, explicit):
+        raise invalid_value(
+            "max_tokens", body.max_tokens, f"max_completion_tokens says {explicit}; give one"
+        )
+    if explicit == 0:
+        raise invalid_value(field, 0, "must be at least 1")
+    if explicit is None:
+        return engine.max_tokens_for(len(prompt.tokens), output.num_candidates)
+    _check_room(explicit, field, prompt, output, engine)
+    return explicit
+
+
+def sampling_params(
+    body: GenerationBody,
+    output: Output,
+    beams: BeamParams | None,
+    max_tokens: int,
+    engine: Engine,
+) -> SamplingParams:
+    """The engine's part of the request."""
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise invalid_value("min_tokens", min_tokens, f"at most {max_tokens} will be generated")
+    stop_token_ids = tuple(body.stop_token_ids or ())
+    _check_vocabulary("stop_token_ids", stop_token_ids, engine)
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else max(body.top_p, _LEAST_TOP_P),
+        top_k=max(body.top_k or 0, 0),
+        min_p=body.min_p or 0.0,
+        seed=secrets.randbits(63) if body.seed is None else body.seed % _NUM_SEEDS,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=bool(body.ignore_eos),
+        min_tokens=min_tokens,
+        num_logprobs=0 if output.is_ranked and output.num_logprobs is None else output.num_logprobs,
+        num_prompt_logprobs=_most(
+            output.num_prompt_logprobs, output.num_logprobs if output.echo else None
+        ),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        logit_bias=_logit_bias(body, engine),
+    )
+    return sampling if beams is None else replace(sampling, temperature=0.0, seed=0, beams=beams)
+
+
+def check_prompt(prompt: Prompt, output: Output, engine: Engine, scores_last: bool = False) -> None:
+    """Refuse tokens that the model does not have, and prompts that leave no room for an answer.
+
+    Args:
+        scores_last: the prompt's last token is what is generated.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not prompt.tokens:
+        raise invalid(prompt.path, f"{prompt.path}: the prompt is empty, and the model has no bos")
+    length = len(prompt.tokens)
+    _check_vocabulary(prompt.path, prompt.tokens, engine)
+    if length - scores_last >= engine.model.max_model_len:
+        raise too_long(
+            f"the prompt has {length} tokens; the model's context is "
+            f"{engine.model.max_model_len} tokens, prompt and output together",
+            prompt.path,
+        )
+    if engine.max_tokens_for(length - scores_last, 1) < 1:
+        raise too_long(
+            f"the prompt has {length} tokens; the whole KV cache holds {engine.pool_tokens}, "
+            "prompt and output together",
+            prompt.path,
+        )
+    field = "best_of" if output.is_ranked else "n"
+    if output.num_candidates > engine.max_num_sequences:
+        raise invalid_value(
+            field, output.num_candidates, f"at most {engine.max_num_sequences} choices run at once"
+        )
+    if engine.max_tokens_for(length - scores_last, output.num_candidates) < 1:
+        raise too_long(
+            f"the prompt has {length} tokens and {field} is {output.num_candidates}; "
+            + _blocks(prompt, 1, output, engine),
+            field,
+        )
+
+
+def _check_room(
+    max_tokens: int, field: str, prompt: Prompt, output: Output, engine: Engine
+) -> None:
+    length, context = len(prompt.tokens), engine.model.max_model_len
+    given = f"the prompt has {length} tokens and {field} is {max_tokens}"
+    if length + max_tokens > context:
+        raise too_long(
+            f"{given}, together {length + max_tokens}; the model's context is {context} tokens",
+            field,
+        )
+    needed = engine.blocks_needed(length, max_tokens, output.num_candidates)
+    if needed > engine.kv.num_blocks:
+        raise too_long(f"{given}; {_blocks(prompt, max_tokens, output, engine)}", field)
+
+
+def _blocks(prompt: Prompt, max_tokens: int, output: Output, engine: Engine) -> str:
+    """What a request needs of the KV cache, and what there is."""
+    num_candidates = output.num_candidates
+    needed = engine.blocks_needed(len(prompt.tokens), max_tokens, num_candidates)
+    whose = "it needs" if num_candidates == 1 else f"{num_candidates} choices need"
+    return (
+        f"{whose} {needed} blocks of {engine.kv.block_size} tokens, "
+        f"the whole KV cache has {engine.kv.num_blocks}"
+    )
+
+
+def _check_vocabulary(path: str, tokens: list[int] | tuple[int, ...], engine: Engine) -> None:
+    size = engine.model.vocab_size
+    if tokens and max(tokens) >= size:
+        index = next(index for index, token in enumerate(tokens) if token >= size)
+        raise invalid_value(
+            f"{path}[{index}]", tokens[index], f"the vocabulary has the tokens 0 to {size - 1}"
+        )
+
+
+def _logit_bias(body: GenerationBody, engine: Engine) -> tuple[TokenBias, ...]:
+    size = engine.model.vocab_size
+    found = tuple(TokenBias(int(key), bias) for key, bias in (body.logit_bias or {}).items())
+    for entry in found:
+        if entry.token >= size:
+            reason = f"the vocabulary has the tokens 0 to {size - 1}"
+            raise invalid_value(f"logit_bias.{entry.token}", entry.bias, reason)
+    return tuple(entry for entry in found if entry.bias != 0)
+
+
+def _stops(body: GenerationBody) -> tuple[str, ...]:
+    if body.stop is None:
+        return ()
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+
+
+def _prompt_logprobs(body: GenerationBody) -> int | None:
+    if body.prompt_logprobs is not None and body.stream:
+        reason = "an answer in one piece has them; leave stream out"
+        raise invalid_value("prompt_logprobs", body.prompt_logprobs, reason)
+    return body.prompt_logprobs
+
+
+def _most(*numbers: int | None) -> int | None:
+    return max((number for number in numbers if number is not None), default=None)

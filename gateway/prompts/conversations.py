@@ -1,0 +1,96 @@
+"""Conversations: from bodies to what chat templates expect, and through the template."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.openai.request_schema import ChatMessage, ChatTool, ToolCall
+from gateway.prompts.control_tokens import Conversation, RenderedChat
+from gateway.prompts.template_threads import TemplateThreads
+from gateway.text.tokenizer import Tokenizer
+
+DEFAULT_LIMIT_S = 2.0
+
+
+class ChatRenderer:
+    """Renders conversations beside the event loop.
+
+    Args:
+        limit_s: that a template may take.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, limit_s: float = DEFAULT_LIMIT_S) -> None:
+        self._tokenizer = tokenizer
+        self._threads = TemplateThreads(limit_s)
+
+    async def rendered(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatTool] | None,
+        add_generation_prompt: bool,
+        caller: str = "",
+    ) -> RenderedChat:
+        """The text of a conversation.
+
+        Args:
+            caller: threads are shared fairly between callers.
+
+        Raises:
+            TemplateRefused: the template does not accept it, or takes too long.
+            ApiError: 429, no thread was free in time.
+        """
+
+        def render() -> RenderedChat:
+            return self._tokenizer.render_apart(
+                conversation(messages, tools, add_generation_prompt)
+            )
+
+        return await self._threads.run(render, caller)
+
+    def close(self) -> None:
+        """Give the threads up; nothing may be asked afterwards."""
+        self._threads.close()
+
+
+def conversation(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[ChatTool] | None = None,
+    add_generation_prompt: bool = True,
+) -> Conversation:
+    """As chat templates expect it: not all of them know parts or developers."""
+    return Conversation(
+        [_plain_message(message) for message in messages],
+        [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
+        add_generation_prompt,
+    )
+
+
+def _plain_message(message: ChatMessage) -> dict[str, Any]:
+    content = message.content or ""
+    plain: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content if isinstance(content, str) else "\n".join(p.text for p in content),
+    }
+    if message.name is not None:
+        plain["name"] = message.name
+    if message.tool_calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    return plain
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    """Templates write the arguments as JSON themselves, so they are given what it stands for."""
+    arguments: Any = call.function.arguments
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        parsed = None
+    if isinstance(parsed, dict):
+        arguments = parsed
+    return {
+        "id": call.id,
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments},
+    }

@@ -1,0 +1,113 @@
+"""Threads for chat templates, which are programs of the model's authors: none may run for long."""
+
+import asyncio
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from gateway.http.errors import overloaded
+from gateway.prompts.control_tokens import TemplateRefused
+from gateway.prompts.fair_threads import FairThreads
+
+_THREADS = 3
+_THREADS_PER_CALLER = 2  # one is left for other callers
+_YIELD_S = 0.001
+
+_T = TypeVar("_T")
+
+
+class _TooSlow(BaseException):
+    """Raised in the middle of a template; no ``except Exception`` there takes it."""
+
+
+class TemplateThreads:
+    """Runs templates beside the event loop, each for a limited time.
+
+    A thread cannot be stopped from outside, but an exception can be raised in it between two
+    instructions of Python, which templates are compiled to. A template that hangs in one
+    instruction keeps its thread; calls that find all threads taken are refused after the same time.
+
+    Args:
+        limit_s: that a template may run, and that it may wait for a thread.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._threads = FairThreads(_THREADS, _THREADS_PER_CALLER, "template")
+
+    async def run(self, work: Callable[[], _T], caller: str = "") -> _T:
+        """The result of ``work``, and its exceptions.
+
+        Args:
+            caller: threads are shared fairly between callers.
+
+        Raises:
+            TemplateRefused: it took too long.
+            ApiError: 429, the threads were busy with other templates for too long.
+        """
+        job = _Job()
+        future = asyncio.ensure_future(self._threads.run(caller, partial(job.run, work)))
+        done, _ = await asyncio.wait({future}, timeout=self._limit_s)
+        if not done and job.started_s is not None:
+            rest_s = job.started_s + self._limit_s - time.monotonic()
+            done, _ = await asyncio.wait({future}, timeout=max(0.0, rest_s))
+        if done:
+            return future.result()
+        # Its end is of no interest; an exception that nobody takes would be logged.
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        if job.started_s is None:
+            future.cancel()
+            raise overloaded("chat templates of other calls take all threads")
+        job.interrupt()
+        raise TemplateRefused(f"it took longer than {self._limit_s:g} s")
+
+    def close(self) -> None:
+        """Give the threads up; nothing may be run afterwards."""
+        self._threads.close()
+
+
+class _Job:
+    """One run of a template.
+
+    Attributes:
+        started_s: monotonic time at which a thread took it, None before.
+    """
+
+    def __init__(self) -> None:
+        self.started_s: float | None = None
+        self._thread = 0
+        self._lock = threading.Lock()  # guards the two flags
+        self._is_over = False
+        self._is_interrupted = False
+
+    def run(self, work: Callable[[], _T]) -> _T:
+        """On a thread of the pool."""
+        self._thread, self.started_s = threading.get_ident(), time.monotonic()
+        result: list[_T] = []
+        error: Exception | None = None
+        try:
+            try:
+                result.append(work())
+            except Exception as raised:
+                error = raised
+            with self._lock:
+                self._is_over = True
+            while self._is_interrupted:  # the exception is on its way, and must not come later
+                time.sleep(_YIELD_S)
+        except _TooSlow:
+            raise TemplateRefused("it took too long") from None
+        if error is not None:
+            raise error
+        return result[0]
+
+    def interrupt(self) -> None:
+        """Raise in the thread, if it still works at this."""
+        with self._lock:
+            if not self._is_over:
+                self._is_interrupted = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(self._thread), ctypes.py_object(_TooSlow)
+                )

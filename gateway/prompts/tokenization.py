@@ -1,0 +1,229 @@
+"""From what clients send to prompt tokens, without holding up other requests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
+
+from gateway.http.errors import invalid, too_long
+from gateway.openai.request_schema import ChatMessage, ChatTool, CompletionBody
+from gateway.openai.validation import Prompt
+from gateway.prompts.control_tokens import TemplateRefused
+from gateway.prompts.conversations import DEFAULT_LIMIT_S, ChatRenderer
+from gateway.prompts.fair_threads import FairThreads
+from gateway.text.memory_release import give_back
+from gateway.text.tokenizer import Tokenizer
+
+# Below, encoding takes less than handing it to a thread and back.
+_INLINE_CHARS = 4_000
+_DECODED_CHARS = 4  # a token to be decoded costs so much
+_PIECE_CHARS = 100  # a prompt costs so much, however short it is
+_THREADS = 3
+_THREADS_PER_CALLER = 2  # one is left for other callers
+
+_LARGE_CHARS = 2**18  # tokenizing as many takes far longer than giving memory back
+_MAX_CHARS = 4 * 2**20
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """On whose behalf text is tokenized, and what for.
+
+    Attributes:
+        caller: threads are shared fairly between callers.
+        max_tokens: longer texts are of no use, and refused before they are tokenized where that
+            is certain; None: texts of any length.
+    """
+
+    caller: str = ""
+    max_tokens: int | None = None
+
+
+ANYBODY = Asking()
+
+
+class PromptReader:
+    """Turns bodies into prompts, the long ones on threads of its own.
+
+    Args:
+        max_prompts: of one call.
+        template_timeout_s: that a chat template may take.
+        max_chars: of text in one call, all its prompts or messages together.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_prompts: int,
+        template_timeout_s: float = DEFAULT_LIMIT_S,
+        max_chars: int = _MAX_CHARS,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._max_prompts = max_prompts
+        self._max_chars = max_chars
+        self._threads = FairThreads(_THREADS, _THREADS_PER_CALLER, "tokenize")
+        self._chats = ChatRenderer(tokenizer, template_timeout_s)
+
+    def count(self, body: CompletionBody) -> int:
+        """Prompts of a completion.
+
+        Raises:
+            ApiError: 400, there are too many.
+        """
+        given = body.prompt
+        if isinstance(given, str) or not given or isinstance(given[0], int):
+            return 1
+        if len(given) > self._max_prompts:
+            raise invalid(
+                "prompt", f"prompt: {len(given)} prompts; at most {self._max_prompts} in one call"
+            )
+        return len(given)
+
+    async def completion(self, body: CompletionBody, asking: Asking = ANYBODY) -> list[Prompt]:
+        """The prompts of a completion, one for each request.
+
+        Raises:
+            ApiError: 400, a text is too long.
+        """
+        given = body.prompt
+        if isinstance(given, str):
+            self._check_chars("prompt", len(given))
+            return [await self._from_text(given, "prompt", len(given), asking)]
+        if isinstance(given[0], int):
+            return [self._from_tokens(given, "prompt")]
+        # Many short ones are as much work as a long one.
+        texts = [item for item in given if isinstance(item, str)]
+        num_chars = sum(map(len, texts))
+        self._check_chars("prompt", num_chars)
+        size = num_chars + _PIECE_CHARS * len(texts)
+        return [
+            await self._from_text(item, f"prompt[{index}]", size, asking)
+            if isinstance(item, str)
+            else self._from_tokens(cast("list[int]", item), f"prompt[{index}]")
+            for index, item in enumerate(given)
+        ]
+
+    async def chat(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatTool] | None = None,
+        asking: Asking = ANYBODY,
+    ) -> Prompt:
+        """The prompt that asks for the next turn of a conversation."""
+        tokens = await self.chat_tokens(messages, tools, True, asking)
+        return Prompt(tokens, None, "messages")
+
+    async def chat_tokens(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ChatTool] | None = None,
+        add_generation_prompt: bool = True,
+        asking: Asking = ANYBODY,
+    ) -> list[int]:
+        """Tokens of a conversation.
+
+        Raises:
+            ApiError: 400, it is too long, or the model or its template does not accept it.
+        """
+        if not self._tokenizer.has_chat_template:
+            raise invalid("messages", "this model has no chat template; use /v1/completions")
+        self._check_chars("messages", sum(map(_num_chars, messages)))
+
+        try:
+            chat = await self._chats.rendered(messages, tools, add_generation_prompt, asking.caller)
+
+            def encode() -> list[int]:
+                self._check_length("messages", chat.text, asking)
+                return self._tokenizer.encode_chat(chat)
+
+            # The encoder for messages that name control tokens is made when it is first needed.
+            size = _INLINE_CHARS + 1 if chat.names_others else len(chat.text)
+            return await self._run(size, encode, asking)
+        except TemplateRefused as error:
+            reason = f"the chat template refuses these messages: {error}"
+            raise invalid("messages", reason) from None
+
+    async def text_tokens(
+        self, text: str, add_special_tokens: bool, asking: Asking = ANYBODY
+    ) -> list[int]:
+        """Tokens of a text.
+
+        Raises:
+            ApiError: 400, it is too long.
+        """
+        self._check_chars("prompt", len(text))
+        return await self._encoded(text, add_special_tokens, len(text), asking)
+
+    async def text(
+        self, tokens: Sequence[int], skip_special: bool, asking: Asking = ANYBODY
+    ) -> str:
+        """Text of tokens."""
+        decode = self._tokenizer.decode
+        size = _DECODED_CHARS * len(tokens)
+        return await self._run(size, lambda: decode(tokens, skip_special), asking)
+
+    def close(self) -> None:
+        """Give the threads up; nothing may be asked afterwards."""
+        self._threads.close()
+        self._chats.close()
+
+    async def _from_text(self, text: str, path: str, size: int, asking: Asking) -> Prompt:
+        self._check_length(path, text, asking)
+        tokens = await self._encoded(text, True, size, asking)
+        return Prompt(self._never_empty(tokens), text, path)
+
+    async def _encoded(
+        self, text: str, add_special_tokens: bool, size: int, asking: Asking
+    ) -> list[int]:
+        encode = self._tokenizer.encode
+        return await self._run(size, lambda: encode(text, add_special_tokens), asking)
+
+    def _check_chars(self, path: str, num_chars: int) -> None:
+        """Refuse more text than one call may have."""
+        if num_chars > self._max_chars:
+            raise too_long(
+                f"{path}: {num_chars} characters; at most {self._max_chars} in one call", path
+            )
+
+    def _check_length(self, path: str, text: str, asking: Asking) -> None:
+        """Refuse a text that is too long however it is tokenized."""
+        bound, limit = self._tokenizer.text_bound, asking.max_tokens
+        # Most texts are shorter than the limit even with one token for each character.
+        if bound is None or limit is None or len(text) <= limit * bound.chars_per_token:
+            return
+        least = bound.min_tokens(text)
+        if least > limit:
+            raise too_long(
+                f"{path} has {len(text)} characters, which are at least {least} tokens; the "
+                f"model's context is {limit} tokens, prompt and output together",
+                path,
+            )
+
+    def _from_tokens(self, tokens: list[int], path: str) -> Prompt:
+        return Prompt(self._never_empty(tokens), None, path)
+
+    def _never_empty(self, tokens: list[int]) -> list[int]:
+        bos = self._tokenizer.bos_token_id
+        return [bos] if not tokens and bos is not None else tokens
+
+    async def _run(self, size: int, work: Callable[[], _T], asking: Asking) -> _T:
+        if size <= _INLINE_CHARS:
+            return work()
+        if size >= _LARGE_CHARS:
+            work = partial(_then_give_back, work)
+        return await self._threads.run(asking.caller, work)
+
+
+def _then_give_back(work: Callable[[], _T]) -> _T:
+    """The tokenizer needs 100 to 200 bytes for each character, which the heap would keep."""
+    try:
+        return work()
+    finally:
+        give_back()
+
+
+def _num_chars(message: ChatMessage) -> int:
+    content = message.content or ""
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)

@@ -1,0 +1,83 @@
+"""How a gateway shows an answer: travels with the request, for the gateway that takes it over."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gateway.openai.request_schema import CompletionBody, GenerationBody
+from gateway.openai.serializers import AnswerHead, ChatWire, CompletionWire, Wire
+from gateway.openai.validation import Output
+from gateway.text.tokenizer import Tokenizer
+from shared.codec import Message, decode_as, encode, message
+from shared.errors import DecodeError
+
+# How an answer travels says nothing about what it is.
+_OF_TRANSPORT = {"stream", "stream_options", "stream_resume"}
+
+
+@message
+@dataclass(frozen=True, slots=True, eq=False)
+class Display(Message):
+    """Everything about an answer that the engine need not know, of one prompt of a call."""
+
+    call_id: str
+    is_chat: bool
+    model: str  # as clients name it
+    created: int  # seconds since 1970
+    num_prompts: int
+    prompt_text: str | None  # as the client gave it, if it is to be echoed
+    output: Output  # what is shown of the tokens
+    include_usage: bool
+    resumable: bool
+    fingerprint: str  # of the body, if it can be repeated; "" otherwise
+    num_prompt_tokens: int = 0  # of all prompts together; 0: an older version did not say
+    continuous_usage: bool = False  # the usage so far stands in every chunk of a stream
+    scored_token: int | None = None  # ends the prompt, and is generated for its log-probability
+
+    def packed(self, prompt_text: str | None, scored_token: int | None = None) -> bytes:
+        """For the Submit of one prompt."""
+        text = prompt_text if self.output.echo else None
+        return encode(replace(self, prompt_text=text, scored_token=scored_token))
+
+    def wire(self, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> Wire:
+        """Writes the answer; ``prompts`` are the tokens of each."""
+        head = AnswerHead(
+            id=f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.call_id}",
+            model=self.model,
+            created=self.created,
+            include_usage=self.include_usage,
+            token_ids=self.output.token_ids,
+            prompt_tokens=[tokens for tokens in prompts for _ in range(self.output.num_choices)],
+        )
+        return (ChatWire if self.is_chat else CompletionWire)(head, tokenizer)
+
+
+def read_display(data: bytes) -> Display | None:
+    """What ``packed`` wrote, None if it is nothing of the kind."""
+    try:
+        display: Display = decode_as(Display, data)
+    except DecodeError:
+        return None
+    return display
+
+
+def request_id(call_id: str, position: int) -> str:
+    """Id of the request for one prompt of a call, 128 bits in hex."""
+    if position == 0:
+        return call_id
+    seed = f"{call_id}/{position}".encode()
+    return hashlib.blake2b(seed, digest_size=16, person=b"prompt").hexdigest()
+
+
+def seed_of(call_id: str) -> int:
+    """The seed of a call that gave none and can be repeated: the same every time."""
+    seed = hashlib.blake2b(bytes.fromhex(call_id), digest_size=8, person=b"seed").digest()
+    return int.from_bytes(seed) >> 1
+
+
+def fingerprint(body: GenerationBody) -> str:
+    """Equal for bodies that ask for the same."""
+    kind = "completion" if isinstance(body, CompletionBody) else "chat"
+    asked = json.dumps([kind, body.model_dump(exclude=_OF_TRANSPORT)], sort_keys=True)
+    return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,153 @@
+"""GET /v1/streams/<id>: the rest of a stream, from any gateway."""
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from gateway.engine.events import Joined
+from gateway.http.call import call_of, client_of
+from gateway.http.errors import gone, invalid, shutting_down, unavailable, unknown_stream
+from gateway.openai.generation import ClientLeft, Generation
+from gateway.openai.openapi_description import continues, reads_header
+from gateway.openai.pending_requests import Planned
+from gateway.openai.responses import Resumption, StreamAnswer, client_left
+from gateway.openai.validation import Prompt
+from gateway.resume.event_ids import StreamPosition
+from gateway.resume.request_lookup import LookUp
+from gateway.resume.stream_context import Display, read_display, request_id
+from gateway.resume.stream_ids import call_id_in
+from gateway.service import Service
+from shared.sampling import SamplingParams
+
+_NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
+_FORGOTTEN = "the stream is not remembered any more, if there ever was one"
+
+
+def streams_router(service: Service) -> APIRouter:
+    """The endpoint that continues streams."""
+    router = APIRouter(tags=["generate"], default_response_class=Response)
+    last = reads_header("Last-Event-ID", "The last event that was seen.")
+
+    @router.get("/v1/streams/{stream_id}", openapi_extra=last, responses=continues())
+    async def resume_stream(stream_id: str, request: Request) -> Response:
+        """Continue a stream after the event that ``Last-Event-ID`` names, or from its beginning."""
+        return await _resume(service, stream_id, request)
+
+    return router
+
+
+async def _resume(service: Service, stream_id: str, request: Request) -> Response:
+    call_id = call_id_in(stream_id, client_of(request))
+    if call_id is None:
+        raise unknown_stream()
+    position = StreamPosition.parse(request.headers.get("last-event-id"))
+    if position.is_done:
+        return Response(status_code=_NOTHING_LEFT)
+    if service.draining:
+        raise shutting_down(accepted=False)
+    if not service.engine.is_positioned:
+        raise unavailable("the log of outputs was not found yet")
+    try:
+        return await _taken_up(service, stream_id, call_id, request, position)
+    except ClientLeft:
+        return client_left(call_of(request))
+
+
+async def _taken_up(
+    service: Service, stream_id: str, call_id: str, request: Request, position: StreamPosition
+) -> Response:
+    lookup = LookUp(service.engine, request.receive)
+    try:
+        display, found = await _found(lookup, call_id, position, service.max_prompts)
+        resumption = Resumption(stream_id, service.resume_window_s, position)
+        answer = _continued(service, request, display, found, resumption)
+    except BaseException:
+        lookup.abandon(service.resume_window_s)
+        raise
+    lookup.close()
+    return answer
+
+
+async def _found(
+    lookup: LookUp, call_id: str, position: StreamPosition, max_prompts: int
+) -> tuple[Display, list[Joined | None]]:
+    """How the stream is shown, and what the engine knows of its requests.
+
+    Raises:
+        ApiError: 410, one of them is forgotten, and the client does not have all of it; 404, this
+            is no stream that can be resumed; 400, the position is one in another stream.
+    """
+    found = await lookup.ask([call_id])
+    if found == [None] and position.choices and position.choices[0].ended:
+        # Any of the others tells how many prompts there are.
+        most = min(len(position.choices), max_prompts)
+        found += await lookup.ask([request_id(call_id, number) for number in range(1, most)])
+    first = next((known for known in found if known is not None), None)
+    if first is None:
+        raise gone(_FORGOTTEN)
+    display = read_display(first.submit.display)
+    if display is None or not display.resumable:
+        raise unknown_stream()
+    each = display.output.num_candidates
+    if position.choices and len(position.choices) != display.num_prompts * each:
+        raise invalid(
+            "Last-Event-ID",
+            f"Last-Event-ID: it is of a stream with {len(position.choices)} choices, "
+            f"this one has {display.num_prompts * each}",
+        )
+    others = range(len(found), display.num_prompts)
+    found += await lookup.ask([request_id(call_id, number) for number in others])
+    del found[display.num_prompts :]
+    for number, known in enumerate(found):
+        seen = position.choices[number * each : (number + 1) * each]
+        if known is None and not (seen and all(choice.ended for choice in seen)):
+            raise gone(_FORGOTTEN)
+    return display, found
+
+
+def _continued(
+    service: Service,
+    request: Request,
+    display: Display,
+    found: Sequence[Joined | None],
+    resumption: Resumption,
+) -> Response:
+    position = resumption.start
+    call = call_of(request)
+    call.fields |= {"stream": True, "resumes": display.call_id}
+    planned = [_planned(known, display) for known in found]
+    generation = Generation(
+        service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
+    )
+    wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
+    wire.go_on(index for index, choice in enumerate(position.choices) if choice.begun)
+    try:
+        generation.resume(found, position)
+    except BaseException:
+        generation.abandon(resumption.window_s)
+        raise
+    return StreamAnswer(generation, wire, display, call, resumption)
+
+
+def _planned(known: Joined | None, display: Display) -> Planned:
+    """What was asked for, from what the engine was told."""
+    if known is None:  # the client has all of it, so what it was does not matter
+        nothing = Prompt([], None, "prompt")
+        return Planned(nothing, SamplingParams.greedy(1), continues=not display.is_chat)
+    submit = known.submit
+    own = read_display(submit.display)
+    text = None if own is None else own.prompt_text
+    tokens = submit.prompt.tolist()
+    scored = None if own is None else own.scored_token
+    prompt = Prompt(tokens if scored is None else [*tokens, scored], text, "prompt")
+    return Planned(
+        prompt,
+        submit.sampling,
+        continues=not display.is_chat,
+        priority=submit.priority,
+        cache_salt=submit.cache_salt,
+        tenant=submit.tenant,
+        deadline_ms=submit.deadline_ms,
+        scores_last=scored is not None,
+    )

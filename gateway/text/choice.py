@@ -1,0 +1,136 @@
+"""One choice: tokens in, text out, cut where a stop string says so."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.stop_strings import StopFinder, StopStrings
+from shared.messages.endings import FinishReason
+from shared.messages.logprobs import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log-probability."""
+
+    token: int
+    offset: int  # characters of text before it
+    scores: TokenLogprobs | None  # None for the first token of a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a choice has to show since the last time."""
+
+    text: str
+    token_ids: list[int]
+    scored: list[ScoredToken]
+    finish_reason: FinishReason | None
+    beam_score: float | None  # with the finish reason, of what a beam search found
+
+
+class Choice:
+    """The text of one sequence.
+
+    Args:
+        offset: characters that the client sees before the text, for offsets of tokens.
+        min_tokens: stop strings are not looked for in the text of so many first tokens.
+        show_tokens: token ids are worth showing even before they make text.
+        show_scores: log-probabilities are shown, and not only added up.
+        include_stop: the text ends with the stop string that was found.
+        silent_tokens: end the choice, and have no text.
+
+    Attributes:
+        num_tokens: generated tokens that count, the last one included even if it is cut.
+        finish_reason: None while more is to come.
+        stopped: a stop string was found, which the engine does not know.
+    """
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        *,
+        min_tokens: int = 0,
+        offset: int = 0,
+        show_tokens: bool = False,
+        show_scores: bool = False,
+        include_stop: bool = False,
+        silent_tokens: Collection[int] = (),
+    ) -> None:
+        self.num_tokens = 0
+        self.finish_reason: FinishReason | None = None
+        self.stopped = False
+        self._detokenizer = detokenizer
+        self._stops = StopFinder(stops, include_stop)
+        self._silent_tokens = silent_tokens
+        self._min_tokens = min_tokens
+        self._chars = offset
+        self._show_tokens = show_tokens
+        self._show_scores = show_scores
+        self._sum_logprobs = 0.0
+        self._text: list[str] = []
+        self._token_ids: list[int] = []
+        self._scored: list[ScoredToken] = []
+        self._finish_shown = False
+        self._beam_score: float | None = None
+
+    @property
+    def mean_logprob(self) -> float:
+        """How likely its tokens were on the average, 0 if there are none."""
+        return self._sum_logprobs / max(1, self.num_tokens)
+
+    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
+        """Tokens in their order, with a log-probability for each, or none at all."""
+        for index, token in enumerate(tokens):
+            if self.finish_reason is not None:
+                return
+            self.num_tokens += 1
+            self._token_ids.append(token)
+            if logprobs:
+                self._sum_logprobs += logprobs[index].logprob
+                if self._show_scores:
+                    self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
+            if token not in self._silent_tokens:
+                self._show(self._detokenizer.push(token))
+
+    def end(self, reason: FinishReason, beam_score: float | None = None) -> None:
+        """No more tokens; what was held back is shown now."""
+        if self.finish_reason is not None:
+            return
+        self._show(self._detokenizer.finish())
+        if self.finish_reason is None:
+            self._text.append(self._stops.finish())
+            self.finish_reason = reason
+            self._beam_score = beam_score
+
+    def take(self) -> Delta | None:
+        """What is new, None if that is nothing to see."""
+        text = "".join(self._text)
+        finishes = self.finish_reason is not None and not self._finish_shown
+        if not (text or finishes or (self._show_tokens and self._token_ids)):
+            return None
+        delta = Delta(text, self._token_ids, self._scored, self.finish_reason, self._beam_score)
+        self._text, self._token_ids, self._scored = [], [], []
+        self._finish_shown = finishes
+        return delta
+
+    def skip(self) -> None:
+        """What is new was shown elsewhere."""
+        self._text, self._token_ids, self._scored = [], [], []
+
+    def skip_all(self, num_tokens: int, reason: FinishReason) -> None:
+        """All of it, with its end, was shown elsewhere."""
+        self.num_tokens, self.finish_reason, self._finish_shown = num_tokens, reason, True
+        self.skip()
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        self._chars += len(text)
+        if self.num_tokens > self._min_tokens:
+            text = self._stops.push(text)
+            if self._stops.found is not None:
+                self.finish_reason = FinishReason.STOP
+                self.stopped = True
+        self._text.append(text)

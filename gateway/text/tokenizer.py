@@ -1,0 +1,206 @@
+"""The model's tokenizer and chat template."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.prompts.chat_encoder import ApartEncoder
+from gateway.prompts.control_tokens import (
+    ControlTokens,
+    Conversation,
+    RenderedChat,
+    TemplateRefused,
+)
+from gateway.prompts.template_analysis import writes_names_whole
+from gateway.text.detokenizer import Detokenizer
+from gateway.text.text_limits import TextBound, text_bound
+from gateway.text.vocabulary import Vocabulary, vocabulary_of
+from shared.errors import ModelUnsupported
+
+_UNKNOWN = "\N{SYMBOL FOR DELETE}\U0010fffd"  # in no vocabulary, unless as bytes
+
+
+class Tokenizer:
+    """Text to tokens and back, as transformers does it.
+
+    All methods may be called from several threads.
+
+    Args:
+        source: a tokenizer of transformers.
+        special_in_messages: names of special tokens in the messages of chats become those tokens.
+
+    Attributes:
+        text_bound: how many tokens a text has at least, None if that is known only afterwards.
+    """
+
+    def __init__(self, source: Any, special_in_messages: bool = False) -> None:
+        self._source = source
+        self._apart_lock = threading.Lock()  # guards the making of the next
+        self._apart: ApartEncoder | None = None
+        self._slow_lock = threading.Lock()
+        self._backend = getattr(source, "backend_tokenizer", None)
+        if self._backend is not None:
+            # transformers sets both anew on every call, which no two threads may do at once.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._control = ControlTokens((), ()) if special_in_messages else self._control_tokens()
+        self._control_ids = {source.convert_tokens_to_ids(name) for name in self._control.names}
+        self.bos_token_id: int | None = source.bos_token_id
+        self.size = len(source)
+        self.text_bound: TextBound | None = text_bound(self._backend)
+        self._vocabulary: Vocabulary = vocabulary_of(
+            self._backend, self.decode, lambda tokens: self.decode(tokens, skip_special=False)
+        )
+
+    @staticmethod
+    def preload() -> None:
+        """Import what ``load`` will need, and nothing else."""
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+        assert AutoTokenizer, PreTrainedTokenizerFast
+
+    @staticmethod
+    def load(model: str, trust_remote_code: bool, special_in_messages: bool = False) -> "Tokenizer":
+        """Tokenizer of a model folder or hub id.
+
+        Raises:
+            ModelUnsupported: there is none, or it cannot be read.
+        """
+        from transformers import AutoTokenizer
+
+        try:
+            source = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
+        except Exception as error:  # transformers raises many unrelated types
+            raise ModelUnsupported(f"no tokenizer for {model}: {error}") from error
+        return Tokenizer(source, special_in_messages)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether ``render_chat`` can work at all."""
+        return bool(self._source.chat_template)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; names of special tokens in it become those tokens."""
+        if self._backend is not None:
+            # Of all ways to encode, this one lets other threads run.
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = batch[0].ids
+            return ids
+        with self._slow_lock:
+            return list(self._source.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        """Text of tokens."""
+        if self._backend is not None:
+            return str(self._backend.decode(list(tokens), skip_special_tokens=skip_special))
+        with self._slow_lock:
+            return str(
+                self._source.decode(
+                    list(tokens),
+                    skip_special_tokens=skip_special,
+                    clean_up_tokenization_spaces=False,
+                )
+            )
+
+    def offsets(self, text: str) -> list[int] | None:
+        """Characters of a text before each of the tokens that ``encode`` makes of it.
+
+        None if the tokenizer cannot tell.
+        """
+        if self._backend is None:
+            return None
+        offsets, reached = [], 0
+        for start, end in self._backend.encode_batch([text])[0].offsets:
+            # A token that was added stands nowhere, and a space before a token may count as none's.
+            offsets.append(min(start, reached) if end > start else reached)
+            reached = max(reached, end)
+        return offsets
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for, by itself."""
+        return self._vocabulary.token_bytes(token)
+
+    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
+        """A new text, token by token, that continues the text of ``context``."""
+        return self._vocabulary.detokenizer(context)
+
+    def render_chat(self, chat: Conversation) -> str:
+        """The prompt for a conversation, special tokens included.
+
+        Raises:
+            TemplateRefused: the template says no.
+        """
+        try:
+            text: str = self._source.apply_chat_template(
+                list(chat.messages),
+                tools=None if chat.tools is None else list(chat.tools),
+                tokenize=False,
+                add_generation_prompt=chat.add_generation_prompt,
+            )
+        except Exception as error:  # templates are programs of the model's authors
+            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+        return text
+
+    def render_apart(self, chat: Conversation) -> RenderedChat:
+        """The same, with the control tokens that are the template's and not of a message.
+
+        Raises:
+            TemplateRefused: the template says no.
+        """
+        if not self._control.names:
+            return RenderedChat(self.render_chat(chat))
+        return self._control.render(self.render_chat, chat)
+
+    def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """Token ids of a conversation; what messages hold becomes no control token.
+
+        Raises:
+            TemplateRefused: it would, with this tokenizer, whatever is done.
+        """
+        ids = self.encode(chat.text, add_special_tokens=False)  # the template has them already
+        if chat.control is None:
+            return ids
+        names = [span.name for span in chat.control]
+        found = [token for token in ids if token in self._control_ids]
+        if found == [self._source.convert_tokens_to_ids(name) for name in names]:
+            return ids
+        if self._backend is None:
+            return self._encoded_in_pieces(chat)
+        with self._apart_lock:
+            if self._apart is None:
+                self._apart = ApartEncoder(self._backend, self._control.names)
+        return self._apart.encode(chat)
+
+    def _encoded_in_pieces(self, chat: RenderedChat) -> list[int]:
+        ids: list[int] = []
+        end = 0
+
+        def add_text(text: str) -> None:
+            if text:
+                ids.extend(
+                    self._source.encode(text, add_special_tokens=False, split_special_tokens=True)
+                )
+
+        with self._slow_lock:
+            for span in chat.control or ():
+                add_text(chat.text[end : span.start])
+                ids.append(self._source.convert_tokens_to_ids(span.name))
+                end = span.end
+            add_text(chat.text[end:])
+        if sum(token in self._control_ids for token in ids) != len(chat.control or ()):
+            raise TemplateRefused("a message holds a control token, which cannot be read as text")
+        return ids
+
+    def _control_tokens(self) -> ControlTokens:
+        """Special tokens, and other added ones that the chat template writes."""
+        source = self._source
+        template = source.chat_template or ""
+        sources = list(template.values()) if isinstance(template, dict) else [template]
+        added = [token for token in source.added_tokens_decoder.values() if token.content.strip()]
+        special = {token.content for token in added if token.special}
+        given = special.copy()  # templates are given all of them
+        if source.unk_token_id in self.encode(_UNKNOWN, add_special_tokens=False):
+            special.discard(source.unk_token)  # any text may become it
+        marks = {token.content for token in added if any(token.content in each for each in sources)}
+        whole = all(writes_names_whole(each, given | marks) for each in sources)
+        return ControlTokens(special, marks - special, whole)

@@ -1,0 +1,3 @@
+"""Memory for keys and values: paged and virtual pools, their sizes, mapping, premapping and
+prefaulting.
+"""

@@ -1,0 +1,228 @@
+"""Which block is mapped where: the ranges of addresses of all sequences."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.kv.mapping import MapError, Mapper, MappingFailed
+
+_NONE = -1
+_FIRST_CAPACITY = 64
+
+Table = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.int64]
+
+
+class MappedRanges:
+    """One range of places per slot of the batch, the slot's blocks in their order.
+
+    What a sequence leaves behind stays mapped, since nobody reads it: the next sequence in the slot
+    replaces only what differs (deferred reclamation; vAttention, section 6.1.2). Ranges give their
+    mappings back when the system allows no more of them, the longest unused first.
+
+    Args:
+        mapper: of physical blocks to places.
+        num_ranges: sequences that may be here at the same time.
+        max_blocks: blocks in a range.
+        num_blocks: physical blocks.
+        first_place: where the first range begins.
+    """
+
+    def __init__(
+        self,
+        mapper: Mapper,
+        num_ranges: int,
+        max_blocks: int,
+        num_blocks: int,
+        first_place: int = 0,
+    ) -> None:
+        self.num_ranges = num_ranges
+        self._first_place = first_place
+        self._mapper = mapper
+        self._max_blocks = max_blocks
+        self._step = 0
+        self._in_use: int | None = 0
+        self._owners = np.zeros(num_blocks, np.int32)  # resident sequences with this block
+        capacity = min(_FIRST_CAPACITY, num_ranges)
+        self._blocks: Table = np.full((capacity, max_blocks), _NONE, np.int32)  # what is mapped
+        self._lengths = np.zeros(capacity, np.int64)  # blocks of the resident sequence
+        self._extents = np.zeros(capacity, np.int64)  # nothing is mapped beyond
+        self._areas = np.zeros(capacity, np.int64)  # mappings that the system keeps, at most
+        self._last_used = np.zeros(capacity, np.int64)  # step
+        self._followed = np.zeros(capacity, np.int64)  # blocks that this step may use
+
+    @property
+    def num_in_use(self) -> int:
+        """Physical blocks that resident sequences have; what they share counts once."""
+        if self._in_use is None:
+            self._in_use = int(np.count_nonzero(self._owners))
+        return self._in_use
+
+    @property
+    def num_areas(self) -> int:
+        """Areas of memory that the system keeps, at most."""
+        return int(self._areas.sum())
+
+    def mapped(self, slot: int) -> list[int]:
+        """Blocks that are mapped in a range, those left behind included; -1: none."""
+        return self._blocks[slot, : self._extents[slot]].tolist() if slot < len(self._areas) else []
+
+    def keep(self, taken: npt.NDArray[np.bool_]) -> None:
+        """Sequences in slots that are not ``taken`` [n] are gone."""
+        gone = self._lengths > 0
+        num_known = min(len(gone), len(taken))
+        gone[:num_known] &= ~taken[:num_known]
+        for slot in np.flatnonzero(gone).tolist():
+            self._disown(slot)
+
+    def follow(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
+        """Map the blocks tables[s, :num_blocks[s]] into the ranges of ``slots`` [S].
+
+        Raises:
+            MappingFailed: not all of it can be; what is mapped is known, others are as they were.
+        """
+        self._mapper.begin()
+        self._step += 1
+        self._make_room(int(slots.max(initial=-1)) + 1)
+        self._last_used[slots] = self._step
+        self._followed[slots] = num_blocks
+        width = tables.shape[1]
+        known = np.take(self._blocks[:, :width], slots, axis=0)
+        changed = (tables != known) & (np.arange(width) < num_blocks[:, None])
+        touched = changed.any(1) | (num_blocks != self._lengths[slots])
+        for row in np.flatnonzero(touched).tolist():
+            self._update(int(slots[row]), tables[row, : num_blocks[row]])
+
+    def prepare(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
+        """Map already what ``follow`` will be asked for, as far as nobody can notice.
+
+        That leaves out what the last step followed may still use, even of sequences that are gone
+        by now, ranges that there are not yet, and whatever would need another range's mappings.
+        What cannot be mapped is left as well.
+        """
+        width = min(tables.shape[1], self._max_blocks)
+        there = (slots < len(self._areas)) & (num_blocks <= width)
+        slots, tables, num_blocks = slots[there], tables[there, :width], num_blocks[there]
+        column = np.arange(width)
+        changed = (tables != self._blocks[slots, :width]) & (column < num_blocks[:, None])
+        in_use = np.where(self._last_used[slots] == self._step, self._followed[slots], 0)
+        changed &= column >= in_use[:, None]
+        for row in np.flatnonzero(changed.any(1)).tolist():
+            slot, columns = int(slots[row]), np.flatnonzero(changed[row])
+            if not self._has_areas(2 * len(columns) + 2):
+                return
+            if columns[0] < self._lengths[slot]:
+                self._disown(slot)  # a sequence that goes, or is mapped anew when it computes
+            try:
+                self._remap(slot, columns, tables[row, columns])
+            except MappingFailed:
+                return  # it is said when the plan needs it
+
+    def _has_areas(self, num_more: int) -> bool:
+        limit = self._mapper.max_mappings
+        return limit is None or self.num_areas + num_more <= limit
+
+    def _update(self, slot: int, table: Table) -> None:
+        columns = np.flatnonzero(table != self._blocks[slot, : len(table)])
+        length = int(self._lengths[slot])
+        if len(table) < length or (len(columns) and columns[0] < length):
+            self._disown(slot)  # it does not just grow
+            length = 0
+        if len(columns):
+            self._remap(slot, columns, table[columns])
+        self._lengths[slot] = len(table)
+        self._count(table[length:], 1)
+
+    def _remap(self, slot: int, columns: Indices, blocks: Table) -> None:
+        """Map blocks [n] at columns [n] of a range, neighbours with one call."""
+        self._extents[slot] = extent = max(int(self._extents[slot]), int(columns[-1]) + 1)
+        row = self._blocks[slot, :extent]
+        planned = row.copy()
+        planned[columns] = blocks
+        num_areas = _num_areas(planned)
+        self._make_areas(num_areas - int(self._areas[slot]))
+        first = self._place(slot)
+        try:
+            for column, block, count in _runs(columns.tolist(), blocks.tolist()):
+                row[column : column + count] = _NONE  # until it is known to be mapped
+                self._mapper.map(first + column, block, count)
+                row[column : column + count] = planned[column : column + count]
+        except MapError as error:
+            num_areas = _num_areas(row)
+            where = f"blocks [{column}, {column + count}) of the sequence in slot {slot}"
+            raise MappingFailed(f"{where} cannot be mapped: {error}") from error
+        finally:
+            self._areas[slot] = num_areas
+
+    def _make_areas(self, num_more: int) -> None:
+        """See to it that the system can keep that many areas more."""
+        limit = self._mapper.max_mappings
+        if limit is None:
+            return
+        excess = self.num_areas + num_more - limit
+        idle = np.flatnonzero((self._areas > 0) & (self._last_used < self._step))
+        order = np.lexsort((self._last_used[idle], self._lengths[idle] > 0))
+        for slot in idle[order].tolist():
+            if excess <= 0:
+                return
+            excess -= int(self._areas[slot])
+            self._unmap(slot)
+        if excess > 0:
+            raise MappingFailed(
+                f"{limit + excess} areas of memory would have to be mapped, and the system allows "
+                f"{limit}: use a larger --block-size or raise vm.max_map_count"
+            )
+
+    def _unmap(self, slot: int) -> None:
+        extent = int(self._extents[slot])
+        self._mapper.unmap(self._place(slot), extent)
+        self._disown(slot)  # if its sequence is still here, it is mapped anew when it computes
+        self._blocks[slot, :extent] = _NONE
+        self._extents[slot] = self._areas[slot] = 0
+
+    def _place(self, slot: int) -> int:
+        """Where a range begins."""
+        return self._first_place + slot * self._max_blocks
+
+    def _disown(self, slot: int) -> None:
+        self._count(self._blocks[slot, : self._lengths[slot]], -1)
+        self._lengths[slot] = 0
+
+    def _count(self, blocks: Table, change: int) -> None:
+        np.add.at(self._owners, blocks, change)
+        self._in_use = None
+
+    def _make_room(self, num_slots: int) -> None:
+        if num_slots > self.num_ranges:
+            raise MappingFailed(
+                f"{num_slots} sequences at a time are more than the {self.num_ranges} ranges of "
+                "addresses that are reserved"
+            )
+        while num_slots > (capacity := len(self._areas)):
+            more = min(capacity, self.num_ranges - capacity)
+            self._blocks = np.pad(self._blocks, ((0, more), (0, 0)), constant_values=_NONE)
+            self._lengths = np.pad(self._lengths, (0, more))
+            self._extents = np.pad(self._extents, (0, more))
+            self._areas = np.pad(self._areas, (0, more))
+            self._last_used = np.pad(self._last_used, (0, more))
+            self._followed = np.pad(self._followed, (0, more))
+
+
+def _num_areas(row: Table) -> int:
+    """Areas of memory that a range takes, at most: neighbours that are mapped in order are one."""
+    return int(np.count_nonzero(np.diff(row) != 1)) + 2  # the rest of the range is one, too
+
+
+def _runs(columns: list[int], blocks: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Neighbours among columns that hold neighbours among blocks: first column, block, count."""
+    first = 0
+    for index in range(1, len(columns) + 1):
+        size = index - first
+        if (
+            index == len(columns)
+            or columns[index] != columns[first] + size
+            or blocks[index] != blocks[first] + size
+        ):
+            yield columns[first], blocks[first], size
+            first = index

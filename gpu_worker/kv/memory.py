@@ -1,0 +1,181 @@
+"""What every KV memory does, and the paged one: pools that are cut into blocks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from gpu_worker.kv.block_pools import BlockPools
+from gpu_worker.kv.premap_demand import Expected
+from gpu_worker.kv.zeroed_memory import zeroed
+from gpu_worker.model.ragged_model import LayerShape
+from gpu_worker.step.token_placement import Placement
+from kernels.block_packing import unpacked_views
+from kernels.interface import LayerCache
+from shared.codec import IntArray
+from shared.errors import SettingsError
+from shared.messages.leases import KVGeometry
+
+
+@dataclass(frozen=True, slots=True)
+class MappingStats:
+    """Blocks that are mapped into sequences' ranges of addresses.
+
+    Attributes:
+        map_s: seconds of mapping and unmapping for the last step.
+        wait_s: seconds that the step waited for that; the rest was done while another computed.
+        in_use_bytes: physical memory that resident sequences have; what they share counts once.
+        num_mappings: areas of memory that the system keeps, at most.
+    """
+
+    map_s: float
+    wait_s: float
+    in_use_bytes: int
+    num_mappings: int
+
+
+class KVMemory(Protocol):
+    """Where keys and values lie."""
+
+    @property
+    def geometry(self) -> KVGeometry:
+        """Size of the pools."""
+
+    @property
+    def layers(self) -> Mapping[nn.Module, LayerCache]:
+        """The device pool's part of each attention module, by the block ids of plans."""
+
+    @property
+    def caches(self) -> Mapping[nn.Module, LayerCache]:
+        """What kernels write to and attend over, by the ids that ``translate`` gives."""
+
+    @property
+    def mapping(self) -> MappingStats | None:
+        """What the last step changed; None where nothing is ever mapped."""
+
+    def keep(self, taken: npt.NDArray[np.bool_]) -> None:
+        """Only the sequences in the slots that are ``taken`` [capacity] are still here."""
+
+    def translate(self, placement: Placement) -> Placement:
+        """Where in ``caches`` the tokens and blocks of a step lie.
+
+        Raises:
+            MappingFailed: they cannot be reached; other sequences are as they were.
+        """
+
+    def prepare(self, expected: Expected) -> None:
+        """Do ahead of time what ``translate`` will need; from any thread, disturbing nobody."""
+
+    def attended(self) -> None:
+        """Work that reads and writes ``caches`` as last translated is queued."""
+
+    def close(self) -> None:
+        """Nobody uses this memory any more."""
+
+    def copy(self, sources: IntArray, targets: IntArray) -> None:
+        """Copy blocks [n] of the device pool, which may repeat, to others [n], all different."""
+
+    def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
+        """Copy blocks [n] of the device pool, which may repeat, to blocks [n] of the host pool."""
+
+    def swap_in(self, host_blocks: IntArray, device_blocks: IntArray) -> None:
+        """Copy blocks [n] of the host pool, which may repeat, to blocks [n] of the device pool."""
+
+
+class PagedMemory(BlockPools):
+    """Blocks are numbered pages of one pool (PagedAttention, section 4.3).
+
+    Args:
+        shapes: the model's attention layers.
+        num_blocks: size of the device pool.
+        block_size: tokens in a block.
+        device: where the device pool lies.
+        num_host_blocks: size of the host pool.
+        layout: ``layer_major``, an allocation per layer, or ``block_major``, in which a block of
+            all layers lies in one piece and is swapped by one copy.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        num_host_blocks: int = 0,
+        layout: str = "layer_major",
+    ) -> None:
+        self._geometry = KVGeometry(
+            num_blocks, block_size, bytes_per_block(shapes, block_size), num_host_blocks
+        )
+        allocate = _block_major if layout == "block_major" else _layer_major
+        caches = allocate(shapes, num_blocks, block_size, device)
+        self._layers = {shape.module: cache for shape, cache in zip(shapes, caches, strict=True)}
+        super().__init__(caches, num_host_blocks)
+
+    @property
+    def geometry(self) -> KVGeometry:
+        return self._geometry
+
+    @property
+    def layers(self) -> Mapping[nn.Module, LayerCache]:
+        return self._layers
+
+    @property
+    def caches(self) -> Mapping[nn.Module, LayerCache]:
+        return self._layers
+
+    @property
+    def mapping(self) -> None:
+        return None
+
+    def keep(self, taken: npt.NDArray[np.bool_]) -> None:
+        pass
+
+    def translate(self, placement: Placement) -> Placement:
+        return placement
+
+    def prepare(self, expected: Expected) -> None:
+        pass
+
+    def attended(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _layer_major(
+    shapes: Sequence[LayerShape], num_blocks: int, block_size: int, device: torch.device
+) -> list[LayerCache]:
+    pools = [
+        zeroed((2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim), shape.dtype, device)
+        for shape in shapes
+    ]
+    return [LayerCache(key=pool[0], value=pool[1]) for pool in pools]
+
+
+def _block_major(
+    shapes: Sequence[LayerShape], num_blocks: int, block_size: int, device: torch.device
+) -> list[LayerCache]:
+    size = bytes_per_block(shapes, block_size)
+    pool = zeroed((num_blocks, size), torch.uint8, device)
+    return unpacked_views(_layer_major(shapes, 1, block_size, torch.device("cpu")), pool)
+
+
+def bytes_per_block(shapes: Sequence[LayerShape], block_size: int) -> int:
+    """K and V of a block over all layers."""
+    return block_size * sum(shape.bytes_per_token for shape in shapes)
+
+
+def check_block_size(block_size: int) -> None:
+    """Refuse sizes that kernels cannot divide by with a shift.
+
+    Raises:
+        SettingsError: not a power of two.
+    """
+    if block_size & (block_size - 1):
+        raise SettingsError("--block-size", block_size, "must be a power of two")

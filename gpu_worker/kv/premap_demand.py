@@ -1,0 +1,99 @@
+"""What a plan that is not carried out yet will ask of KV memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpu_worker.batch.batch import BatchState
+from gpu_worker.batch.plan_checks import PlanRefused, check_admission, check_block
+from gpu_worker.batch.rows import Indices
+from shared.messages.plans import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The sequences whose blocks change: where they will be, and with which blocks."""
+
+    slots: Indices  # [S]
+    tables: npt.NDArray[np.int32]  # [S, C]; entries past a sequence's blocks are garbage
+    num_blocks: Indices  # [S]
+
+
+def expect(plan: StepPlan, batch: BatchState) -> Expected | None:
+    """What the next plan leads to, from the sequences as they are; ``batch`` is not changed.
+
+    Only what can be said with little: None where beams go on, which change places, where the plan
+    does not fit, which is said when it is carried out, and where no sequence's blocks change.
+    """
+    if plan.beams:
+        return None
+    try:
+        return _expect(plan, batch)
+    except PlanRefused:
+        return None
+
+
+def _expect(plan: StepPlan, batch: BatchState) -> Expected | None:
+    limits = batch.limits
+    freed = [_slot(batch, handle) for handle in plan.retired.tolist()]
+    changes: dict[int, _Table] = {}
+    replaced = zip(
+        plan.replaced_handles.tolist(),
+        plan.replaced_columns.tolist(),
+        plan.copy_targets.tolist(),
+        strict=False,
+    )
+    for handle, column, target in replaced:
+        check_block(target, limits)
+        table = _table(changes, batch, _slot(batch, handle))
+        if 0 <= column < len(table.blocks):
+            table.blocks[column] = target
+    for handle, block in zip(plan.grown_handles.tolist(), plan.grown_blocks.tolist(), strict=False):
+        check_block(block, limits)
+        slot = _slot(batch, handle)
+        table = _table(changes, batch, slot)
+        if table.num_blocks < len(table.blocks) and not batch.ended[slot]:
+            table.blocks[table.num_blocks] = block
+            table.num_blocks += 1
+    for slot in freed:
+        changes.pop(slot, None)
+    free = batch.next_slots(freed)
+    for new in plan.admissions:
+        check_admission(new, limits)
+        if not free:
+            break  # there will be more slots, and more ranges
+        blocks = np.zeros(batch.block_tables.shape[1], np.int32)
+        blocks[: len(new.block_table)] = new.block_table
+        changes[free.pop()] = _Table(blocks, len(new.block_table))
+    if not changes:
+        return None
+    width = max(table.num_blocks for table in changes.values())
+    return Expected(
+        np.array(list(changes), np.int64),
+        np.stack([table.blocks[:width] for table in changes.values()]),
+        np.array([table.num_blocks for table in changes.values()], np.int64),
+    )
+
+
+@dataclass(slots=True)
+class _Table:
+    """One sequence's blocks."""
+
+    blocks: npt.NDArray[np.int32]  # [C]
+    num_blocks: int
+
+
+def _table(changes: dict[int, _Table], batch: BatchState, slot: int) -> _Table:
+    """The table of a sequence, which is now among those that change."""
+    if slot not in changes:
+        num_blocks = int(batch.num_slots[slot]) // batch.limits.kv.block_size
+        changes[slot] = _Table(batch.block_tables[slot].copy(), num_blocks)
+    return changes[slot]
+
+
+def _slot(batch: BatchState, handle: int) -> int:
+    slot = batch.slot_of(handle)
+    if slot is None:
+        raise PlanRefused(f"sequence {handle} is unknown")
+    return slot

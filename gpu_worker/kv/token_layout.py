@@ -1,0 +1,97 @@
+"""How a token lies in virtual memory: all its layers together, one token after the other.
+
+Layout ``[block, block_size, layer, 2, kv_head, head_dim]``: a sequence whose blocks follow each
+other in a range of addresses is one array of tokens, and a block is a whole number of pages however
+many layers there are (vAttention, section 8.2: tensor slicing).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gpu_worker.model.ragged_model import LayerShape
+from kernels.interface import LayerCache
+from shared.errors import SettingsError
+
+# Tokens may be spread out by this factor at most, so that blocks fill whole pages.
+_MOST_PADDING = 1.25
+_LARGEST_BLOCK_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """Tokens of a model in memory.
+
+    Attributes:
+        shapes: the model's attention layers.
+        block_size: tokens in a block.
+        token_bytes: from one token to the next, padding included.
+    """
+
+    shapes: tuple[LayerShape, ...]
+    block_size: int
+    token_bytes: int
+
+    @property
+    def block_bytes(self) -> int:
+        """A whole number of pages."""
+        return self.block_size * self.token_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Of a token, without the padding."""
+        return sum(shape.bytes_per_token for shape in self.shapes)
+
+    def views(self, memory: torch.Tensor, tokens_each: int) -> dict[nn.Module, LayerCache]:
+        """Each layer's share of memory [bytes] that is cut into pieces of ``tokens_each`` tokens.
+
+        Blocks of a pool are such pieces, and ranges of addresses are. Nothing is read or written.
+        """
+        num_pieces = memory.numel() // (tokens_each * self.token_bytes)
+        found, first = {}, 0
+        for shape in self.shapes:
+            elements = memory.view(shape.dtype)
+            item = shape.dtype.itemsize
+            size = (num_pieces, shape.num_kv_heads, tokens_each, shape.head_dim)
+            token = self.token_bytes // item
+            stride = (tokens_each * token, shape.head_dim, token, 1)
+            middle = first + shape.bytes_per_token // 2
+            key = elements.as_strided(size, stride, first // item)
+            value = elements.as_strided(size, stride, middle // item)
+            found[shape.module] = LayerCache(key, value)
+            first += shape.bytes_per_token
+        return found
+
+
+def fit_tokens(shapes: Sequence[LayerShape], block_size: int, page_bytes: int) -> TokenLayout:
+    """The tightest layout in which blocks are whole pages.
+
+    Raises:
+        SettingsError: it would waste too much; names a block size that does not, if there is one.
+    """
+    exact = sum(shape.bytes_per_token for shape in shapes)
+    padded = _padded(exact, block_size, page_bytes)
+    if padded > _MOST_PADDING * exact:
+        raise SettingsError("--block-size", block_size, _advice(exact, block_size, page_bytes))
+    return TokenLayout(tuple(shapes), block_size, padded)
+
+
+def _padded(token_bytes: int, block_size: int, page_bytes: int) -> int:
+    """The least bytes per token of which a block is a whole number of pages."""
+    step = page_bytes // math.gcd(page_bytes, block_size)
+    return -(-token_bytes // step) * step
+
+
+def _advice(token_bytes: int, block_size: int, page_bytes: int) -> str:
+    problem = (
+        f"a block of virtual memory must be whole pages of {page_bytes} bytes, and {block_size} "
+        f"tokens of {token_bytes} bytes are {block_size * token_bytes}"
+    )
+    larger = block_size
+    while (larger := 2 * larger) <= _LARGEST_BLOCK_TOKENS:
+        if _padded(token_bytes, larger, page_bytes) <= _MOST_PADDING * token_bytes:
+            return f"{problem}; --block-size {larger} fits"
+    return f"{problem}; no block size fits this model: use --kv-memory paged"

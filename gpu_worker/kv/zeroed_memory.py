@@ -1,0 +1,20 @@
+"""Zeroed memory for pools."""
+
+import math
+import mmap
+from collections.abc import Sequence
+
+import torch
+
+
+def zeroed(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A tensor of zeros; on CPUs its pages come from the system, zeroed, when they are touched.
+
+    ``torch.zeros`` writes them all: 0.7 s for a GB, for which a worker that starts would keep
+    everybody waiting. It takes them when it has nothing to do (see ``prefault``).
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))

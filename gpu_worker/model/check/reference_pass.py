@@ -1,0 +1,94 @@
+"""What a model computes by itself, and what it would compute without rounding.
+
+Each decoder layer runs twice on the same inputs: by transformers' own code in the model's type, and
+with its weights in float32. The difference is what rounding costs in this layer of this model, and
+that is what others' errors are measured by. Only one layer at a time has its weights in float32.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.model.check.watched_layers import LayerCall, WatchedLayers
+from gpu_worker.model.ragged_model import RaggedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Hidden states and logits of one sequence of T tokens.
+
+    Attributes:
+        tokens: [T] int64.
+        embedded: [T, K] what the first layer is called with.
+        own: of each layer its output [T, K], as the model itself computes it.
+        exact: of each layer its output [T, K] float32 for the same input; ``own`` itself where the
+            model is in float32.
+        own_logits: [T, vocabulary] of the model itself.
+        exact_logits: [T, vocabulary] with all layers in float32.
+    """
+
+    tokens: torch.Tensor
+    embedded: torch.Tensor
+    own: tuple[torch.Tensor, ...]
+    exact: tuple[torch.Tensor, ...]
+    own_logits: torch.Tensor
+    exact_logits: torch.Tensor
+
+    def input_of(self, index: int) -> torch.Tensor:
+        """What a layer is called with, [T, K]."""
+        return self.own[index - 1] if index else self.embedded
+
+
+def compute_references(
+    model: RaggedModel, layers: WatchedLayers, sequences: Sequence[torch.Tensor]
+) -> tuple[Reference, ...]:
+    """One for each sequence of token ids [T]; the model is as it was loaded."""
+    return tuple(_Pass(model, layers).run(tokens) for tokens in sequences)
+
+
+class _Pass:
+    """A pass over one sequence."""
+
+    def __init__(self, model: RaggedModel, layers: WatchedLayers) -> None:
+        self._model = model
+        self._layers = layers
+        self._is_exact = model.dtype == torch.float32
+        self._embedded: torch.Tensor | None = None
+        self._own: list[torch.Tensor] = []
+        self._exact: list[torch.Tensor] = []
+        self._unrounded: torch.Tensor | None = None  # [1, T, K] float32, never rounded on its way
+
+    @torch.inference_mode()
+    def run(self, tokens: torch.Tensor) -> Reference:
+        with self._layers.visited(self._compute):
+            own_logits = self._model.eager_logits(tokens).clone()
+        exact_logits = own_logits
+        if not self._is_exact:
+            with self._layers.visited(self._put_unrounded):
+                exact_logits = self._model.eager_logits(tokens).clone()
+        assert self._embedded is not None
+        own, exact = tuple(self._own), tuple(self._exact)
+        return Reference(tokens, self._embedded, own, exact, own_logits, exact_logits)
+
+    def _compute(self, call: LayerCall) -> torch.Tensor:
+        if not call.index:
+            self._embedded = call.hidden[0].clone()
+        own = call.run(call.hidden)
+        self._own.append(own[0].clone())
+        if self._is_exact:
+            self._exact.append(self._own[-1])
+            return own
+        weights = call.weights_in(torch.float32)
+        exact = call.run_with(weights, call.hidden.float(), torch.float32)
+        self._exact.append(exact[0])
+        before = call.hidden.float() if self._unrounded is None else self._unrounded
+        self._unrounded = call.run_with(weights, before, torch.float32)
+        return own
+
+    def _put_unrounded(self, call: LayerCall) -> torch.Tensor:
+        """The layers are skipped; what follows them is the model's own."""
+        if call.index < len(self._layers) - 1:
+            return call.hidden
+        assert self._unrounded is not None
+        return self._unrounded.to(call.hidden.dtype)

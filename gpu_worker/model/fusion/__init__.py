@@ -1,0 +1,1 @@
+"""Fused layers for CPUs and GPUs in the place of a loaded model's own."""

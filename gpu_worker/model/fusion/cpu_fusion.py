@@ -1,0 +1,268 @@
+"""Puts compiled layers for CPUs in the place of a loaded model's own.
+
+Linear layers are packed; those that share an input run at once, a gated MLP in two or three calls,
+normalizations and activations in one pass. Where something else computes differently from the
+model's own code, that is kept.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from gpu_worker.model.fusion.activations import find_activation
+from gpu_worker.model.fusion.cpu_layers import (
+    ActivatedMLP,
+    FusedActivation,
+    FusedNorm,
+    GatedMLP,
+    PackedEmbedding,
+    PackedLinear,
+    SharedInput,
+    SharedInputLinear,
+)
+from gpu_worker.model.fusion.module_matching import (
+    QKV,
+    Place,
+    agrees,
+    gated_linears,
+    joined_gated_linears,
+    layer_norm_terms,
+    norm_factors,
+    places,
+    plain_linears,
+    reads_weights,
+)
+from gpu_worker.model.fusion.rotary import RotarySurgeon
+from kernels.cpu.elementwise.elementwise import Activation
+from kernels.cpu.linear.layers import CompiledLinear, CpuLayers
+from kernels.cpu.linear.linear_arguments import PANEL
+from kernels.cpu.linear.weight_packing import PackedLayers, can_gate, can_pack, pack, pack_gated
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(slots=True)
+class Fusion:
+    """What was replaced; counts of layers.
+
+    Attributes:
+        packed: linear layers that run one by one.
+        shared_inputs: attention layers whose queries, keys and values are one call.
+        gated_mlps: MLPs whose gate and up are one call.
+        norms: normalizations.
+        activations: those that stand alone.
+        rotaries: attention layers that turn queries and keys in one call.
+        narrow: linear weights that bfloat16 holds without loss, kept as such.
+        embeddings_shared: embeddings that read the packed weights of the output layer.
+        embeddings_copied: embeddings whose weight the output layer has packed once more.
+        kept: linear layers that stay torch's.
+    """
+
+    packed: int = 0
+    shared_inputs: int = 0
+    gated_mlps: int = 0
+    norms: int = 0
+    activations: int = 0
+    rotaries: int = 0
+    narrow: int = 0
+    embeddings_shared: int = 0
+    embeddings_copied: int = 0
+    kept: int = 0
+    layers: list[PackedLayers] = field(default_factory=list)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of what was packed."""
+        return sum(packed.weight.nbytes for packed in self.layers)
+
+    def counts(self) -> dict[str, int]:
+        """What there is of each kind, for the log."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: count for name, count in found.items() if isinstance(count, int)}
+
+
+@torch.inference_mode()
+def fuse(
+    model: nn.Module, kernels: CpuLayers, dtype: torch.dtype, attention: Iterable[nn.Module] = ()
+) -> Fusion:
+    """Replace what can be, in place; weights that were packed are freed as it goes.
+
+    Args:
+        model: of transformers, on the CPU, in evaluation mode.
+        kernels: what the new layers call.
+        dtype: of the model.
+        attention: its attention layers.
+    """
+    surgeon = _Surgeon(kernels, dtype)
+    for module in attention:
+        surgeon.replace_rotary(module)
+    for module in list(model.modules()):
+        surgeon.join_qkv(module)
+    for parent, name, module in places(model):
+        surgeon.replace_mlp(parent, name, module)
+    embeddings = _tied_embeddings(model)
+    for parent, name, module in places(model):
+        surgeon.replace_linear(parent, name, module, embeddings)
+        surgeon.replace_norm(parent, name, module)
+        surgeon.replace_activation(parent, name, module)
+    return surgeon.done
+
+
+class _Surgeon:
+    """Replaces layers, and counts them."""
+
+    def __init__(self, kernels: CpuLayers, dtype: torch.dtype) -> None:
+        self.done = Fusion()
+        self._kernels = kernels
+        self._dtype = dtype
+        # MLPs by their type and activation; None: SiLU, if the type is not refused.
+        self._refused: set[tuple[type[nn.Module], Activation | None]] = set()
+        self._proven: set[tuple[type[nn.Module], Activation | None]] = set()
+        self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU, partial=True)
+
+    def replace_rotary(self, module: nn.Module) -> None:
+        """Let a layer's own code call the compiled rotary embedding."""
+        self.done.rotaries += self._rotary.replace(module, self._dtype)
+
+    def join_qkv(self, module: nn.Module) -> None:
+        """Let the projections of an attention layer run at once."""
+        linears = _packable(plain_linears(module, QKV))
+        if linears is None or len({linear.in_features for linear in linears}) > 1:
+            return
+        layers = pack([linear.weight for linear in linears], [linear.bias for linear in linears])
+        shared = SharedInput(self._compile(self._note(layers)))
+        for index, name in enumerate(QKV):
+            setattr(module, name, SharedInputLinear(shared, index))
+        self.done.shared_inputs += 1
+
+    def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Join the gate, its activation and up of an MLP that consists of nothing else."""
+        linears = _packable(gated_linears(module) or joined_gated_linears(module))
+        if linears is None:
+            return
+        gate, up, down = linears
+        function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+        activation = find_activation(function)
+        kind = type(module), activation
+        if kind in self._refused or (activation is None and not can_gate(gate.weight)):
+            return
+        if activation is None:
+            biases = None if gate.bias is None else (gate.bias, up.bias)
+            joined = pack_gated(gate.weight, up.weight, biases)
+        else:
+            joined = pack([gate.weight, up.weight], [gate.bias, up.bias])
+        last = pack([down.weight], [down.bias])
+        fused = self._gated_mlp(joined, activation, last)
+        if kind not in self._proven and not self._agrees(module, fused, gate.in_features):
+            self._refused.add(kind)
+            return
+        self._proven.add(kind)
+        self._note(joined)
+        self._note(last)
+        setattr(parent, name, fused)
+        self.done.gated_mlps += 1
+
+    def _gated_mlp(
+        self, joined: PackedLayers, activation: Activation | None, last: PackedLayers
+    ) -> nn.Module:
+        """Gate and up, SiLU or another activation, and down."""
+        gate_up, down = self._compile(joined), self._compile(last)
+        if activation is None:
+            return GatedMLP(gate_up, down)
+        return ActivatedMLP(gate_up, activation, self._kernels.elements, down)
+
+    def replace_linear(
+        self,
+        parent: nn.Module,
+        name: str,
+        module: nn.Module,
+        embeddings: dict[torch.Tensor, Place],
+    ) -> None:
+        """Pack one layer, and let an embedding that has the same weight read it from there."""
+        if type(module) not in (nn.Linear, Conv1D):
+            return
+        parameter: Any = module.weight
+        weight = parameter.T if isinstance(module, Conv1D) else parameter
+        if not can_pack(weight) or weight.dtype != self._dtype or reads_weights(parent):
+            self.done.kept += 1
+            return
+        layers = self._note(pack([weight], [module.bias]))  # type: ignore[list-item]
+        setattr(parent, name, PackedLinear(self._compile(layers)))
+        self.done.packed += 1
+        tied = embeddings.get(parameter)
+        if tied is None:
+            return
+        owner, place, embedding = tied
+        if type(embedding) is nn.Embedding and embedding.max_norm is None:
+            setattr(owner, place, PackedEmbedding(layers, self._dtype))
+            self.done.embeddings_shared += 1
+        else:  # it does more than look up, and so keeps what it has
+            self.done.embeddings_copied += 1
+
+    def replace_norm(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Compile a normalization: by the root mean square, or by mean and variance."""
+        dtype = self._dtype
+        root_mean_square, by_variance = norm_factors(module), layer_norm_terms(module)
+        if root_mean_square is not None:
+            epsilon, factors = root_mean_square
+            for factor in factors:  # its weight, or 1 + its weight
+                if len(factor) % PANEL == 0:
+                    norm = self._kernels.rms_norm(factor, epsilon, dtype)
+                    if self._put_norm(parent, name, module, FusedNorm(norm, factor)):
+                        return
+        elif by_variance is not None:
+            epsilon, weight, bias = by_variance
+            if len(weight) % PANEL == 0:
+                norm = self._kernels.layer_norm(weight, bias, epsilon, dtype)
+                self._put_norm(parent, name, module, FusedNorm(norm, weight, bias))
+
+    def _put_norm(self, parent: nn.Module, name: str, module: nn.Module, fused: FusedNorm) -> bool:
+        """Whether it does the same, and is there now; rows have a mean, which may matter."""
+        width = len(fused.weight)
+        if not agrees(module, fused, width, self._dtype, _CPU, mean=1.0):
+            return False
+        setattr(parent, name, fused)
+        self.done.norms += 1
+        return True
+
+    def replace_activation(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Compile an activation that is none of a gated MLP's."""
+        activation = find_activation(module)
+        if activation is None or self._dtype not in self._kernels.dtypes:
+            return
+        fused = FusedActivation(activation, self._kernels.elements, module, self._dtype)
+        if self._agrees(module, fused, PANEL):
+            setattr(parent, name, fused)
+            self.done.activations += 1
+
+    def _agrees(self, own: nn.Module, fused: nn.Module, num_features: int) -> bool:
+        return agrees(own, fused, num_features, self._dtype, _CPU)
+
+    def _compile(self, layers: PackedLayers) -> CompiledLinear:
+        return self._kernels.linear(layers, self._dtype)
+
+    def _note(self, layers: PackedLayers) -> PackedLayers:
+        self.done.layers.append(layers)
+        if self._dtype != torch.bfloat16:
+            self.done.narrow += layers.weight.dtype == torch.bfloat16
+        return layers
+
+
+def _packable(linears: list[nn.Linear] | None) -> list[nn.Linear] | None:
+    """These, if all can be packed."""
+    if linears is None or not all(can_pack(linear.weight) for linear in linears):
+        return None
+    return linears
+
+
+def _tied_embeddings(model: nn.Module) -> dict[torch.Tensor, Place]:
+    """Embeddings by their weight."""
+    return {
+        child.weight: (parent, name, child)
+        for parent, name, child in places(model)
+        if isinstance(child, nn.Embedding)
+    }

@@ -1,0 +1,193 @@
+"""Layers that take the place of transformers' own and run the compiled kernels for CPUs."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from kernels.cpu.elementwise.elementwise import Activation, CpuElements
+from kernels.cpu.elementwise.table_lookup import CpuLookups
+from kernels.cpu.linear.layers import CompiledLinear, CompiledNorm
+from kernels.cpu.linear.weight_packing import PackedLayers
+
+
+class PackedLinear(nn.Module):
+    """One linear layer."""
+
+    def __init__(self, linear: CompiledLinear) -> None:
+        super().__init__()
+        self._linear = linear
+
+    @property
+    def layers(self) -> PackedLayers:
+        """Its weight."""
+        return self._linear.layers
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., K]
+    ) -> torch.Tensor:
+        """Outputs [..., N]."""
+        return self._linear(x)[0]
+
+
+class SharedInput:
+    """Layers that their caller runs one after the other on the same input, computed at once.
+
+    The first one called computes all; the others, called with the same tensor, find their
+    output. Whatever order or inputs a model uses, the result is right.
+    """
+
+    def __init__(self, linear: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
+        self._linear = linear
+        self._input: torch.Tensor | None = None
+        self._outputs: list[torch.Tensor | None] = []
+
+    def output(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        """Output [..., N] of one of the layers."""
+        found = self._outputs[index] if x is self._input else None
+        if found is None:
+            self._outputs = list(self._linear(x))
+            self._input = x
+            found = self._outputs[index]
+            assert found is not None
+        # Nothing is kept for longer than its caller needs it, and nothing is handed out twice: a
+        # tensor may have been written to in the meantime.
+        self._outputs[index] = None
+        if all(output is None for output in self._outputs):
+            self._input = None
+        return found
+
+
+class SharedInputLinear(nn.Module):
+    """One of the linear layers that share their input."""
+
+    def __init__(self, shared: SharedInput, index: int) -> None:
+        super().__init__()
+        self._shared = shared
+        self._index = index
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., K]
+    ) -> torch.Tensor:
+        """Outputs [..., N]."""
+        return self._shared.output(self._index, x)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) in two calls."""
+
+    def __init__(self, gate_up: CompiledLinear, down: CompiledLinear) -> None:
+        super().__init__()
+        self._gate_up = gate_up
+        self._down = down
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., hidden]
+    ) -> torch.Tensor:
+        """Outputs [..., hidden]."""
+        return self._down(self._gate_up(x)[0])[0]
+
+
+class ActivatedMLP(nn.Module):
+    """down(f(gate(x)) * up(x)) in three calls.
+
+    Args:
+        gate_up: both of them, one after the other.
+        activation: f.
+        elements: computes it.
+        down: the last layer.
+    """
+
+    def __init__(
+        self,
+        gate_up: CompiledLinear,
+        activation: Activation,
+        elements: CpuElements,
+        down: CompiledLinear,
+    ) -> None:
+        super().__init__()
+        self._gate_up = gate_up
+        self._activation = activation
+        self._elements = elements
+        self._down = down
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., hidden]
+    ) -> torch.Tensor:
+        """Outputs [..., hidden]."""
+        gate, up = self._gate_up(x)
+        return self._down(self._elements.activate(self._activation, gate, up))[0]
+
+
+class FusedNorm(nn.Module):
+    """Normalization in one pass.
+
+    Args:
+        norm: what computes it.
+        weight: [D] float32, by which normalized rows are multiplied.
+        bias: [D] float32, added then.
+    """
+
+    def __init__(
+        self, norm: CompiledNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._norm = norm
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., D]
+    ) -> torch.Tensor:
+        """Normalized rows [..., D]."""
+        return self._norm(x)
+
+
+class FusedActivation(nn.Module):
+    """An activation that is compiled for one type.
+
+    Args:
+        activation: which.
+        elements: computes it.
+        own: the module it replaces, which serves all other types.
+        dtype: that of the model.
+    """
+
+    def __init__(
+        self, activation: Activation, elements: CpuElements, own: nn.Module, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self._activation = activation
+        self._elements = elements
+        self._own = own
+        self._dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Elements of x's shape and type."""
+        if x.dtype != self._dtype:
+            found: torch.Tensor = self._own(x)
+            return found
+        return self._elements.activate(self._activation, x.contiguous())
+
+
+class PackedEmbedding(nn.Module):
+    """An embedding whose weight is that of a packed layer, kept once."""
+
+    def __init__(self, layers: PackedLayers, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._layers = layers
+        self._dtype = dtype
+        self._lookups = CpuLookups()
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [...] int64
+    ) -> torch.Tensor:
+        """Embeddings [..., K]."""
+        found = self._lookups.unpack(self._layers, token_ids.flatten(), self._dtype)
+        return found.view(*token_ids.shape, -1)

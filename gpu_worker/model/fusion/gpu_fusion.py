@@ -1,0 +1,158 @@
+"""Puts fused layers for GPUs in the place of a loaded model's own.
+
+Projections of one input become one product, RMS normalization, rotary embeddings and what is
+between the products of a gated MLP one launch each. All that computes differently from the model's
+own code is left as it is. In deterministic mode every linear layer is one whose rows do not depend
+on each other; torch's choose their order of sums by the number of rows.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from gpu_worker.model.fusion.cpu_layers import SharedInput, SharedInputLinear
+from gpu_worker.model.fusion.gpu_layers import (
+    JoinedLinear,
+    RowLinear,
+    TritonGatedMLP,
+    TritonRMSNorm,
+    linear_function,
+)
+from gpu_worker.model.fusion.module_matching import (
+    QKV,
+    agrees,
+    gated_linears,
+    norm_factors,
+    places,
+    plain_linears,
+)
+from gpu_worker.model.fusion.rotary import RotarySurgeon
+from kernels.triton.layers import DTYPES, can_norm, rotate
+
+
+@dataclass(slots=True)
+class GpuFusion:
+    """What was replaced; counts of layers.
+
+    Attributes:
+        shared_inputs: attention layers whose queries, keys and values are one product.
+        gated_mlps: MLPs whose gate and up are one product.
+        norms: RMS normalizations.
+        rotaries: attention layers that turn queries and keys in one launch.
+        row_linears: linear layers that run one by one, rows independent of each other.
+        kept: linear layers that stay torch's.
+    """
+
+    shared_inputs: int = 0
+    gated_mlps: int = 0
+    norms: int = 0
+    rotaries: int = 0
+    row_linears: int = 0
+    kept: int = 0
+
+    def counts(self) -> dict[str, int]:
+        """What there is of each kind, for the log."""
+        return asdict(self)
+
+
+@torch.inference_mode()
+def fuse_on_gpu(
+    model: nn.Module, attention: Iterable[nn.Module], deterministic: bool = False
+) -> GpuFusion:
+    """Replace what can be, in place; weights that were joined are freed as it goes.
+
+    Args:
+        model: of transformers, in evaluation mode, on a GPU (or on a CPU, in Triton's interpreter).
+        attention: its attention layers.
+        deterministic: make the rows of all linear layers independent of each other.
+    """
+    surgeon = _Surgeon(next(model.parameters()).device, deterministic)
+    for module in list(model.modules()):
+        surgeon.join_qkv(module)
+    for module in attention:
+        surgeon.replace_rotary(module)
+    for parent, name, module in places(model):
+        surgeon.replace_mlp(parent, name, module)
+    for parent, name, module in places(model):
+        surgeon.replace_linear(parent, name, module)
+        surgeon.replace_norm(parent, name, module)
+    return surgeon.done
+
+
+class _Surgeon:
+    """Replaces layers, and counts them."""
+
+    def __init__(self, device: torch.device, deterministic: bool) -> None:
+        self.done = GpuFusion()
+        self._device = device
+        self._deterministic = deterministic
+        self._linear = linear_function(deterministic)
+        self._mlps: dict[type[nn.Module], bool] = {}  # whether those of a type compute the same
+        self._rotary = RotarySurgeon(rotate, DTYPES, device)
+
+    def join_qkv(self, module: nn.Module) -> None:
+        """Let the projections of an attention layer run at once."""
+        linears = plain_linears(module, QKV)
+        if linears is None or not JoinedLinear.can_join(linears) or not _served(linears):
+            return
+        joined = JoinedLinear(linears, self._linear)
+        module.add_module("qkv_proj", joined)  # so that its weights are the model's
+        shared = SharedInput(joined)
+        for index, name in enumerate(QKV):
+            setattr(module, name, SharedInputLinear(shared, index))
+        self.done.shared_inputs += 1
+
+    def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Join the gate, SiLU and up of an MLP that consists of nothing else."""
+        linears = gated_linears(module)
+        if linears is None or not _served(linears) or self._mlps.get(type(module)) is False:
+            return
+        gate, up, down = linears
+        fused = TritonGatedMLP(gate, up, down, self._linear)
+        if type(module) not in self._mlps:
+            dtype = gate.weight.dtype
+            same = agrees(module, fused, gate.in_features, dtype, self._device)
+            self._mlps[type(module)] = same
+        if self._mlps[type(module)]:
+            setattr(parent, name, fused)
+            self.done.gated_mlps += 1
+
+    def replace_linear(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Make the rows of a layer independent of each other, if that is asked for."""
+        if type(module) not in (nn.Linear, Conv1D):
+            return
+        weight: Any = module.weight
+        if not self._deterministic or weight.dtype not in DTYPES:
+            self.done.kept += 1
+            return
+        bias: Any = module.bias
+        setattr(parent, name, RowLinear(weight, bias, isinstance(module, Conv1D)))
+        self.done.row_linears += 1
+
+    def replace_norm(self, parent: nn.Module, name: str, module: nn.Module) -> None:
+        """Fuse an RMS normalization that multiplies by its weight, or by 1 + its weight."""
+        found = norm_factors(module)
+        if found is None:
+            return
+        dtype: Any = module.weight.dtype
+        epsilon, factors = found
+        for factor in factors:
+            if dtype not in DTYPES or not can_norm(len(factor)):
+                return
+            fused = TritonRMSNorm(factor, epsilon)
+            if agrees(module, fused, len(factor), dtype, self._device):
+                setattr(parent, name, fused)
+                self.done.norms += 1
+                return
+
+    def replace_rotary(self, module: nn.Module) -> None:
+        """Let a layer's own code call the fused rotary embedding."""
+        self.done.rotaries += self._rotary.replace(module, next(module.parameters()).dtype)
+
+
+def _served(linears: list[nn.Linear]) -> bool:
+    return linears[0].weight.dtype in DTYPES

@@ -1,0 +1,116 @@
+"""Layers that take the place of transformers' own and run the Triton kernels."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from torch.nn.functional import linear as torch_linear
+
+from kernels.triton import layers
+
+Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Inputs [..., K], weight [N, K] and bias [N] to outputs [..., N]."""
+
+
+def linear_function(deterministic: bool) -> Linear:
+    """Torch's, or one whose rows have the same bits whatever the others are."""
+    return layers.linear if deterministic else torch_linear
+
+
+class JoinedLinear(nn.Module):
+    """Linear layers that share their input, as one product; called for a list of outputs.
+
+    Args:
+        linears: of one type, all with a bias or all without.
+        linear: computes it.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear], linear: Linear) -> None:
+        super().__init__()
+        weights: list[torch.Tensor] = [layer.weight for layer in linears]
+        biases: list[torch.Tensor] = [layer.bias for layer in linears if layer.bias is not None]
+        self.weight = _frozen(torch.cat(weights))
+        self.bias = _frozen(torch.cat(biases)) if biases else None
+        self._linear = linear
+        self._sizes = [layer.out_features for layer in linears]
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., K]
+    ) -> list[torch.Tensor]:
+        """Outputs [..., N] of each layer: views of one tensor."""
+        return list(torch.split(self._linear(x, self.weight, self.bias), self._sizes, -1))
+
+    @staticmethod
+    def can_join(linears: Sequence[nn.Linear]) -> bool:
+        """Whether these can be one product."""
+        biased = {layer.bias is not None for layer in linears}
+        return len({layer.in_features for layer in linears}) == len(biased) == 1
+
+
+class RowLinear(nn.Module):
+    """A linear layer whose rows have the same bits whatever the others are.
+
+    Args:
+        weight: as its owner keeps it, so that others who share it still do.
+        bias: [N].
+        transposed: the weight is [K, N], else [N, K].
+    """
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self._transposed = transposed
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., K]
+    ) -> torch.Tensor:
+        """Outputs [..., N]."""
+        weight = self.weight.T if self._transposed else self.weight
+        return layers.linear(x, weight, self.bias)
+
+
+class TritonGatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)): a product, what is between, a product."""
+
+    def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, linear: Linear) -> None:
+        super().__init__()
+        joined = JoinedLinear([gate, up], linear)
+        self.gate_up_weight, self.gate_up_bias = joined.weight, joined.bias
+        self.down_weight, self.down_bias = down.weight, down.bias
+        self._linear = linear
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., hidden]
+    ) -> torch.Tensor:
+        """Outputs [..., hidden]."""
+        gate_up = self._linear(x, self.gate_up_weight, self.gate_up_bias)
+        return self._linear(layers.silu_gate(gate_up), self.down_weight, self.down_bias)
+
+
+class TritonRMSNorm(nn.Module):
+    """Root-mean-square normalization in one launch.
+
+    Args:
+        factor: [K] float32, by which normalized rows are multiplied.
+        epsilon: keeps rows of zeros finite.
+    """
+
+    def __init__(self, factor: torch.Tensor, epsilon: float) -> None:
+        super().__init__()
+        self.weight = _frozen(factor)
+        self._epsilon = epsilon
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [..., K]
+    ) -> torch.Tensor:
+        """Normalized rows [..., K]."""
+        return layers.rms_norm(x, self.weight, self._epsilon)
+
+
+def _frozen(weight: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(weight, requires_grad=False)

@@ -1,0 +1,158 @@
+"""Rotary embeddings in one call, in the place of the function that a model's attention calls."""
+
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpu_worker.model.fusion.module_matching import close, random_rows
+
+_ROTARY = "apply_rotary_pos_emb"
+"""The name of the function that the code of transformers' attention layers calls."""
+
+Rotate = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+"""Queries [T, H, D], keys [T, Hkv, D], cosines and sines [T, D] to turned queries and keys.
+
+Some also take [T, Dr], and turn the first Dr elements of each head alone.
+"""
+
+
+class FusedRotary:
+    """Rotary embeddings of queries and keys at once, called as transformers calls its own.
+
+    Args:
+        own: the function of the model's code, which serves every call that is not the usual one.
+        rotate: serves the usual one.
+        partial: both of them turn a part of each head, if cosines and sines are for one.
+    """
+
+    def __init__(
+        self,
+        own: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+        rotate: Rotate,
+        partial: bool = False,
+    ) -> None:
+        self._own = own
+        self._rotate = rotate
+        self._partial = partial
+
+    def __call__(
+        self,
+        query: torch.Tensor,  # [1, H, T, D]
+        key: torch.Tensor,  # [1, Hkv, T, D]
+        cos: torch.Tensor,  # [1, T, Dr]
+        sin: torch.Tensor,  # [1, T, Dr]
+        *more: Any,
+        **others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys of the same shapes."""
+        whole = not self._partial
+        if more or others or not _is_usual(query, key, cos, sin, whole):
+            return self._own(query, key, cos, sin, *more, **others)
+        query, key = self._rotate(query[0].transpose(0, 1), key[0].transpose(0, 1), cos[0], sin[0])
+        return query.transpose(0, 1)[None], key.transpose(0, 1)[None]
+
+
+class RotarySurgeon:
+    """Lets attention layers call a fused rotary embedding.
+
+    Args:
+        rotate: the fused one.
+        dtypes: that it serves.
+        device: where it runs.
+        partial: whether it can turn a part of each head.
+    """
+
+    def __init__(
+        self,
+        rotate: Rotate,
+        dtypes: tuple[torch.dtype, ...],
+        device: torch.device,
+        partial: bool = False,
+    ) -> None:
+        self._partial = partial
+        self._rotate = rotate
+        self._dtypes = dtypes
+        self._device = device
+        self._forwards: dict[type[nn.Module], FunctionType | None] = {}
+
+    def replace(self, module: nn.Module, dtype: torch.dtype) -> bool:
+        """Whether this attention layer of a type calls the fused one now.
+
+        Transformers' code is not touched: the layer gets a copy of its ``forward`` that sees
+        another function under this name.
+        """
+        kind = type(module)
+        if kind not in self._forwards:
+            self._forwards[kind] = self._with_rotary(module, dtype)
+        forward = self._forwards[kind]
+        if forward is None:
+            return False
+        module.forward = MethodType(forward, module)
+        return True
+
+    def _with_rotary(self, module: nn.Module, dtype: torch.dtype) -> FunctionType | None:
+        forward: Any = type(module).forward
+        names = getattr(getattr(forward, "__code__", None), "co_names", ())
+        own = getattr(forward, "__globals__", {}).get(_ROTARY)
+        head_dim = getattr(module, "head_dim", getattr(module, "head_size", None))
+        if _ROTARY not in names or not callable(own) or not isinstance(head_dim, int):
+            return None
+        if dtype not in self._dtypes:
+            return None
+        fused = FusedRotary(own, self._rotate)
+        if not self._rotates_alike(own, fused, head_dim, head_dim, dtype):
+            return None
+        if self._partial:
+            partial = FusedRotary(own, self._rotate, partial=True)
+            if self._rotates_alike(own, partial, head_dim, head_dim // 4 * 2, dtype):
+                fused = partial
+        copied = FunctionType(
+            forward.__code__,
+            {**forward.__globals__, _ROTARY: fused},
+            forward.__name__,
+            forward.__defaults__,
+            forward.__closure__,
+        )
+        copied.__kwdefaults__ = forward.__kwdefaults__
+        return copied
+
+    def _rotates_alike(
+        self,
+        own: Callable[..., Any],
+        fused: FusedRotary,
+        head_dim: int,
+        rotary_dim: int,
+        dtype: torch.dtype,
+    ) -> bool:
+        """Whether both turn random queries and keys alike; cosines and sines are any numbers."""
+        num_tokens = 5
+        rows = random_rows((num_tokens, 7, head_dim), dtype, self._device).transpose(0, 1)[None]
+        query, key = rows[:, :3], rows[:, 3:5]
+        cos, sin = rows[:, 5, :, :rotary_dim], rows[:, 6, :, :rotary_dim]
+        try:
+            expected = own(query, key, cos, sin)
+        except (IndexError, RuntimeError, TypeError, ValueError):  # it wants something else
+            return False
+        if not isinstance(expected, tuple) or len(expected) != 2:
+            return False
+        found = fused(query, key, cos, sin)
+        return all(close(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def _is_usual(
+    query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, whole: bool
+) -> bool:
+    if query.dim() != 4 or key.dim() != 4 or not len(query) == len(key) == 1 or cos.dim() != 3:
+        return False
+    head_dim, rotary_dim = query.shape[3], cos.shape[2]
+    of_tokens = (1, query.shape[2], rotary_dim)
+    fits = query.shape[2:] == key.shape[2:] and cos.shape == sin.shape == of_tokens
+    fits &= rotary_dim == head_dim if whole else 0 < rotary_dim <= head_dim
+    one_type = len({each.dtype for each in (query, key, cos, sin)}) == 1
+    lies = all(each.stride(-1) == 1 for each in (query, key, cos, sin))
+    return fits and one_type and lies and rotary_dim % 2 == 0

@@ -1,0 +1,137 @@
+"""Which layers a loaded model runs with: its own, compiled or fused ones, or torch.compile's."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+from gpu_worker.model.check.deviation import CheckResult
+from gpu_worker.model.check.load_check import ModelCheck
+from gpu_worker.model.fusion.cpu_fusion import fuse
+from gpu_worker.model.ragged_model import LayerShape, RaggedModel
+from gpu_worker.model.torch_compiled import compile_layers
+from gpu_worker.settings import WorkerSettings
+from kernels.cpu.linear.layers import CpuLayers
+from kernels.cpu.runtime.instruction_set import detect
+from shared.errors import ModelUnsupported, SettingsError
+from shared.logs import EventLog
+
+_INSTEAD = "--layer-kernels off serves it with torch's"
+
+log = EventLog(__name__)
+
+
+def check_layer_settings(settings: WorkerSettings, device: torch.device) -> None:
+    """Refuse what does not go together, before a model is loaded.
+
+    Raises:
+        SettingsError: names both settings.
+    """
+    off = settings.layer_kernels == "off"
+    if settings.compile and device.type == "cpu" and not off:
+        reason = "on a CPU it needs --layer-kernels off: those layers are compiled already"
+        raise SettingsError("--compile", True, reason)
+    if settings.deterministic and (off or settings.compile):
+        other = "--layer-kernels off" if off else "--compile"
+        reason = f"not with {other}: those layers round by how many rows there are"
+        raise SettingsError("--deterministic", True, reason)
+
+
+def replace_layers(
+    model: RaggedModel,
+    shapes: tuple[LayerShape, ...],
+    settings: WorkerSettings,
+    device: torch.device,
+    check: ModelCheck,
+) -> None:
+    """Put what the settings ask for in the place of the model's own layers.
+
+    Raises:
+        ModelUnsupported: the model does not compute the same with them.
+        SettingsError: the model or the machine does not have what a setting asks for.
+    """
+    if settings.compile:
+        _torch_compile(model, shapes, check)
+    elif settings.layer_kernels == "off":
+        return
+    elif device.type == "cpu":
+        _compile_on_cpu(model, shapes, settings.deterministic, check)
+    elif device.type == "cuda":
+        _fuse_on_gpu(model, shapes, settings.deterministic, check)
+
+
+def _compile_on_cpu(
+    model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool, check: ModelCheck
+) -> None:
+    began = time.monotonic()
+    instructions = detect()
+    if instructions is None or model.dtype not in CpuLayers.dtypes:
+        _stay(deterministic, f"there are none for this CPU and {model.dtype}")
+        return
+    attention = [shape.module for shape in shapes]
+    found = fuse(model.model, CpuLayers(instructions), model.dtype, attention)
+    model.packed_bytes = found.weight_bytes
+    _log_replaced(
+        "layers compiled",
+        model,
+        check,
+        began,
+        {"instructions": instructions.name, **found.counts()},
+    )
+    _warn_of_kept(deterministic, found.kept)
+
+
+def _fuse_on_gpu(
+    model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool, check: ModelCheck
+) -> None:
+    began = time.monotonic()
+    try:
+        from gpu_worker.model.fusion.gpu_fusion import fuse_on_gpu
+    except ImportError as error:
+        _stay(deterministic, f"Triton is missing: {error}")
+        return
+    found = fuse_on_gpu(model.model, [shape.module for shape in shapes], deterministic)
+    _log_replaced("layers fused", model, check, began, found.counts())
+    _warn_of_kept(deterministic, found.kept)
+
+
+def _stay(deterministic: bool, because: str) -> None:
+    """The layers stay torch's.
+
+    Raises:
+        SettingsError: they do not do then.
+    """
+    if deterministic:
+        raise SettingsError(
+            "--deterministic", True, f"it needs other layers than torch's; {because}"
+        )
+    log.info("layers are torch's own", because=because)
+
+
+def _warn_of_kept(deterministic: bool, kept: int) -> None:
+    if deterministic and kept:
+        log.warning("not deterministic: some linear layers stay torch's", layers=kept)
+
+
+def _log_replaced(
+    event: str, model: RaggedModel, check: ModelCheck, began: float, counts: Mapping[str, object]
+) -> None:
+    try:
+        result = check.layers(_INSTEAD)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
+    _log(event, counts, result, began)
+
+
+def _torch_compile(model: RaggedModel, shapes: tuple[LayerShape, ...], check: ModelCheck) -> None:
+    began = time.monotonic()
+    _log("layers compiled by torch", {}, compile_layers(model, shapes, check), began)
+
+
+def _log(event: str, counts: Mapping[str, object], result: CheckResult, began: float) -> None:
+    log.info(
+        event,
+        **counts,
+        **result.for_log(),
+        seconds=round(time.monotonic() - began, 1),
+    )

@@ -1,0 +1,314 @@
+"""From settings to a model that is known to be served correctly."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+from gpu_worker.model.attention import ATTENTION_NAME, register_attention
+from gpu_worker.model.download import download
+from gpu_worker.model.hub import only_cached
+from gpu_worker.model.ragged_model import RaggedModel
+from gpu_worker.model.weight_files import refuse_broken, refuse_other_tensors
+from gpu_worker.settings import WorkerSettings
+from shared.errors import ModelUnsupported, SettingsError
+from shared.logs import EventLog
+
+# Layers that attend, in the words of transformers' ``layer_types``.
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+# Models that bias attention by distance, whether or not their configuration has a word for it.
+_ALIBI_TYPES = {"bloom", "mpt"}
+# Rotary embeddings whose frequencies depend on the longest sequence of the batch.
+_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+# What configurations and models raise that are made of fields which cannot be.
+_BAD_FIELDS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
+)
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+log = EventLog(__name__)
+
+
+def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
+    """The model with our attention in place, not yet checked.
+
+    Raises:
+        ModelUnsupported: there is no such model, or its configuration rules it out.
+        SettingsError: a setting and the model do not fit together.
+    """
+    register_attention()
+    transformers.logging.disable_progress_bar()
+    _check_path(settings.model)
+    from_cache = not Path(settings.model).is_dir() and only_cached(settings.model)
+    config = _load_config(settings, from_cache)
+    refuse_by_config(config)
+    if not from_cache:
+        download(settings.model)
+    dtype = choose_dtype(settings.dtype, own_dtype(config), device)
+    log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
+    model, found = _load_weights(settings, config, dtype, from_cache)
+    refuse_other_tensors(settings.model, found)
+    # A hybrid's class says so even where all of its layers attend.
+    if getattr(model, "_is_stateful", False) and not _layer_types(config):
+        raise ModelUnsupported(
+            f"model type {config.model_type!r} keeps state other than keys and values"
+        )
+    model = model.to(device).eval().requires_grad_(False)
+    refuse_broken(settings.model, model)
+    return RaggedModel(model)
+
+
+def _load_weights(
+    settings: WorkerSettings, config: Any, dtype: torch.dtype, from_cache: bool
+) -> tuple[Any, dict[str, Any]]:
+    """The model, and which of its tensors were in its files, as transformers reports it."""
+    name = f"model type {config.model_type!r}"
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            settings.model,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=settings.trust_remote_code,
+            local_files_only=from_cache,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused by name
+        )
+    except SafetensorError as error:
+        reason = f"{settings.model}: a file of weights is damaged or incomplete ({error})"
+        raise ModelUnsupported(f"{reason}; copy or download it again") from error
+    except OSError as error:
+        if not Path(settings.model).is_dir():  # the hub's may pass
+            raise
+        raise ModelUnsupported(f"{settings.model}: {_first_sentence(error)}") from error
+    except torch.OutOfMemoryError:
+        raise
+    except _BAD_FIELDS as error:
+        if ATTENTION_NAME in str(error):  # transformers, or the model, does not take ours
+            raise ModelUnsupported(f"{name}: its attention is built in") from error
+        if "Unrecognized configuration" in str(error):
+            raise ModelUnsupported(f"{name} is no causal language model") from error
+        if "allocate" in str(error):  # the machine's memory, not the model
+            raise
+        why = f"no model can be made of its config.json: {_named(error)}"
+        raise ModelUnsupported(f"{settings.model}: {why}") from error
+    return model, found
+
+
+def _load_config(settings: WorkerSettings, from_cache: bool) -> Any:
+    try:
+        return AutoConfig.from_pretrained(
+            settings.model,
+            trust_remote_code=settings.trust_remote_code,
+            local_files_only=from_cache,
+        )
+    except OSError as error:  # also: the hub cannot be reached, which may pass
+        if "valid model identifier" in str(error):
+            reason = f"{settings.model}: neither a folder nor a model on the hub"
+            raise ModelUnsupported(reason) from error
+        if Path(settings.model).is_dir():
+            raise ModelUnsupported(f"{settings.model}: {_first_sentence(error)}") from error
+        raise
+    except _BAD_FIELDS as error:  # also: a type that this transformers lacks, remote code
+        why = f"its config.json cannot be used: {_named(error)}"
+        raise ModelUnsupported(f"{settings.model}: {why}") from error
+
+
+def _named(error: Exception) -> str:
+    """Its type, and all that it has to tell in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0].partition(". ")[0]
+
+
+def refuse_by_config(config: Any) -> None:
+    """Refuse what is known not to work, before weights are read.
+
+    Raises:
+        ModelUnsupported: says why.
+    """
+    text = config.get_text_config()
+    name = f"model type {config.model_type!r}"
+    if config.is_encoder_decoder:
+        raise ModelUnsupported(f"{name} has an encoder; only decoders are served")
+    if _is_encoder(config):
+        raise ModelUnsupported(
+            f"{name} is an encoder: it reads text and generates none; give a causal language model"
+        )
+    if getattr(text, "alibi", False) or config.model_type in _ALIBI_TYPES:
+        raise ModelUnsupported(f"{name} uses ALiBi position biases, which are not supported")
+    foreign = _layer_types(config) - _ATTENTION_LAYERS
+    if foreign:
+        raise ModelUnsupported(f"{name} has layers of type {', '.join(sorted(foreign))}")
+    # Where Llama 4 has no rotary embeddings it scales queries by their positions, which it counts
+    # from the start of the batch. That begins after thousands of tokens: no check would see it.
+    bare = 0 in (getattr(text, "no_rope_layers", None) or ())
+    if bare and getattr(text, "attn_temperature_tuning", False):
+        raise ModelUnsupported(f"{name} scales attention by positions that it counts itself")
+
+
+def _is_encoder(config: Any) -> bool:
+    """Whether it is of a family of encoders, and not set up as a decoder."""
+    kind = config.model_type
+    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        return False
+    return kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or not getattr(config, "is_decoder", True)
+
+
+def _layer_types(config: Any) -> set[str]:
+    """What kinds of layers it says that it has; nothing if it does not say."""
+    return set(getattr(config.get_text_config(), "layer_types", None) or ())
+
+
+def context_length(config: Any, wanted: int | None) -> int:
+    """Longest sequence in tokens, prompt and output together.
+
+    Raises:
+        SettingsError: more was asked for than the model can do.
+    """
+    limit, why = _longest_context(config)
+    if limit is None:
+        if wanted is None:
+            raise SettingsError("--max-model-len", "auto", "the model does not say; give a number")
+        return wanted
+    if wanted is None:
+        if why:
+            log.warning("context is shorter than the model's own", tokens=limit, because=why)
+        return limit
+    if wanted > limit:
+        reason = f"must be at most {limit}, " + (why or "which is the model's own")
+        raise SettingsError("--max-model-len", wanted, reason)
+    return wanted
+
+
+def _longest_context(config: Any) -> tuple[int | None, str]:
+    """Tokens, and why it is less than the model's own ("" if it is not)."""
+    own: int | None = getattr(config, "max_position_embeddings", None)
+    for rope in _rope_parameters(config):
+        kind = rope.get("rope_type", "default")
+        if kind not in _BATCH_DEPENDENT_ROPE:
+            continue
+        limit = rope.get("original_max_position_embeddings") or own
+        limit = getattr(config, "original_max_position_embeddings", None) or limit
+        if kind == "dynamic" or (own is not None and limit is not None and limit < own):
+            why = (
+                f"beyond {limit} tokens {kind} rotary embeddings depend on the longest sequence "
+                "of the batch"
+            )
+            return limit, why
+    return own, ""
+
+
+def _rope_parameters(config: Any) -> list[dict[str, Any]]:
+    """One entry, or one for each type of layer."""
+    found = getattr(config, "rope_parameters", None) or {}
+    if "rope_type" in found:
+        return [found]
+    return [value for value in found.values() if isinstance(value, dict)]
+
+
+def eos_token_ids(model: Any) -> tuple[int, ...]:
+    """Tokens that end a sequence, as the model's generation settings have it."""
+    for config in (model.generation_config, model.config, model.config.get_text_config()):
+        found = getattr(config, "eos_token_id", None)
+        if found is not None:
+            return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    return ()
+
+
+def choose_device(wanted: str | None) -> torch.device:
+    """The device asked for, else a GPU if there is one; GPUs with their number.
+
+    Raises:
+        SettingsError: there is no such device.
+    """
+    if wanted is None:
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise SettingsError("--device", wanted, "expected cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise SettingsError("--device", wanted, "expected cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return device
+    index = device.index or 0  # torch makes no device current that has no number
+    if index >= torch.cuda.device_count():
+        raise SettingsError("--device", wanted, f"there are {torch.cuda.device_count()} GPUs")
+    return torch.device("cuda", index)
+
+
+def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> torch.dtype:
+    """Type of weights and KV cache; by default the model's own where the device is fast with it.
+
+    A CPU without instructions for bfloat16 takes float32: compiled layers keep weights that came
+    from bfloat16 as they are (see cpu_fusion), so that nothing is read that is not needed, and
+    texts stay equal under recomputation.
+
+    Raises:
+        SettingsError: the device cannot compute with it.
+    """
+    if wanted is not None:
+        dtype: torch.dtype = getattr(torch, wanted)
+        if dtype == torch.float16 and device.type == "cpu":
+            raise SettingsError("--dtype", wanted, "is not supported on CPUs; take float32")
+        return dtype
+    if device.type != "cpu":
+        return own
+    return torch.bfloat16 if own == torch.bfloat16 and _cpu_is_fast_with_bf16() else torch.float32
+
+
+def own_dtype(config: Any) -> torch.dtype:
+    """Type of the weights that a model was published with."""
+    found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    return found if isinstance(found, torch.dtype) else torch.float32
+
+
+def _cpu_is_fast_with_bf16() -> bool:
+    """Whether the CPU has instructions that multiply bf16."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def _check_path(model: str) -> None:
+    """A folder must be there; what could be a hub id is left to transformers."""
+    if Path(model).is_file():
+        raise ModelUnsupported(f"{model}: {_meaning_of_file(model)}")
+    if Path(model).is_dir():
+        if not (Path(model) / "config.json").is_file():
+            raise ModelUnsupported(f"{model}: the folder has no config.json")
+        return
+    if model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
+        raise ModelUnsupported(f"{model}: there is no such folder")
+
+
+def _meaning_of_file(model: str) -> str:
+    folder = Path(model).resolve().parent
+    if model.endswith(".gguf"):
+        return (
+            "GGUF files are not served; give the folder, or the hub id, of the model that it was "
+            "made from, with config.json and safetensors"
+        )
+    if (folder / "config.json").is_file():
+        return f"this is a file; give its folder: --model {folder}"
+    return "this is a file; give the folder that has it together with config.json"

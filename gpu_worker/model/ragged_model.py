@@ -1,0 +1,201 @@
+"""A transformers model that computes a ragged batch."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from gpu_worker.model.attention import ATTENTION_NAME, STEP_KEYWORD, AttentionStep
+from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.interface import AttentionParams
+from shared.errors import ModelUnsupported
+
+# A method of transformers' models that looks for padding in every batch. There is none, and on a
+# GPU the question would wait for the device, and could not be captured in a graph.
+_PADDING_WARNING = "warn_if_padding_and_no_attention_mask"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one attention layer keeps of a token, and how it attends; observed, not configured."""
+
+    module: nn.Module
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    params: AttentionParams
+
+    @property
+    def bytes_per_token(self) -> int:
+        """K and V of one token."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class ShortCut(Protocol):
+    """Logits without the model's own code."""
+
+    def serves(self, step: AttentionStep, num_tokens: int) -> bool:
+        """Whether it computes this step."""
+
+    def logits(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What ``RaggedModel.forward`` returns."""
+
+    def likeliest(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        step: AttentionStep,
+    ) -> Likeliest | torch.Tensor:
+        """What ``RaggedModel.likeliest`` returns."""
+
+
+class RaggedModel:
+    """The model's own code, with our attention.
+
+    Args:
+        model: a decoder with a head, in evaluation mode.
+
+    Attributes:
+        short_cut: computes the same, for steps that it serves.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.short_cut: ShortCut | None = None
+        self.packed_bytes = 0  # of weights that are not parameters any more, see cpu_fusion
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.vocab_size: int = self.config.vocab_size
+        # Weights, shared ones counted once; layers may be replaced later.
+        self.num_parameters: int = sum(weight.numel() for weight in model.parameters())
+        for module in model.modules():
+            if hasattr(module, _PADDING_WARNING):
+                setattr(module, _PADDING_WARNING, _say_nothing)
+        self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the weights."""
+        own: int = sum(weight.nbytes for weight in self.model.parameters())
+        return self.packed_bytes + own
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        step: AttentionStep,
+        rows: torch.Tensor | None,  # [R] int64, those whose logits are wanted; None: all
+    ) -> torch.Tensor:
+        """Logits [R, vocabulary], in the model's own type, until the next call."""
+        if not torch.is_inference_mode_enabled():
+            with torch.inference_mode():
+                return self.forward(token_ids, positions, step, rows)
+        if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
+            return self.short_cut.logits(token_ids, positions, step, rows)
+        arguments: dict[str, Any] = {STEP_KEYWORD: step}
+        if self._picks_rows:
+            arguments["logits_to_keep"] = 0 if rows is None else rows
+        output = self.model(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            **arguments,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits if rows is None or self._picks_rows else logits[rows]
+
+    def likeliest(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        step: AttentionStep,
+    ) -> Likeliest | torch.Tensor:
+        """The likeliest token of every row; or logits [T, vocabulary], if those are there anyway.
+
+        Until the next call.
+        """
+        if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
+            return self.short_cut.likeliest(token_ids, positions, step)
+        return self.forward(token_ids, positions, step, rows=None)
+
+    @torch.inference_mode()
+    def eager_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Logits [T, vocabulary] of one sequence [T] by transformers' own attention."""
+        with self.eager():
+            logits: torch.Tensor = self.model(input_ids=token_ids.unsqueeze(0), use_cache=False)[0]
+        return logits[0]
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Meanwhile the model runs with transformers' own attention."""
+        self.model.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(ATTENTION_NAME)
+
+    def observe_layers(self) -> tuple[LayerShape, ...]:
+        """The attention layers in the order in which they run, seen in a pass over two tokens.
+
+        Raises:
+            ModelUnsupported: the model does not attend through our function, or in ways that a
+                paged cache cannot serve.
+        """
+        probe = _Probe()
+        token_ids = torch.zeros(2, dtype=torch.int64, device=self.device)
+        positions = torch.arange(2, device=self.device)
+        try:
+            self.forward(token_ids, positions, probe, rows=None)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):  # the machine's, not the model's
+            raise
+        except TypeError as error:  # its forward knows no such keyword
+            raise ModelUnsupported(f"its forward refuses our arguments: {error}") from error
+        except (AttributeError, LookupError, RuntimeError, ValueError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ModelUnsupported(f"its forward fails: {type(error).__name__}: {why}") from error
+        if not probe.layers:
+            raise ModelUnsupported(
+                "its attention is built in (no AttentionInterface), or it has none"
+            )
+        return tuple(probe.layers.values())
+
+
+def _say_nothing(*args: Any, **kwargs: Any) -> None:
+    pass
+
+
+class _Probe:
+    """Notes what each layer hands in; attends to nothing."""
+
+    def __init__(self) -> None:
+        self.layers: dict[nn.Module, LayerShape] = {}
+
+    def attend(
+        self,
+        layer: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        assert value.shape == key.shape, (value.shape, key.shape)
+        if layer in self.layers:
+            raise ModelUnsupported("one attention module runs twice in a forward pass")
+        num_tokens, num_kv_heads, head_dim = key.shape
+        if num_tokens != query.shape[0]:
+            raise ModelUnsupported("its attention looks at tokens that are not in the batch")
+        if query.shape[1] % num_kv_heads:
+            raise ModelUnsupported(f"{query.shape[1]} heads over {num_kv_heads} KV heads")
+        self.layers[layer] = LayerShape(layer, num_kv_heads, head_dim, key.dtype, params)
+        return torch.zeros_like(query)

@@ -1,0 +1,3 @@
+"""Choosing the next token: penalties, filters, Gumbel noise, argmax, log-probabilities, candidates
+of beams.
+"""

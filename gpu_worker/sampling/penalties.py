@@ -1,0 +1,235 @@
+"""What changes the model's logits before a token is chosen: biases, and penalties on repetition.
+
+In the order and with the meaning of vLLM: first a bias is added; then the logits of tokens that are
+in the prompt or were generated are divided by the repetition penalty if positive, and multiplied
+otherwise (Keskar et al., CTRL, section 4.1; as in transformers); then the frequency penalty is
+subtracted for each time that a token was generated, and the presence penalty once, as OpenAI
+defines them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker.batch.rows import Indices
+from gpu_worker.sampling import cpu_penalties
+from shared.messages.plans import Admission, StepPlan
+from shared.sampling import SamplingParams
+
+# A count is 2 for each time that the token was generated, and 1 more if the prompt has it.
+_IN_PROMPT = 1
+_GENERATED = 2
+_ROWS_AT_ONCE = 64  # bounds what is needed beside the logits and the counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Penalized:
+    """What changes the logits of one sequence."""
+
+    sampling: SamplingParams
+    row: int | None  # of the counts; None: it has biases alone
+
+
+class Penalties:
+    """The sequences whose logits are changed, and how often each of their tokens was there.
+
+    Counts follow from an admission, which has all tokens, and from what is chosen since then. They
+    are kept where the logits are, and counted there, in the order of steps: a step that begins
+    before the tokens of the one before are known on the host finds them counted.
+
+    Args:
+        vocab_size: V.
+        num_seqs: that room is made for once somebody has a penalty; more take more room.
+        device: where logits are.
+    """
+
+    def __init__(self, vocab_size: int, num_seqs: int, device: torch.device) -> None:
+        self.counts = torch.empty((0, vocab_size), dtype=torch.int32, device=device)  # [C, V]
+        self.device = device
+        self._first_rows = num_seqs
+        self._known: dict[int, _Penalized] = {}  # by handle
+        self._free: list[int] = []  # rows of the counts
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the counts that are in use."""
+        return self.counts.shape[0] - len(self._free)
+
+    def hold(self, num_rows: int) -> None:
+        """Make room for the counts of so many sequences; what is there stays."""
+        held, vocab_size = self.counts.shape
+        more = self.counts.new_empty((num_rows - held, vocab_size))
+        self.counts = torch.cat([self.counts, more]) if held else more
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        self._known.clear()
+        self._free = list(range(self.counts.shape[0]))
+
+    def follow(self, plan: StepPlan) -> None:
+        """Forget who is retired, count the tokens of who is admitted, and copy counts in forks."""
+        if self._known:
+            for handle in plan.retired.tolist():
+                gone = self._known.pop(handle, None)
+                if gone is not None and gone.row is not None:
+                    self._free.append(gone.row)
+        for new in plan.admissions:
+            if new.sampling.changes_logits:
+                self._admit(new)
+        if self._known:
+            forks = zip(plan.fork_parents.tolist(), plan.fork_children.tolist(), strict=True)
+            for parent, child in forks:
+                self._fork(parent, child)
+
+    def rows(
+        self,
+        places: Indices,  # [P] of logits that are changed
+        handles: npt.NDArray[np.int32],  # [P] whose they are
+    ) -> "PenalizedRows | None":
+        """How these rows of a step are changed; None if there are none."""
+        if not len(places):
+            return None
+        known = [self._known[handle] for handle in handles.tolist()]
+        counted = [index for index, of in enumerate(known) if of.row is not None]
+        penalties = np.array(
+            [
+                (of.repetition_penalty, of.frequency_penalty, of.presence_penalty)
+                for of in (known[index].sampling for index in counted)
+            ],
+            np.float32,
+        ).reshape(-1, 3, 1)
+        rows = [row for of in known if (row := of.row) is not None]
+        return PenalizedRows(
+            owner=self,
+            places=self._on_device(places[counted]),
+            rows=self._on_device(np.array(rows, np.int64)),
+            penalties=self._on_device(penalties),
+            biases=self._biases(places, [of.sampling for of in known]),
+        )
+
+    def _biases(
+        self, places: Indices, sampling: Sequence[SamplingParams]
+    ) -> "tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None":
+        vocab_size = self.counts.shape[1]
+        found = [
+            (place, entry.token, entry.bias)
+            for place, of in zip(places.tolist(), sampling, strict=True)
+            for entry in of.logit_bias
+            if 0 <= entry.token < vocab_size
+        ]
+        if not found:
+            return None
+        rows, tokens, biases = zip(*found, strict=True)
+        return (
+            self._on_device(np.array(rows, np.int64)),
+            self._on_device(np.array(tokens, np.int64)),
+            self._on_device(np.array(biases, np.float32)),
+        )
+
+    def _admit(self, new: Admission) -> None:
+        row = None
+        if new.sampling.has_penalty:
+            row = self._take_row()
+            tokens = self._on_device(new.tokens.astype(np.int64))
+            prompt, generated = tokens[: new.num_prompt_tokens], tokens[new.num_prompt_tokens :]
+            counts = self.counts[row]
+            counts.zero_()
+            counts.index_fill_(0, prompt, _IN_PROMPT)
+            counts.index_add_(
+                0, generated, torch.full_like(generated, _GENERATED, dtype=torch.int32)
+            )
+        self._known[new.handle] = _Penalized(new.sampling, row)
+
+    def _fork(self, parent: int, child: int) -> None:
+        original = self._known.get(parent)
+        if original is None:
+            return
+        row = None
+        if original.row is not None:
+            row = self._take_row()
+            self.counts[row].copy_(self.counts[original.row])
+        self._known[child] = _Penalized(original.sampling, row)
+
+    def _take_row(self) -> int:
+        if not self._free:
+            held = self.counts.shape[0]
+            self.hold(2 * held or self._first_rows)
+            self._free = list(range(held, self.counts.shape[0]))
+        return self._free.pop()
+
+    def _on_device(self, numbers: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PenalizedRows:
+    """How rows of a step's logits are changed; the same object serves while the rows stay.
+
+    Attributes:
+        owner: of the counts.
+        places: [P] int64, rows of the logits that have penalties.
+        rows: [P] int64, those of the counts.
+        penalties: [P, 3, 1] float32: repetition, frequency, presence.
+        biases: [B] int64 rows of the logits, [B] int64 tokens and [B] float32 what is added there,
+            no place twice.
+    """
+
+    owner: Penalties
+    places: torch.Tensor
+    rows: torch.Tensor
+    penalties: torch.Tensor
+    biases: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+
+    def changed(
+        self,
+        logits: torch.Tensor,  # [R, V]
+    ) -> torch.Tensor:
+        """Logits [R, V] in float32, changed in place if they were that before.
+
+        All rows become float32, which changes no choice: rounded back, logits that a penalty has
+        told apart might be equal again.
+        """
+        wide = logits.float()
+        if self.biases is not None:
+            rows, tokens, biases = self.biases
+            wide[rows, tokens] += biases
+        if wide.is_cuda:
+            for first in range(0, len(self.places), _ROWS_AT_ONCE):
+                self.penalize(wide, slice(first, first + _ROWS_AT_ONCE))
+        else:
+            cpu_penalties.penalize(
+                wide.numpy(),
+                self.places.numpy(),
+                self.owner.counts.numpy(),
+                self.rows.numpy(),
+                self.penalties.numpy(),
+            )
+        return wide
+
+    def count(
+        self,
+        tokens: torch.Tensor,  # [R] int64, chosen
+    ) -> None:
+        """Each sequence with a penalty has generated its token."""
+        if len(self.rows):
+            self.owner.counts[self.rows, tokens[self.places]] += _GENERATED
+
+    def penalize(
+        self,
+        wide: torch.Tensor,  # [R, V] float32, changed in place
+        some: slice,  # of the P
+    ) -> None:
+        """Apply the penalties of n of the rows by torch's operators: what GPUs do."""
+        places = self.places[some]
+        counts = self.owner.counts[self.rows[some]]  # [n, V]
+        repetition, frequency, presence = self.penalties[some].unbind(1)  # [n, 1] each
+        logits = wide[places]  # [n, V]
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(counts > 0, repeated, logits)
+        generated = counts >> 1  # [n, V]
+        logits -= frequency * generated
+        logits -= presence * (generated > 0)
+        wide[places] = logits

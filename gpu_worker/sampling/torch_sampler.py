@@ -1,0 +1,113 @@
+"""Drawing tokens with torch's operators: on GPUs, and the oracle of ``sample_kernel``."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker.sampling.gumbel import gumbel_noise
+
+# Most nuclei end among this many tokens; others are found by sorting the whole row.
+_NUCLEUS_GUESS = 512
+_REJECTED = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What keeps unlikely tokens from being drawn, for D rows."""
+
+    top_k: torch.Tensor  # [D] int64, 0 keeps all
+    top_p: torch.Tensor  # [D] float32, 1 keeps all
+    log_min_p: torch.Tensor  # [D] float32, -inf keeps all
+    ranked: torch.Tensor  # [F] rows with a top_k or a top_p
+    max_top_k: int
+    all_have_top_k: bool  # of the ranked rows
+
+    @staticmethod
+    def of(
+        top_k: npt.NDArray[np.int64],  # [D]
+        top_p: npt.NDArray[np.float32],  # [D]
+        min_p: npt.NDArray[np.float32],  # [D]
+        device: torch.device,
+    ) -> "Filters | None":
+        """The filters, None if no row has one."""
+        ranked = (top_k > 0) | (top_p < 1)
+        if not ranked.any() and not (min_p > 0).any():
+            return None
+        return Filters(
+            top_k=torch.from_numpy(top_k).to(device, non_blocking=True),
+            top_p=torch.from_numpy(top_p).to(device, non_blocking=True),
+            log_min_p=torch.from_numpy(min_p).to(device, non_blocking=True).log(),
+            ranked=torch.from_numpy(np.flatnonzero(ranked)).to(device, non_blocking=True),
+            max_top_k=int(top_k.max()),
+            all_have_top_k=bool((top_k[ranked] > 0).all()),
+        )
+
+
+def draw(
+    logits: torch.Tensor,  # [D, V]
+    temperature: torch.Tensor,  # [D] float32
+    filters: Filters | None,
+    keys: torch.Tensor,  # [2, D] int32
+) -> torch.Tensor:
+    """A token for each row, [D] int64."""
+    scaled = logits.float() / temperature.unsqueeze(1)
+    if filters is not None:
+        _filter(scaled, filters)
+    scaled += gumbel_noise(keys, scaled.shape[1])
+    return scaled.argmax(dim=-1)
+
+
+def _filter(scaled: torch.Tensor, filters: Filters) -> None:
+    """Set what the filters reject to -inf, in place; scaled is [D, V] float32.
+
+    Rows are cut at a value, not at a rank: equal logits are kept or rejected together, so the
+    outcome does not depend on how a sort orders them.
+    """
+    threshold = scaled.amax(dim=-1) + filters.log_min_p  # [D]
+    ranked = filters.ranked
+    if len(ranked):
+        lowest = _ranked_thresholds(
+            scaled[ranked], filters.top_k[ranked], filters.top_p[ranked], filters
+        )
+        threshold[ranked] = torch.maximum(threshold[ranked], lowest)
+    scaled.masked_fill_(scaled < threshold.unsqueeze(1), _REJECTED)
+
+
+def _ranked_thresholds(
+    scaled: torch.Tensor,  # [F, V]
+    top_k: torch.Tensor,  # [F]
+    top_p: torch.Tensor,  # [F]
+    filters: Filters,
+) -> torch.Tensor:
+    """Lowest value [F] that top-k and then top-p keep.
+
+    Where a row has a top_p alone, the host has to wait to learn whether the guess was enough.
+    """
+    vocab_size = scaled.shape[1]
+    width = min(vocab_size, max(_NUCLEUS_GUESS, filters.max_top_k))
+    thresholds, complete = _thresholds_within(scaled, top_k, top_p, width)
+    if width < vocab_size and not (filters.all_have_top_k or bool(complete.all())):
+        wide = (~complete).nonzero().squeeze(1)
+        thresholds[wide], _ = _thresholds_within(scaled[wide], top_k[wide], top_p[wide], vocab_size)
+    return thresholds
+
+
+def _thresholds_within(
+    scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Thresholds [F] as far as the ``width`` largest values tell, and whether they do [F]."""
+    values = scaled.topk(width, dim=-1).values  # [F, width], descending
+    ranks = torch.arange(width, device=scaled.device)
+    limited = top_k > 0
+    within_k = (ranks < top_k.unsqueeze(1)) | ~limited.unsqueeze(1)  # [F, width]
+    candidates = values.masked_fill(~within_k, _REJECTED)
+    total = torch.where(limited, candidates.logsumexp(dim=-1), scaled.logsumexp(dim=-1))
+    probability = (candidates - total.unsqueeze(1)).exp()
+    before = probability.cumsum(dim=-1) - probability  # mass of the tokens ranked higher
+    # At 1 nothing is to be cut, but a sum of rounded terms may exceed it.
+    inside = (before < top_p.unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
+    kept = (within_k & inside).sum(dim=-1).clamp_min(1)
+    thresholds = values.gather(1, (kept - 1).unsqueeze(1)).squeeze(1)
+    return thresholds, limited | (kept < width)

@@ -1,0 +1,3 @@
+"""What happens before a worker serves: imports ahead of time, building its parts, measuring memory
+and speeds, warming up.
+"""

@@ -1,0 +1,256 @@
+"""A worker's parts, put together from its settings."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from gpu_worker.batch.plan_checks import Limits
+from gpu_worker.kv.allocation import Allocator, choose_allocator
+from gpu_worker.kv.memory import KVMemory, check_block_size
+from gpu_worker.kv.pool_sizes import choose_num_blocks, choose_num_host_blocks, memory_left
+from gpu_worker.model.check.load_check import ModelCheck
+from gpu_worker.model.check.tokens import text_tokens
+from gpu_worker.model.graph.replayed_layers import play_layers
+from gpu_worker.model.layer_kernels import check_layer_settings, replace_layers
+from gpu_worker.model.loader import choose_device, context_length, eos_token_ids, load_model
+from gpu_worker.model.ragged_model import LayerShape, RaggedModel
+from gpu_worker.sampling import cpu_argmax, cpu_penalties
+from gpu_worker.settings import WorkerSettings
+from gpu_worker.startup.gpu_budget import GpuBudget
+from gpu_worker.startup.preemption_speeds import measure_speeds
+from gpu_worker.startup.step_profile import StepProfile, measure_steps
+from gpu_worker.step.buckets import Buckets
+from gpu_worker.step.executor import Executor, StepLimits
+from kernels.cpu.sampling import sampler
+from kernels.interface import AttentionBackend
+from kernels.select import select_backend
+from shared.errors import ModelUnsupported, SettingsError
+from shared.logs import EventLog
+from shared.messages.leases import ModelInfo, Speeds
+from shared.model_name import model_name
+
+log = EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What a loaded worker serves, and with what."""
+
+    executor: Executor
+    model: ModelInfo
+    speeds: Speeds
+    weight_bytes: int
+    pool_bytes: int
+
+
+def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = None) -> Worker:
+    """Load the model, check it, allocate the pools, and measure what preemption costs.
+
+    Args:
+        settings: of the worker.
+        backend: kernels to use instead of those that the settings name.
+
+    Raises:
+        ModelUnsupported: the model cannot be served correctly.
+        SettingsError: a setting does not fit the model or the machine.
+    """
+    check_block_size(settings.block_size)
+    device = choose_device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where kernels are launched
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    check_layer_settings(settings, device)
+    began = time.monotonic()
+    model = load_model(settings, device)
+    shapes = observe(model)
+    if backend is None:
+        backend = _backend(settings, device, shapes)
+    _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
+    if device.type == "cpu":
+        _load_sampling_kernels()
+    max_model_len = context_length(model.config, settings.max_model_len)
+    check = _begin_check(model, shapes, max_model_len, settings)
+    replace_layers(model, shapes, settings, device, check)
+    allocator = choose_allocator(settings, device, max_model_len)
+    block_bytes = allocator.block_bytes(shapes)
+    _check_attention(model, check, backend, allocator)
+    buckets = _buckets(settings, device, backend)
+    gpu = None
+    given = settings.num_blocks is not None or settings.kv_memory_bytes is not None
+    if device.type == "cuda" and not given:
+        profile = StepProfile(model, shapes, backend, allocator, max_model_len)
+        gpu = _gpu_budget(settings, model, profile, buckets)
+    num_blocks = choose_num_blocks(
+        settings, block_bytes, max_model_len, gpu, allocator.most_blocks, memory_left(device)
+    )
+    memory = _allocate(settings, shapes, num_blocks, allocator)
+    eos = eos_token_ids(model.model)
+    limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
+    info = ModelInfo(
+        name=model_name(settings.model, settings.served_model_name),
+        vocab_size=model.vocab_size,
+        max_model_len=max_model_len,
+        dtype=str(model.dtype).removeprefix("torch."),
+        eos_token_ids=eos,
+    )
+    largest = StepLimits(settings.max_num_batched_tokens, settings.max_num_sequences)
+    executor = Executor(model, memory, backend, limits, largest)
+    if buckets is not None:
+        executor.capture_graphs(buckets)
+    if device.type == "cpu":
+        play_layers(executor, model, shapes, backend, settings)
+    pool_bytes = num_blocks * memory.geometry.bytes_per_block
+    return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
+
+
+def _load_sampling_kernels() -> None:
+    """Compile the CPU kernels that choose tokens, or load them from the cache."""
+    cpu_argmax.warm_up()
+    sampler.load()
+    cpu_penalties.warm_up()
+
+
+def _log_loaded(
+    model: RaggedModel,
+    device: torch.device,
+    backend: AttentionBackend,
+    num_layers: int,
+    seconds: float,
+) -> None:
+    log.info(
+        "model loaded",
+        parameters=model.num_parameters,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=device,
+        backend=backend.name,
+        layers=num_layers,
+        threads=torch.get_num_threads(),
+        seconds=round(seconds, 1),
+    )
+
+
+def observe(model: RaggedModel) -> tuple[LayerShape, ...]:
+    """The model's attention layers.
+
+    Raises:
+        ModelUnsupported: names the model type.
+    """
+    try:
+        return model.observe_layers()
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
+
+
+def _backend(
+    settings: WorkerSettings, device: torch.device, shapes: tuple[LayerShape, ...]
+) -> AttentionBackend:
+    name = settings.attention_backend
+    if name == "sdpa" and settings.kv_memory != "virtual":
+        reason = f"not with --kv-memory {settings.kv_memory}"
+        raise SettingsError("--attention-backend", name, reason)
+    try:
+        backend = select_backend(name, device.type, shapes[0].dtype, settings.deterministic)
+    except (ValueError, ImportError) as error:
+        raise SettingsError("--attention-backend", name or "auto", str(error)) from error
+    return backend
+
+
+def _allocate(
+    settings: WorkerSettings,
+    shapes: tuple[LayerShape, ...],
+    num_blocks: int,
+    allocator: Allocator,
+) -> KVMemory:
+    num_host_blocks = choose_num_host_blocks(settings, shapes, num_blocks)
+    memory = allocator.allocate(shapes, num_blocks, num_host_blocks)
+    bytes_each = memory.geometry.bytes_per_block
+    log.info(
+        "KV pools allocated",
+        kind=settings.kv_memory,
+        blocks=num_blocks,
+        block_size=settings.block_size,
+        tokens=num_blocks * settings.block_size,
+        bytes=num_blocks * bytes_each,
+        host_blocks=num_host_blocks,
+        host_bytes=num_host_blocks * bytes_each,
+    )
+    return memory
+
+
+def _measure(executor: Executor, memory: KVMemory) -> Speeds:
+    began = time.monotonic()
+    speeds = measure_speeds(executor, memory)
+    log.info(
+        "speeds measured",
+        prefill_tokens_per_s=round(speeds.prefill_tokens_per_s),
+        swap_bytes_per_s=round(speeds.swap_bytes_per_s),
+        seconds=round(time.monotonic() - began, 2),
+    )
+    return speeds
+
+
+def _begin_check(
+    model: RaggedModel,
+    shapes: tuple[LayerShape, ...],
+    max_model_len: int,
+    settings: WorkerSettings,
+) -> ModelCheck:
+    began = time.monotonic()
+    try:
+        check = ModelCheck(model, shapes, max_model_len, text_tokens(settings.model))
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
+    log.info("the model's own rounding measured", seconds=round(time.monotonic() - began, 1))
+    return check
+
+
+def _check_attention(
+    model: RaggedModel, check: ModelCheck, backend: AttentionBackend, allocator: Allocator
+) -> None:
+    began = time.monotonic()
+    try:
+        result = check.attention(backend, allocator)
+    except ModelUnsupported as error:
+        raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
+    seconds = round(time.monotonic() - began, 1)
+    log.info("attention agrees with the model's own", **result.for_log(), seconds=seconds)
+
+
+def _buckets(
+    settings: WorkerSettings, device: torch.device, backend: AttentionBackend
+) -> Buckets | None:
+    """Sizes that there will be CUDA graphs for; None: there will be no graphs."""
+    if device.type != "cuda" or settings.cuda_graphs == "off":
+        return None
+    if not backend.capturable:
+        log.info("no CUDA graphs", because=f"attention backend {backend.name} cannot be captured")
+        return None
+    return Buckets(settings.max_num_batched_tokens, settings.max_num_sequences)
+
+
+def _gpu_budget(
+    settings: WorkerSettings, model: RaggedModel, profile: StepProfile, buckets: Buckets | None
+) -> GpuBudget:
+    """What the GPU has left, by a run of the largest step."""
+    began = time.monotonic()
+    tokens, sequences = settings.max_num_batched_tokens, settings.max_num_sequences
+    step = measure_steps(profile, tokens, sequences, buckets, model.device)
+    profile.close()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(model.device)
+    budget = GpuBudget(
+        total, total - free, model.weight_bytes, step, settings.gpu_memory_utilization
+    )
+    log.info(
+        "memory measured",
+        total_bytes=total,
+        used_bytes=budget.used_bytes,
+        weight_bytes=budget.weight_bytes,
+        step_bytes=step.activation_bytes,
+        graph_bytes=step.graph_bytes,
+        pool_bytes=budget.pool_bytes,
+        seconds=round(time.monotonic() - began, 1),
+    )
+    return budget

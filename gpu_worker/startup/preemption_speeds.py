@@ -1,0 +1,77 @@
+"""What preemption costs on this machine: speeds of prefill and of swapping, measured at start."""
+
+import time
+from statistics import median
+
+import numpy as np
+import torch
+
+from gpu_worker.kv.memory import KVMemory
+from gpu_worker.startup.warm_up_plans import prefill_plan
+from gpu_worker.step.executor import Executor
+from shared.codec import IntArray
+from shared.messages.leases import Speeds
+
+# A typical victim: both ways of preemption are measured on as many tokens.
+_NUM_TOKENS = 256
+_PREFILLS = 4
+_PREFILL_BUDGET_S = 0.1
+_SWAPS = 9
+_SWAP_BUDGET_S = 0.05
+# Without a host pool nothing is ever swapped; but who computes costs divides by speeds.
+_NO_SWAPPING = 1.0
+
+
+def measure_speeds(executor: Executor, memory: KVMemory) -> Speeds:
+    """Compute a prompt, and swap its blocks back and forth, a few times.
+
+    The executor has no sequences, neither before nor after; the pools' contents mean nothing.
+    """
+    kv = memory.geometry
+    longest = executor.limits.max_model_len - 1
+    num_tokens = min(_NUM_TOKENS, kv.num_blocks * kv.block_size, longest)
+    num_blocks = -(-num_tokens // kv.block_size)
+    on_gpu = any(cache.key.is_cuda for cache in memory.layers.values())
+    prefill_s = _prefill_s(executor, num_tokens, num_blocks, on_gpu)
+    num_swapped = min(num_blocks, kv.num_host_blocks)
+    return Speeds(num_tokens / prefill_s, _swap_bytes_per_s(memory, num_swapped, on_gpu))
+
+
+def _prefill_s(executor: Executor, num_tokens: int, num_blocks: int, on_gpu: bool) -> float:
+    """Seconds of the forward pass over a chunk, when it is fastest."""
+    tokens = np.arange(num_tokens, dtype=np.int32) % executor.limits.vocab_size
+    plan = prefill_plan([tokens], num_blocks)
+    # On a GPU the first pass compiles kernels. On a CPU nothing is left to compile, and a large
+    # model's one pass takes long enough.
+    least = 2 if on_gpu else 1
+    began = time.perf_counter()
+    found: list[float] = []
+    while len(found) < least or (
+        len(found) < _PREFILLS and time.perf_counter() - began < _PREFILL_BUDGET_S
+    ):
+        found.append(executor.execute(plan).model_us / 1e6)
+        executor.reset()
+    return max(min(found), 1e-6)
+
+
+def _swap_bytes_per_s(memory: KVMemory, num_blocks: int, on_gpu: bool) -> float:
+    """Of blocks that go to the host pool and come back as they were."""
+    if num_blocks == 0:
+        return _NO_SWAPPING
+    blocks = np.arange(num_blocks, dtype=np.int32)
+    _swap_s(memory, blocks, on_gpu)  # touches the host's pages for the first time
+    began = time.perf_counter()
+    found: list[float] = []
+    while not found or (len(found) < _SWAPS and time.perf_counter() - began < _SWAP_BUDGET_S):
+        found.append(_swap_s(memory, blocks, on_gpu))
+    return 2 * num_blocks * memory.geometry.bytes_per_block / max(median(found), 1e-9)
+
+
+def _swap_s(memory: KVMemory, blocks: IntArray, on_gpu: bool) -> float:
+    """Seconds that blocks [n] take there and back."""
+    began = time.perf_counter()
+    memory.swap_out(blocks, blocks)
+    memory.swap_in(blocks, blocks)
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - began

@@ -1,0 +1,80 @@
+"""What a worker will import, and the compiled kernels it will load, ahead of time."""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+from gpu_worker.model.loader import choose_dtype, own_dtype, refuse_by_config
+from gpu_worker.sampling import cpu_argmax, cpu_penalties
+from gpu_worker.settings import WorkerSettings
+from shared.logs import EventLog
+
+_SLOW_S = 1.0
+_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+log = EventLog(__name__)
+
+
+def preload(settings: WorkerSettings) -> None:
+    """Import the model's code and load the CPU's kernels, without a thread, a GPU or a connection.
+
+    What cannot be found here is found, or complained of, when the worker starts.
+    """
+    try:
+        config = AutoConfig.from_pretrained(
+            settings.model, local_files_only=True, trust_remote_code=False
+        )
+        refuse_by_config(config)
+        assert MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # looking it up imports it
+        if _computes_on_cpu(settings):
+            _load_all(_kernels(settings, config))
+    except Exception as error:  # the same happens again where it can be explained
+        log.debug("not everything is loaded ahead", error=error)
+
+
+def _load_all(loads: Sequence[Callable[[], object]]) -> None:
+    """Compile kernels, or load them from numba's cache, which takes no time worth telling."""
+    began_s = time.monotonic()
+    for num_loaded, load in enumerate(loads, 1):
+        load()
+        if time.monotonic() - began_s > _SLOW_S:
+            log.info("compiling CPU kernels", done=num_loaded, of=len(loads))
+
+
+def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]]:
+    """What loads one kernel each, for all that this model is known to need."""
+    from kernels.cpu.linear.entry_points import linear_kernel, norm_kernel
+    from kernels.cpu.runtime.entry_points import attend_kernel, write_kernel
+    from kernels.cpu.runtime.instruction_set import best_dot, detect
+    from kernels.cpu.sampling import sampler
+    from kernels.cpu.sampling.pruned_argmax_entry_points import is_served, screen_kernels
+
+    own = own_dtype(config)
+    dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
+    loads: list[Callable[[], object]] = [
+        cpu_argmax.warm_up,
+        cpu_penalties.warm_up,
+        write_kernel,
+        sampler.load,
+        partial(attend_kernel, dtype, best_dot()),
+    ]
+    instructions = detect()
+    if settings.layer_kernels == "auto" and instructions is not None:
+        loads.append(partial(norm_kernel, dtype))
+        packed = torch.bfloat16 if torch.bfloat16 in (own, dtype) else torch.float32
+        loads.append(partial(linear_kernel, packed, dtype, instructions))
+        if dtype == torch.bfloat16 and is_served(instructions):
+            loads.append(partial(screen_kernels, instructions))
+    return loads
+
+
+def _computes_on_cpu(settings: WorkerSettings) -> bool:
+    """Known without asking CUDA, which must not be used before a fork."""
+    if settings.device is not None:
+        return settings.device == "cpu"
+    return torch.version.cuda is None or not any(path.exists() for path in _GPU_DRIVERS)

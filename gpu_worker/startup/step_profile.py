@@ -1,0 +1,149 @@
+"""The largest step, run before there is a pool, to see how much memory it takes."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from gpu_worker.kv.allocation import Allocator
+from gpu_worker.model.ragged_model import LayerShape, RaggedModel
+from gpu_worker.sampling import torch_sampler
+from gpu_worker.sampling.penalties import PenalizedRows, Penalties
+from gpu_worker.sampling.sampler import DeviceDraw, RowSampling, choose, keys_of
+from gpu_worker.startup.gpu_budget import StepMemory
+from gpu_worker.step.buckets import Bucket, Buckets
+from gpu_worker.step.input_buffers import StepBuffers
+from gpu_worker.step.inputs import InputWriter, bucket_size
+from gpu_worker.step.model_runner import EagerRunner
+from kernels.interface import AttentionBackend
+from shared.errors import SettingsError
+
+# Of one graph, beside the memory that all of them share.
+_GRAPH_BYTES = 4 * 2**20
+
+
+class StepProfile:
+    """Runs steps of padding, which cost what others cost, and need no pool.
+
+    Args:
+        model: checked.
+        shapes: its attention layers.
+        backend: kernels that fit it.
+        allocator: of a memory with one block.
+        max_model_len: longest sequence in tokens.
+    """
+
+    def __init__(
+        self,
+        model: RaggedModel,
+        shapes: Sequence[LayerShape],
+        backend: AttentionBackend,
+        allocator: Allocator,
+        max_model_len: int,
+    ) -> None:
+        self._memory = allocator.allocate(shapes, 1)
+        self._runner = EagerRunner(model, self._memory, backend)
+        self._device = model.device
+        self._max_model_len = max_model_len
+        self.vocab_size = model.vocab_size
+
+    def compute(self, bucket: Bucket) -> torch.Tensor:
+        """Logits of a step of this size."""
+        buffers = StepBuffers(self._device, bucket_size(bucket), 1)
+        writer = InputWriter(buffers, None, self._max_model_len)
+        with torch.inference_mode():
+            return self._runner.run(writer.padding(bucket))
+
+    def close(self) -> None:
+        """Give back what steps were run with."""
+        self._memory.close()
+
+
+def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
+    """Draw a token for each row [S, V], with penalties, and filters that look at all tokens.
+
+    Args:
+        logits: of the rows; they stay.
+        penalties: with room for as many sequences.
+    """
+    num_rows, device = len(logits), logits.device
+    rows = np.arange(num_rows)
+    ones, zeros = np.ones(num_rows, np.float32), np.zeros(num_rows, np.int64)
+    top_p = np.full(num_rows, 0.9, np.float32)
+    filters = torch_sampler.Filters.of(zeros, top_p, np.zeros(num_rows, np.float32), device)
+    places = torch.from_numpy(rows).to(device)
+    neutral = torch.ones((num_rows, 3, 1), device=device)
+    penalized = PenalizedRows(penalties, places, places, neutral, None)
+    sampling = RowSampling(
+        drawn=rows,
+        seeds=np.zeros(num_rows, np.uint64),
+        choices=zeros,
+        temperature=ones,
+        top_k=zeros,
+        top_p=top_p,
+        min_p=np.zeros(num_rows, np.float32),
+        on_device=DeviceDraw(places, torch.from_numpy(ones).to(device), filters),
+        has_minimum=False,
+        asking=np.empty(0, np.int64),
+        penalized=penalized,
+    )
+    keys = keys_of(sampling, zeros)
+    with torch.inference_mode():
+        # Equal logits: no guess of how many tokens make up most of the probability is enough.
+        wide = penalized.changed(torch.zeros_like(logits))
+        chosen = choose(wide, sampling, keys, torch.from_numpy(keys).to(device))
+        penalized.count(chosen.tokens)
+
+
+def measure_steps(
+    profile: StepProfile,
+    max_num_batched_tokens: int,
+    max_num_sequences: int,
+    buckets: Buckets | None,
+    device: torch.device,
+) -> StepMemory:
+    """Memory that steps take of a GPU.
+
+    Args:
+        profile: of the model.
+        max_num_batched_tokens: of the largest step.
+        max_num_sequences: of the largest step.
+        buckets: there will be a graph for each.
+        device: the GPU.
+
+    Raises:
+        SettingsError: the largest step does not fit beside the weights.
+    """
+    num_seqs = min(max_num_sequences, max_num_batched_tokens)
+    largest = Bucket(max_num_batched_tokens, num_seqs, False)
+
+    def everything() -> None:
+        penalties = Penalties(profile.vocab_size, max_num_sequences, device)
+        penalties.hold(max_num_sequences)  # kept from step to step
+        sample_all(profile.compute(largest), penalties)
+
+    try:
+        profile.compute(Bucket(1, 1, True))  # loads what is loaded only once
+        activation_bytes = peak_bytes(everything, device)
+        graph_bytes = 0
+        if buckets is not None:
+            sizes = list(buckets)
+            logits: list[torch.Tensor] = []
+            graph_bytes = peak_bytes(lambda: logits.append(profile.compute(sizes[0])), device)
+            row_bytes = logits.pop()[0].nbytes
+            graph_bytes += max_num_sequences * row_bytes + len(sizes) * _GRAPH_BYTES
+    except torch.OutOfMemoryError as error:
+        reason = "a step of so many tokens does not fit beside the weights; lower it"
+        raise SettingsError("--max-num-batched-tokens", max_num_batched_tokens, reason) from error
+    return StepMemory(activation_bytes, graph_bytes)
+
+
+def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
+    """That the allocator takes from the GPU, beyond what it has, while something runs."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_reserved(device)) - held

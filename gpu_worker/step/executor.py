@@ -1,0 +1,383 @@
+"""Executes step plans on one model: plan in, result out, no bus.
+
+A step is begun, which queues all of its work, and finished, which takes its tokens. On a GPU the
+next step may be begun in between: its input tokens are those that the device has sampled. A
+sequence that turns out to have ended by then is computed once too often, in blocks that are still
+its own, and left out of the result.
+"""
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker.batch.batch import BatchState
+from gpu_worker.batch.plan_checks import Limits
+from gpu_worker.batch.rows import Indices, Rows
+from gpu_worker.kv.memory import KVMemory
+from gpu_worker.kv.premap_demand import expect
+from gpu_worker.model.ragged_model import RaggedModel
+from gpu_worker.sampling.beam_candidates import beam_candidates
+from gpu_worker.sampling.logprobs import prompt_logprobs, token_logprobs
+from gpu_worker.sampling.penalties import Penalties
+from gpu_worker.sampling.sampler import (
+    Chosen,
+    RowSampling,
+    ban_ends,
+    below_minimum,
+    choose,
+    keys_of,
+)
+from gpu_worker.step.begun_step import BegunStep
+from gpu_worker.step.buckets import Buckets
+from gpu_worker.step.cuda_graphs import GraphRunner
+from gpu_worker.step.input_buffers import StepBuffers, StepSize
+from gpu_worker.step.inputs import InputWriter, StepInputs, first
+from gpu_worker.step.last_tokens import LastTokens
+from gpu_worker.step.model_runner import EagerRunner, StepRunner
+from gpu_worker.step.outcome import Outcome, Outcomes
+from gpu_worker.step.token_placement import Placement
+from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.interface import AttentionBackend
+from shared.logs import EventLog
+from shared.messages.endings import EndFlag
+from shared.messages.logprobs import TokenLogprobs
+from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult
+from shared.messages.plans import StepPlan
+
+# Nobody waits that long unless the step fails.
+_PLACING_S = 1.0
+# Steps that may be begun and not finished.
+_MOST_UNDER_WAY = 2
+_NO_KEYS = np.empty((2, 0), np.int32)
+
+log = EventLog(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that buffers are made for; a larger one takes larger buffers."""
+
+    num_tokens: int = 512
+    num_seqs: int = 256
+
+    def size(self) -> StepSize:
+        """Of its inputs."""
+        num_tokens, num_seqs = self.num_tokens, self.num_seqs
+        return StepSize(num_tokens, num_seqs, num_seqs, num_tokens, False)
+
+
+class Executor:
+    """One model, one pool and the sequences in it.
+
+    Args:
+        model: checked.
+        memory: the pool.
+        backend: kernels that fit the model's device and type.
+        limits: of the model and the pool.
+        largest: step that buffers are made for.
+        buckets: that steps are padded to; None: they are not.
+    """
+
+    def __init__(
+        self,
+        model: RaggedModel,
+        memory: KVMemory,
+        backend: AttentionBackend,
+        limits: Limits,
+        largest: StepLimits | None = None,
+        buckets: Buckets | None = None,
+    ) -> None:
+        largest = largest or StepLimits()
+        self.limits = limits
+        self.batch = BatchState(limits)
+        self.memory = memory
+        self.sample_s = 0.0  # of the last step
+        self.runner: StepRunner = EagerRunner(model, memory, backend)
+        self._model = model
+        buffers = StepBuffers(model.device, largest.size(), limits.max_blocks)
+        self._writer = InputWriter(buffers, buckets, limits.max_model_len)
+        self._outcomes = Outcomes(model.device, largest.num_seqs)
+        self._last_tokens = LastTokens(model.device)
+        self._penalties = Penalties(limits.vocab_size, largest.num_seqs, model.device)
+        self._row_sampling: RowSampling | None = None
+        self._row_version = -1
+        self._under_way: deque[BegunStep] = deque()
+        self._ended_s = 0.0  # when the last step was done
+        # Who is where changes only under its lock, so that another thread can look ahead.
+        self._placing = threading.Condition()
+        self._step = 0  # whose sequences are in their places; 0: none's
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model and the pool are."""
+        return self._model.device
+
+    def reset(self) -> None:
+        """Forget all sequences; the blocks' contents mean nothing from here on."""
+        with self._placing:
+            self._step = 0
+            self.batch.reset()
+            self.memory.keep(self.batch.taken)
+        self._penalties.reset()
+        self._row_version = -1
+        self._under_way.clear()
+
+    def foresee(self, plan: StepPlan) -> None:
+        """Let memory prepare for the next plan while this one is carried out, on another thread.
+
+        If the step before has only just begun, wait until its sequences are in their places. A
+        plan that is not the next one, or does not fit, changes nothing.
+        """
+        with self._placing:
+            if self._step == plan.step - 2:
+                self._placing.wait(_PLACING_S)
+            if self._step != plan.step - 1:
+                return
+            expected = expect(plan, self.batch)
+        if expected is not None:
+            self.memory.prepare(expected)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Carry out one plan; the caller sees to the order.
+
+        Raises:
+            PlanRefused: the plan does not fit the sequences here; only ``reset`` helps.
+        """
+        begun = self.begin(plan)
+        begun.wait()
+        return self.finish(begun)
+
+    def capture_graphs(self, buckets: Buckets) -> None:
+        """Pad steps to these sizes and replay a graph for each, on a GPU; as ever if that fails."""
+        num_seqs = max(bucket.num_seqs for bucket in buckets)
+        runner = GraphRunner(self.runner, num_seqs, self.limits.max_blocks, self.device)
+        try:
+            runner.capture(self._writer, buckets)
+        except RuntimeError as error:
+            log.warning("CUDA graphs are off: the model cannot be captured", error=error)
+            return
+        self.runner, self._writer.buckets = runner, buckets
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> BegunStep:
+        """Queue all work of a plan; one step before it may be unfinished.
+
+        Raises:
+            PlanRefused: the plan does not fit the sequences here; only ``reset`` helps.
+        """
+        assert len(self._under_way) < _MOST_UNDER_WAY, plan.step
+        began_s = time.perf_counter()
+        rows, placement = self._place(plan)
+        self._penalties.follow(plan)
+        outcome = self._outcomes.next()
+        if placement is None:
+            begun = self._begin_nothing(plan, began_s, rows, outcome)
+        else:
+            begun = self._begin(plan, began_s, rows, placement, outcome)
+        self._under_way.append(begun)
+        return begun
+
+    def finish(self, begun: BegunStep) -> StepResult:
+        """The result of the earliest step that is not finished; waits for the device."""
+        assert self._under_way[0] is begun, begun.plan.step
+        begun.wait()
+        tokens, broken = begun.outcome.tokens()
+        if len(broken):
+            handles = begun.advanced.handles[broken].tolist()
+            log.error("logits are not finite", step=begun.plan.step, handles=handles)
+        flags = self.batch.settle(begun.advanced, tokens)
+        self._under_way.popleft()
+        for later in self._under_way:
+            later.ended_before += begun.advanced.handles[flags == EndFlag.STOP].tolist()
+        times = begun.outcome.times()
+        step_s = times.ended_s - max(begun.began_s, self._ended_s)
+        self.sample_s, self._ended_s = times.sample_s, times.ended_s
+        return begun.result(tokens, flags, times.model_s, step_s)
+
+    def _begin(
+        self,
+        plan: StepPlan,
+        began_s: float,
+        rows: Rows,
+        placement: Placement,
+        outcome: Outcome,
+    ) -> BegunStep:
+        sampling = self._sampling_of(rows) if len(rows.sampled) else None
+        keys = _NO_KEYS
+        if sampling is not None:
+            keys = keys_of(sampling, self.batch.num_tokens[rows.sampled])
+        wanted, num_scored = _wanted_rows(rows)
+        only_samples = not num_scored and not rows.beams
+        inputs = self._writer.write(rows, placement, wanted, keys, only_samples)
+        num_wanted = rows.num_tokens if wanted is None else len(wanted)
+        outcome.model_begins()
+        every_row_samples = rows.sizes is None and rows.only_decodes
+        only_likeliest = every_row_samples and sampling is not None and sampling.only_likeliest
+        found = self._compute(rows, inputs, only_likeliest)
+        outcome.model_ended()
+        if isinstance(found, Likeliest):
+            likeliest = Chosen.of(found)
+            self._last_tokens.write(inputs.sampled, likeliest.tokens)
+            outcome.sampled(likeliest)
+            advanced = self.batch.advance(rows)
+            return BegunStep(plan, began_s, rows.num_tokens, advanced, outcome, (), (), ())
+        logits = first(found, num_wanted)
+        scored = _score(rows, logits[:num_scored]) if num_scored else ()
+        last = num_wanted - sum(len(group.rows) for group in rows.beams)
+        candidates = self._rank(plan.step, rows, logits[last:]) if rows.beams else ()
+        logprobs: tuple[TokenLogprobs, ...] = ()
+        if sampling is None:
+            outcome.sampled(None)
+        else:
+            chosen, logprobs = self._sample(
+                rows, first(logits, last)[num_scored:], sampling, keys, inputs
+            )
+            outcome.sampled(chosen)
+        advanced = self.batch.advance(rows)
+        return BegunStep(
+            plan, began_s, rows.num_tokens, advanced, outcome, candidates, logprobs, scored
+        )
+
+    def _begin_nothing(
+        self, plan: StepPlan, began_s: float, rows: Rows, outcome: Outcome
+    ) -> BegunStep:
+        """A step without rows."""
+        outcome.model_begins()
+        outcome.model_ended()
+        outcome.sampled(None)
+        return BegunStep(plan, began_s, 0, self.batch.advance(rows), outcome, (), (), ())
+
+    def _place(self, plan: StepPlan) -> tuple[Rows, Placement | None]:
+        """What the plan computes, and where that lies; None if there is nothing to compute."""
+        with self._placing:
+            self._step = 0
+            self.batch.apply(plan)
+            self.memory.keep(self.batch.taken)
+            rows = self.batch.rows(plan)
+            self._move_blocks(plan)
+            placement = None
+            if rows.num_tokens:
+                placement = Placement.of(self.batch, rows, self.limits.kv.block_size)
+                placement = self.memory.translate(placement)
+            self._step = plan.step
+            self._placing.notify_all()
+        return rows, placement
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        """All that blocks get from elsewhere: swaps, then copy-on-write.
+
+        Before anything is computed: what goes must be kept, and originals and copies part.
+        """
+        if len(plan.swap_out_device):
+            self.memory.swap_out(plan.swap_out_device, plan.swap_out_host)
+        if len(plan.swap_in_device):
+            self.memory.swap_in(plan.swap_in_host, plan.swap_in_device)
+        if len(plan.copy_sources):
+            self.memory.copy(plan.copy_sources, plan.copy_targets)
+
+    def _compute(
+        self, rows: Rows, inputs: StepInputs, only_likeliest: bool
+    ) -> Likeliest | torch.Tensor:
+        """The forward pass: logits [wanted rows and padding, V], or if they do the likeliest."""
+        self._last_tokens.hold(len(self.batch.taken))
+        if num_decoding := rows.num_decoding:
+            self._last_tokens.read(inputs.decoding, first(inputs.token_ids, num_decoding))
+        run = self.runner.likeliest if only_likeliest else self.runner.run
+        found = run(inputs)
+        self.memory.attended()
+        return found
+
+    def _sample(
+        self,
+        rows: Rows,
+        logits: torch.Tensor,  # [R - F, V]
+        sampling: RowSampling,
+        keys: npt.NDArray[np.int32],  # [2, D]
+        inputs: StepInputs,
+    ) -> tuple[Chosen, tuple[TokenLogprobs, ...]]:
+        """The next token [R] of each row that samples, and log-probabilities for those who ask."""
+        batch, slots = self.batch, rows.sampled
+        if rows.forks is not None:
+            logits = logits[self._on_device(rows.forks.logit_rows)]
+        asking = sampling.asking
+        on_device = self._on_device(asking) if len(asking) else None
+        raw = None if on_device is None else logits[on_device]
+        if (penalized := sampling.penalized) is not None:
+            logits = penalized.changed(logits)
+        if sampling.has_minimum:
+            ban_ends(logits, batch, slots)
+        chosen = choose(logits, sampling, keys, inputs.keys)
+        if penalized is not None:
+            penalized.count(chosen.tokens)
+        self._last_tokens.write(inputs.sampled, chosen.tokens)
+        if raw is None:
+            return chosen, ()
+        num_top = batch.num_logprobs[slots][asking].tolist()
+        found = token_logprobs(raw, chosen.tokens[on_device], asking.tolist(), num_top)
+        return chosen, tuple(found)
+
+    def _on_device(self, numbers: Indices) -> torch.Tensor:
+        return torch.from_numpy(numbers).to(self.device, non_blocking=True)
+
+    def _rank(
+        self,
+        step: int,
+        rows: Rows,
+        logits: torch.Tensor,  # [B, V]
+    ) -> tuple[BeamCandidates, ...]:
+        """How the beams may go on."""
+        candidates, broken = beam_candidates(logits, rows.beams, self.batch)
+        if len(broken):
+            handles = self.batch.handle[broken].tolist()
+            log.error("logits are not finite", step=step, beams=handles)
+        return candidates
+
+    def _sampling_of(self, rows: Rows) -> RowSampling:
+        """Parameters of the rows; those of the step before if nothing changed."""
+        found = self._row_sampling
+        known = rows.only_decodes and self._row_version == rows.version
+        if known and found is not None and found.has_minimum:
+            # That the last one has reached its minimum makes no new version.
+            known = bool(below_minimum(self.batch, rows.sampled).any())
+        if found is None or not known:
+            found = RowSampling.of(self.batch, rows.sampled, self._penalties, self.device)
+            self._row_sampling = found
+            self._row_version = rows.version if rows.only_decodes else -1
+        return found
+
+
+def _score(rows: Rows, logits: torch.Tensor) -> tuple[PromptLogprobs, ...]:
+    """What the model thought of prompts, by the logits [n, V] of their rows."""
+    scored, first = [], 0
+    for chunk in rows.chunks:
+        if chunk.num_scored:
+            last = first + chunk.num_scored
+            scored.append(prompt_logprobs(logits[first:last], chunk))
+            first = last
+    return tuple(scored)
+
+
+def _wanted_rows(rows: Rows) -> tuple[Indices | None, int]:
+    """Rows whose logits are needed (None: all), and how many of them score prompt tokens.
+
+    Those come first, then the rows that sample, then the beams.
+    """
+    if rows.sizes is None:
+        return None, 0
+    starts = rows.sizes.cumsum() - rows.sizes
+    first = len(rows.slots) - len(rows.chunks)
+    scored = [
+        np.arange(starts[index], starts[index] + chunk.num_scored)
+        for index, chunk in enumerate(rows.chunks, first)
+        if chunk.num_scored
+    ]
+    if not scored and not rows.beams:
+        return rows.sample_rows, 0
+    assert rows.sample_rows is not None, "there are chunks"
+    beams = [group.rows for group in rows.beams]
+    return np.concatenate([*scored, rows.sample_rows, *beams]), sum(map(len, scored))

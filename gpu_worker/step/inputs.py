@@ -1,0 +1,208 @@
+"""What one forward pass is given, written into buffers that are there already."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker.batch.rows import Indices, Rows
+from gpu_worker.step.buckets import Bucket, Buckets
+from gpu_worker.step.input_buffers import StepArrays, StepBuffers, StepLayout, StepSize
+from gpu_worker.step.token_placement import Placement
+from kernels.interface import RaggedBatch
+
+_NO_SLOT = -1  # kernels write nothing there
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """Inputs on the device; what is beyond a step's own rows is padding.
+
+    They are valid until the inputs of another step are written.
+    """
+
+    token_ids: torch.Tensor  # [T] int64; those of decoding sequences are the caller's to fill in
+    positions: torch.Tensor  # [T] int64
+    batch: RaggedBatch
+    wanted: torch.Tensor | None  # [R] int64, rows whose logits are wanted; None: all
+    decoding: torch.Tensor  # [n] int64, slots of the sequences whose rows come first
+    sampled: torch.Tensor  # [M] int64, slots that get a token
+    keys: torch.Tensor  # [2, D] int32, of the noise of rows that draw
+    bucket: Bucket | None  # that the step was padded to
+
+
+class InputWriter:
+    """Writes steps' inputs into buffers.
+
+    Args:
+        buffers: where to.
+        buckets: to pad to; None: steps are not padded.
+        most_keys: that a sequence can have; what padded steps tell kernels to be ready for.
+
+    Attributes:
+        buckets: the same, to be set.
+    """
+
+    def __init__(self, buffers: StepBuffers, buckets: Buckets | None, most_keys: int) -> None:
+        self.buckets = buckets
+        self._buffers = buffers
+        self._most_keys = most_keys
+
+    def write(
+        self,
+        rows: Rows,
+        placement: Placement,
+        wanted: Indices | None,
+        keys: npt.NDArray[np.int32],  # [2, D]
+        only_samples: bool,
+    ) -> StepInputs:
+        """Inputs of a step, queued to be copied where that is needed.
+
+        Args:
+            rows: what is computed.
+            placement: where that lies.
+            wanted: rows whose logits are wanted; None: all.
+            keys: of the noise of rows that draw.
+            only_samples: whether the wanted rows are those that sample.
+        """
+        bucket = self._bucket(rows) if only_samples else None
+        size = _size(rows, wanted, bucket)
+        width = placement.block_tables.shape[1]
+        layout = self._buffers.layout(size, width, keep=bucket is not None)
+        tables = layout.tables(width)
+        turn = self._buffers.next_turn()
+        host = layout.host(turn)
+        _fill(host, layout, rows, placement)
+        if wanted is not None:
+            _pad(host.wanted, wanted, 0)
+        device = layout.device
+        device_keys = device.keys  # nobody asks for them, unless somebody draws
+        if keys.size:
+            host.keys[: keys.size] = keys.ravel()
+            device_keys = device_keys[: keys.size].view(keys.shape)
+        layout.upload(turn, placement.block_tables.size)
+        self._buffers.copied(turn)
+        return StepInputs(
+            token_ids=device.token_ids,
+            positions=device.positions,
+            batch=self._ragged(layout, tables, rows, placement, bucket),
+            wanted=None if wanted is None else device.wanted,
+            decoding=first(device.slots, rows.num_decoding),
+            sampled=first(device.sampled, len(rows.sampled)),
+            keys=device_keys,
+            bucket=bucket,
+        )
+
+    def padding(self, bucket: Bucket) -> StepInputs:
+        """Inputs of a step that is all padding: it costs what others cost, and writes nothing."""
+        layout = self._buffers.layout(bucket_size(bucket), 1, keep=True)
+        tables = layout.tables(1)
+        turn = self._buffers.next_turn()
+        host = layout.host(turn)
+        for field in (host.token_ids, host.positions, host.slots, host.wanted, host.context_lens):
+            field[:] = 0
+        host.slot_mapping[:] = _NO_SLOT
+        host.query_starts[:] = layout.one_row_each if bucket.decodes else 0
+        layout.upload(turn, 0)
+        self._buffers.copied(turn)
+        device = layout.device
+        max_query_len, max_context_len = bounds(bucket, self._most_keys)
+        return StepInputs(
+            token_ids=device.token_ids,
+            positions=device.positions,
+            batch=RaggedBatch(
+                device.slot_mapping,
+                tables,
+                device.context_lens,
+                device.query_starts,
+                max_query_len,
+                max_context_len,
+            ),
+            wanted=None if bucket.decodes else device.wanted,
+            decoding=device.slots[:0],
+            sampled=device.sampled[:0],
+            keys=device.keys[:0].view(2, 0),
+            bucket=bucket,
+        )
+
+    def _bucket(self, rows: Rows) -> Bucket | None:
+        if self.buckets is None or (rows.forks is not None and rows.sizes is None):
+            return None
+        num_seqs = max(len(rows.slots), len(rows.sampled))  # forks come on top
+        return self.buckets.choose(rows.num_tokens, num_seqs, rows.sizes is None)
+
+    def _ragged(
+        self,
+        layout: StepLayout,
+        tables: torch.Tensor,
+        rows: Rows,
+        placement: Placement,
+        bucket: Bucket | None,
+    ) -> RaggedBatch:
+        device = layout.device
+        if bucket is not None:
+            max_query_len, max_context_len = bounds(bucket, self._most_keys)
+        else:
+            max_query_len = 1 if rows.sizes is None else int(rows.sizes.max())
+            max_context_len = int(placement.context_lens.max())
+        return RaggedBatch(
+            slot_mapping=device.slot_mapping,
+            block_tables=tables,
+            context_lens=device.context_lens,
+            query_starts=device.query_starts,
+            max_query_len=max_query_len,
+            max_context_len=max_context_len,
+        )
+
+
+def first(tensor: torch.Tensor, num: int) -> torch.Tensor:
+    """The first so many entries; all of them without a new tensor."""
+    return tensor if tensor.shape[0] == num else tensor[:num]
+
+
+def bounds(bucket: Bucket, most_keys: int) -> tuple[int, int]:
+    """Rows and keys that a sequence of a padded step may have, whatever it really has."""
+    return 1 if bucket.decodes else bucket.num_tokens, most_keys
+
+
+def bucket_size(bucket: Bucket) -> StepSize:
+    """Of the inputs of steps that are padded to this."""
+    num_seqs = bucket.num_seqs
+    num_wanted = 0 if bucket.decodes else num_seqs
+    return StepSize(bucket.num_tokens, num_seqs, num_seqs, num_wanted, bucket.decodes)
+
+
+def _size(rows: Rows, wanted: Indices | None, bucket: Bucket | None) -> StepSize:
+    if bucket is not None:
+        return bucket_size(bucket)
+    num_wanted = 0 if wanted is None else len(wanted)
+    decodes = rows.sizes is None
+    return StepSize(rows.num_tokens, len(rows.slots), len(rows.sampled), num_wanted, decodes)
+
+
+def _fill(host: StepArrays, layout: StepLayout, rows: Rows, placement: Placement) -> None:
+    num_tokens, num_seqs = rows.num_tokens, len(rows.slots)
+    at = rows.num_decoding
+    host.slots[:at] = rows.slots[:at]
+    for chunk in rows.chunks:
+        host.token_ids[at : at + chunk.size] = chunk.tokens[: chunk.size]
+        at += chunk.size
+    host.token_ids[at:] = 0
+    host.sampled[: len(rows.sampled)] = rows.sampled
+    _pad(host.positions, rows.positions, 0)
+    _pad(host.slot_mapping, placement.slot_mapping, _NO_SLOT)
+    _pad(host.context_lens, placement.context_lens, 0)
+    if rows.sizes is None:
+        host.query_starts[:] = layout.one_row_each
+    else:
+        host.query_starts[0] = 0
+        np.cumsum(rows.sizes, out=host.query_starts[1 : num_seqs + 1])
+        host.query_starts[num_seqs + 1 :] = num_tokens
+    width = placement.block_tables.shape[1]
+    host.tables[: num_seqs * width].reshape(num_seqs, width)[:] = placement.block_tables
+
+
+def _pad(field: npt.NDArray[np.generic], values: Indices, padding: int) -> None:
+    field[: len(values)] = values
+    field[len(values) :] = padding

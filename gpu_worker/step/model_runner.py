@@ -1,0 +1,48 @@
+"""Forward passes over a step's inputs."""
+
+from typing import Protocol
+
+import torch
+
+from gpu_worker.kv.memory import KVMemory
+from gpu_worker.model.attention import PagedStep
+from gpu_worker.model.ragged_model import RaggedModel
+from gpu_worker.step.inputs import StepInputs
+from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.interface import AttentionBackend
+
+
+class StepRunner(Protocol):
+    """Computes logits."""
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        """Logits of the wanted rows, padding included, until the next step runs."""
+
+    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+        """The likeliest tokens where all rows are wanted; or logits, as ``run`` has them."""
+
+
+class EagerRunner:
+    """Calls the model.
+
+    Args:
+        model: checked.
+        memory: where keys and values lie.
+        backend: kernels that fit the model's device and type.
+    """
+
+    def __init__(self, model: RaggedModel, memory: KVMemory, backend: AttentionBackend) -> None:
+        self._model = model
+        self._memory = memory
+        self._backend = backend
+
+    def run(self, inputs: StepInputs) -> torch.Tensor:
+        return self._model.forward(
+            inputs.token_ids, inputs.positions, self._step(inputs), inputs.wanted
+        )
+
+    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+        return self._model.likeliest(inputs.token_ids, inputs.positions, self._step(inputs))
+
+    def _step(self, inputs: StepInputs) -> PagedStep:
+        return PagedStep(self._backend, self._memory.caches, inputs.batch)

@@ -1,0 +1,65 @@
+"""Where the tokens of one step lie, before it is handed to kernels."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpu_worker.batch.rows import Indices, Rows
+from gpu_worker.batch.sequence_arrays import SlotArrays
+from kernels.interface import RaggedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Sequences of a step, their blocks, and the slots of their new tokens.
+
+    Block ids and slots are those of plans until a KV memory has translated them.
+    """
+
+    slots: Indices  # [S] where the worker keeps each sequence
+    sizes: Indices | None  # [S] new tokens of each sequence; None: one each
+    positions: Indices  # [T]
+    context_lens: Indices  # [S] tokens with K/V, this step's included
+    num_blocks: Indices  # [S] blocks that each sequence has
+    block_tables: npt.NDArray[np.int32]  # [S, C]; entries past a sequence's blocks are garbage
+    slot_mapping: Indices  # [T] block id * block size + offset in the block
+
+    @classmethod
+    def of(cls, arrays: SlotArrays, rows: Rows, block_size: int) -> "Placement":
+        """Of resident sequences, by their block tables."""
+        num_blocks = arrays.num_slots[rows.slots] // block_size
+        width = int(num_blocks.max())
+        return cls(
+            slots=rows.slots,
+            sizes=rows.sizes,
+            positions=rows.positions,
+            context_lens=rows.positions + 1
+            if rows.sizes is None
+            else arrays.num_computed[rows.slots] + rows.sizes,
+            num_blocks=num_blocks,
+            block_tables=np.take(arrays.block_tables[:, :width], rows.slots, axis=0),
+            slot_mapping=rows.slot_mapping,
+        )
+
+    @property
+    def owners(self) -> Indices:
+        """The slot [T] whose sequence each token belongs to."""
+        return self.slots if self.sizes is None else np.repeat(self.slots, self.sizes)
+
+    def ragged(self, device: torch.device) -> RaggedBatch:
+        """What kernels are told."""
+        starts = np.zeros(len(self.slots) + 1, np.int32)
+        if self.sizes is None:
+            starts[:] = np.arange(len(starts))
+        else:
+            np.cumsum(self.sizes, out=starts[1:])
+        return RaggedBatch(
+            slot_mapping=torch.from_numpy(self.slot_mapping).to(device),
+            block_tables=torch.from_numpy(self.block_tables).to(device),
+            context_lens=torch.from_numpy(self.context_lens.astype(np.int32)).to(device),
+            query_starts=torch.from_numpy(starts).to(device),
+            max_query_len=1 if self.sizes is None else int(self.sizes.max()),
+            max_context_len=int(self.context_lens.max()),
+        )

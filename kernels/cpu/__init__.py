@@ -1,0 +1,3 @@
+"""Kernels for CPUs, compiled by numba: attention, linear layers, functions of elements, sampling,
+moves of blocks.
+"""

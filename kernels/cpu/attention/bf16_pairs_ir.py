@@ -1,0 +1,78 @@
+"""What makes pairs of bfloat16 for CPU attention, spelled out in LLVM IR (see simd)."""
+
+# ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
+
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.cpu.runtime import simd
+from kernels.cpu.runtime.bf16_dot import splat_bits
+from kernels.cpu.runtime.simd import LANES
+
+
+@intrinsic
+def pair_shares(typingctx, low, high, total, out):
+    """Twice sixteen float32, by their totals, become sixteen pairs."""
+
+    def codegen(context, builder, signature, args):
+        low, high, total, out = args
+        share = builder.fdiv(simd.vector(1.0), simd.load(builder, total, simd.VF32, 4))
+        first, second = (
+            simd.rounded_bits(
+                builder, builder.fmul(simd.load(builder, address, simd.VF32, 4), share)
+            )
+            for address in (low, high)
+        )
+        second = builder.and_(second, simd.repeated(0xFFFF0000))
+        simd.store(builder, builder.or_(builder.lshr(first, simd.repeated(16)), second), out, 4)
+
+    return types.void(*(types.int64,) * 4), codegen
+
+
+@intrinsic
+def pair_weights(typingctx, low, high, keep_low, keep_high, out):
+    """Twice sixteen float32 become sixteen pairs; what is not kept (0, else -1) becomes 0."""
+
+    def codegen(context, builder, signature, args):
+        low, high, keep_low, keep_high, out = args
+        first = simd.rounded_bits(builder, simd.load(builder, low, simd.VF32, 4))
+        second = simd.rounded_bits(builder, simd.load(builder, high, simd.VF32, 4))
+        first = builder.and_(builder.lshr(first, simd.repeated(16)), _mask(builder, keep_low))
+        second = builder.and_(
+            builder.and_(second, simd.repeated(0xFFFF0000)), _mask(builder, keep_high)
+        )
+        simd.store(builder, builder.or_(first, second), out, 4)
+
+    return types.void(*(types.int64,) * 5), codegen
+
+
+@intrinsic
+def pair_values(typingctx, low, high, keep_low, keep_high, num_chunks, out):
+    """Two rows of bfloat16 become one of pairs; ``low`` and ``high`` are where their addresses are.
+
+    What is not kept (0, else -1) is 0. A row has ``num_chunks`` times sixteen elements.
+    """
+
+    def codegen(context, builder, signature, args):
+        low_at, high_at, keep_low, keep_high, num_chunks, out = args
+        low = simd.load(builder, low_at, simd.I64, 8)
+        high = simd.load(builder, high_at, simd.I64, 8)
+        masks = _mask(builder, keep_low), _mask(builder, keep_high)
+
+        def body(chunk, _):
+            halves = []
+            for row, mask in zip((low, high), masks, strict=True):
+                at = simd.offset(builder, row, chunk, simd.i64(2 * LANES))
+                loaded = builder.zext(simd.load(builder, at, simd.VI16, 2), simd.VI32)
+                halves.append(builder.and_(loaded, mask))
+            pairs = builder.or_(halves[0], builder.shl(halves[1], simd.repeated(16)))
+            simd.store(builder, pairs, simd.offset(builder, out, chunk, simd.i64(4 * LANES)), 4)
+            return []
+
+        simd.loop(builder, num_chunks, [], body)
+
+    return types.void(*(types.int64,) * 6), codegen
+
+
+def _mask(builder, keep):
+    return splat_bits(builder, builder.trunc(keep, simd.I32))

@@ -1,0 +1,61 @@
+"""What CPU attention of many rows does by pairs of bfloat16 (see prefill_tile, bf16_dot).
+
+Pairs of elements of keys, and of the values of two neighbouring keys, are broadcast. Which keys are
+neighbours depends on their positions alone, so that a row's sums do not depend on where its prompt
+was cut into chunks, nor on a window. Scores are float32; weights are rounded to bfloat16 as the
+values are, their total is not. numba compiles these functions into prefill_tile.
+"""
+
+# ruff: noqa: ARG001 - elements do not need all that pairs do, and the other way round
+
+from numba import types
+
+from kernels.cpu.attention.bf16_pairs_ir import pair_shares, pair_values, pair_weights
+from kernels.cpu.attention.tile_keys import row_address
+from kernels.cpu.runtime import kernel_arguments as fields
+from kernels.cpu.runtime.memory import load_i32, store_i32, store_i64
+
+
+def load_pairs(tag, source, scale, head_dim, lane, stride):
+    """One row's query as it is; its scores are scaled."""
+    for pair in range(head_dim // 2):
+        store_i32(lane + pair * stride, load_i32(source + 4 * pair))
+
+
+def join_pairs(tag, begin, count, head_dim, stride, keys, values, scores, spare):
+    """Values and weights of neighbours side by side: positions 2n and 2n + 1.
+
+    Those outside the tile weigh nothing. The keys' addresses make room for those of the pairs.
+    """
+    weights = spare  # [KV_TILE / 2, R] pairs
+    joined = weights + fields.KV_TILE // 2 * stride  # [KV_TILE / 2, D] pairs
+    before = begin % 2
+    num_pairs = (count + before + 1) // 2
+    for pair in range(num_pairs):
+        low, high = 2 * pair - before, 2 * pair - before + 1
+        has_low, has_high = low >= 0, high < count
+        low, high = (low if has_low else high), (high if has_high else low)
+        keep_low, keep_high = -types.int64(has_low), -types.int64(has_high)
+        first, second, out = scores + low * stride, scores + high * stride, weights + pair * stride
+        for lanes in range(0, stride, 64):
+            pair_weights(first + lanes, second + lanes, keep_low, keep_high, out + lanes)
+        row = joined + 4 * pair * head_dim
+        pair_values(values + 8 * low, values + 8 * high, keep_low, keep_high, head_dim // 16, row)
+        store_i64(keys + 8 * pair, row)
+    return num_pairs, keys, weights
+
+
+def store_pairs(
+    tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query
+):
+    """Shares of the totals, rounded."""
+    rounded = query  # nobody asks for queries any more
+    for pair in range(head_dim // 2):
+        low = sums + 2 * pair * stride
+        for lanes in range(0, stride, 64):
+            at = rounded + pair * stride + lanes
+            pair_shares(low + lanes, low + stride + lanes, total + lanes, at)
+    for r in range(rows):
+        at = row_address(target, token_bytes, head_bytes, group, r)
+        for pair in range(head_dim // 2):
+            store_i32(at + 4 * pair, load_i32(rounded + pair * stride + 4 * r))

@@ -1,0 +1,198 @@
+"""CPU attention of a tile of many query rows, as in prefill: the lanes of a vector are rows.
+
+Keys and values are broadcast, by elements or by pairs of bfloat16 (see prefill_bf16_dot). What
+differs between the two are three functions, and the inner loops, which the tag's type decides.
+"""
+
+# ruff: noqa: ARG001 - numba calls an overload with types to learn what to compile
+
+import math
+
+from numba import njit, types
+from numba.extending import overload
+
+from kernels.cpu.attention.prefill_bf16_dot import join_pairs, load_pairs, store_pairs
+from kernels.cpu.attention.softmax_ir import softcap_chunk, softmax_columns
+from kernels.cpu.attention.tile_ir import (
+    elements_per_step,
+    fill_chunk,
+    score_columns,
+    value_columns,
+)
+from kernels.cpu.attention.tile_keys import LOG2_E, hide_keys, locate_keys, row_address, score_scale
+from kernels.cpu.runtime import kernel_arguments as fields
+from kernels.cpu.runtime.bf16_dot import is_pair_tag
+from kernels.cpu.runtime.memory import field, item_bytes, load_element, store_element
+from kernels.cpu.runtime.simd import float32_tag
+
+
+@njit
+def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, position):
+    """Row r is query token r // G and query head r % G of the KV head's group.
+
+    ``tag`` types the elements, or says that they are multiplied by pairs.
+    """
+    group = field(job, fields.GROUP)
+    head_dim = field(job, fields.HEAD_DIM)
+    window = field(job, fields.WINDOW)
+    scale = score_scale(job)
+    softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
+    per_step = elements_per_step(tag)
+    rows = num_tokens * group
+    vectors = (rows + 15) // 16
+    stride = 64 * vectors  # bytes of a row of R padded lanes
+    keys = scratch
+    values = keys + 16 * fields.KV_TILE
+    query = values + 16 * fields.KV_TILE  # [D, R] float32, scaled, or [D / 2, R] pairs
+    sums = query + head_dim * stride  # [D, R] float32
+    scores = sums + head_dim * stride  # [KV_TILE, R] float32
+    maximum = scores + fields.KV_TILE * stride  # [R]
+    total = maximum + stride  # [R]
+    alpha = total + stride  # [R]
+    spare = alpha + stride  # KV_TILE / 2 * (R + D) numbers of 32 bits, [16, 16] at least
+
+    token_bytes, head_bytes = field(job, fields.QUERY_TOKEN), field(job, fields.QUERY_HEAD)
+    source = field(job, fields.QUERY) + first_token * token_bytes + head * group * head_bytes
+    for r in range(16 * vectors):  # lanes beyond repeat the last row
+        at = row_address(source, token_bytes, head_bytes, group, min(r, rows - 1))
+        _load(tag, at, scale, head_dim, query + 4 * r, stride)
+    for at in range(sums, scores, 64):
+        fill_chunk(at, types.float32(0.0))
+    for lanes in range(0, stride, 64):
+        fill_chunk(maximum + lanes, types.float32(-math.inf))
+        fill_chunk(total + lanes, types.float32(0.0))
+
+    by_scale = scale if per_step == 2 else 1.0  # elements of queries are scaled already
+    last = position + num_tokens - 1
+    begin = max(0, position - window + 1)
+    while begin <= last:
+        stop = min(last + 1, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
+        count = stop - begin
+        locate_keys(job, sequence, head, begin, stop, keys, values)
+        _score_tile(tag, vectors, keys, count, query, head_dim // per_step, by_scale, scores)
+        if softcap != 0:
+            for chunk in range(count * vectors):
+                softcap_chunk(scores + 64 * chunk, softcap, LOG2_E)
+        if stop - 1 > position or begin <= last - window:
+            hide_keys(scores, stride, count, begin, rows, group, position, window)
+        for vector in range(vectors):
+            lanes = 64 * vector
+            softmax_columns(
+                scores + lanes, begin, count, stride, maximum + lanes, total + lanes,
+                alpha + lanes, spare,
+            )  # fmt: skip
+        steps, table, weights = _take(
+            tag, begin, count, head_dim, stride, keys, values, scores, spare
+        )
+        value_bytes = per_step * item_bytes(tag)
+        _weigh_tile(tag, vectors, head_dim, table, value_bytes, steps, weights, alpha, sums)
+        begin = stop
+
+    token_bytes, head_bytes = field(job, fields.OUT_TOKEN), field(job, fields.OUT_HEAD)
+    target = field(job, fields.OUT) + first_token * token_bytes + head * group * head_bytes
+    _store(tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query)
+
+
+def _load_elements(tag, source, scale, head_dim, lane, stride):
+    """One row's query, scaled."""
+    for d in range(head_dim):
+        element = load_element(tag, source + d * item_bytes(tag))
+        store_element(float32_tag, lane + d * stride, element * scale)
+
+
+def _take_elements(tag, begin, count, head_dim, stride, keys, values, scores, spare):
+    """Values as they lie, and scores as weights."""
+    return count, values, scores
+
+
+def _store_elements(
+    tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query
+):
+    """Shares of the totals, rounded."""
+    for r in range(rows):
+        at = row_address(target, token_bytes, head_bytes, group, r)
+        share = 1 / load_element(float32_tag, total + 4 * r)
+        for d in range(head_dim):
+            element = load_element(float32_tag, sums + d * stride + 4 * r) * share
+            store_element(tag, at + d * item_bytes(tag), element)
+
+
+def _load(tag, source, scale, head_dim, lane, stride):
+    """Put one row's query into its lane. Numba puts one of two functions in its place."""
+    raise NotImplementedError
+
+
+def _take(tag, begin, count, head_dim, stride, keys, values, scores, spare):
+    """How many steps a tile's values take, where their addresses are, and its weights; likewise."""
+    raise NotImplementedError
+
+
+def _store(tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query):
+    """Write what the rows attended to; likewise."""
+    raise NotImplementedError
+
+
+@overload(_load)
+def _choose_load(tag, source, scale, head_dim, lane, stride):
+    return load_pairs if is_pair_tag(tag) else _load_elements
+
+
+@overload(_take)
+def _choose_take(tag, begin, count, head_dim, stride, keys, values, scores, spare):
+    return join_pairs if is_pair_tag(tag) else _take_elements
+
+
+@overload(_store)
+def _choose_store(
+    tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query
+):
+    return store_pairs if is_pair_tag(tag) else _store_elements
+
+
+@njit
+def _score_tile(tag, vectors, keys, count, query, steps, scale, scores):
+    """scores = keys @ query * scale, in register blocks of 4 keys x 64 rows."""
+    stride = 64 * vectors
+    vector = 0
+    while vector < vectors:
+        q, s = query + 64 * vector, scores + 64 * vector
+        if vector + 4 <= vectors:
+            _score_lanes(tag, 4, keys, count, q, stride, steps, scale, s)
+            vector += 4
+        else:
+            _score_lanes(tag, 1, keys, count, q, stride, steps, scale, s)
+            vector += 1
+
+
+@njit
+def _score_lanes(tag, vectors, keys, count, query, stride, steps, scale, scores):
+    """The same for so many vectors of rows."""
+    n = 0
+    while n + 4 <= count:
+        k, s = keys + 8 * n, scores + n * stride
+        score_columns(tag, 4, vectors, k, query, stride, steps, scale, s)
+        n += 4
+    while n < count:
+        k, s = keys + 8 * n, scores + n * stride
+        score_columns(tag, 1, vectors, k, query, stride, steps, scale, s)
+        n += 1
+
+
+@njit
+def _weigh_tile(tag, vectors, head_dim, values, value_bytes, count, weights, alpha, sums):
+    """sums = sums * alpha + values.T @ weights, in register blocks of 4 x 64; D divides by 16."""
+    stride = 64 * vectors
+    vector = 0
+    while vector < vectors:
+        lanes = 64 * vector
+        p, a = weights + lanes, alpha + lanes
+        if vector + 4 <= vectors:
+            for d in range(0, head_dim, 4):
+                o, at = sums + d * stride + lanes, d * value_bytes
+                value_columns(tag, 4, 4, values, at, count, p, stride, a, o)
+            vector += 4
+        else:
+            for d in range(0, head_dim, 4):
+                o, at = sums + d * stride + lanes, d * value_bytes
+                value_columns(tag, 4, 1, values, at, count, p, stride, a, o)
+            vector += 1

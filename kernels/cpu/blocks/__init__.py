@@ -1,0 +1,1 @@
+"""Moves of whole KV blocks on CPUs."""

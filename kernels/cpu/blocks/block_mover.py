@@ -1,0 +1,107 @@
+"""Moves of whole blocks on CPUs: one call of compiled code for all layers."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.block_packing import unpacked_views
+from kernels.checked_block_mover import CheckedMover
+from kernels.cpu.runtime import kernel_arguments
+from kernels.cpu.runtime.entry_points import move_kernel
+from kernels.cpu.runtime.thread_team import TeamRunner
+from kernels.interface import LayerCache
+
+# Less than this is moved by the calling thread: waking the others would take longer.
+_SERIAL_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Between the pool and packed blocks; which follows from where those begin."""
+
+    address: int
+    out: torch.Tensor  # [A, TENSOR_FIELDS] int64
+    back: torch.Tensor  # [A, TENSOR_FIELDS] int64
+
+
+class CpuMover(CheckedMover):
+    """Elements are just bytes here; what lies in one piece on both sides is copied as one.
+
+    Args:
+        layers: the pool, in the order in which packed blocks hold the layers.
+
+    Raises:
+        ValueError: if a layer is not a cache.
+    """
+
+    def __init__(self, layers: Sequence[LayerCache]) -> None:
+        super().__init__(layers)
+        self._team = TeamRunner()
+        self._within = _describe(layers, layers)
+        self._known = _Packed(0, self._within, self._within)
+
+    def _copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        self._move(self._within, sources, targets)
+
+    def _pack(self, sources: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor) -> None:
+        self._move(self._described(packed).out, sources, rows)
+
+    def _unpack(self, packed: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> None:
+        self._move(self._described(packed).back, rows, targets)
+
+    def _described(self, packed: torch.Tensor) -> "_Packed":
+        """Ways to and from packed blocks; those of the call before are remembered."""
+        if self._known.address != packed.data_ptr():
+            views = unpacked_views(self._layers, packed)
+            ways = _describe(self._layers, views), _describe(views, self._layers)
+            self._known = _Packed(packed.data_ptr(), *ways)
+        return self._known
+
+    def _move(self, tensors: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
+        job = (ctypes.c_int64 * kernel_arguments.MOVE_FIELDS)()
+        job[kernel_arguments.TENSORS] = tensors.data_ptr()
+        job[kernel_arguments.NUM_TENSORS] = len(tensors)
+        job[kernel_arguments.SOURCES] = sources.data_ptr()
+        job[kernel_arguments.TARGETS] = targets.data_ptr()
+        job[kernel_arguments.NUM_PAIRS] = len(sources)
+        num_bytes = len(sources) * self.bytes_per_block
+        threads = 1 if num_bytes < _SERIAL_BYTES else self._team.num_threads()
+        self._team.run(move_kernel(), ctypes.addressof(job), threads)
+
+
+def _describe(sources: Sequence[LayerCache], targets: Sequence[LayerCache]) -> torch.Tensor:
+    """What the kernel is told of each tensor, [A, TENSOR_FIELDS] int64."""
+    return torch.tensor(
+        [
+            _tensor(source, target)
+            for old, new in zip(sources, targets, strict=True)
+            for source, target in ((old.key, new.key), (old.value, new.value))
+        ],
+        dtype=torch.int64,
+    )
+
+
+def _tensor(
+    source: torch.Tensor,  # [n, Hkv, block_size, D]
+    target: torch.Tensor,  # [n', Hkv, block_size, D]
+) -> list[int]:
+    size = source.element_size()
+    (from_block, *old), (to_block, *new) = (
+        [stride * size for stride in tensor.stride()[:3]] for tensor in (source, target)
+    )
+    _, outer, inner, head_dim = source.shape
+    piece = head_dim * size
+    if old[1] == new[1] == piece:  # tokens of a head follow each other
+        piece, inner = piece * inner, 1
+    elif old[0] == new[0] == piece:  # heads of a token do: let those be the inner ones
+        outer, inner = inner, 1
+        piece *= source.shape[1]
+        old.reverse()
+        new.reverse()
+    if inner == 1 and old[0] == new[0] == piece:
+        piece, outer = piece * outer, 1
+    here = (source.data_ptr(), from_block, *old)
+    there = (target.data_ptr(), to_block, *new)
+    return [*here, *there, outer, inner, piece]

@@ -1,0 +1,158 @@
+"""The CPU kernels of normalization: by the root mean square (Zhang and Sennrich, 2019), or by mean
+and variance (Ba et al., 2016)."""
+
+# ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
+
+import math
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from kernels.cpu.linear import linear_arguments as fields
+from kernels.cpu.runtime import simd
+from kernels.cpu.runtime.memory import claim, field, item_bytes, load_element
+from kernels.cpu.runtime.simd import LANES, float32_tag, size_of
+
+
+@njit
+def norm_tasks(job, tag):
+    """Claim rows until none is left: out = x / sqrt(mean(x^2) + epsilon) * weight."""
+    rows = field(job, fields.NORM_ROWS)
+    dim = field(job, fields.NORM_DIM)
+    chunks = dim // fields.PANEL
+    weight = field(job, fields.NORM_WEIGHT)
+    epsilon = load_element(float32_tag, job + 8 * fields.NORM_EPSILON)
+    while True:
+        begin = claim(job + 8 * fields.NEXT_TASK) * fields.NORM_TASK_ROWS
+        if begin >= rows:
+            return
+        for row in range(begin, min(begin + fields.NORM_TASK_ROWS, rows)):
+            x = field(job, fields.NORM_INPUT) + row * field(job, fields.NORM_INPUT_ROW)
+            out = field(job, fields.NORM_OUT) + row * field(job, fields.NORM_OUT_ROW)
+            scale = 1 / math.sqrt(_sum_squares(tag, x, chunks) / dim + epsilon)
+            for chunk in range(chunks):
+                at = chunk * fields.PANEL
+                _scale_chunk(
+                    tag,
+                    x + at * item_bytes(tag),
+                    weight + 4 * at,
+                    scale,
+                    out + at * item_bytes(tag),
+                )
+
+
+@njit
+def layer_norm_tasks(job, tag):
+    """The same with out = (x - mean) / sqrt(variance + epsilon) * weight + bias."""
+    rows = field(job, fields.NORM_ROWS)
+    dim = field(job, fields.NORM_DIM)
+    chunks = dim // fields.PANEL
+    weight, bias = field(job, fields.NORM_WEIGHT), field(job, fields.NORM_BIAS)
+    epsilon = load_element(float32_tag, job + 8 * fields.NORM_EPSILON)
+    while True:
+        begin = claim(job + 8 * fields.NEXT_TASK) * fields.NORM_TASK_ROWS
+        if begin >= rows:
+            return
+        for row in range(begin, min(begin + fields.NORM_TASK_ROWS, rows)):
+            x = field(job, fields.NORM_INPUT) + row * field(job, fields.NORM_INPUT_ROW)
+            out = field(job, fields.NORM_OUT) + row * field(job, fields.NORM_OUT_ROW)
+            mean = np.float32(_sum(tag, x, chunks) / dim)
+            variance = _sum_squares_around(tag, x, mean, chunks) / dim
+            scale = np.float32(1 / math.sqrt(variance + epsilon))
+            for chunk in range(chunks):
+                at = chunk * fields.PANEL
+                element = at * item_bytes(tag)
+                _shift_chunk(
+                    tag, x + element, mean, scale, weight + 4 * at, bias + 4 * at, out + element
+                )
+
+
+@intrinsic
+def _sum_squares(typingctx, tag, x, chunks):
+    """Of chunks * 16 elements, lane by lane."""
+
+    def codegen(context, builder, signature, args):
+        _, x, chunks = args
+        tag = signature.args[0]
+
+        def body(chunk, state):
+            at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
+            loaded = simd.load_vector(builder, at, tag)
+            return [simd.multiply_add(builder, loaded, loaded, state[0])]
+
+        (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
+        return simd.reduce_add(builder, sums)
+
+    return types.float32(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _sum(typingctx, tag, x, chunks):
+    """Of chunks * 16 elements, lane by lane."""
+
+    def codegen(context, builder, signature, args):
+        _, x, chunks = args
+        tag = signature.args[0]
+
+        def body(chunk, state):
+            at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
+            return [builder.fadd(state[0], simd.load_vector(builder, at, tag))]
+
+        (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
+        return simd.reduce_add(builder, sums)
+
+    return types.float32(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def _sum_squares_around(typingctx, tag, x, mean, chunks):
+    """Of the differences from the mean of chunks * 16 elements, lane by lane."""
+
+    def codegen(context, builder, signature, args):
+        _, x, mean, chunks = args
+        tag = signature.args[0]
+        means = simd.splat(builder, mean)
+
+        def body(chunk, state):
+            at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
+            difference = builder.fsub(simd.load_vector(builder, at, tag), means)
+            return [simd.multiply_add(builder, difference, difference, state[0])]
+
+        (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
+        return simd.reduce_add(builder, sums)
+
+    return types.float32(tag, types.int64, types.float32, types.int64), codegen
+
+
+@intrinsic
+def _shift_chunk(typingctx, tag, x, mean, scale, weight, bias, out):
+    """out = (x - mean) * scale * weight + bias for sixteen elements; weights are float32."""
+
+    def codegen(context, builder, signature, args):
+        _, x, mean, scale, weight, bias, out = args
+        tag = signature.args[0]
+        shifted = builder.fsub(simd.load_vector(builder, x, tag), simd.splat(builder, mean))
+        shifted = builder.fmul(shifted, simd.splat(builder, scale))
+        weights = simd.load(builder, weight, simd.VF32, 4)
+        biases = simd.load(builder, bias, simd.VF32, 4)
+        shifted = simd.multiply_add(builder, shifted, weights, biases)
+        simd.store_vector(builder, shifted, out, tag)
+
+    i64, f32 = types.int64, types.float32
+    return types.void(tag, i64, f32, f32, i64, i64, i64), codegen
+
+
+@intrinsic
+def _scale_chunk(typingctx, tag, x, weight, scale, out):
+    """out = x * scale * weight for sixteen elements; weight is float32."""
+
+    def codegen(context, builder, signature, args):
+        _, x, weight, scale, out = args
+        tag = signature.args[0]
+        scaled = builder.fmul(simd.load_vector(builder, x, tag), simd.splat(builder, scale))
+        scaled = builder.fmul(scaled, simd.load(builder, weight, simd.VF32, 4))
+        simd.store_vector(builder, scaled, out, tag)
+
+    i64 = types.int64
+    return types.void(tag, i64, i64, types.float32, i64), codegen

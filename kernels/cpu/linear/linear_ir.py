@@ -1,0 +1,230 @@
+"""The inner loops of linear layers, spelled out in LLVM IR (see simd for why and how).
+
+Each lane of a vector is an output, elements of the rows are broadcast. Whatever the number of rows,
+an output is one chain of fused multiplications and additions over the inputs in their order: that
+is what makes a row's result the same bits in every batch.
+
+Weights in bfloat16 lie in pairs of inputs (see weight_packing), and rows are multiplied by elements
+or by pairs, as an operand tag says (see bf16_dot).
+"""
+
+# ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
+
+import math
+
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.cpu.runtime import simd
+from kernels.cpu.runtime.bf16_dot import dot_pairs, fma, high_halves, low_halves, splat_bits
+from kernels.cpu.runtime.prefetch import Cache, for_read_once, prefetch
+from kernels.cpu.runtime.simd import LANES
+
+_LINE_BYTES = 64
+_PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
+# What ``accumulate`` brings in instead of the weights at an address.
+NOTHING = 0
+ITS_OWN = 1
+# By so much are weights that are read once ahead of being read: less comes too late, and what more
+# would bring in has left the fastest cache before it is read.
+_SOON_BYTES = 12 * _LINE_BYTES
+
+
+def _add_pairs(builder, operand_tag, sums, x_at, w_at):
+    """Dot products of one pair of inputs of each row, with one pair of weights of each output."""
+    pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at]
+    for row, address in enumerate(x_at):
+        x_pair = splat_bits(builder, simd.load(builder, address, simd.I32, 2))
+        for vector, pair in enumerate(pairs):
+            cell = row * len(pairs) + vector
+            sums[cell] = dot_pairs(builder, operand_tag, sums[cell], x_pair, pair)
+    return sums
+
+
+def _add_products(builder, narrow, sums, x_at, w_at):
+    """The same in float32, one input after the other; narrow weights are widened."""
+    pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at] if narrow else []
+    for half in (0, 1):
+        if narrow:
+            widen = high_halves if half else low_halves
+            weights = [widen(builder, pair) for pair in pairs]
+        else:
+            begin = simd.i64(half * _PAIR_BYTES)
+            addresses = [builder.add(address, begin) for address in w_at]
+            weights = [simd.load(builder, address, simd.VF32, 64) for address in addresses]
+        for row, address in enumerate(x_at):
+            element = builder.add(address, simd.i64(4 * half))
+            element = simd.splat(builder, simd.load(builder, element, simd.F32, 4))
+            for vector, weight in enumerate(weights):
+                cell = row * len(weights) + vector
+                sums[cell] = fma(builder, element, weight, sums[cell])
+    return sums
+
+
+@intrinsic(prefer_literal=True)
+def accumulate(
+    typingctx,
+    weight_tag,
+    operand_tag,
+    rows,
+    vectors,
+    last,
+    x,
+    x_stride,
+    w,
+    w_stride,
+    steps,
+    ahead,
+    also_ahead,
+    out,
+    o_stride,
+):
+    """out[r, n] += x[r] . w[n] over 2 * ``steps`` inputs.
+
+    A register block is ``rows`` x ``vectors`` * 16; out [rows, .] is float32. Rows beyond ``last``
+    repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one. As many
+    weights of a panel from the address ``ahead`` on, and ``also_ahead``, are brought in meanwhile;
+    or NOTHING is; or ITS_OWN weights a little before they are read, if this is the only time.
+    """
+    num_rows, num_vectors = rows.literal_value, vectors.literal_value
+    is_address = not isinstance(ahead, types.Literal)
+    is_own = not is_address and ahead.literal_value == ITS_OWN
+
+    def codegen(context, builder, signature, args):
+        _, _, _, _, last, x, x_stride, w, w_stride, steps, *ahead_at, out, o_stride = args
+        weight_tag, operand_tag = signature.args[:2]
+        narrow = weight_tag == types.uint16
+        w_step = simd.i64(_PAIR_BYTES if narrow else 2 * _PAIR_BYTES)
+        x_step = simd.i64(8 if operand_tag == types.float32 else 4)
+        row_at = _rows_up_to(builder, last, num_rows, x, x_stride)
+        panel_at = [simd.offset(builder, w, simd.i64(v), w_stride) for v in range(num_vectors)]
+        cells = _cells(builder, num_rows, num_vectors, out, o_stride)
+
+        def body(step, sums):
+            w_at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
+            x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
+            if is_own:
+                soon = [builder.add(panel, simd.i64(_SOON_BYTES)) for panel in w_at]
+                _bring_in(builder, soon, w_step.constant, for_read_once())
+            elif is_address:
+                later = [simd.offset(builder, panel, step, w_step) for panel in ahead_at]
+                _bring_in(builder, later, w_step.constant, Cache.SECOND)
+            if operand_tag == types.float32:
+                return _add_products(builder, narrow, list(sums), x_at, w_at)
+            return _add_pairs(builder, operand_tag, list(sums), x_at, w_at)
+
+        initial = [simd.load(builder, cell, simd.VF32, 4) for cell in cells]
+        sums = simd.loop(builder, steps, initial, body)
+        for cell, total in zip(cells, sums, strict=True):
+            simd.store(builder, total, cell, 4)
+
+    i64 = types.int64
+    numbers = (i64,) * 10
+    return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
+
+
+def _cells(builder, num_rows, num_vectors, out, stride):
+    """Addresses of sixteen sums each, row by row."""
+    return [
+        builder.add(simd.offset(builder, out, simd.i64(row), stride), simd.i64(4 * LANES * vector))
+        for row in range(num_rows)
+        for vector in range(num_vectors)
+    ]
+
+
+def _bring_in(builder, addresses, num_bytes, cache):
+    """Start to bring in so many bytes from each of the addresses on."""
+    for address in addresses:
+        for begin in range(0, num_bytes, _LINE_BYTES):
+            prefetch(builder, builder.add(address, simd.i64(begin)), cache)
+
+
+def _rows_up_to(builder, last, num_rows, base, stride):
+    """Addresses of so many rows; those beyond the last are its."""
+    found = []
+    for row in range(num_rows):
+        index = simd.i64(row)
+        if row:
+            index = builder.select(builder.icmp_signed("<", index, last), index, last)
+        found.append(simd.offset(builder, base, index, stride))
+    return found
+
+
+@intrinsic
+def clear_chunk(typingctx, address):
+    """Sixteen float32 become zero."""
+
+    def codegen(context, builder, signature, args):
+        simd.store(builder, simd.vector(0.0), args[0], 4)
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def widen_chunk(typingctx, tag, source, target):
+    """Sixteen elements become float32."""
+
+    def codegen(context, builder, signature, args):
+        _, source, target = args
+        simd.store(builder, simd.load_vector(builder, source, signature.args[0]), target, 4)
+
+    return types.void(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def add_chunk(typingctx, tag, sums, source):
+    """sums += source: sixteen float32 and as many elements."""
+
+    def codegen(context, builder, signature, args):
+        _, sums, source = args
+        added = simd.load_vector(builder, source, signature.args[0])
+        total = builder.fadd(simd.load(builder, sums, simd.VF32, 4), added)
+        simd.store(builder, total, sums, 4)
+
+    return types.void(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def sum_chunk(typingctx, tag, left, right, out):
+    """out = left + right: sixteen elements each, added in float32, then rounded."""
+
+    def codegen(context, builder, signature, args):
+        _, left, right, out = args
+        tag = signature.args[0]
+        total = builder.fadd(
+            simd.load_vector(builder, left, tag), simd.load_vector(builder, right, tag)
+        )
+        simd.store_vector(builder, total, out, tag)
+
+    return types.void(tag, types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def round_chunk(typingctx, tag, sums, out):
+    """out = sums, sixteen of them, rounded to the element type."""
+
+    def codegen(context, builder, signature, args):
+        _, sums, out = args
+        simd.store_vector(builder, simd.load(builder, sums, simd.VF32, 4), out, signature.args[0])
+
+    return types.void(tag, types.int64, types.int64), codegen
+
+
+@intrinsic
+def silu_gate_chunk(typingctx, gate, up):
+    """gate = silu(gate) * up, sixteen float32 each."""
+
+    def codegen(context, builder, signature, args):
+        gate_at, up_at = args
+        gate = simd.load(builder, gate_at, simd.VF32, 4)
+        up = simd.load(builder, up_at, simd.VF32, 4)
+        zero, one = simd.vector(0.0), simd.vector(1.0)
+        negative = builder.fcmp_ordered("olt", gate, zero)
+        # exp(-|gate|) never overflows.
+        below = builder.select(negative, gate, builder.fneg(gate))
+        t = simd.exp2(builder, builder.fmul(below, simd.vector(math.log2(math.e))))
+        numerator = builder.select(negative, builder.fmul(gate, t), gate)
+        silu = builder.fdiv(numerator, builder.fadd(one, t))
+        simd.store(builder, builder.fmul(silu, up), gate_at, 4)
+
+    return types.void(types.int64, types.int64), codegen

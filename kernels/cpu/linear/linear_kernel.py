@@ -1,0 +1,270 @@
+"""The CPU kernel of linear layers: groups of outputs claimed by threads.
+
+A task is a group of panels of outputs for a chunk of rows. Sums lie in the thread's scratch and are
+finished (bias, gate, addend, rounding) when all inputs are in.
+"""
+
+# ruff: noqa: ARG001 - numba calls an overload with types to learn what to compile
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+
+from kernels.cpu.linear import linear_arguments as fields
+from kernels.cpu.linear.linear_ir import (
+    ITS_OWN,
+    NOTHING,
+    accumulate,
+    add_chunk,
+    clear_chunk,
+    round_chunk,
+    silu_gate_chunk,
+    widen_chunk,
+)
+from kernels.cpu.runtime.memory import claim, field, item_bytes, load_element, store_element
+from kernels.cpu.runtime.simd import float32_tag
+
+narrow_registers = np.int8(0)
+wide_registers = np.int16(0)
+
+
+@njit
+def linear_tasks(job, weight_tag, operand_tag, tag, registers):
+    """Claim groups until none is left.
+
+    ``tag`` types inputs and outputs, ``weight_tag`` what is packed, ``operand_tag`` how they meet;
+    ``registers`` is the machine's.
+    """
+    num_rows = field(job, fields.NUM_ROWS)
+    chunk_rows = field(job, fields.CHUNK_ROWS)
+    in_features = field(job, fields.IN_FEATURES)
+    num_groups = field(job, fields.NUM_GROUPS)
+    num_chunks = (num_rows + chunk_rows - 1) // chunk_rows
+    weight_bytes = item_bytes(weight_tag) * fields.PANEL
+    panel_stride = in_features * weight_bytes
+    thread = claim(job + 8 * fields.NEXT_THREAD)
+    tile = field(job, fields.SCRATCH) + thread * field(job, fields.SCRATCH_BYTES)
+    widened = tile + (chunk_rows + fields.MOST_BLOCK_ROWS) * fields.TILE_ROW
+    widened_chunk = -1
+    while True:
+        task = claim(job + 8 * fields.NEXT_TASK)
+        if task >= num_groups * num_chunks:
+            return
+        chunk, group = divmod(task, num_groups)
+        first = chunk * chunk_rows
+        rows = min(chunk_rows, num_rows - first)
+        x_stride = field(job, fields.INPUT_ROW)
+        x = field(job, fields.INPUT) + first * x_stride
+        if item_bytes(tag) != item_bytes(operand_tag):
+            if widened_chunk != chunk:
+                _widen(tag, x, x_stride, widened, rows, in_features)
+                widened_chunk = chunk
+            x, x_stride = widened, 4 * in_features + 64
+        w = field(job, fields.WEIGHT) + group * fields.GROUP * panel_stride
+        clear(tile, rows)
+        begin = 0
+        while begin < in_features:
+            depth = in_features if rows <= fields.MOST_BLOCK_ROWS else fields.DEPTH
+            depth = min(depth, in_features - begin)
+            x_at = x + begin * item_bytes(operand_tag)
+            w_at = w + begin * weight_bytes
+            begin += depth
+            then = w + begin * weight_bytes
+            if begin >= in_features:  # the group behind those that other threads have claimed
+                threads = field(job, fields.NEXT_THREAD)
+                then = w + min(threads, num_groups - group) * fields.GROUP * panel_stride
+            multiply(
+                registers, weight_tag, operand_tag, rows, x_at, x_stride, w_at, panel_stride,
+                depth // 2, then, tile,
+            )  # fmt: skip
+        _finish(job, tag, tile, first, rows, group)
+
+
+def multiply(
+    registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
+):
+    """tile [rows, GROUP_OUTPUTS] += x @ w over ``pairs`` pairs of inputs.
+
+    Weights at ``then`` are probably read next. Never called: numba puts one of the functions below
+    in its place.
+    """
+    raise NotImplementedError
+
+
+@overload(multiply)
+def _choose_multiply(
+    registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
+):
+    multiply = _multiply_wide if registers == types.int16 else _multiply_narrow
+
+    def chosen(
+        registers, weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
+    ):
+        multiply(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile)
+
+    return chosen
+
+
+@njit
+def _multiply_narrow(
+    weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile
+):
+    """tile [rows, GROUP_OUTPUTS] += x @ w in blocks for 16 registers of 8 lanes."""
+    row = fields.TILE_ROW
+    if rows == 1:
+        accumulate(
+            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, ITS_OWN, NOTHING,
+            tile, row,
+        )  # fmt: skip
+        return
+    if rows == 2:
+        for panel in range(0, fields.GROUP, 2):
+            w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
+            accumulate(
+                weight_tag, operand_tag, 2, 2, 1, x, x_stride, w_at, panel_stride, pairs,
+                ITS_OWN, NOTHING, out, row,
+            )  # fmt: skip
+        return
+    for panel in range(fields.GROUP):
+        w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
+        r = 0
+        while r < rows:
+            at, o, last = x + r * x_stride, out + r * row, rows - r - 1
+            if last >= 4:
+                accumulate(
+                    weight_tag, operand_tag, 6, 1, last, at, x_stride, w_at, panel_stride, pairs,
+                    NOTHING, NOTHING, o, row,
+                )  # fmt: skip
+                r += 6
+            else:
+                accumulate(
+                    weight_tag, operand_tag, 4, 1, last, at, x_stride, w_at, panel_stride, pairs,
+                    NOTHING, NOTHING, o, row,
+                )  # fmt: skip
+                r += 4
+
+
+@njit
+def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, pairs, then, tile):
+    """tile [rows, GROUP_OUTPUTS] += x @ w in blocks for 32 registers of 16 lanes."""
+    row = fields.TILE_ROW
+    if rows == 1:
+        accumulate(
+            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, panel_stride, pairs, ITS_OWN, NOTHING,
+            tile, row,
+        )  # fmt: skip
+        return
+    if rows <= 4:
+        accumulate(
+            weight_tag, operand_tag, 4, 4, rows - 1, x, x_stride, w, panel_stride, pairs,
+            ITS_OWN, NOTHING, tile, row,
+        )  # fmt: skip
+        return
+    for panel in range(0, fields.GROUP, 2):
+        w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
+        # Memory would be idle while blocks of rows meet weights that are in the caches already. So
+        # the first two blocks bring in one of the next two panels each, or an only one both; what
+        # is brought in instead of a panel is there.
+        ahead = then if panel + 2 == fields.GROUP else w_at + 2 * panel_stride
+        also_ahead = ahead + panel_stride if rows <= fields.MOST_BLOCK_ROWS else w_at
+        r = 0
+        while r < rows:
+            at, o, left = x + r * x_stride, out + r * row, rows - r
+            if left > 16 or 8 < left <= 12:  # thirteen to sixteen rows are two blocks of eight
+                accumulate(
+                    weight_tag, operand_tag, 12, 2, left - 1, at, x_stride, w_at, panel_stride,
+                    pairs, ahead, also_ahead, o, row,
+                )  # fmt: skip
+                r += 12
+            else:
+                accumulate(
+                    weight_tag, operand_tag, 8, 2, left - 1, at, x_stride, w_at, panel_stride,
+                    pairs, ahead, also_ahead, o, row,
+                )  # fmt: skip
+                r += 8
+            ahead = ahead + panel_stride if r <= fields.MOST_BLOCK_ROWS else w_at
+
+
+@njit
+def clear(tile, rows):
+    """Zero sums, also those of the rows that a register block may have too many."""
+    for r in range(rows if rows == 1 else rows + fields.MOST_BLOCK_ROWS):
+        for panel in range(fields.GROUP):
+            clear_chunk(tile + r * fields.TILE_ROW + 4 * panel * fields.PANEL)
+
+
+@njit
+def _widen(tag, x, x_stride, target, rows, in_features):
+    stride = 4 * in_features + 64
+    for r in range(rows):
+        for k in range(0, in_features, 16):
+            source = x + r * x_stride + k * item_bytes(tag)
+            widen_chunk(tag, source, target + r * stride + 4 * k)
+
+
+@njit
+def _finish(job, tag, tile, first, rows, group):
+    """Bias, gate and addend in float32, then one rounding, into the segment of this group."""
+    segment = job + 8 * fields.SEGMENTS
+    behind = segment + 8 * fields.SEGMENT_FIELDS
+    while field(behind, fields.FIRST_GROUP) <= group:
+        segment, behind = behind, behind + 8 * fields.SEGMENT_FIELDS
+    column = (group - field(segment, fields.FIRST_GROUP)) * fields.GROUP_OUTPUTS
+    out_row = field(segment, fields.OUT_ROW)
+    out = field(segment, fields.OUT) + first * out_row
+    num_outputs = min(fields.GROUP_OUTPUTS, field(segment, fields.OUT_FEATURES) - column)
+    bias = field(segment, fields.BIAS)
+    if bias != 0:
+        for r in range(rows):
+            for n in range(0, fields.GROUP_OUTPUTS, fields.PANEL):
+                add_chunk(float32_tag, tile + r * fields.TILE_ROW + 4 * n, bias + 4 * (column + n))
+    if field(job, fields.EPILOGUE) == fields.SILU_GATED:
+        _finish_gated(tag, tile, rows, out + column // 2 * item_bytes(tag), out_row, num_outputs)
+        return
+    out += column * item_bytes(tag)
+    addend, addend_row = field(job, fields.ADDEND), field(job, fields.ADDEND_ROW)
+    if addend != 0:
+        _add(
+            tag,
+            tile,
+            rows,
+            addend + first * addend_row + column * item_bytes(tag),
+            addend_row,
+            num_outputs,
+        )
+    for r in range(rows):
+        sums = tile + r * fields.TILE_ROW
+        target = out + r * out_row
+        n = 0
+        while n + fields.PANEL <= num_outputs:
+            round_chunk(tag, sums + 4 * n, target + n * item_bytes(tag))
+            n += fields.PANEL
+        for m in range(n, num_outputs):
+            total = load_element(float32_tag, sums + 4 * m)
+            store_element(tag, target + m * item_bytes(tag), total)
+
+
+@njit
+def _add(tag, tile, rows, addend, addend_row, num_outputs):
+    for r in range(rows):
+        sums = tile + r * fields.TILE_ROW
+        source = addend + r * addend_row
+        n = 0
+        while n + fields.PANEL <= num_outputs:
+            add_chunk(tag, sums + 4 * n, source + n * item_bytes(tag))
+            n += fields.PANEL
+        for m in range(n, num_outputs):
+            total = load_element(float32_tag, sums + 4 * m)
+            total += load_element(tag, source + m * item_bytes(tag))
+            store_element(float32_tag, sums + 4 * m, total)
+
+
+@njit
+def _finish_gated(tag, tile, rows, out, out_row, num_outputs):
+    """out = silu(gate) * up: half as many columns as the tile has."""
+    for r in range(rows):
+        sums = tile + r * fields.TILE_ROW
+        for n in range(0, num_outputs, 2 * fields.PANEL):
+            gate = sums + 4 * n
+            silu_gate_chunk(gate, gate + 4 * fields.PANEL)
+            round_chunk(tag, gate, out + r * out_row + n // 2 * item_bytes(tag))

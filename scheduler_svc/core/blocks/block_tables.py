@@ -1,0 +1,267 @@
+"""Block tables: which blocks hold which tokens of which sequence, and what they share."""
+
+from itertools import chain
+
+from scheduler_svc.core.blocks import prefix_hashes
+from scheduler_svc.core.blocks.block_pool import BlockHash, BlockPool
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.sequences.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.step.plan_draft import PlanDraft
+
+
+class BlockTables:
+    """Gives blocks to sequences, shares those whose content is known, and takes them back.
+
+    Attributes:
+        retired: handles of sequences that the worker must forget, with the next plan: they have
+            lost their blocks.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._block_size = config.block_size
+        self._tenants_share = config.tenants_share_prefixes
+        self.pool = BlockPool(config.num_blocks, config.prefix_caching)
+        self.host_pool = BlockPool(config.num_host_blocks, keeps_cached=False)
+        self.retired: list[int] = []
+
+    def admit(self, group: SequenceGroup, reserve: int) -> bool:
+        """Blocks for all the tokens of those of the group's sequences that are
+        computed, or nothing (all-or-nothing).
+
+        What other sequences have computed, or an earlier one of the group will, is shared; each
+        sequence's ``num_planned`` says how many tokens that is.
+
+        Args:
+            reserve: blocks that must stay free.
+        """
+        num_blocks = -(-group.num_tokens // self._block_size)
+        if group.chain is None or group.chain.num_pin_changes != self.pool.num_pin_changes:
+            self._choose_names(group)
+        if len(group.prefilled) == 1:
+            return self._admit_one(group, group.prefilled[0], num_blocks, reserve)
+        hits = [self._hits(group, sequence) for sequence in group.prefilled]
+        lengths = self._num_shared_blocks(group, hits)
+        fresh = sum(num_blocks - length for length in lengths)
+        taken = self.pool.num_cached_in({block for found in hits for block in found})
+        if fresh + taken + reserve > self.pool.num_free:
+            return False
+        for sequence, found in zip(group.prefilled, hits, strict=True):
+            self.pool.take(found)
+            sequence.block_table = found
+        promised: dict[BlockHash, int] = {}
+        for sequence, length in zip(group.prefilled, lengths, strict=True):
+            table = sequence.block_table
+            # Computed by earlier sequences, whose chunks are planned before this one's.
+            rest = [promised[found] for found in sequence.hashes[len(table) : length]]
+            self.pool.fork(rest)
+            more = self.pool.allocate(num_blocks - length)
+            assert more is not None, "the blocks were counted"
+            sequence.block_table = table + rest + more
+            sequence.num_planned = length * self._block_size
+            promised.update(zip(sequence.hashes, sequence.block_table, strict=False))
+        return True
+
+    def _admit_one(
+        self, group: SequenceGroup, sequence: Sequence, num_blocks: int, reserve: int
+    ) -> bool:
+        """The same for a single sequence, as most groups have: whoever waits asks in every step."""
+        found = self._hits(group, sequence)
+        pool = self.pool
+        fresh = num_blocks - len(found)
+        if fresh + reserve + (pool.num_cached_in(found) if found else 0) > pool.num_free:
+            return False
+        pool.take(found)
+        more = pool.allocate(fresh)
+        assert more is not None, "the blocks were counted"
+        sequence.num_planned = len(found) * self._block_size
+        sequence.block_table = found + more
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child shares all of its parent's blocks, wherever they are."""
+        child.block_table = list(parent.block_table)
+        child.host_table = list(parent.host_table)
+        child.hashes = list(parent.hashes)
+        self.pool.fork(child.block_table)
+        self.host_pool.fork(child.host_table)
+
+    def num_needed(self, group: SequenceGroup, position: int) -> int:
+        """Blocks that must be free before the group's sequences can write at this position."""
+        if position % self._block_size == 0:
+            return len(group.sequences)
+        column = position // self._block_size
+        owners = {sequence.block_table[column] for sequence in group.sequences}
+        # A block that only this group shares is left to the last of its sequences.
+        return len(group.sequences) - len(owners)
+
+    def make_room(
+        self, group: SequenceGroup, position: int, blocks: list[int], draft: PlanDraft
+    ) -> None:
+        """Put the last ``num_needed`` of the blocks to use: new ones at a border, else copies."""
+        if position % self._block_size == 0:
+            for sequence in group.sequences:
+                block = blocks.pop()
+                sequence.block_table.append(block)
+                draft.grown_handles.append(sequence.handle)
+                draft.grown_blocks.append(block)
+            return
+        column = position // self._block_size
+        for sequence in group.sequences:
+            table = sequence.block_table
+            if self.pool.references(table[column]) > 1:
+                source, table[column] = table[column], blocks.pop()
+                self.pool.free([source])
+                draft.copy(sequence.handle, column, source, table[column])
+
+    def num_blocks_of(self, group: SequenceGroup) -> int:
+        """Device blocks that the group's tables refer to, each counted once."""
+        return len(_distinct(group))
+
+    def swap_out(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Keep the group's blocks in the host pool, which must have room; sharing is kept."""
+        blocks = _distinct(group)
+        hosts = self.host_pool.allocate(len(blocks))
+        assert hosts is not None, "the host pool was asked"
+        hosts.reverse()  # as if they were asked for one by one
+        draft.swap_out_device += blocks
+        draft.swap_out_host += hosts
+        host_of = dict(zip(blocks, hosts, strict=True))
+        for sequence in group.sequences:
+            sequence.host_table = [host_of[block] for block in sequence.block_table]
+        if len(group.sequences) > 1:
+            for sequence in group.sequences:
+                self.host_pool.fork(sequence.host_table)
+            self.host_pool.free(hosts)  # only the tables refer to them
+
+    def swap_in(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
+        """Bring a swapped group back to the device, or nothing.
+
+        Its next tokens are written at position ``num_tokens - 1``: the block there is each
+        sequence's own.
+        """
+        num_blocks = -(-group.num_tokens // self._block_size)
+        column = num_blocks - 1
+        needed = num_blocks
+        if len(group.sequences) > 1:
+            shared = {block for found in group.sequences for block in found.host_table[:column]}
+            needed = len(shared) + len(group.sequences)
+        if needed + reserve > self.pool.num_free:
+            return False
+        blocks = self.pool.allocate(needed)
+        assert blocks is not None, "the blocks were counted"
+        device_of: dict[int, int] = {}
+        for sequence in group.sequences:
+            table = sequence.block_table
+            for host in sequence.host_table[:column]:
+                device = device_of.get(host)
+                if device is None:
+                    device = device_of[host] = blocks.pop()
+                    draft.swap_in(host, device)
+                else:
+                    self.pool.fork([device])
+                table.append(device)
+            table.append(blocks.pop())
+            for host in sequence.host_table[column:]:  # empty if the next token opens a block
+                draft.swap_in(host, table[column])
+            sequence.num_planned = group.num_tokens - 1
+            self.register_planned(sequence, before=0)
+            self.drop_swapped(sequence)
+        return True
+
+    def drop_swapped(self, sequence: Sequence) -> None:
+        """What the host pool holds of a sequence is not needed any more.
+
+        The plan's swaps out come before its swaps in, so the host blocks must not be handed out
+        again for this plan; they are not, since a step preempts before it admits.
+        """
+        self.host_pool.free(sequence.host_table)
+        sequence.host_table = []
+
+    def give_up(self, sequence: Sequence) -> None:
+        """Take back all of a sequence's blocks on the device, and have the worker forget it.
+
+        A plan in flight may still compute it: plans are executed in order, so that is done before
+        anybody else gets the blocks.
+        """
+        self.pool.free(sequence.block_table)
+        sequence.block_table = []
+        if sequence.is_resident:
+            self.retired.append(sequence.handle)
+            sequence.is_resident = False
+
+    def register_computed(
+        self, group: SequenceGroup, sequence: Sequence, num_computed: int
+    ) -> None:
+        """Make the full blocks of a sequence findable, if it has any.
+
+        Args:
+            num_computed: tokens, all of them in ``output`` or the prompt, with keys and values.
+        """
+        if not sequence.block_table or self.pool.forgets:
+            return  # what others share of it, a prompt, was registered when it was planned
+        first = len(sequence.hashes)
+        if num_computed // self._block_size > first:
+            assert group.chain is not None, f"{group.request_id} has blocks but no names for them"
+            tokens = group.tokens_of(sequence)[:num_computed]
+            group.chain.extend(sequence.hashes, tokens, self._block_size)
+            end = len(sequence.hashes)
+            self.pool.register(sequence.block_table[first:end], sequence.hashes[first:])
+
+    def register_planned(self, sequence: Sequence, before: int) -> None:
+        """Make blocks findable whose last token has been planned since ``before`` tokens were."""
+        # What has no hash yet was generated before a swap; it gets one when it is released.
+        num_full = min(sequence.num_planned // self._block_size, len(sequence.hashes))
+        first = before // self._block_size
+        self.pool.register(sequence.block_table[first:num_full], sequence.hashes[first:num_full])
+
+    def _hits(self, group: SequenceGroup, sequence: Sequence) -> list[int]:
+        """Known blocks with the beginning of a sequence; at least one token is left to compute."""
+        num_full = group.num_tokens // self._block_size
+        if len(sequence.hashes) < num_full:
+            assert group.chain is not None, f"{group.request_id} has no names for its blocks"
+            group.chain.extend(sequence.hashes, group.tokens_of(sequence), self._block_size)
+        if group.submit.sampling.num_prompt_logprobs is not None:
+            return []  # every prompt token's logits are wanted
+        return self.pool.find(sequence.hashes[: (group.num_tokens - 1) // self._block_size])
+
+    def _choose_names(self, group: SequenceGroup) -> None:
+        """Name a group's blocks by who may find them, while it has none.
+
+        What all tenants share depends on what is pinned, so a group that comes back may find its
+        blocks under other names than before.
+        """
+        submit, pool = group.submit, self.pool
+        if self._tenants_share or group.serves_nobody:
+            chain = prefix_hashes.shared_chain(submit.cache_salt, pool)
+        else:
+            chain = prefix_hashes.tenant_chain(
+                submit.tenant, submit.cache_salt, submit.prompt, self._block_size, pool
+            )
+        if group.chain is not None and not chain.is_like(group.chain):
+            for sequence in group.sequences:
+                sequence.hashes = []
+        group.chain = chain
+
+    def _num_shared_blocks(self, group: SequenceGroup, hits: list[list[int]]) -> list[int]:
+        """Leading blocks of each sequence that are known, or an earlier one has as well.
+
+        At least the prompt's full blocks: they make a group fit that was said to fit.
+        """
+        limit = (group.num_tokens - 1) // self._block_size
+        seen: set[BlockHash] = set()
+        lengths = []
+        for sequence, found in zip(group.prefilled, hits, strict=True):
+            length = len(found)
+            while length < limit and sequence.hashes[length] in seen:
+                length += 1
+            lengths.append(length)
+            seen.update(sequence.hashes)
+        return lengths
+
+
+def _distinct(group: SequenceGroup) -> list[int]:
+    """Device blocks of a group, in the order of its tables."""
+    if len(group.sequences) == 1:
+        return group.sequences[0].block_table
+    tables = [found.block_table for found in group.sequences]
+    return list(dict.fromkeys(chain(*tables)))

@@ -1,0 +1,142 @@
+"""Prefixes that the operator wants to stay in the pool (PagedAttention, section 4.4).
+
+The content of a prefix's full blocks is pinned by name before any of it exists: whoever computes a
+block of it, a request that begins with it or the internal request made here, computes it for good.
+Pinned content has the names that all tenants share: the operator made it for all of them.
+"""
+
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler_svc.core import events
+from scheduler_svc.core.blocks import prefix_hashes
+from scheduler_svc.core.blocks.block_pool import BlockHash, BlockPool
+from scheduler_svc.core.config import SchedulerConfig
+from scheduler_svc.core.sequences.sequence import SequenceGroup
+from shared.messages.leases import PrefixState, PrefixStatus
+from shared.messages.requests import Pin, Submit
+from shared.sampling import SamplingParams
+
+_BEHIND_ALL_CLIENTS = 2**31  # theirs are below
+# A request must sample something to end; nobody looks at it.
+_SAMPLING = SamplingParams.greedy(1)
+
+
+@dataclass(slots=True, eq=False)
+class _Prefix:
+    pin: Pin
+    hashes: list[BlockHash]  # of its full blocks
+    is_computed: bool = False
+
+
+class PinnedPrefixes:
+    """Which prefixes are pinned, and which of them was used last.
+
+    Prefixes are given up only where a request could not run otherwise. One that was is forgotten:
+    a gateway that misses it says so again.
+    """
+
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        self._config = config
+        self._pool = pool
+        self._pinned: OrderedDict[str, _Prefix] = OrderedDict()  # least recently used first
+        self._refused: dict[str, PrefixStatus] = {}
+        self._by_last_block: defaultdict[BlockHash, list[str]] = defaultdict(list)
+        self._notes: list[events.Note] = []
+
+    def __len__(self) -> int:
+        return len(self._pinned)
+
+    def add(self, pin: Pin) -> Submit | None:
+        """Pin a prefix unless that was done, or cannot be; the request that computes it, if any."""
+        prefix_id = pin.prefix_id
+        if prefix_id in self._pinned or prefix_id in self._refused:
+            return None
+        hashes = prefix_hashes.shared_hashes(pin.cache_salt, pin.tokens, self._config.block_size)
+        if (reason := self._why_not(pin, hashes)) is not None:
+            self._refused[prefix_id] = PrefixStatus(prefix_id, PrefixState.REFUSED, len(hashes))
+            self._notes.append(events.PrefixRefused(prefix_id, pin.name, reason))
+            return None
+        self._pinned[prefix_id] = _Prefix(pin, hashes)
+        self._by_last_block[hashes[-1]].append(prefix_id)
+        self._pool.pin(hashes)
+        if len(self._pool.find(hashes)) == len(hashes):
+            self.computed(prefix_id)
+            return None
+        return self._request(self._pinned[prefix_id])
+
+    def computed(self, prefix_id: str) -> None:
+        """All of a prefix's blocks are planned."""
+        found = self._pinned[prefix_id]
+        found.is_computed = True
+        num_tokens = len(found.hashes) * self._config.block_size
+        self._notes.append(events.PrefixPinned(prefix_id, found.pin.name, num_tokens))
+
+    def used_by(self, group: SequenceGroup) -> None:
+        """A group was admitted: what it begins with was used."""
+        if self._by_last_block:
+            for block_hash in group.sequences[0].hashes:
+                for prefix_id in self._by_last_block.get(block_hash, ()):
+                    self._pinned.move_to_end(prefix_id)
+
+    def give_up(self, beneficiary: SequenceGroup) -> str | None:
+        """Let the least recently used prefix go; its id, or None if none is left."""
+        if not self._pinned:
+            return None
+        prefix_id, found = self._pinned.popitem(last=False)
+        last = found.hashes[-1]
+        self._by_last_block[last].remove(prefix_id)
+        if not self._by_last_block[last]:
+            del self._by_last_block[last]
+        self._pool.unpin(found.hashes)
+        by, num_blocks = beneficiary.request_id, len(found.hashes)
+        self._notes.append(events.PrefixGivenUp(prefix_id, found.pin.name, by, num_blocks))
+        return prefix_id
+
+    def statuses(self) -> tuple[PrefixStatus, ...]:
+        """Of all prefixes that need not be named again."""
+        pinned = [
+            PrefixStatus(
+                prefix_id,
+                PrefixState.PINNED if found.is_computed else PrefixState.PENDING,
+                len(found.hashes),
+            )
+            for prefix_id, found in self._pinned.items()
+        ]
+        return (*pinned, *self._refused.values())
+
+    def take_notes(self) -> list[events.Note]:
+        """What happened since the last call."""
+        taken, self._notes = self._notes, []
+        return taken
+
+    def _why_not(self, pin: Pin, hashes: list[BlockHash]) -> str | None:
+        config = self._config
+        num_tokens = len(pin.tokens)
+        if not hashes:
+            return f"it has {num_tokens} tokens, and full blocks of {config.block_size} are pinned"
+        if len(hashes) * config.block_size >= config.max_model_len:
+            return f"it has {num_tokens} tokens, the model's context is {config.max_model_len}"
+        wanted = self._pool.num_pinned_with(hashes)
+        if wanted > config.max_pinned_blocks:
+            return (
+                f"it has {len(hashes)} blocks; with it {wanted} would be pinned, at most "
+                f"{config.max_pinned_blocks} of the pool's {config.num_blocks} may be"
+            )
+        return None
+
+    def _request(self, found: _Prefix) -> Submit:
+        num_tokens = len(found.hashes) * self._config.block_size
+        return Submit(
+            request_id=found.pin.prefix_id,
+            gateway="",
+            attachment="",
+            prompt=np.asarray(found.pin.tokens[:num_tokens], np.int32),
+            sampling=_SAMPLING,
+            received_ms=0,
+            num_choices=1,
+            priority=_BEHIND_ALL_CLIENTS,
+            cache_salt=found.pin.cache_salt,
+        )

@@ -1,0 +1,155 @@
+"""What the core tells the service for logs and metrics; it decides nothing.
+
+Not frozen, though nobody changes them: there are several per request, and frozen ones take three
+times as long to make.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scheduler_svc.core.blocks.block_pool import BlockPool
+from scheduler_svc.core.sequences.sequence import SequenceGroup
+
+
+@dataclass(slots=True)
+class Accepted:
+    request_id: str
+    num_prompt_tokens: int
+    recovered: bool  # taken over from an earlier epoch, in which it was accepted
+
+
+@dataclass(slots=True)
+class Refused:
+    request_id: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Admitted:
+    """A group got its blocks."""
+
+    request_id: str
+    again: bool  # it had been computed before
+    num_tokens: int  # of all its sequences
+    num_reused: int  # of those, found in the prefix cache or brought back from the host pool
+
+
+@dataclass(slots=True)
+class Preempted:
+    """``by`` needed a block; ``num_tokens`` tokens of keys and values were given up."""
+
+    request_id: str
+    by: str
+    kind: str  # "recompute" or "swap"
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class Rewound:
+    """A request goes on from what its client has, which the log has not."""
+
+    request_id: str
+    num_generated: int  # tokens of each choice
+
+
+@dataclass(slots=True)
+class FirstToken:
+    request_id: str
+
+
+@dataclass(slots=True)
+class Ended:
+    request_id: str
+    reason: str
+    num_generated: int
+
+
+@dataclass(slots=True)
+class PrefixPinned:
+    """All full blocks of the prefix are there to stay."""
+
+    prefix_id: str
+    name: str
+    num_tokens: int  # in those blocks
+
+
+@dataclass(slots=True)
+class PrefixRefused:
+    prefix_id: str
+    name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class PrefixGivenUp:
+    """``by`` could not have run otherwise."""
+
+    prefix_id: str
+    name: str
+    by: str
+    num_blocks: int
+
+
+Note = (
+    Accepted
+    | Refused
+    | Admitted
+    | Preempted
+    | Rewound
+    | FirstToken
+    | Ended
+    | PrefixPinned
+    | PrefixRefused
+    | PrefixGivenUp
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The state of queues and pool at one moment."""
+
+    num_running: int
+    num_waiting: int  # preempted ones included
+    num_swapped: int  # of those, with keys and values in the host pool
+    num_used_blocks: int  # by requests
+    num_pinned_prefixes: int
+    num_pinned_blocks: int
+    num_pinned_unused_blocks: int  # of those, used by no request
+    num_cached_blocks: int  # free, but still findable
+    num_shared_blocks: int  # that would be needed more if nothing were shared
+    num_kv_tokens: int  # token slots filled in used blocks
+
+
+def collect(
+    pool: BlockPool,
+    block_size: int,
+    running: Sequence[SequenceGroup],
+    num_waiting: int,
+    num_swapped: int,
+    num_pinned_prefixes: int,
+    step: int,
+) -> Stats:
+    """Look at every running sequence and at every pinned block once."""
+    num_pinned_unused = pool.num_pinned_unused
+    num_used = pool.num_used - num_pinned_unused
+    num_references = 0
+    unfilled: dict[int, int] = {}  # by the last block of each table, which several may share
+    for group in running:
+        for sequence in group.sequences:
+            table = sequence.block_table
+            if table:
+                num_references += len(table)
+                tokens = group.kv_tokens_at(step, sequence)
+                unfilled[table[-1]] = len(table) * block_size - tokens
+    return Stats(
+        num_running=len(running),
+        num_waiting=num_waiting,
+        num_swapped=num_swapped,
+        num_used_blocks=num_used,
+        num_pinned_prefixes=num_pinned_prefixes,
+        num_pinned_blocks=pool.num_pinned,
+        num_pinned_unused_blocks=num_pinned_unused,
+        num_cached_blocks=pool.num_cached,
+        num_shared_blocks=num_references - num_used,
+        num_kv_tokens=num_used * block_size - sum(unfilled.values()),
+    )

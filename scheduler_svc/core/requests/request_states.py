@@ -1,0 +1,93 @@
+"""What the outputs log is told of requests: where they stand, and how they ended."""
+
+from collections.abc import Mapping
+from operator import attrgetter
+
+from scheduler_svc.core.requests.ended_requests import EndedChoice
+from scheduler_svc.core.sequences.beam_search import BeamSearch
+from scheduler_svc.core.sequences.sequence import SequenceGroup
+from scheduler_svc.core.step.planner import Stepping
+from shared.bus.api import EntryId
+from shared.codec import Message
+from shared.messages.endings import FinishReason
+from shared.messages.outputs import BeamsEnded, ChoiceEnded, ChoiceState, RequestEnded, RequestState
+from shared.messages.requests import Stop, Submit
+
+
+class Answers:
+    """Messages for gateways; each says up to where requests were applied.
+
+    Args:
+        stepping: knows what sequences have generated.
+        cursor: last entry of requests that was applied.
+
+    Attributes:
+        cursor: the same; the owner moves it.
+    """
+
+    def __init__(self, stepping: Stepping, cursor: EntryId) -> None:
+        self.cursor = cursor
+        self._stepping = stepping
+
+    def begun(self, group: SequenceGroup) -> RequestState:
+        """A request from its first message on, or from one that gives it new handles."""
+        return self._state(group, self._stepping.planned_step, with_prompt=group.state_id is None)
+
+    def state(self, group: SequenceGroup, with_prompt: bool = True) -> RequestState:
+        """All that the log must know of a request that has its handles already.
+
+        Args:
+            with_prompt: no entry that will be kept has it, or a reader asks for it.
+        """
+        return self._state(group, self._stepping.applied_step, with_prompt)
+
+    def ended_choices(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
+        """A request whose choices have all ended, or whose end another message tells.
+
+        Args:
+            submit: without its prompt where the gateway that asks has it.
+        """
+        found = sorted(_states(choices), key=attrgetter("choice"))
+        step = self._stepping.planned_step
+        return RequestState(submit, tuple(found), str(self.cursor), step=step)
+
+    def ended(self, request_id: str, reason: FinishReason, error: str = "") -> RequestEnded:
+        """All that is left of a request ends for this reason."""
+        return RequestEnded(request_id, reason, error, str(self.cursor))
+
+    def stopped(self, stop: Stop) -> ChoiceEnded:
+        """A choice ends where a gateway says so; others go on."""
+        return ChoiceEnded(stop.request_id, stop.choice, FinishReason.STOP, str(self.cursor))
+
+    def beams_ended(self, request_id: str, search: BeamSearch) -> Message:
+        """What a beam search has found."""
+        hypotheses, width = search.hypotheses(), search.params.width
+        if len(hypotheses) < width:
+            error = f"the model's logits allow {len(hypotheses)} of {width} beams"
+            return self.ended(request_id, FinishReason.ERROR, error)
+        return BeamsEnded(request_id, hypotheses, str(self.cursor))
+
+    def _state(self, group: SequenceGroup, step: int, with_prompt: bool) -> RequestState:
+        if group.search is not None:
+            choices = group.search.choices(group.handle)
+        else:
+            choices = [
+                ChoiceState(found.choice, found.handle, self._stepping.output(found), "")
+                for found in group.sequences
+            ]
+            choices += _states(group.ended)
+            choices.sort(key=attrgetter("choice"))
+        return RequestState(
+            group.submit if with_prompt else group.submit.without_prompt(),
+            tuple(choices),
+            str(self.cursor),
+            group.num_deaths,
+            group.was_admitted,
+            step,
+            group.arrival,
+            group.accepted_ms,
+        )
+
+
+def _states(choices: Mapping[int, EndedChoice]) -> list[ChoiceState]:
+    return [ChoiceState(choice, 0, found.output, found.reason) for choice, found in choices.items()]

@@ -1,0 +1,3 @@
+"""Sequence groups: their states, the queues they stand in, their generated tokens, and beam
+search.
+"""

@@ -1,0 +1,1 @@
+"""One step's plan: which groups compute, how much of each prompt, and when groups are due."""

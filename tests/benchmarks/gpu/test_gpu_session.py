@@ -1,0 +1,81 @@
+"""The script for machines with a GPU, as far as it goes without one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.models.random_model import SHAPES
+from gpu_worker.kv.token_layout import fit_tokens
+from gpu_worker.model.ragged_model import LayerShape
+from kernels.interface import AttentionParams
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = str(ROOT / "benchmarks" / "gpu_session")
+
+
+def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHON": sys.executable, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_a_part_it_explains_itself() -> None:
+    done = run(SCRIPT)
+    assert done.returncode == 2
+    for part in ("kernels", "worker", "serve", "wheels"):
+        assert f"benchmarks/gpu_session {part}" in done.stderr
+    assert "set -uo" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_notes_the_machine_and_says_so(tmp_path: Path) -> None:
+    done = run(SCRIPT, "worker", OUT=str(tmp_path / "out"), WHEELS=str(tmp_path))
+    assert done.returncode == 2
+    assert "there is no GPU" in done.stderr
+    machine = (tmp_path / "out" / "machine.txt").read_text()
+    assert f"torch {torch.__version__.partition('+')[0]}" in machine
+
+
+def test_a_python_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    done = run(SCRIPT, "worker", OUT=str(tmp_path), PYTHON=str(tmp_path / "python"))
+    assert done.returncode == 2
+    assert "set PYTHON" in done.stderr
+
+
+def test_only_what_needs_a_gpu_is_left_of_the_tests() -> None:
+    files = ["tests/gpu_worker/kv/test_swapping.py", "tests/kernels/triton/test_backend_on_gpu.py"]
+    plugin = ["-p", "benchmarks.gpu.pytest_gpu_only", "-p", "no:cacheprovider"]
+    done = run(sys.executable, "-m", "pytest", "-q", "--collect-only", *plugin, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    of_swapping = [name for name in names if name.startswith("test_content_")]
+    assert {name.partition("[")[0] for name in of_swapping} == {"test_content_comes_back_to_a_gpu"}
+    assert any(name.startswith("test_a_captured_launch") for name in names)
+    assert not any("copies_reach_all_layers" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "block_size"),
+    [("paged", torch.float32, 16), ("1b", torch.bfloat16, 64)],
+)
+def test_its_models_fill_the_pages_of_a_gpus_virtual_memory(
+    name: str, dtype: torch.dtype, block_size: int
+) -> None:
+    shape = SHAPES[name]
+    params = AttentionParams(scale=1.0)
+    head_dim = shape.hidden // shape.heads
+    layers = [
+        LayerShape(torch.nn.Identity(), shape.kv_heads, head_dim, dtype, params)
+        for _ in range(shape.layers)
+    ]
+    layout = fit_tokens(layers, block_size, page_bytes=2 * 2**20)
+    assert layout.token_bytes == layout.used_bytes

@@ -1,0 +1,35 @@
+"""Readers that take their time, and what is made of them."""
+
+import asyncio
+from argparse import Namespace
+
+import pytest
+
+from benchmarks.serving.http_stream import Target
+from benchmarks.serving.slow_readers import SlowReader, faults
+
+
+@pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data: cut"])
+async def test_a_slow_reader_knows_whether_it_got_the_whole_answer(end: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"data: x\n\n" * 100_000 + end)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        target = Target.of(f"http://127.0.0.1:{port}", "/", None)
+        reader = SlowReader()
+        await reader.open(target, target.request(None))
+        assert await reader.read_rest() == end.endswith(b"[DONE]\n\n")
+        reader.close()
+
+
+def test_whoever_was_left_without_an_answer_is_told() -> None:
+    args = Namespace(idle=10, slow=5)
+    assert faults({"idle": 10, "slow_whole": 5}, args) == []
+    assert faults({"idle": 8, "slow_whole": 4}, args) == [
+        "2 idle connections were closed",
+        "1 slow readers lack the end of their answer",
+    ]

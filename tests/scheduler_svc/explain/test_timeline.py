@@ -1,0 +1,522 @@
+"""Stories told from logs that were made by hand: what is certain, and what is said not to be."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scheduler_svc.core.events import Preempted
+from scheduler_svc.explain.log_sources import from_recording
+from scheduler_svc.explain.merged_logs import Logs, Planned, Said, UnknownRequest, resolve, tell
+from scheduler_svc.explain.redis_location import find_redis
+from scheduler_svc.explain.story import Event, Kind, Story
+from scheduler_svc.explain.timeline import UNNAMED
+from shared.bus.api import EntryId
+from shared.codec import Message
+from shared.errors import SettingsError
+from shared.messages.endings import EndFlag
+from shared.messages.outputs import (
+    BeamCandidates,
+    BeamsEnded,
+    ChoiceEnded,
+    ChoiceState,
+    Hypothesis,
+    RequestEnded,
+    RequestState,
+    StepResult,
+)
+from shared.messages.plans import EpochStarted, StepPlan
+from shared.messages.requests import Abort, Attach, ChoiceView, GatewayLost, Stop, Submit
+from shared.sampling import BeamParams
+from shared.state_folder import redis_url_file
+from tests.support.requests import submit
+from tests.support.walks.recorded import record
+
+EPOCH = 100_000
+STARTED = EpochStarted(EPOCH, "s1", ("w1",))
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def state(
+    request: Submit | str, *handles: int, output: Sequence[int] = (), **changes: Any
+) -> RequestState:
+    """One unfinished choice for each handle, all with this output."""
+    asked = submit(request) if isinstance(request, str) else request
+    choices = [ChoiceState(n, handle, ints(*output), "") for n, handle in enumerate(handles)]
+    return RequestState(asked, tuple(choices), **{"requests_cursor": "0-0", **changes})
+
+
+def result(
+    step: int,
+    *rows: int,
+    ended: Sequence[int] = (),
+    admitted: dict[int, int] | None = None,
+    beams: Sequence[int] = (),
+    step_us: int = 10_000,
+) -> StepResult:
+    """A token for each handle of ``rows``; those of ``ended`` stop."""
+    found = [BeamCandidates(g, ints(0), ints(7), np.zeros(1, np.float32), ints(0)) for g in beams]
+    return StepResult(
+        step=step,
+        handles=ints(*rows),
+        tokens=ints(*(999 for _ in rows)),
+        ended_rows=ints(*(rows.index(handle) for handle in ended)),
+        ended_flags=ints(*(EndFlag.STOP for _ in ended)),
+        beams=tuple(found),
+        logprobs=(),
+        prompt_logprobs=(),
+        admitted_handles=ints(*(admitted or {})),
+        admitted_computed=ints(*(admitted or {}).values()),
+        num_batched_tokens=len(rows),
+        model_us=0,
+        step_us=step_us,
+    )
+
+
+def plan(step: int, now_ms: int, outputs_cursor: str = f"{EPOCH}-0", **changes: Any) -> StepPlan:
+    arrays = (
+        "retired swap_out_device swap_out_host swap_in_host swap_in_device copy_sources "
+        "copy_targets replaced_handles replaced_columns grown_handles grown_blocks fork_parents "
+        "fork_children fork_choices chunk_handles chunk_tokens"
+    )
+    values: dict[str, Any] = dict.fromkeys(arrays.split(), ints())
+    values |= {"beams": (), "admissions": (), "requests_cursor": "0-0", "outputs_min_id": "0-0"}
+    return StepPlan(
+        step=step, now_ms=now_ms, outputs_cursor=outputs_cursor, **{**values, **changes}
+    )
+
+
+def outputs(*messages: Message) -> list[Said]:
+    """Entries of one message each; every EpochStarted begins a new numbering."""
+    said: list[Said] = []
+    epoch, seq = EPOCH, 0
+    for message in messages:
+        if isinstance(message, EpochStarted):
+            epoch, seq = message.epoch, 0
+        said.append(Said(EntryId(epoch, seq), message))
+        seq += 1
+    return said
+
+
+def asked(*messages: tuple[int, Message]) -> list[Said]:
+    return [Said(EntryId(at_ms, 0), message) for at_ms, message in messages]
+
+
+def told(logs: Logs, request_id: str = "a") -> Story:
+    return tell(request_id, logs)
+
+
+def kinds(story: Story) -> list[str]:
+    return [event.kind for event in story.events]
+
+
+def only(story: Story, kind: Kind) -> Event:
+    [event] = [event for event in story.events if event.kind == kind]
+    return event
+
+
+def test_a_quiet_life() -> None:
+    asks = submit("a", [1, 2, 3, 4, 5])
+    story = told(
+        Logs(
+            requests=asked((EPOCH + 20, asks)),
+            outputs=outputs(
+                STARTED,
+                state(asks, 1, requests_cursor=f"{EPOCH + 20}-0"),
+                result(1, admitted={1: 4}),
+                result(2, 1),
+                result(3, 1, ended=[1]),
+            ),
+        )
+    )
+    assert kinds(story) == ["submitted", "accepted", "admitted", "first token", "ended"]
+    assert "5 prompt tokens" in story.events[0].text
+    assert "nobody is ahead" in story.events[1].text
+    assert (story.events[2].facts["num_reused"], story.events[2].facts["num_tokens"]) == (4, 5)
+    assert story.events[3].facts["num_prefill_steps"] == 2
+    assert (story.events[4].facts["reason"], story.events[4].facts["num_tokens"]) == ("stop", [2])
+    assert [event.when.at_ms - EPOCH for event in story.events] == [20, 20, 30, 40, 50]
+    assert [event.when.is_estimate for event in story.events] == [False, True, True, True, True]
+    assert story.status == "it has ended, 2 tokens generated"
+    assert story.unknown == []
+
+
+def test_no_token_and_no_prompt_is_ever_shown() -> None:
+    asks = submit("a", [4711, 4712])
+    story = told(
+        Logs(
+            requests=asked(
+                (1, asks),
+                (2, Attach("a", "g2", "x", asks, (ChoiceView(ints(4713), ""),), exact=True)),
+            ),
+            outputs=outputs(STARTED, state(asks, 1, output=[4713]), result(1, 1, admitted={1: 0})),
+        )
+    )
+    assert "471" not in repr(story)
+    assert "999" not in repr(story)
+
+
+def test_those_ahead_are_named_and_the_wait_is_measured() -> None:
+    story = told(
+        Logs(
+            outputs=outputs(
+                STARTED,
+                state("running", 1),
+                state("earlier", 2),
+                state(submit("urgent", priority=-1), 3),
+                state(submit("later", priority=1), 4),
+                result(1, 1, admitted={1: 0}),
+                state(submit("a", received_ms=EPOCH), 5),
+                result(2, 1),
+                result(3, 1, 2, 3, 5, admitted={2: 0, 3: 0, 5: 0}),
+            )
+        )
+    )
+    accepted, admitted = only(story, Kind.ACCEPTED), only(story, Kind.ADMITTED)
+    assert accepted.facts["waiting"] == ["earlier", "urgent"]
+    assert accepted.facts["running"] == ["running"]
+    assert admitted.facts["waited_ms"] == 20
+
+
+def test_a_missing_row_is_a_preemption_and_what_comes_back_tells_its_kind() -> None:
+    lives = outputs(
+        STARTED,
+        state(submit("a", [1] * 9), 1),
+        result(1, 1, admitted={1: 0}),
+        result(2, 1),
+        result(3),
+        result(4),
+        result(5, 1, admitted={1: 8}),
+        result(6, 1),
+    )
+    story = told(Logs(outputs=lives, block_size=4))
+    assert kinds(story)[-3:] == ["preempted", "admitted again", "resumed"]
+    lost, back = only(story, Kind.PREEMPTED), only(story, Kind.ADMITTED_AGAIN)
+    assert (lost.facts["step"], lost.facts["by"], lost.facts["num_tokens"]) == (3, None, 11)
+    assert (back.facts["num_tokens"], back.facts["num_reused"]) == (11, 8)
+    assert "recompute" in back.text
+    assert story.status == "it is running, 4 tokens generated"
+
+
+@pytest.mark.parametrize(
+    ("block_size", "words"), [(4, "(swap)"), (5, "not certain"), (None, "not")]
+)
+def test_what_comes_back_whole_was_swapped_if_the_cache_cannot_have_had_it(
+    block_size: int | None, words: str
+) -> None:
+    lives = outputs(
+        STARTED,
+        state(submit("a", [1] * 9), 1),
+        result(1, 1, admitted={1: 0}),
+        result(2, 1),
+        result(3),
+        result(4, 1, admitted={1: 10}),
+    )
+    story = told(Logs(outputs=lives, block_size=block_size))
+    assert words in only(story, Kind.ADMITTED_AGAIN).text
+
+
+def test_a_preemption_while_the_prompt_is_computed_shows_in_a_second_admission() -> None:
+    lives = outputs(
+        STARTED, state("a", 1), result(1, admitted={1: 0}), result(2), result(3, admitted={1: 0})
+    )
+    story = told(Logs(outputs=lives))
+    assert "between steps 1 and 3" in only(story, Kind.PREEMPTED).text
+
+
+def test_a_plan_tells_who_needed_the_blocks() -> None:
+    lives = outputs(
+        STARTED,
+        state("b", 1),
+        state("a", 2),
+        result(1, 1, 2, admitted={1: 0, 2: 0}),
+        result(2, 1),
+    )
+    plans = [
+        Planned(EPOCH, plan(1, EPOCH + 40)),
+        Planned(EPOCH, plan(2, EPOCH + 50, retired=ints(2), grown_handles=ints(1))),
+    ]
+    # With blocks of 2 it needs none itself: 4 tokens, of which the last is to be computed.
+    lost = only(told(Logs(plans=plans, outputs=lives, block_size=2)), Kind.PREEMPTED)
+    assert (lost.facts["by"], lost.facts["preemption"]) == (["b"], "recompute")
+    lost = only(told(Logs(plans=plans, outputs=lives, block_size=3)), Kind.PREEMPTED)
+    assert lost.facts["by"] == ["a", "b"]
+    assert (lost.when.at_ms, lost.when.is_estimate) == (EPOCH + 50, False)
+
+
+def test_a_replayed_plan_tells_exactly() -> None:
+    lives = outputs(STARTED, state("a", 2), result(1, 2, admitted={2: 0}), result(2))
+    plans = [
+        Planned(EPOCH, plan(1, EPOCH + 40), ()),
+        Planned(EPOCH, plan(2, EPOCH + 50), (Preempted("a", "b", "swap", 17),)),
+    ]
+    lost = only(told(Logs(plans=plans, outputs=lives)), Kind.PREEMPTED)
+    assert (lost.facts["by"], lost.facts["preemption"], lost.facts["num_tokens"]) == (
+        ["b"],
+        "swap",
+        17,
+    )
+
+
+def test_times_are_the_schedulers_where_plans_are_left() -> None:
+    lives = outputs(STARTED, state("a", 1), result(1, 1, admitted={1: 0}), result(2, 1), result(3))
+    plans = [
+        Planned(EPOCH, plan(1, EPOCH + 700, f"{EPOCH}-1")),
+        Planned(EPOCH, plan(2, EPOCH + 800, f"{EPOCH}-2")),
+    ]
+    first = only(told(Logs(plans=plans, outputs=lives)), Kind.FIRST_TOKEN)
+    assert (first.when.at_ms, first.when.is_estimate) == (EPOCH + 800, False)
+
+
+def test_a_worker_dies_and_the_request_is_taken_over() -> None:
+    lives = outputs(
+        STARTED,
+        state("a", 1),
+        result(1, 1, admitted={1: 0}),
+        result(2, 1),
+        EpochStarted(EPOCH + 500, "s1", ("w2",), ints(1)),
+        state("a", 8, output=[5, 6], num_deaths=1),
+        result(1, 8, admitted={8: 3}),
+        result(2, 8, ended=[8]),
+    )
+    story = told(Logs(outputs=lives))
+    assert kinds(story)[3:] == [
+        *("first token", "new epoch", "taken over", "admitted again", "resumed", "ended")
+    ]
+    epoch = only(story, Kind.EPOCH)
+    assert "worker w2 in place of w1" in epoch.text
+    assert epoch.facts["suspect"]
+    assert only(story, Kind.TAKEN_OVER).facts["num_deaths"] == 1
+    assert only(story, Kind.ENDED).facts["num_tokens"] == [4]
+
+
+def test_a_scheduler_dies() -> None:
+    later = EpochStarted(EPOCH + 500, "s2", ("w1",))
+    story = told(Logs(outputs=outputs(STARTED, state("a", 1), later, state("a", 9))))
+    assert "scheduler s2 in place of s1" in only(story, Kind.EPOCH).text
+
+
+def test_a_request_moves_to_another_gateway_and_back_to_what_its_client_has() -> None:
+    asks = submit("a")
+    attach = Attach("a", "g2", "second", None, (ChoiceView(ints(5), ""),), exact=True)
+    moved = replace(asks, gateway="g2", attachment="second")
+    lives = outputs(
+        STARTED,
+        state(asks, 1, requests_cursor=f"{EPOCH + 1}-0"),
+        result(1, 1, admitted={1: 0}),
+        result(2, 1),
+        state(moved, 4, output=[5], requests_cursor=f"{EPOCH + 9}-0"),
+        result(3, 4, admitted={4: 0}),
+    )
+    requests = asked(
+        (EPOCH + 1, asks), (EPOCH + 9, attach), (EPOCH + 20, Abort("a", "attachment", "gone"))
+    )
+    story = told(Logs(requests=requests, outputs=lives))
+    assert kinds(story) == [
+        *("submitted", "accepted", "admitted", "first token", "attach", "rewound", "moved"),
+        *("admitted again", "resumed", "abort"),
+    ]
+    rewound = only(story, Kind.REWOUND)
+    assert rewound.facts["num_tokens_before"] == {"0": 2}
+    assert rewound.facts["num_tokens"] == {"0": 1}
+    assert only(story, Kind.ABORT).facts["stale"]
+
+
+def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
+    asks = submit("a")
+    moved = replace(asks, gateway="g2", attachment="second", overtaken=(asks.attachment,))
+    lives = outputs(
+        STARTED,
+        state(asks, 1, requests_cursor=f"{EPOCH + 1}-0"),
+        result(1, 1, admitted={1: 0}),
+        state(moved, 1, output=[5], requests_cursor=f"{EPOCH + 9}-0"),
+        result(2, 1),
+    )
+    stale = Attach("a", "g1", f"{asks.attachment}.1", asks, (), exact=True)
+    requests = asked((EPOCH + 1, asks), (EPOCH + 20, stale))
+    story = told(Logs(requests=requests, outputs=lives))
+    assert "void, since another delivery has taken over" in only(story, Kind.ATTACH).text
+
+
+def test_a_prompt_that_is_left_out_is_that_of_the_state_before() -> None:
+    asks = submit("a", [1, 2, 3])
+    moved = replace(asks, gateway="g2", attachment="second").without_prompt()
+    attach = Attach("a", "g2", "second", moved, (), exact=False)
+    lives = outputs(
+        STARTED,
+        state(asks, 1, requests_cursor=f"{EPOCH + 1}-0"),
+        state(moved, 4, requests_cursor=f"{EPOCH + 9}-0"),
+        result(1, 4, admitted={4: 1}),
+    )
+    logs = Logs(requests=asked((EPOCH + 1, asks), (EPOCH + 9, attach)), outputs=lives)
+    story = told(logs)
+    assert only(story, Kind.ADMITTED).facts["num_tokens"] == 3
+    assert "with the request" not in only(story, Kind.ATTACH).text
+    trimmed = told(Logs(outputs=[lives[0], *lives[2:]]))
+    assert trimmed.events[0].facts["num_prompt_tokens"] is None
+    assert "prompt token" not in trimmed.events[0].text
+
+
+def test_a_restated_request_has_not_moved() -> None:
+    lives = outputs(
+        STARTED, state("a", 1), result(1, 1, admitted={1: 0}), state("a", 1, output=[7])
+    )
+    assert kinds(told(Logs(outputs=lives)))[1:] == ["accepted", "admitted", "first token"]
+
+
+def test_choices_end_each_in_its_way() -> None:
+    asks = submit("a", num_choices=2)
+    lives = outputs(
+        STARTED,
+        state(asks, 1, 2, requests_cursor=f"{EPOCH}-0"),
+        result(1, 1, 2, admitted={1: 0}),
+        result(2, 1, 2, ended=[2]),
+        ChoiceEnded("a", 0, "stop", f"{EPOCH + 30}-0"),
+    )
+    requests = asked((EPOCH, asks), (EPOCH + 30, Stop("a", 0, 2)))
+    story = told(Logs(requests=requests, outputs=lives))
+    assert kinds(story)[-4:] == ["choice ended", "stop", "choice ended", "ended"]
+
+
+def test_a_beam_search() -> None:
+    asks = submit("a", beams=BeamParams(2, 1.0, "never"))
+    found = Hypothesis(ints(1, 2), np.zeros(2, np.float32), 0.0, "stop")
+    lives = outputs(
+        STARTED,
+        state(asks, 1),
+        result(1, admitted={1: 0}, beams=[1]),
+        result(2),
+        result(3, beams=[1]),
+        BeamsEnded("a", (found, found), "0-0"),
+    )
+    story = told(Logs(outputs=lives))
+    assert kinds(story)[1:] == ["accepted", "admitted", "first token", "ended"]
+    assert "beam search of width 2" in story.events[0].text
+    assert only(story, Kind.ENDED).facts["num_tokens"] == [2, 2]
+    assert any("preemptions of a beam search" in what for what in story.unknown)
+
+
+def test_a_request_whose_gateway_is_gone_is_ended() -> None:
+    lives = outputs(STARTED, state("a", 1), RequestEnded("a", "abort", "", f"{EPOCH + 40}-0"))
+    requests = asked((EPOCH + 30, GatewayLost("another")), (EPOCH + 40, GatewayLost("gateway")))
+    story = told(Logs(requests=requests, outputs=lives))
+    assert kinds(story)[1:] == ["accepted", "gateway lost", "ended"]
+
+
+def test_a_request_that_is_refused_says_why() -> None:
+    lives = outputs(STARTED, RequestEnded("a", "overloaded", "10 requests would wait", "0-0"))
+    ended = only(told(Logs(outputs=lives)), Kind.ENDED)
+    assert ended.text == "ended: overloaded (10 requests would wait)"
+
+
+def test_what_was_trimmed_is_not_made_up() -> None:
+    lives = outputs(result(70, 1), state("a", 1, output=[1] * 30), result(71, 1), result(72, 1))
+    story = told(Logs(outputs=lives))
+    assert kinds(story) == ["submitted", "seen"]
+    assert "30 tokens" in only(story, Kind.SEEN).text
+    assert story.status == "it is running, 32 tokens generated"
+    assert any("first seen in outputs" in what for what in story.unknown)
+    assert any("Submit" in what for what in story.unknown)
+
+
+def test_a_gap_in_the_steps_is_said_and_not_bridged() -> None:
+    lives = outputs(
+        STARTED,
+        state("a", 1),
+        result(1, 1, admitted={1: 0}),
+        result(4, 1),
+        result(5, 1),
+        state("a", 1, output=[1] * 5),
+        result(6, 1, ended=[1]),
+    )
+    story = told(Logs(outputs=lives))
+    assert kinds(story)[3:] == ["first token", "lost sight", "ended"]
+    assert only(story, Kind.ENDED).facts["num_tokens"] == [6]
+
+
+def test_the_beginning_of_an_id_is_enough_if_no_other_begins_so() -> None:
+    logs = Logs(requests=asked((1, submit("abc")), (2, submit("abd")), (3, submit("ab"))))
+    assert resolve("abc", logs) == "abc"
+    assert resolve("abd", logs) == "abd"
+    assert resolve("ab", logs) == "ab"
+    with pytest.raises(UnknownRequest, match="3 requests begin with 'a'"):
+        resolve("a", logs)
+    with pytest.raises(UnknownRequest, match="nothing is known of a request 'x'"):
+        resolve("x", logs)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_is_deduced_is_what_a_replay_shows(seed: int, tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    record(path, seed)
+    logs = from_recording(path)
+    assert all(found.preemptions is not None for found in logs.plans)
+    plans = [Planned(found.epoch, found.plan) for found in logs.plans]
+    with_plans, bare = replace(logs, plans=plans), replace(logs, plans=[])
+    num_exact = num_certain = 0
+    noted = {note.request_id for found in logs.plans for note in found.preemptions or ()}
+    others = sorted(logs.request_ids() - noted)[:10]
+    for request_id in (*sorted(noted), *others):
+        exact = preemptions(tell(request_id, logs))
+        num_exact += len(exact)
+        deduced = preemptions(tell(request_id, with_plans))
+        assert [event.facts["step"] for event in deduced] == [e.facts["step"] for e in exact]
+        for known, found in zip(exact, deduced, strict=True):
+            assert known.facts["by"][0] in found.facts["by"] or UNNAMED in found.facts["by"]
+            assert found.facts["preemption"] in (None, known.facts["preemption"])
+            num_certain += len(found.facts["by"]) == 1
+        steps = {event.facts["step"] for event in preemptions(tell(request_id, bare))}
+        assert steps <= {*(event.facts["step"] for event in exact), None}
+    assert num_exact > 0
+    assert num_certain > 0
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> str:
+    """A folder of ``scripts/serve``, whose Redis has a password."""
+    file = redis_url_file(tmp_path)
+    file.parent.mkdir()
+    file.write_text("redis://user:hidden@left:1/0?password=hidden\n")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flag", "named", "wins"),
+    [
+        ("redis://flag:1/0", "redis://variable:1/0", "redis://flag:1/0, from --redis-url"),
+        (None, "redis://variable:1/0", "redis://variable:1/0, from REDIS_URL"),
+        (None, "", "redis://left:1/0, from {file}"),
+    ],
+)
+def test_the_redis_that_is_named_is_read_else_that_of_the_launcher(
+    state_dir: str, flag: str | None, named: str, wins: str
+) -> None:
+    environ = {"REDIS_URL": named, "PAGESTREAM_STATE_DIR": state_dir}
+    found = find_redis(flag, None, environ)
+    assert str(found) == wins.format(file=redis_url_file(Path(state_dir)))
+
+
+def test_a_state_folder_that_is_named_counts_more_than_the_variable(state_dir: str) -> None:
+    environ = {"REDIS_URL": "redis://variable:1/0"}
+    found = find_redis(None, state_dir, environ)
+    assert found.url == "redis://user:hidden@left:1/0?password=hidden"
+
+
+def test_without_word_of_a_redis_the_default_is_read_and_that_is_said(tmp_path: Path) -> None:
+    found = find_redis(None, None, {"PAGESTREAM_STATE_DIR": str(tmp_path)})
+    assert str(found).startswith("redis://127.0.0.1:6379/0, from the default, for scripts/serve")
+    with pytest.raises(SettingsError, match=r"redis\.url"):
+        find_redis(None, str(tmp_path), {})
+
+
+def preemptions(story: Story) -> list[Event]:
+    """Those that mattered: not of what had ended already, though nobody knew."""
+    ended = [n for n, event in enumerate(story.events) if event.kind == Kind.ENDED]
+    until = ended[0] if ended else len(story.events)
+    return [event for event in story.events[:until] if event.kind == Kind.PREEMPTED]

@@ -1,0 +1,557 @@
+"""The processes of a deployment, and what happens to them."""
+
+import asyncio
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from gateway.engine.client import EngineClient
+from gateway.engine.mailbox import ClientGone
+from gpu_worker.service import WorkerService
+from scheduler_svc.core import events
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.observer import Observer
+from scheduler_svc.service import SchedulerService, Superseded
+from scheduler_svc.settings import SchedulerSettings
+from shared.bus.keys import EngineKeys
+from shared.errors import BusUnavailable
+from shared.messages.leases import KVGeometry, ModelInfo, Speeds
+from shared.messages.outputs import StepResult
+from shared.metrics import SchedulerMetrics
+from tests.simulation.deployment.client import Call, Client, Stream
+from tests.simulation.deployment.clients import Outcome
+from tests.simulation.deployment.connection import Connection
+from tests.simulation.deployment.loop import Party, VirtualLoop
+from tests.simulation.deployment.model import BLOCK_SIZE, Model, ModelExecutor
+from tests.simulation.deployment.server import Server
+from tests.simulation.deployment.waiting import Waiting
+from tests.simulation.profile import Fault, Profile
+
+ENGINE = "engine-0"
+MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
+_NUM_GATEWAYS = 2
+_PATIENCE_S = 200.0
+_APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
+_MASK = (1 << 64) - 1
+_PRIME = 0x100000001B3
+
+
+class Watching(Observer):
+    """Knows the core of the scheduler that it observes."""
+
+    core: Scheduler | None = None
+
+    def __init__(
+        self,
+        metrics: SchedulerMetrics,
+        clock_s: Callable[[], float],
+        waiting: Waiting,
+        too_much_waits: Callable[[str], None],
+    ) -> None:
+        super().__init__(metrics, clock_s)
+        self._waiting = waiting
+        self._too_much_waits = too_much_waits
+        self.num_epochs = 0
+        self.ended: set[str] = set()
+        self.given_up: set[str] = set()  # pinned prefixes
+
+    def new_epoch(self, epoch: int, kv: KVGeometry, core: Scheduler) -> None:
+        self.num_epochs += 1
+        self._waiting.clear()
+        super().new_epoch(epoch, kv, core)
+
+    def noted(self, taken: list[events.Note]) -> None:
+        for note in taken:
+            if isinstance(note, events.Ended):
+                self.ended.add(note.request_id)
+            elif isinstance(note, events.PrefixGivenUp):
+                self.given_up.add(note.prefix_id)
+        if (fault := self._waiting.too_much(taken)) is not None:
+            self._too_much_waits(fault)
+        super().noted(taken)
+
+    def gauges(self, core: Scheduler, kv: KVGeometry):  # type: ignore[no-untyped-def]
+        self.core = core
+        return super().gauges(core, kv)
+
+
+class Unwatched:
+    """Metrics that nobody reads."""
+
+    def __getattr__(self, name: str) -> "Unwatched":
+        return self
+
+    def __getitem__(self, name: str) -> "Unwatched":
+        return self
+
+    def __call__(self, *args: object) -> None:
+        return None
+
+
+class _Silent:
+    def look(self) -> None:
+        pass
+
+    def step(self, result: StepResult, look: object, overhead_s: float | None) -> None:
+        pass
+
+
+class GatewayProcess:
+    """A gateway with the calls that it serves."""
+
+    def __init__(self, party: Party, engine: EngineClient) -> None:
+        self.party = party
+        self._engine = engine
+        self._streams: list[Stream] = []
+
+    def __str__(self) -> str:
+        return self.party.name
+
+    @property
+    def num_left(self) -> int:
+        """Requests that it still waits for."""
+        return self._engine.num_open if self.party.is_running else 0
+
+    def connect(self, stream: Stream) -> bool:
+        if not self.party.is_dead:
+            self._streams.append(stream)
+        return not self.party.is_dead
+
+    def serve(self, call: Callable[..., Call], stream: Stream, begin: str) -> None:
+        self.party.spawn(call(self._engine, stream, begin).serve(begin))
+
+    def say(self, stream: Stream, letter: ClientGone) -> None:
+        asyncio.get_running_loop().call_soon(stream.mailbox.put, letter, context=self.party.context)
+
+    def reset_connections(self, rng: Random) -> None:
+        """The process is gone; of what it sent, some still arrives."""
+        for stream in self._streams:
+            if not stream.is_broken:
+                stream.break_off(rng.randint(0, len(stream.events)))
+        self._streams.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerProcess:
+    """A scheduler with what is known of its core."""
+
+    party: Party
+    watching: Watching
+
+
+class Link:
+    """A party's network, where faults strike: at every command, on its way and on the reply's."""
+
+    def __init__(self, world: "World", party: Party) -> None:
+        self._world = world
+        self._party = party
+        self._random = world.rng.random
+        self._latency_s = world.profile.latency_s
+
+    def there_s(self) -> float:
+        if self._world.is_over:
+            raise BusUnavailable("the run has ended")
+        slowness = 20 if self._random() < 0.02 else 1
+        return -math.log(1.0 - self._random()) * slowness * self._latency_s
+
+    def back_s(self) -> float:
+        return 0.0 if self._random() < 0.7 else self.there_s()
+
+    def strike(self, when: str, what: str) -> bool:
+        return self._world.at_command(self._party, when, what)
+
+    def wrote(self, what: str, is_refused: bool) -> None:
+        said = f"{self._party.name} {what} {is_refused}"
+        self._world.note(zlib.crc32(said.encode()))
+
+    def repeats(self, log: str) -> bool:
+        harmless = log.endswith(":requests") or self._party.role == "worker"
+        return harmless and self._world.repeats()
+
+
+Script = Callable[["World", Party, str, str], Fault | None]
+"""(world, party, "before" or "after", command) -> the fault to strike now."""
+
+
+class World:
+    """All processes, the server and the clients.
+
+    Args:
+        script: decides about faults instead of chance.
+
+    Attributes:
+        is_over: everything is taken down.
+        over: set when no client waits any more, or one has come to harm.
+        history: 64-bit hash of who wrote to which log, who was refused, and of all faults, in
+            their order; reads and leases, and what was written, are no part of it.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: Random,
+        profile: Profile,
+        trace: Callable[[str], None] | None = None,
+        script: Script | None = None,
+    ) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.profile = profile
+        self.server = Server(loop)
+        self.failures: list[str] = []
+        self.num_faults = 0
+        self.is_quiet = False
+        self.history = 0
+        self.over = asyncio.Event()
+        self.is_over = False
+        self.model = Model(rng, profile.end_share)
+        self.schedulers: list[SchedulerProcess] = []
+        self.leaving: list[Party] = []
+        self.is_directed = script is not None
+        self.gateways: list[GatewayProcess] = []
+        self.clients: list[Client] = []
+        self.parties: list[Party] = []
+        self._metrics: Any = Unwatched()
+        self._trace = trace
+        self._script = script
+        self._stops: dict[Party, Callable[[], None]] = {}
+        self._num_started = 0
+        self._accepted: set[str] = set()  # by any scheduler
+        self._home = Party("nobody", 0, loop)
+
+    def note(self, number: int) -> None:
+        """Something happened that makes this run's history another one."""
+        self.history = (self.history ^ number) * _PRIME & _MASK
+        self.loop.mix(number)
+
+    def trace(self, text: str) -> None:
+        if self._trace is not None:
+            self._trace(f"{self.loop.time():10.4f} {text}")
+
+    # --------------------------------------------------------------- processes
+
+    def start(self) -> None:
+        """One scheduler, one worker, two gateways and all clients."""
+        apart_s = self.profile.apart_s
+        starts = [self.start_worker, self.start_scheduler, *[self.start_gateway] * _NUM_GATEWAYS]
+        for number, start in enumerate(starts):
+            self.later(min(number, 2) * apart_s, start)
+        for wish in self.profile.wishes:
+            client = Client(
+                wish,
+                self.model,
+                self.rng,
+                lambda: [found for found in self.gateways if not found.party.is_dead],  # type: ignore[misc]
+                self._may_be_lost,
+                self.trace,
+                self.rng.random() < self.profile.is_slow,
+                self._is_served_instead,
+                self.profile.queue_ttl_s,
+                self.loop.time,
+            )
+            self.clients.append(client)
+            self._keep(self._home.spawn(client.run()), self._home)
+
+    def start_scheduler(self) -> Party:
+        party = self._party("scheduler")
+        profile = self.profile
+        settings = SchedulerSettings(
+            max_num_sequences=profile.max_num_sequences,
+            max_num_batched_tokens=profile.max_num_batched_tokens,
+            max_plans_in_flight=profile.max_plans_in_flight,
+            outputs_retention=profile.outputs_retention,
+            outputs_retention_bytes=profile.outputs_retention_bytes,
+            prefix_caching=profile.cache,
+            preemption=profile.preemption,
+            watermark=0.0,
+            drain_timeout=profile.drain_timeout_s,
+            max_waiting_requests=profile.max_waiting_requests,
+            max_tenant_requests=profile.max_tenant_requests,
+            max_tenant_tokens=profile.max_tenant_tokens,
+            queue_ttl=profile.queue_ttl_s,
+        )
+        waiting = Waiting(profile, self._accepted)
+        observer = Watching(self._metrics, self.loop.time, waiting, self._too_much_waits)
+        service = SchedulerService(
+            self.bus_of(party),
+            settings,
+            observer,
+            clock_s=self.loop.time,
+        )
+        self.schedulers.append(SchedulerProcess(party, observer))
+        self._stops[party] = service.stop
+        self._keep(party.spawn(service.run()), party)
+        return party
+
+    def start_worker(self) -> Party:
+        party = self._party("worker")
+        kv = KVGeometry(self.profile.num_blocks, BLOCK_SIZE, 64, self.profile.num_host_blocks)
+        service = WorkerService(
+            self.bus_of(party),
+            ENGINE,
+            ModelExecutor(self.model, self.profile.max_num_batched_tokens),
+            MODEL,
+            kv,
+            Speeds(prefill_tokens_per_s=1e5, swap_bytes_per_s=self.profile.swap_bytes_per_s),
+            _Silent(),
+            clock_s=self.loop.time,
+        )
+        self._stops[party] = service.stop
+        self._keep(party.spawn(service.run()), party)
+        return party
+
+    def start_gateway(self) -> Party:
+        party = self._party("gateway")
+        engine = EngineClient(
+            self.bus_of(party),
+            ENGINE,
+            MODEL.name,
+            party.name,
+            self._metrics,
+            self.profile.prefixes,
+            patience_s=_PATIENCE_S,
+        )
+        self.gateways.append(GatewayProcess(party, engine))
+        self._keep(party.spawn(engine.run()), party)
+        return party
+
+    def bus_of(self, party: Party) -> Connection:
+        return Connection(self.server, Link(self, party), party, self.loop)
+
+    def _party(self, role: str) -> Party:
+        self._num_started += 1
+        party = Party(f"{role}-{self._num_started}", self._num_started, self.loop)
+        self.parties.append(party)
+        self.trace(f"{party.name} starts")
+        return party
+
+    def _keep(self, task: "asyncio.Task[None]", party: Party) -> None:
+        task.add_done_callback(lambda done: self._ended(done, party), context=self._home.context)
+
+    def _ended(self, task: "asyncio.Task[None]", party: Party) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        if party is self._home:
+            if error is not None:
+                self._fail(f"a client: {error!r}")
+            if not self.clients_wait:
+                self.over.set()
+            return
+        self.trace(f"{party.name} exits: {error!r}")
+        if error is not None and not isinstance(error, (Superseded, BusUnavailable)):
+            self._fail(f"{party.name}: {error!r}")
+        self._bury(party)
+
+    def _too_much_waits(self, fault: str) -> None:
+        # What a lost tail has accepted is accepted again, whoever waits by then.
+        if self.server.num_losses == 0:
+            self._fail(fault)
+
+    def _fail(self, failure: str) -> None:
+        self.trace(f"FAILURE {failure}")
+        self.failures.append(failure)
+        self.over.set()
+
+    # ------------------------------------------------------------------ faults
+
+    def repeats(self) -> bool:
+        """An append arrives twice."""
+        return not self.is_quiet and self.rng.random() < self.profile.repeat_rate
+
+    def at_command(self, party: Party, when: str, what: str) -> bool:
+        """Whether a message gets through; others may be struck, too."""
+        if self.is_quiet:
+            return True
+        if self._script is not None:
+            fault = self._script(self, party, when, what)
+        else:
+            fault = self._draw_fault(_APPEND_WEIGHT if "append" in what else 1)
+        if fault is None:
+            return True
+        self.note(zlib.crc32(f"{fault} {when} {what} of {party.name}".encode()))
+        self.trace(f"{fault} {when} {what} of {party.name}")
+        if fault is Fault.LOST_REPLY:
+            return when == "before"
+        self.strike(fault, party)
+        return True
+
+    def _draw_fault(self, weight: int) -> Fault | None:
+        profile = self.profile
+        rate = weight * profile.fault_rate
+        if self.num_faults >= profile.max_faults or self.rng.random() >= rate:
+            return None
+        is_time = profile.faults_from_s <= self.loop.time() <= profile.quiet_after_s
+        if not is_time or not self.clients_wait:
+            return None
+        self.num_faults += 1
+        return self.rng.choice(profile.faults)
+
+    @property
+    def clients_wait(self) -> bool:
+        """Somebody does not have all yet."""
+        return not all(client.is_done for client in self.clients)
+
+    def strike(self, fault: Fault, party: Party) -> None:
+        """A fault that is more than a lost message."""
+        rng = self.rng
+        if fault in (Fault.CRASH, Fault.PAUSE) and rng.random() < 0.5:
+            party = rng.choice([found for found in self.parties if found.is_running])
+        match fault:
+            case Fault.CRASH:
+                self.crash(party, rng.choice(self.profile.restarts_s))
+            case Fault.PAUSE:
+                self.pause(party, rng.choice(self.profile.pauses_s))
+            case Fault.OUTAGE:
+                self.outage(rng.choice(self.profile.outages_s))
+            case Fault.RESTART:
+                self.restart_server(0, rng.choice(self.profile.restarts_s))
+            case Fault.TAIL_LOSS:
+                most = min(self.profile.max_lost_writes, self.server.num_writes)
+                self.restart_server(rng.randint(0, most), rng.choice(self.profile.restarts_s))
+            case Fault.DELETION:
+                keys = EngineKeys(ENGINE)
+                self.delete(rng.choice((keys.outputs, keys.plans, keys.requests, "")))
+            case Fault.RIVAL:
+                rng.choice((self.start_scheduler, self.start_worker))()
+            case Fault.MOVE:
+                served = [client for client in self.clients if client.is_served]
+                if served:
+                    rng.choice(served).move()
+            case Fault.LEAVE:
+                if candidates := [found for found in self._stops if found.is_running]:
+                    self.leave(rng.choice(candidates))
+
+    def leave(self, party: Party) -> None:
+        """SIGTERM."""
+        self.trace(f"{party.name} is asked to leave")
+        self.leaving.append(party)
+        party.context.copy().run(self._stops[party])
+
+    def _is_served_instead(self, client: Client) -> bool:
+        """Of two that ask for the same, the later one is served, as long as there is one."""
+        return any(
+            other.request_id == client.request_id and not other.is_superseded
+            for other in self.clients
+            if other is not client
+        )
+
+    def crash(self, party: Party, restart_s: float) -> None:
+        """The process is gone, from here on; another one starts after a while."""
+        if party.is_dead:
+            return
+        self.trace(f"{party.name} dies")
+        party.freeze()
+        self._bury(party, restart_s)
+
+    def _bury(self, party: Party, restart_s: float = 0.1) -> None:
+        if party.is_dead:
+            return
+        party.is_dead = True
+        for gateway in self.gateways:
+            if gateway.party is party:
+                gateway.reset_connections(self.rng)
+        self.later(restart_s, lambda: self._replace(party.role))
+
+    def _replace(self, role: str) -> None:
+        """Some supervisor sees to it that there are enough."""
+        count = sum(found.role == role and not found.is_dead for found in self.parties)
+        start = {
+            "scheduler": self.start_scheduler,
+            "worker": self.start_worker,
+            "gateway": self.start_gateway,
+        }[role]
+        if count < (_NUM_GATEWAYS if role == "gateway" else 1):
+            start()
+
+    def pause(self, party: Party, seconds: float) -> None:
+        """The process does not run for a while."""
+        if not party.is_running:
+            return
+        self.trace(f"{party.name} pauses for {seconds} s")
+        party.freeze()
+        self.later(seconds, lambda: self._wake(party))
+
+    def _wake(self, party: Party) -> None:
+        if not party.is_dead:
+            self.trace(f"{party.name} wakes")
+            party.thaw()
+
+    def outage(self, seconds: float) -> None:
+        """The server answers nobody for a while."""
+        if not self.server.is_away:
+            self.trace(f"the server is away for {seconds} s")
+            self.server.go_away()
+            self.later(seconds, self._come_back)
+
+    def restart_server(self, num_lost: int, seconds: float) -> None:
+        """The server comes back without its last writes."""
+        if self.server.is_away:
+            return
+        skew_ms = -self.rng.randint(0, self.profile.max_skew_ms) if num_lost else 0
+        self.trace(f"the server restarts: {num_lost} writes lost, clock {skew_ms} ms")
+        self.server.go_away()
+        self.server.restart(num_lost, skew_ms)
+        self.later(seconds, self._come_back)
+
+    def delete(self, log: str) -> None:
+        """Somebody deletes a log, or all there is: ""."""
+        self.trace(f"{log or 'everything'} is deleted")
+        self.server.delete(log)
+
+    def _come_back(self) -> None:
+        self.trace("the server is back")
+        self.server.come_back()
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Nobody's action."""
+        self.loop.call_later(seconds, action, context=self._home.context)
+
+    def _may_be_lost(self, client: Client, outcome: Outcome, why: str) -> bool:
+        """Nobody is left who knows what the log has lost, or a request killed its workers."""
+        losses = self.server.num_losses
+        if outcome is Outcome.REFUSED:
+            return self.profile.has_bounds
+        if outcome is Outcome.FAILED:
+            # One that was replaced counts as one that has died, one that was only silent does not.
+            num_workers = sum(found.role == "worker" for found in self.parties)
+            deadly = "workers in a row" in why and num_workers > 4
+            return deadly or ("different lengths" in why and losses > 0)
+        is_scored = client.wish.submit.sampling.num_logprobs is not None
+        is_shared = client.wish.submit.num_choices > 1 or self._is_asked_twice(client.request_id)
+        if is_scored and is_shared and client.has_moved:
+            # The log keeps no log-probabilities: who joins has the tokens drawn again, and who has
+            # more of one choice than of another, too. A real model draws the same.
+            return True
+        return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
+
+    def _is_asked_twice(self, request_id: str) -> bool:
+        return sum(found.request_id == request_id for found in self.clients) > 1
+
+    def must_agree(self, client: Client) -> bool:
+        """All who ask for the same must get the same: the log has it, and nobody has left."""
+        is_scored = client.wish.submit.sampling.num_logprobs is not None
+        is_forgotten = self.server.num_losses > 0 or self._is_trimmed(client.request_id)
+        return not (is_scored or is_forgotten)
+
+    def _is_trimmed(self, request_id: str) -> bool:
+        """It has ended, and the log that a later scheduler read was too short to tell of it."""
+        watching = [found.watching for found in self.schedulers]
+        return (
+            self.profile.has_short_log
+            and sum(found.num_epochs for found in watching) > 1
+            and (
+                any(request_id in found.ended for found in watching)
+                or self._has_finished(request_id)
+            )
+        )
+
+    def _has_finished(self, request_id: str) -> bool:
+        """Whether or not the scheduler that read it lived to say so."""
+        submits = {wish.submit.request_id: wish.submit for wish in self.profile.wishes}
+        submit = submits[request_id]
+        prompt = tuple(submit.prompt.tolist())
+        return self.model.has_finished(prompt, submit.sampling.max_tokens)

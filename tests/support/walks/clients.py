@@ -1,0 +1,172 @@
+"""What the clients of a random walk asked for, and what the outputs log has told them since.
+
+Tokens are a pure function of (client, choice, position), those of beams of all tokens before them.
+So each token can be told from every other: none is lost, repeated, or somebody else's.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from scheduler_svc.core.config import SchedulerConfig
+from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.outputs import Hypothesis
+from shared.messages.requests import Submit
+from tests.support.walks.beams import Search, tag_after
+
+VOCABULARY = 997  # tokens
+
+
+@dataclass(slots=True)
+class Choice:
+    """One choice of a request, as the log knows it."""
+
+    output: list[int] = field(default_factory=list)
+    reason: str = ""  # FinishReason, once it has ended
+    by_flag: bool = False  # ended by a result, which the scheduler may have read only later
+    stopped_at: int | None = None  # tokens that its gateway wants, which found a stop string there
+
+    def restate(self, output: list[int], reason: str) -> None:
+        """A RequestState says exactly what is known.
+
+        Of a choice that was stopped it may say less: results that came while the scheduler
+        stopped it are in the log, but nobody wants them.
+        """
+        is_shorter = self.stopped_at is not None and len(output) >= self.stopped_at
+        if is_shorter and reason == FinishReason.STOP:
+            assert output == self.output[: len(output)]
+            self.output = output
+            self.reason = reason
+        assert (output, reason) == (self.output, self.reason)
+
+
+@dataclass
+class Client:
+    """A request, and what became of it."""
+
+    number: int  # order of arrival, from 1; travels as the seed of the request's sampling
+    submit: Submit
+    flavour: int | None  # clients of one flavour draw the same tokens, and all choices do; None: no
+    stop_period: int  # one token in so many ends its sequence
+    max_output: int  # tokens that each choice may generate
+    choices: list[Choice]
+    is_accepted: bool = False
+    is_aborted: bool = False  # the client has left
+    is_refused: bool = False
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Lower is served earlier."""
+        return (self.submit.priority, self.number)
+
+    @cached_property
+    def search(self) -> Search | None:
+        """The beam search that it wants, as far as the log knows it."""
+        params = self.submit.sampling.beams
+        if params is None:
+            return None
+        return Search(params, self.prompt_tag, self.stop_period, self.max_output, VOCABULARY)
+
+    @property
+    def running(self) -> list[Choice]:
+        """Choices that have not ended."""
+        return [choice for choice in self.choices if not choice.reason]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to come."""
+        return all(choice.reason for choice in self.choices)
+
+    @cached_property
+    def first_tag(self) -> int:
+        """The tag in front of the first token: other salts must never see the same content."""
+        return sum(map(ord, self.submit.cache_salt))
+
+    @cached_property
+    def prompt_tag(self) -> int:
+        """The tag of the prompt's last token."""
+        tag = self.first_tag
+        for token in self.submit.prompt.tolist():
+            tag = tag_after(tag, token)
+        return tag
+
+    def draw(self, choice: int, position: int) -> tuple[int, EndFlag | None]:
+        """The token at this position of prompt and output, and whether it is the last."""
+        who = self.number * 31 + choice if self.flavour is None else -self.flavour
+        token = (who * 7919 + position * 104_729) % VOCABULARY
+        if token % self.stop_period == 0:
+            return token, EndFlag.STOP
+        is_last = position - len(self.submit.prompt) + 1 == self.max_output
+        return token, EndFlag.LENGTH if is_last else None
+
+    # ---------------------------------------------------------- what the log says
+
+    def take(self, number: int, token: int, flag: int | None) -> None:
+        """A result's token of a choice; one of a choice that has ended came too late."""
+        choice = self.choices[number]
+        if choice.reason:
+            return
+        position = len(self.submit.prompt) + len(choice.output)
+        expected = self.draw(number, position)
+        assert (token, flag) == expected, f"{self.where(number)}: {token}, {flag} for {expected}"
+        choice.output.append(token)
+        if flag is not None:
+            choice.reason = EndFlag(flag).finish_reason()
+            choice.by_flag = True
+
+    def end(self, number: int, reason: str) -> None:
+        """A choice ended otherwise than by a flag; if a flag came first, that counts."""
+        choice = self.choices[number]
+        if choice.by_flag:
+            return
+        assert not choice.reason, f"{self.where(number)} ends twice: {choice.reason}, {reason}"
+        assert choice.stopped_at is not None, f"nobody has stopped {self.where(number)}"
+        choice.reason = reason
+
+    def end_all(self, reason: str) -> None:
+        """The request ended otherwise than by flags."""
+        late = any(choice.by_flag for choice in self.choices)
+        assert self.running or late, f"{self.submit.request_id} ends twice, now by {reason}"
+        assert self.is_aborted or reason != FinishReason.ABORT, f"nobody has left: {self.submit}"
+        for choice in self.running:
+            assert choice.stopped_at is not None or reason != FinishReason.STOP
+            choice.reason = reason
+
+    def end_beams(self, hypotheses: tuple[Hypothesis, ...]) -> None:
+        """The beam search is over."""
+        assert self.search is not None, f"{self.submit.request_id} has no beams"
+        assert len(hypotheses) == len(self.choices), f"{len(hypotheses)} of {len(self.choices)}"
+        assert self.running == self.choices, f"{self.submit.request_id} ends twice"
+        self.search.check_end(hypotheses)
+        for choice, hypothesis in zip(self.choices, hypotheses, strict=True):
+            choice.output, choice.reason = hypothesis.tokens.tolist(), hypothesis.finish_reason
+
+    def where(self, choice: int) -> str:
+        """For messages."""
+        return f"choice {choice} of {self.submit.request_id}"
+
+
+def blocks_needed(config: SchedulerConfig, submit: Submit, max_output: int) -> int:
+    """Blocks without which a request cannot run even alone, all its choices being different."""
+    shared = (len(submit.prompt) - 1) // config.block_size
+    each = -(-(len(submit.prompt) + max_output - 1) // config.block_size)
+    return shared + submit.num_choices * (each - shared)
+
+
+def may_refuse(config: SchedulerConfig, client: Client) -> bool:
+    """Whether the request can never run."""
+    submit = client.submit
+    return (
+        len(submit.prompt) == 0
+        or client.max_output < 1
+        or submit.num_choices > config.max_num_sequences
+        or blocks_needed(config, submit, client.max_output) > config.num_blocks
+    )
+
+
+def check_ending(client: Client) -> None:
+    """An ended request has all the tokens of its reason; nothing else was ever told."""
+    for number, choice in enumerate(client.choices):
+        if choice.reason == FinishReason.LENGTH:
+            assert len(choice.output) == client.max_output, client.where(number)
+        if choice.reason == FinishReason.ERROR:
+            assert client.is_refused, client.where(number)

@@ -1,0 +1,315 @@
+"""What must hold in the scheduler core at every moment of a random walk.
+
+These checks look inside: a leak that no client ever notices is still a leak.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from itertools import chain
+
+import numpy as np
+
+from scheduler_svc.core import events
+from scheduler_svc.core.blocks.block_pool import BlockHash, BlockPool
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequences.sequence import GroupState, Sequence, SequenceGroup
+from shared.messages.leases import PrefixState
+from tests.support.walks.clients import Client
+
+
+def tables_of(core: Scheduler) -> dict[int, list[int]]:
+    """Block tables by handle, of all sequences that have blocks."""
+    return {
+        sequence.handle: list(sequence.block_table)
+        for sequence in _sequences_of(core)
+        if sequence.block_table
+    }
+
+
+def check_pools(core: Scheduler) -> None:
+    """Reference counts are those of the tables, and of what is pinned."""
+    sequences = _sequences_of(core)
+    _check_references(core.pool, [found.block_table for found in sequences])
+    if core.config.num_host_blocks:
+        _check_references(core.host_pool, [found.host_table for found in sequences])
+
+
+def _sequences_of(core: Scheduler) -> list[Sequence]:
+    return [
+        sequence for group in core._requests._by_request.values() for sequence in group.sequences
+    ]
+
+
+def _check_references(pool: BlockPool, tables: Iterable[list[int]]) -> None:
+    counts = [0] * pool.num_blocks
+    for block in chain(*tables, pool._pinned):
+        counts[block] += 1
+    assert pool._references == counts, f"references {pool._references}, tables have {counts}"
+    num_nobodys = counts.count(0)
+    assert pool.num_free == num_nobodys, f"{pool.num_free} are free, {num_nobodys} are nobody's"
+    assert pool.num_used == pool.num_blocks - num_nobodys
+
+
+def check_cache(pool: BlockPool) -> None:
+    """Every block is in one place; what is cached is findable, what is free is not."""
+    idle = sorted([*pool._free, *pool._cached])
+    nobodys = [block for block, count in enumerate(pool._references) if count == 0]
+    assert idle == nobodys, f"blocks {idle} are free, {nobodys} are nobody's"
+    named = {block: name for block, name in enumerate(pool._hash_of) if name is not None}
+    assert {block: name for name, block in pool._block_of.items()} == named
+    assert pool._cached.keys() <= named.keys(), "a cached block has no hash"
+    assert not named.keys() & set(pool._free), "a free block has a hash"
+
+
+def check_seats(core: Scheduler) -> None:
+    """However many beams the searches come to have, there is room for them in a step."""
+    searches = [group.search for group in core._stepping.queues.running if group.search is not None]
+    num_beams = sum(search.params.width for search in searches)
+    assert core._stepping.queues.num_beams == num_beams
+    assert core._stepping._tokens.num_free_slots >= num_beams, (
+        "searches have seats that others took"
+    )
+    handles = {
+        sequence.handle
+        for group in core._requests._by_request.values()
+        if group.search is None
+        for sequence in group.sequences
+    }
+    assert core._requests._by_handle.keys() == handles
+    assert core._stepping._tokens._slot_of.keys() <= handles
+
+
+def check_pins(core: Scheduler) -> None:
+    """What is pinned is what the prefixes say, and no more than may be."""
+    pool, prefixes = core.pool, core._prefixes
+    num_pins = Counter(chain.from_iterable(found.hashes for found in prefixes._pinned.values()))
+    assert pool._num_pins == num_pins
+    found = {pool._block_of[name] for name in num_pins if name in pool._block_of}
+    assert pool._pinned == found, f"{pool._pinned} are pinned, {found} should be"
+    assert len(num_pins) <= core.config.max_pinned_blocks
+    for prefix_id, prefix in prefixes._pinned.items():
+        if prefix.is_computed:
+            assert len(pool.find(prefix.hashes)) == len(prefix.hashes), f"{prefix_id} is lost"
+        else:
+            assert core._requests._by_request[prefix_id].serves_nobody, (
+                f"nobody computes {prefix_id}"
+            )
+
+
+def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
+    """Tenants have no block in common, but for pinned ones; how many of those they have.
+
+    Args:
+        pinned: names of all content that ever was to be pinned.
+    """
+    tenants: defaultdict[int, set[str]] = defaultdict(set)  # by block
+    for group in core._requests._by_request.values():
+        if not group.serves_nobody:
+            for sequence in group.sequences:
+                for block in sequence.block_table:
+                    tenants[block].add(group.submit.tenant)
+    common = [block for block, found in tenants.items() if len(found) > 1]
+    if not core.config.tenants_share_prefixes:
+        for block in common:
+            name = core.pool._hash_of[block]
+            assert name in pinned, f"{sorted(tenants[block])} share a block that nobody pinned"
+    return len(common)
+
+
+def check_at_rest(core: Scheduler) -> None:
+    """Every request has ended, and nothing is left of any."""
+    assert core.host_pool.num_used == 0
+    assert core.pool.num_used == core.pool.num_pinned
+    assert all(status.state != PrefixState.PENDING for status in core.prefixes())
+    assert core.config.prefix_caching or core.pool.num_cached == 0
+    assert not core._requests._by_request
+    assert not core._requests._by_handle
+    queues = core._stepping.queues
+    assert queues.first_waiting(core.config.max_num_sequences, core.planned_step) is None
+    assert [queues.preempted, queues.prefilling, queues.running] == [[], [], []]
+    assert queues.num_waiting == queues.num_decoding == queues.num_beams == 0
+    assert not core._retention._oldest_first, "the log is held back for a request that has ended"
+    assert core._stepping._tokens.num_free_slots == core.config.max_num_sequences
+    assert not core._stepping._tokens._slot_of
+    assert min(core._stepping._room._opens_block, default=core.planned_step + 1) > core.planned_step
+    assert not len(core._stepping._reaches_limit), "what has ended is remembered for its limit"
+    assert min(core._stepping._samples_first, default=core.applied_step + 1) > core.applied_step
+
+
+class QueueCheck:
+    """Follows a core's notes: who comes next, who has to go, and that nobody is forgotten.
+
+    Args:
+        clients: by request id.
+
+    Attributes:
+        counts: what the notes said, by kind.
+    """
+
+    def __init__(self, clients: dict[str, Client]) -> None:
+        self._clients = clients
+        self._waiting: set[tuple[int, int]] = set()  # ranks
+        self._running: set[tuple[int, int]] = set()
+        self._preempted: set[tuple[int, int]] = set()
+        self._passed: dict[tuple[int, int], int] = {}  # ranks, and the step from which on
+        self._nobodys: set[int] = set()  # arrivals of admitted requests that compute prefixes
+        self.counts: Counter[str] = Counter()
+
+    def forget(self) -> None:
+        """A new core has empty queues."""
+        for ranks in (self._waiting, self._running, self._preempted):
+            ranks.clear()
+        self._passed.clear()
+        self._nobodys.clear()
+
+    def check(self, core: Scheduler, has_planned: bool) -> None:
+        """Take what the core has noted since, in order.
+
+        Args:
+            has_planned: whether it did so in ``schedule``.
+        """
+        noted = core.take_notes()
+        ran_before = set(self._running) if noted else set()
+        has_victim = False
+        for note in noted:
+            match note:
+                case events.Accepted():
+                    self._waiting.add(self._rank_of(note.request_id))
+                case events.Admitted():
+                    self._admit(note, core)
+                case events.Preempted():
+                    self._preempt(note)
+                    has_victim |= has_planned
+                    if has_planned:
+                        self._check_victim(note, core)
+                    else:
+                        # One of its choices ended while they were computed again.
+                        assert note.by == note.request_id
+                case events.Ended():
+                    for ranks in (self._waiting, self._running, self._preempted):
+                        ranks.discard(self._rank_of(note.request_id))
+                case events.PrefixPinned():
+                    self.counts["prefixes pinned"] += 1
+                case events.PrefixRefused():
+                    self.counts["prefixes refused"] += 1
+                case events.PrefixGivenUp():
+                    assert has_planned, f"{note.prefix_id} is given up for no plan"
+                    self._give_up(note, ran_before)
+        if has_planned and len(core._prefixes):
+            self._check_nobodys(core, has_victim)
+
+    def check_stats(self, core: Scheduler) -> None:
+        """What the core says of its queues."""
+        stats = core.stats()
+        nobodys = _nobodys(core)
+        num_admitted = sum(group.state is not GroupState.WAITING for group in nobodys)
+        num_waiting = len(nobodys) - num_admitted
+        assert stats.num_running == len(self._running) + num_admitted
+        assert stats.num_waiting == len(self._waiting) + len(self._preempted) + num_waiting
+        assert 0 <= stats.num_kv_tokens <= stats.num_used_blocks * core.config.block_size
+        assert stats.num_shared_blocks >= 0
+        pool = core.pool
+        num_unused = sum(pool._references[block] == 1 for block in pool._pinned)
+        assert stats.num_used_blocks == pool.num_used - num_unused
+
+    def _rank_of(self, request_id: str) -> tuple[int, int]:
+        return self._clients[request_id].rank
+
+    def _admit(self, note: events.Admitted, core: Scheduler) -> None:
+        """The first by rank of those that were preempted or wait, or one that may pass it."""
+        rank = self._rank_of(note.request_id)
+        assert rank in self._preempted | self._waiting, f"{note.request_id} does not wait"
+        earlier = {other for other in self._preempted | self._waiting if other < rank}
+        if earlier:
+            self._check_passing(note.request_id, earlier, core)
+        self._preempted.discard(rank)
+        self._waiting.discard(rank)
+        self._running.add(rank)
+        self.counts["admissions"] += 1
+        self.counts["reused tokens"] += note.num_reused
+        submit = self._clients[note.request_id].submit
+        if submit.sampling.num_prompt_logprobs is not None:
+            assert note.again or note.num_reused == 0
+            return
+        for found in core._prefixes._pinned.values():
+            prefix = found.pin.tokens[: len(found.hashes) * core.config.block_size]
+            is_longer = len(submit.prompt) > len(prefix)
+            if found.is_computed and is_longer and found.pin.cache_salt == submit.cache_salt:
+                begins_with_it = np.array_equal(submit.prompt[: len(prefix)], prefix)
+                assert note.num_reused >= len(prefix) or not begins_with_it
+                self.counts["admissions behind prefixes"] += begins_with_it
+
+    def _check_passing(
+        self, request_id: str, earlier: set[tuple[int, int]], core: Scheduler
+    ) -> None:
+        """A request was admitted before these: they lack seats, and for not too long."""
+        rank, seats = self._rank_of(request_id), self._seats_of(request_id, core)
+        assert not earlier & self._preempted, f"{request_id} passes {earlier & self._preempted}"
+        by_rank = {client.rank: name for name, client in self._clients.items()}
+        first = min(earlier)
+        # While seats are kept for the first, nobody new is admitted; what was preempted goes on.
+        passed = {first} if rank in self._preempted else earlier
+        for other in passed:
+            wanted = self._seats_of(by_rank[other], core)
+            assert wanted > seats, f"{request_id} passes {other}, which needs {wanted} seats"
+        if rank in self._preempted:
+            self.counts["preempted ones that pass"] += 1
+            return
+        assert first[0] == rank[0], f"{request_id} {rank} passes {first}, which is more urgent"
+        since = self._passed.setdefault(first, core.planned_step)
+        num_steps = core.planned_step - since
+        assert num_steps < core.config.max_passing_steps, f"{first} is passed for {num_steps} steps"
+        self.counts["passes"] += 1
+
+    def _seats_of(self, request_id: str, core: Scheduler) -> int:
+        return core._requests._by_request[request_id].num_seats
+
+    def _preempt(self, note: events.Preempted) -> None:
+        rank = self._rank_of(note.request_id)
+        assert rank in self._running, f"{note.request_id} is preempted but does not run"
+        self._running.remove(rank)
+        self._preempted.add(rank)
+        self.counts[f"preempted by {note.kind}"] += 1
+        if self._clients[note.request_id].search is not None:
+            self.counts[f"searches preempted by {note.kind}"] += 1
+
+    def _check_victim(self, note: events.Preempted, core: Scheduler) -> None:
+        """The latest goes first, but for those that will be gone soon anyway."""
+        rank = self._rank_of(note.request_id)
+        assert self._rank_of(note.by) <= rank, f"{note.request_id} goes for a later one"
+        draining = {
+            self._rank_of(group.request_id)
+            for group in core._stepping.queues.running
+            if group.state is GroupState.DRAINING and not group.serves_nobody
+        }
+        spared = {other for other in self._running if other > rank} - draining
+        assert not spared, f"{note.request_id} {rank} is preempted before {spared}"
+
+    def _give_up(self, note: events.PrefixGivenUp, ran_before: set[tuple[int, int]]) -> None:
+        """Only for the earliest that runs, or if nobody does."""
+        first = min(ran_before, default=None)
+        rank = self._rank_of(note.by)
+        assert first is None or rank <= first, f"{note.prefix_id} goes for {rank}, not {first}"
+        self.counts["prefixes given up"] += 1
+
+    def _check_nobodys(self, core: Scheduler, has_victim: bool) -> None:
+        """Requests that compute prefixes stand behind all clients'."""
+        admitted = [group for group in _nobodys(core) if group.state is not GroupState.WAITING]
+        arrivals = {group.arrival for group in admitted}
+        if arrivals - self._nobodys:
+            others = self._waiting | self._preempted
+            assert not others, f"a prefix is computed while {others} wait"
+        if has_victim and self._preempted:
+            spared = [group for group in admitted if group.state is GroupState.PREFILLING]
+            assert not spared, f"{self._preempted} had to go, a prefix is computed"
+        self._nobodys = arrivals
+
+
+def _nobodys(core: Scheduler) -> list[SequenceGroup]:
+    """Requests that compute prefixes."""
+    prefix_ids = core._prefixes._pinned
+    return [
+        core._requests._by_request[found]
+        for found in prefix_ids
+        if found in core._requests._by_request
+    ]
