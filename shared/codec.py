@@ -153,6 +153,8 @@ def _converters(hint: Any) -> tuple[_Convert, _Convert]:
         wire: Any = hint.__metadata__[0]
         if isinstance(wire, str):
             return _array_converters(np.dtype(wire))
+        if not hasattr(wire, "decode"):  # an annotation for other readers
+            return _converters(hint.__origin__)
         converters: tuple[_Convert, _Convert] = (wire.encode, wire.decode)  # of its own
         return converters
     if origin in (typing.Union, types.UnionType):

@@ -1,10 +1,10 @@
-"""Beam search: its parameters from a body's fields, or a 400 that says what it cannot do."""
+"""Beam search: its parameters from a body's fields, or a 400 that names what it does not take."""
 
 from collections.abc import Iterator
 
 from gateway.http.errors import invalid_value
 from gateway.openai.request_schema import ChatBody, CompletionBody
-from shared.sampling import BeamParams, EarlyStopping
+from shared.sampling import PARAMETERS, BeamParams, EarlyStopping, Effect
 
 MAX_BEAMS = 64
 
@@ -13,10 +13,28 @@ _EARLY_STOPPING = {
     False: EarlyStopping.ESTIMATED,
     "never": EarlyStopping.NEVER,
 }
+# Fields beside sampling parameters that a search takes, some with restrictions (see below). All
+# others are refused, also those that bodies may have one day.
+_TAKEN = frozenset(
+    {
+        *("model", "prompt", "messages", "tools", "tool_choice", "truncate_prompt_tokens"),
+        *("use_beam_search", "n", "best_of", "length_penalty", "early_stopping"),
+        *("max_tokens", "max_completion_tokens", "stop", "include_stop_str_in_output"),
+        *("echo", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids"),
+        *("stream", "stream_options", "stream_resume"),
+        *("priority", "deadline_ms", "cache_salt", "user"),
+    }
+)
+_NO_SAMPLING = "a beam search follows the likeliest tokens and does not draw; leave it out"
+_REASONS = {
+    Effect.SAMPLE: _NO_SAMPLING,
+    Effect.LOGITS: "a beam search follows the model's own probabilities; leave it out",
+}
+_NOT_TAKEN = "a beam search does not take it; leave it out"
 
 
 def beam_params(body: CompletionBody | ChatBody) -> BeamParams | None:
-    """How to search, None if tokens are to be drawn.
+    """How to search, None if tokens are to be sampled.
 
     Raises:
         ApiError: 400, a field asks for what does not go together with that.
@@ -37,23 +55,7 @@ def _faults_of_search(body: CompletionBody | ChatBody) -> Iterator[tuple[str, st
     """Fields with the reasons why a beam search refuses them."""
     if (body.n or 1) > MAX_BEAMS:
         yield "n", f"a beam search keeps at most {MAX_BEAMS} beams"
-    draws = "a beam search follows the likeliest tokens and does not draw; leave it out"
-    if body.temperature:
-        yield "temperature", f"{draws}, or give 0"
-    if body.top_p not in (None, 1.0):
-        yield "top_p", draws
-    if (body.top_k or 0) > 0:
-        yield "top_k", draws
-    if body.min_p:
-        yield "min_p", draws
-    own = "a beam search follows the model's own probabilities; leave it out"
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        if getattr(body, penalty):
-            yield penalty, own
-    if body.repetition_penalty not in (None, 1.0):
-        yield "repetition_penalty", own
-    if any((body.logit_bias or {}).values()):
-        yield "logit_bias", own
+    yield from _faults_of_sampling(body)
     if body.stop:
         yield "stop", "a beam search does not look at text; stop_token_ids can end its beams"
     if body.max_tokens == 0:
@@ -64,6 +66,19 @@ def _faults_of_search(body: CompletionBody | ChatBody) -> Iterator[tuple[str, st
         yield from _faults_of_scores("top_logprobs", body.top_logprobs)
     else:
         yield from _faults_of_completion(body)
+    for field in type(body).model_fields:
+        if field not in _TAKEN and field not in PARAMETERS and getattr(body, field) is not None:
+            yield field, _NOT_TAKEN
+
+
+def _faults_of_sampling(body: CompletionBody | ChatBody) -> Iterator[tuple[str, str]]:
+    """Sampling parameters that searches do not take, with other values than the neutral one."""
+    for name, parameter in PARAMETERS.items():
+        given = getattr(body, name)
+        if parameter.with_beams or given is None or parameter.value(given) == parameter.neutral:
+            continue
+        reason = _REASONS.get(parameter.effect, _NOT_TAKEN)
+        yield name, f"{reason}, or give 0" if name == "temperature" else reason
 
 
 def _faults_of_completion(body: CompletionBody) -> Iterator[tuple[str, str]]:
@@ -81,7 +96,7 @@ def _faults_of_scores(field: str, num_logprobs: int | None) -> Iterator[tuple[st
 
 
 def _faults_without(body: CompletionBody | ChatBody) -> Iterator[tuple[str, str]]:
-    """The same for tokens that are drawn."""
+    """Fields of a search that is not asked for."""
     needs = "needs use_beam_search to be true"
     if body.length_penalty not in (None, 1.0):
         yield "length_penalty", needs

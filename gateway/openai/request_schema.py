@@ -3,7 +3,7 @@
 Fields that are not here are refused by name, unless they hold a value that changes nothing.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
+    create_model,
 )
 
 from gateway.http.errors import (
@@ -31,20 +32,14 @@ from gateway.openai.ignored_fields import (
     describing,
     is_harmless,
 )
+from shared.sampling import PARAMETERS, Parameter, TokenBias
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
-MAX_STOP_TOKENS = 256
-MAX_SEED = 2**63 - 1
 MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
 MAX_LENGTH_PENALTY = 100.0
-MAX_PENALTY = 2.0  # of presence and frequency
-MIN_REPETITION_PENALTY = 0.01
-MAX_REPETITION_PENALTY = 100.0
-MAX_BIAS = 100.0
-MAX_BIASES = 300
 MAX_MESSAGES = 10_000
 MAX_PARTS = 1_000  # of one message
 MAX_TOOLS = 1_000
@@ -94,24 +89,47 @@ EarlyStop = Annotated[
 ]
 
 
-_Penalty = Annotated[_Number, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)]
+def _number(kind: type, parameter: Parameter) -> Any:
+    """The type of numbers within a parameter's bounds."""
+    bounds = Field(
+        ge=parameter.minimum,
+        le=parameter.maximum,
+        lt=parameter.below,
+        allow_inf_nan=False if kind is float else None,
+    )
+    return Annotated[kind, bounds]
 
 
-def _few(biases: Any) -> Any:
-    """Refuse too many entries before each of them is looked at."""
-    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
-        raise ValueError(f"at most {MAX_BIASES} tokens can have a bias")
-    return biases
+def _biases(parameter: Parameter) -> Any:
+    most = parameter.max_entries
+    assert most is not None
+
+    def few(biases: Any) -> Any:
+        """Refuse too many entries before each of them is looked at."""
+        if isinstance(biases, dict) and len(biases) > most:
+            raise ValueError(f"at most {most} tokens can have a bias")
+        return biases
+
+    token = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+    mapping: Any = dict
+    return Annotated[
+        mapping[token, _number(float, parameter)],
+        Field(max_length=most, json_schema_extra={"additionalProperties": False}),
+        BeforeValidator(few),
+    ]
 
 
-LogitBias = Annotated[
-    dict[
-        Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")],
-        Annotated[_Number, Field(ge=-MAX_BIAS, le=MAX_BIAS)],
-    ],
-    Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
-    BeforeValidator(_few),
-]
+def _sampling_field(parameter: Parameter) -> tuple[Any, Any]:
+    """Type and default of the field for a sampling parameter."""
+    if parameter.kind == tuple[TokenBias, ...]:
+        kind = _biases(parameter)
+    elif parameter.kind == tuple[int, ...]:
+        kind = Annotated[TokenIds, Field(max_length=parameter.max_entries)]
+    elif parameter.kind is bool:
+        kind = bool
+    else:
+        kind = _number(parameter.kind, parameter)
+    return kind | None, Field(None, description=parameter.description)
 
 
 class _Body(BaseModel):
@@ -140,42 +158,34 @@ class StreamOptions(_Body):
     )
 
 
-class GenerationBody(_Body):
-    """What both ways to generate have in common."""
-
-    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL))
-
+class _Generation(_Body):
     model: str
     n: _NumChoices | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[_Number, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[_Number, Field(ge=0, le=1)] | None = None  # 0: the likeliest token alone
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None  # 0 and -1: all
-    min_p: Annotated[_Number, Field(ge=0, le=1)] | None = None
-    presence_penalty: _Penalty | None = Field(
-        None,
-        description="Subtracted from the logits of tokens that were generated. Reported "
-        "log-probabilities are the model's own, without any penalty or bias.",
+
+
+if TYPE_CHECKING:
+
+    class _SamplingFields(_Generation):
+        # Those that are read by name.
+        seed: int | None
+        min_tokens: int | None
+        logit_bias: dict[str, float] | None
+
+else:
+    _SamplingFields = create_model(
+        "_SamplingFields",
+        __base__=_Generation,
+        **{name: _sampling_field(parameter) for name, parameter in PARAMETERS.items()},
     )
-    frequency_penalty: _Penalty | None = Field(
-        None,
-        description="Subtracted from the logits of tokens for each time that they were generated.",
-    )
-    repetition_penalty: (
-        Annotated[_Number, Field(ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None
-    ) = Field(
-        None,
-        description="Of tokens that are in the prompt or were generated, positive logits are "
-        "divided by this, and others multiplied. 1: none.",
-    )
-    logit_bias: LogitBias | None = Field(
-        None, description="Added to the logits of tokens, by their ids."
-    )
-    seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None
+
+
+class GenerationBody(_SamplingFields):
+    """What both ways to generate have in common; sampling parameters as in ``PARAMETERS``."""
+
+    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL))
+
     stop: Stop | None = None
-    stop_token_ids: Annotated[TokenIds, Field(max_length=MAX_STOP_TOKENS)] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
     use_beam_search: bool | None = None  # with n as the number of beams
     length_penalty: (
         Annotated[_Number, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None

@@ -1,17 +1,22 @@
 """From a validated body to requests that the engine can certainly serve, or a 400 that says why."""
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from gateway.access.priorities import PriorityRange
 from gateway.engine.client import Engine
 from gateway.http.errors import invalid, invalid_value, too_long
 from gateway.openai.request_schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
-from shared.sampling import BeamParams, SamplingParams, TokenBias
+from shared.sampling import PARAMETERS, BeamParams, Effect, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
-_LEAST_TOP_P = 2.0**-126  # positive in single precision; keeps the likeliest token alone
-_NUM_SEEDS = 2**63
+_SEED_BITS = 63
+# A beam search refuses these, or is the same for all their values.
+_NEUTRAL_IN_SEARCHES = {
+    name: parameter.neutral
+    for name, parameter in PARAMETERS.items()
+    if parameter.effect is Effect.SEED or not parameter.with_beams
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,28 +177,22 @@ def sampling_params(
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid_value("min_tokens", min_tokens, f"at most {max_tokens} will be generated")
-    stop_token_ids = tuple(body.stop_token_ids or ())
-    _check_vocabulary("stop_token_ids", stop_token_ids, engine)
-    sampling = SamplingParams(
+    values = {name: each.value(getattr(body, name)) for name, each in PARAMETERS.items()}
+    _check_vocabulary("stop_token_ids", values["stop_token_ids"], engine)
+    _check_biases(body, engine)
+    if beams is not None:
+        values |= _NEUTRAL_IN_SEARCHES
+    if values["seed"] is None:
+        values["seed"] = secrets.randbits(_SEED_BITS)
+    return SamplingParams(
         max_tokens=max_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else max(body.top_p, _LEAST_TOP_P),
-        top_k=max(body.top_k or 0, 0),
-        min_p=body.min_p or 0.0,
-        seed=secrets.randbits(63) if body.seed is None else body.seed % _NUM_SEEDS,
-        stop_token_ids=stop_token_ids,
-        ignore_eos=bool(body.ignore_eos),
-        min_tokens=min_tokens,
         num_logprobs=0 if output.is_ranked and output.num_logprobs is None else output.num_logprobs,
         num_prompt_logprobs=_most(
             output.num_prompt_logprobs, output.num_logprobs if output.echo else None
         ),
-        presence_penalty=body.presence_penalty or 0.0,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=body.repetition_penalty or 1.0,
-        logit_bias=_logit_bias(body, engine),
+        beams=beams,
+        **values,
     )
-    return sampling if beams is None else replace(sampling, temperature=0.0, seed=0, beams=beams)
 
 
 def check_prompt(prompt: Prompt, output: Output, engine: Engine, scores_last: bool = False) -> None:
@@ -269,14 +268,12 @@ def _check_vocabulary(path: str, tokens: list[int] | tuple[int, ...], engine: En
         )
 
 
-def _logit_bias(body: GenerationBody, engine: Engine) -> tuple[TokenBias, ...]:
+def _check_biases(body: GenerationBody, engine: Engine) -> None:
     size = engine.model.vocab_size
-    found = tuple(TokenBias(int(key), bias) for key, bias in (body.logit_bias or {}).items())
-    for entry in found:
-        if entry.token >= size:
+    for token, bias in (body.logit_bias or {}).items():
+        if int(token) >= size:
             reason = f"the vocabulary has the tokens 0 to {size - 1}"
-            raise invalid_value(f"logit_bias.{entry.token}", entry.bias, reason)
-    return tuple(entry for entry in found if entry.bias != 0)
+            raise invalid_value(f"logit_bias.{token}", bias, reason)
 
 
 def _stops(body: GenerationBody) -> tuple[str, ...]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from gateway.openai.beam_parameters import beam_params
-from gateway.openai.request_schema import MAX_BIASES, CompletionBody, parse_body
+from gateway.openai.request_schema import CompletionBody, parse_body
 from shared.messages.requests import Submit
-from shared.sampling import SamplingParams, TokenBias
+from shared.sampling import PARAMETERS, SamplingParams, TokenBias
 from tests.gateway.conftest import Stage
 
 GIVEN: dict[str, Any] = {
@@ -80,9 +80,11 @@ async def test_the_bounds_are_part_of_what_is_allowed(stage: Stage) -> None:
     ):
         for bound in bounds:
             assert (await stage.complete(**{field: bound})).status_code == 200
-    most = {str(token): (-1) ** token * 100 for token in range(MAX_BIASES)}
+    num_most = PARAMETERS["logit_bias"].max_entries
+    assert num_most is not None
+    most = {str(token): (-1) ** token * 100 for token in range(num_most)}
     assert (await stage.complete(logit_bias=most)).status_code == 200
-    assert len(heard(stage)[-1].logit_bias) == MAX_BIASES
+    assert len(heard(stage)[-1].logit_bias) == num_most
 
 
 @pytest.mark.parametrize(
