@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,20 @@ def test_a_folder_holds_few_modules() -> None:
     counts = Counter(path.parent for path in modules if path.name != "__init__.py")
     crowded = {str(folder): count for folder, count in counts.items() if count > MOST_MODULES}
     assert not crowded, "split these folders by what their modules are about"
+
+
+def test_types_of_what_tests_share_are_checked() -> None:
+    mypy = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
+    # Scripts that run kernels in Triton's interpreter have no types, as the kernels.
+    elsewhere = {name for name in mypy["packages"] if name.startswith("tests.")}
+    elsewhere.add("tests.kernels.triton")
+    shared = set()
+    for path in files("tests"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        is_test = path.name.startswith("test_") or path.name == "conftest.py"
+        if not is_test and not within(module, elsewhere):
+            shared.add(module)
+    assert shared == set(mypy["modules"]), "pyproject.toml: modules of tool.mypy"
 
 
 def test_transformers_runs_with_our_kernels_package_on_the_path() -> None:

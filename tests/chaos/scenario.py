@@ -152,7 +152,7 @@ def num_arrivals(run: Run) -> int:
 
 async def count_preemptions(cluster: Cluster, run: Run) -> None:
     """Add up the scheduler's counters, which begin anew with each of its processes."""
-    last: dict[str, float] = {}
+    last: Mapping[str, float] = {}
     while True:
         now = await _preemptions(cluster.metrics_port)
         for kind, count in now.items():

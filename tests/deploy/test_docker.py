@@ -20,6 +20,7 @@ from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from shared.settings import env_name
+from shared.version import version
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -84,6 +85,13 @@ def test_services_run_under_a_spawner_and_all_that_it_imports_is_copied() -> Non
         assert {str(path), *(f"{above}/__init__.py" for above in path.parents[:-1])} <= copied
         source = (ROOT / path).read_text()
         todo |= set(re.findall(r"^from ((?:deploy|gateway)\.[\w.]+) import", source, re.M)) - seen
+
+
+def test_images_are_labelled_with_the_version_that_services_report() -> None:
+    base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0]
+    [label] = re.findall(r'org.opencontainers.image.version="([^"]+)"', base)
+    assert label == version()
+    assert f"\n## {label} " in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_only_the_worker_image_holds_torch() -> None:

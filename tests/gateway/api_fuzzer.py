@@ -47,7 +47,7 @@ class _Hooks:
         self.resumable: list[tuple[str, str]] = []
         self._turn = 0
 
-    def change(self, case: schemathesis.Case) -> None:
+    def change(self, case: schemathesis.Case[Any]) -> None:
         """Make a request cheap, or one that can succeed."""
         if isinstance(case.body, dict):
             self._make_short(case.body)
@@ -115,7 +115,7 @@ def _begin_stream(url: str) -> tuple[str, str]:
     return answer.headers["x-stream-url"], ids[len(ids) // 2]
 
 
-def _mode(case: schemathesis.Case) -> GenerationMode | None:
+def _mode(case: schemathesis.Case[Any]) -> GenerationMode | None:
     return None if case.meta is None else case.meta.generation.mode
 
 
@@ -126,11 +126,11 @@ def main() -> None:
     hooks.resumable.append(_begin_stream(url))
 
     @schemathesis.hook
-    def before_call(context: Any, case: schemathesis.Case, kwargs: Any) -> None:
+    def before_call(context: Any, case: schemathesis.Case[Any], kwargs: Any) -> None:
         hooks.change(case)
 
     @schemathesis.hook
-    def after_call(context: Any, case: schemathesis.Case, response: Response) -> None:
+    def after_call(context: Any, case: schemathesis.Case[Any], response: Response) -> None:
         hooks.read(response)
 
     os.environ["SCHEMATHESIS_DISABLE_TELEMETRY"] = "1"

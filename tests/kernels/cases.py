@@ -4,7 +4,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels.interface import QUANTIZED_DTYPE, AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import (
+    QUANTIZED_DTYPE,
+    AttentionBackend,
+    AttentionParams,
+    LayerCache,
+    RaggedBatch,
+)
 
 # Followed, such an id is a wild read.
 ABSURD_BLOCK = 2**31 - 1
@@ -143,7 +149,7 @@ def assert_attends(case: Case, factor: float = 2.0) -> None:
     assert torch.equal(case.out[untouched].double(), exact[untouched])
 
 
-def assert_writes(backend, shape: Shape) -> None:
+def assert_writes(backend: AttentionBackend, shape: Shape) -> None:
     """Every slot of the mapping holds its token bit by bit, and every other slot is still NaN."""
     torch.manual_seed(0)
     cache = empty_cache(shape, num_blocks=9)

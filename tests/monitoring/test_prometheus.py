@@ -25,10 +25,7 @@ WINDOW = "15s"
 class Prometheus:
     """A server with the project's configuration, but for addresses and intervals."""
 
-    def __init__(self, folder: Path, targets: dict[str, str]) -> None:
-        binary = shutil.which("prometheus")
-        if binary is None:
-            pytest.fail("prometheus is not on PATH (scripts/test installs it on Debian as root)")
+    def __init__(self, binary: str, folder: Path, targets: dict[str, str]) -> None:
         config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
         config["rule_files"] = [str(MONITORING / "alerts.yml")]
@@ -79,7 +76,16 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def binary() -> str:
+    """Path of Prometheus's program; the tests are skipped without it, before anything starts."""
+    found = shutil.which("prometheus")
+    if found is None:
+        pytest.skip("prometheus is not on PATH (Debian, Ubuntu: apt install prometheus)")
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     # With virtual memory, for the charts of what is mapped are empty without.
     started = Running(tmp_path_factory.mktemp("serve"), "--kv-memory", "virtual")
     try:
@@ -90,10 +96,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module")
-def prometheus(running: Running, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def prometheus(
+    binary: str, running: Running, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Prometheus]:
     ports = running.metrics | {"gateway": running.port}
     targets = {job: f"127.0.0.1:{port}" for job, port in ports.items()}
-    server = Prometheus(tmp_path_factory.mktemp("prometheus"), targets)
+    server = Prometheus(binary, tmp_path_factory.mktemp("prometheus"), targets)
     yield server
     server.close()
 

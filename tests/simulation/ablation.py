@@ -6,7 +6,6 @@ prints how many of the runs fail without each rule. The rules are those of docs/
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -290,4 +289,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -61,7 +61,8 @@ def small(rng: Random) -> Profile:
     num_blocks = rng.choice((3, 4, 8))
     deadlines_s = (5 * latency_s, 20 * latency_s, 60 * latency_s)
     # Where several grow from block to block in a small pool, some have to make room.
-    lengths, counts = ((1, 2, 3, 4), (1, 1, 2, 3))
+    lengths: tuple[int, ...] = (1, 2, 3, 4)
+    counts: tuple[int, ...] = (1, 1, 2, 3)
     if rng.random() < 0.2:
         num_blocks, lengths, counts = 4, (6, 8), (2, 3)
     wishes: list[Wish] = []

@@ -61,7 +61,7 @@ def simulate(
         inspect: looks at the world in the end.
     """
     rng = Random(seed)
-    loop = VirtualLoop(rng)
+    loop = VirtualLoop(rng)  # type: ignore[abstract]  # the services ask for no more
     with determined(is_silent=trace is None):
         found = World(loop, rng, profile or draw(rng), trace, script)
         with _logged(found, trace is not None):

@@ -28,7 +28,7 @@ def candidates(
     step: BeamStep, beams: Sequence[tuple[int, ...]], num_prompt: int, max_tokens: int, width: int
 ) -> BeamCandidates:
     """What a worker answers about beams of these tokens, the prompt's included."""
-    scores = np.float32([logprobs(beam) for beam in beams]) + step.scores[:, None]
+    scores = np.array([logprobs(beam) for beam in beams], np.float32) + step.scores[:, None]
     best = np.argsort(-scores, axis=None, kind="stable")[: _K_PER_BEAM * width]
     parents, tokens = np.unravel_index(best, scores.shape)
     flags = np.zeros(len(best), np.int32)
@@ -49,10 +49,10 @@ def searched(
 ) -> list[tuple[tuple[int, ...], float]]:
     """Generated tokens and score of each finished beam, best first."""
     width, penalty = params.width, params.length_penalty
-    running = [((), np.float32(0))]
+    running: list[tuple[tuple[int, ...], np.float32]] = [((), np.float32(0))]
     finished: list[tuple[tuple[int, ...], float]] = []
     while True:
-        continued = [
+        continued: list[tuple[tuple[int, ...], np.float32]] = [
             ((*tokens, token), score + np.float32(logprobs(prompt + tokens)[token]))
             for tokens, score in running
             for token in range(NUM_TOKENS)

@@ -1,6 +1,7 @@
 """What a hostile soak finds fault with, and what it does not."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,8 @@ def test_a_gateway_that_does_not_answer_has_stalled(record: Record) -> None:
 
 @pytest.mark.parametrize("whose", ["queued_s", "late_s"])
 def test_a_wait_for_a_core_is_no_stall(record: Record, whose: str) -> None:
-    record.waits.append(replace(wait(waited_s=1.4), **{whose: 0.6}))
+    longer: dict[str, Any] = {whose: 0.6}
+    record.waits.append(replace(wait(waited_s=1.4), **longer))
     assert found(record) == []
 
 

@@ -34,12 +34,13 @@ async def leave_early(ports: Sequence[int], draw: random.Random, counts: dict[st
     """Begin streams, of all kinds, and close the connection at any point; until cancelled."""
     while True:
         kind = draw.randrange(4)
-        more: dict[str, Any] = [
+        kinds: list[dict[str, Any]] = [
             {"stream_resume": True},
             {},
             {"stream": False},
             {"use_beam_search": True, "n": 3, "temperature": 0, "max_tokens": 24},
-        ][kind]
+        ]
+        more = kinds[kind]
         headers = {"Idempotency-Key": f"{draw.getrandbits(64):x}"} if draw.random() < 0.3 else {}
         body = _body(draw, **more)
         with suppress(Broken, TimeoutError):

@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from tests.chaos.mayhem import Mayhem
 from tests.chaos.soak.clients import leave_early, read_slowly
 from tests.chaos.soak.rest import rest
 from tests.chaos.soak.verdict import Sample, growth, leaks, shown
-from tests.chaos.workload import make_asks
+from tests.chaos.workload import Ask, make_asks
 
 _ROUND_S = 60.0
 _WORK_SHARE = 0.7  # of each minute
@@ -125,7 +125,7 @@ class Soak:
         self._count("kills", len(mayhem.blows))
 
     async def _answered(
-        self, cluster: Cluster, asks: list, label: str, index: int, until_s: float
+        self, cluster: Cluster, asks: Sequence[Ask], label: str, index: int, until_s: float
     ) -> None:
         """Asks that must all be answered in full."""
         for number, what in enumerate(asks):

@@ -135,8 +135,7 @@ class Call:
     async def _begin(self, begin: str) -> None:
         submit = replace(self._submit, gateway=self._engine.instance, attachment=token_hex(8))
         if begin == "submit":
-            if await self._engine.submit([submit], self._mailbox):
-                return
+            await self._engine.submit([submit], self._mailbox)
         else:
             self._engine.attach(submit, self._mailbox)
         is_answered = False

@@ -189,15 +189,22 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(self._forget)
         return task
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+    # Those of a loop are generic in their arguments; these take any.
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
         turn = Turn(callback, args, context or contextvars.copy_context())
         self._ready.append(turn)
         return turn
 
-    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
         return self.call_at(self._now_s + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
         turn = Turn(callback, args, context or contextvars.copy_context())
         self.push(when, turn)
         return turn

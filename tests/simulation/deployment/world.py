@@ -21,8 +21,8 @@ from shared.errors import BusUnavailable
 from shared.messages.leases import KVGeometry, ModelInfo, Speeds
 from shared.messages.outputs import StepResult
 from shared.metrics import SchedulerMetrics
-from tests.simulation.deployment.client import Call, Client, Stream
-from tests.simulation.deployment.clients import Outcome
+from tests.simulation.deployment.client import Client
+from tests.simulation.deployment.clients import Call, Outcome, Stream
 from tests.simulation.deployment.connection import Connection
 from tests.simulation.deployment.loop import Party, VirtualLoop
 from tests.simulation.deployment.model import BLOCK_SIZE, Model, ModelExecutor
@@ -244,7 +244,7 @@ class World:
                 wish,
                 self.model,
                 self.rng,
-                lambda: [found for found in self.gateways if not found.party.is_dead],  # type: ignore[misc]
+                lambda: [found for found in self.gateways if not found.party.is_dead],
                 self._may_be_lost,
                 self.trace,
                 self.rng.random() < self.profile.is_slow,

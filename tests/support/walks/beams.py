@@ -1,5 +1,6 @@
 """Beam searches of a random walk's clients, done naively: what the log must say of them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shared.messages.endings import EndFlag
@@ -127,7 +128,7 @@ class Search:
         self.running = [beam for _, beam, flag in found if not flag][:width]
         self.is_over = not self.running or not self._could_improve()
 
-    def check_state(self, choices: list[ChoiceState]) -> None:
+    def check_state(self, choices: Sequence[ChoiceState]) -> None:
         """A RequestState says exactly what is known."""
         told = [(c.output.tolist(), c.scores.tolist(), c.finish_reason) for c in choices]
         known = [(list(beam.tokens), list(beam.scores), "") for beam in self.running]

@@ -6,7 +6,7 @@ be repeated, and shortened.
 
 import random
 from collections import Counter, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recovery import Fold
 from shared.bus.api import START, EntryId
 from shared.codec import Message
-from shared.messages.outputs import RequestState
 from shared.messages.plans import EpochStarted, StepPlan
 from shared.messages.requests import Abort, Stop
 from tests.support.walks.clients import Client, check_ending
@@ -287,7 +286,7 @@ class Walk:
 
     # ------------------------------------------------------------------- the log
 
-    def _append_output(self, messages: list[Message] | list[RequestState]) -> None:
+    def _append_output(self, messages: Sequence[Message]) -> None:
         self._last_output = EntryId(self._epoch, self._last_output.seq + 1)
         entry = Entry(self._last_output, tuple(messages))
         self._outputs.append(entry)
