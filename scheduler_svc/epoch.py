@@ -1,4 +1,4 @@
-"""Starting an epoch: fence off all earlier writers, then read what they left (fence, then fold)."""
+"""Starting an epoch: fence off all earlier writers, then read what they left in the log."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.outputs_history import History
 from scheduler_svc.recording import FileRecorder
-from scheduler_svc.recovery import Fold, resume
+from scheduler_svc.recovery import Recovery, resume
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode
@@ -70,14 +70,14 @@ async def start_epoch(
             Append(keys.outputs, [started], epoch, 0),
         ]
     )
-    fold = Fold(config.max_model_len, config.vocab_size)
-    history = await fold_until(bus, keys.outputs, fence, fold)
+    recovery = Recovery(config.max_model_len, config.vocab_size)
+    history = await replay_until(bus, keys.outputs, fence, recovery)
     # Where requests has lost its end, what comes next has ids below the cursor.
-    cursor = min(fold.requests_cursor, await bus.last_id(keys.requests))
+    cursor = min(recovery.requests_cursor, await bus.last_id(keys.requests))
     core = Scheduler(config, cursor)
     # Many, and nobody else reads them: a new epoch is not to wait for that.
-    known = [] if recorder is None else [encode(message) for message in fold.endings()]
-    states = resume(core, fold, fence)
+    known = [] if recorder is None else [encode(message) for message in recovery.endings()]
+    states = resume(core, recovery, fence)
     data = [encode(state) for state in states]
     if recorder is not None:
         recorder.epoch(fence, config, cursor, known + data)
@@ -88,7 +88,7 @@ async def start_epoch(
     return Epoch(epoch, core, history)
 
 
-async def fold_until(bus: Bus, outputs: str, fence: EntryId, fold: Fold) -> History:
+async def replay_until(bus: Bus, outputs: str, fence: EntryId, recovery: Recovery) -> History:
     """Read all entries of earlier epochs; what cannot be read ends what was known of handles."""
     sizes: list[tuple[EntryId, int]] = []
     cursor, current = START, START.epoch
@@ -105,10 +105,10 @@ async def fold_until(bus: Bus, outputs: str, fence: EntryId, fold: Fold) -> Hist
             try:
                 for message in map(decode, entry.messages):
                     if cursor.epoch != current and not isinstance(message, EpochStarted):
-                        fold.miss_start()
+                        recovery.miss_start()
                     current = cursor.epoch
-                    fold.add([message])
+                    recovery.add([message])
             except DecodeError as error:
                 log.warning("unreadable entry in outputs", entry=entry.id, error=error)
-                fold.lose_sight()
+                recovery.lose_sight()
     return History(sizes)

@@ -34,17 +34,17 @@ from shared.messages.requests import Submit
 _SURVIVED = 2  # results in an epoch after which a request is no suspect any more
 
 
-def resume(core: Scheduler, fold: "Fold", fence: EntryId) -> list[Message]:
-    """Let a new core take over all that was folded; what to append to outputs.
+def resume(core: Scheduler, recovery: "Recovery", fence: EntryId) -> list[Message]:
+    """Let a new core take over all that was recovered; what to append to outputs.
 
     Args:
         fence: of the core's epoch.
     """
     core.start(fence)
-    for request_id, ended in fold.finished.items():
+    for request_id, ended in recovery.finished.items():
         core.remember(request_id, ended)
     states: list[Message] = []
-    for found in fold.in_order():
+    for found in recovery.in_order():
         states += core.recover(
             found.submit,
             found.outputs(),
@@ -94,7 +94,7 @@ class Unfinished:
 
 
 @dataclass(slots=True)
-class Fold:
+class Recovery:
     """Reads entries of ``outputs`` in order; ``unfinished`` is the result.
 
     Args:
@@ -165,7 +165,7 @@ class Fold:
         )
 
     def endings(self) -> list[Message]:
-        """Messages that, when folded, come to what has ``finished``."""
+        """Messages that, when recovered, come to what has ``finished``."""
         messages: list[Message] = []
         for _, ended in self.finished.items():
             if ended.submit is None:

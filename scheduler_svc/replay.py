@@ -14,7 +14,7 @@ from pathlib import Path
 from scheduler_svc.core import events
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, read_frames
-from scheduler_svc.recovery import Fold, resume
+from scheduler_svc.recovery import Recovery, resume
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode, decode_as
 from shared.errors import DecodeError, PageStreamError
@@ -40,9 +40,9 @@ class Replay:
 
     def __init__(self, frame: EpochFrame) -> None:
         self.core = Scheduler(frame.config, frame.requests_cursor)
-        fold = Fold(frame.config.max_model_len)
-        fold.add(decode(data) for data in frame.states)
-        resume(self.core, fold, frame.fence)
+        recovery = Recovery(frame.config.max_model_len)
+        recovery.add(decode(data) for data in frame.states)
+        resume(self.core, recovery, frame.fence)
         self._entries: dict[str, deque[Entry]] = {"outputs": deque(), "requests": deque()}
 
     def add(self, frame: EntryFrame) -> None:

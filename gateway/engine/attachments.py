@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from gateway.engine.event_queue import EventQueue
 from gateway.engine.events import (
+    Attached,
+    Desynchronized,
     EngineUnreachable,
     Event,
-    FollowingLost,
-    Joined,
     PromptMissing,
     RequestAccepted,
     RequestFailed,
     Superseded,
     TokensArrived,
 )
-from gateway.engine.mailbox import Mailbox
 from gateway.engine.outputs_reader import Sessions
 from shared.logs import EventLog
 from shared.messages.requests import Attach, ChoiceView, Submit
@@ -46,7 +46,7 @@ class _Delivery:
         give_up_s: when to stop waiting for the engine's first word; infinite once it came.
     """
 
-    mailbox: Mailbox
+    queue: EventQueue
     attachment: str
     submit: Submit | None
     give_up_s: float = inf
@@ -88,14 +88,14 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self._open)
 
-    def mailboxes(self) -> set[Mailbox]:
+    def queues(self) -> set[EventQueue]:
         """Of all calls that wait for anything."""
-        return {delivery.mailbox for delivery in self._open.values()}
+        return {delivery.queue for delivery in self._open.values()}
 
     def open(
         self,
         submit: Submit,
-        mailbox: Mailbox,
+        queue: EventQueue,
         views: Sequence[ChoiceView] = (),
         accepted: bool = False,
         patience_s: float = inf,
@@ -117,7 +117,7 @@ class Deliveries:
             overtaken=submit.overtaken,
         )
         self._open[submit.request_id] = _Delivery(
-            mailbox, submit.attachment, submit, self._clock_s() + patience_s, accepted=accepted
+            queue, submit.attachment, submit, self._clock_s() + patience_s, accepted=accepted
         )
 
     def attach(self, request_id: str) -> None:
@@ -144,21 +144,21 @@ class Deliveries:
         # What was accepted is in the log with its prompt, unless the log has lost its end.
         self._say(delivery, attach, with_prompt=not delivery.accepted)
 
-    def attach_unanswered(self, request_id: str, mailbox: Mailbox) -> None:
+    def attach_unanswered(self, request_id: str, queue: EventQueue) -> None:
         """Attach to what may never have been submitted, unless this call has its end already.
 
         The reply to the append may be lost, and the engine's refusal be read before that is known.
         """
-        if self.is_open(request_id, mailbox) and self._sessions.attachment_of(request_id):
+        if self.is_open(request_id, queue) and self._sessions.attachment_of(request_id):
             self.attach(request_id)
 
-    def look_up(self, request_id: str, mailbox: Mailbox, patience_s: float) -> None:
+    def look_up(self, request_id: str, queue: EventQueue, patience_s: float) -> None:
         """Ask for the state of a request of which only the id is known."""
         self.supersede(request_id)
         attachment = secrets.token_hex(8)
         self._sessions.look_up(request_id, attachment)
         give_up_s = self._clock_s() + patience_s
-        delivery = self._open[request_id] = _Delivery(mailbox, attachment, None, give_up_s)
+        delivery = self._open[request_id] = _Delivery(queue, attachment, None, give_up_s)
         attach = Attach(request_id, self._instance, attachment, None, (), exact=False)
         self._say(delivery, attach)
 
@@ -166,7 +166,7 @@ class Deliveries:
         """The newer of two deliveries wins: end the one that there is in this process."""
         delivery = self._open.get(request_id)
         if delivery is not None:
-            delivery.mailbox.put(Superseded(request_id))
+            delivery.queue.put(Superseded(request_id))
             self._forget(request_id)
 
     def submit_of(self, request_id: str) -> Submit | None:
@@ -174,19 +174,19 @@ class Deliveries:
         delivery = self._open.get(request_id)
         return None if delivery is None else delivery.submit
 
-    def is_open(self, request_id: str, mailbox: Mailbox) -> bool:
+    def is_open(self, request_id: str, queue: EventQueue) -> bool:
         """This call still waits for this request."""
         delivery = self._open.get(request_id)
-        return delivery is not None and delivery.mailbox is mailbox
+        return delivery is not None and delivery.queue is queue
 
-    def close(self, request_id: str, mailbox: Mailbox) -> str | None:
+    def close(self, request_id: str, queue: EventQueue) -> str | None:
         """The call waits no more.
 
         Returns:
             The attachment by which an Abort can name what is closed; None if there is nothing,
             or another call waits for the request.
         """
-        if not self.is_open(request_id, mailbox):
+        if not self.is_open(request_id, queue):
             return None
         known = self._sessions.attachment_of(request_id)
         attachment = known or self._open[request_id].attachment
@@ -200,26 +200,26 @@ class Deliveries:
             if delivery is None:
                 continue
             if isinstance(event, TokensArrived):  # nearly all are
-                delivery.mailbox.put(event)
+                delivery.queue.put(event)
                 continue
             if isinstance(event, PromptMissing):
                 self._send_prompt(event.request_id, delivery)
                 continue
-            if isinstance(event, FollowingLost):
+            if isinstance(event, Desynchronized):
                 if not self._sessions.awaits(event.request_id):
                     continue  # the same entry tells how it ended
                 _log.warning("attaching", id=event.request_id, why=event.why)
                 self.attach(event.request_id)
                 continue
-            if isinstance(event, (RequestAccepted, Joined)):
+            if isinstance(event, (RequestAccepted, Attached)):
                 delivery.accepted, delivery.give_up_s = True, inf
             if isinstance(event, RequestFailed):
                 _log.warning("request failed", id=event.request_id, error=event.error)
                 if event.overloaded and event.for_all:
                     self._full_until_s = self._clock_s() + _FULL_S
-            if isinstance(event, Joined):
+            if isinstance(event, Attached):
                 delivery.attach = None
-            delivery.mailbox.put(event)
+            delivery.queue.put(event)
 
     def server_restarted(self) -> None:
         """What was said and not answered may be lost: say it again at once."""
@@ -259,12 +259,12 @@ class Deliveries:
             if now >= delivery.give_up_s:
                 delivery.give_up_s = inf
                 if self._sessions.awaits(request_id) or self._sessions.is_unheard_of(request_id):
-                    delivery.mailbox.put(EngineUnreachable(request_id, why))
+                    delivery.queue.put(EngineUnreachable(request_id, why))
 
     def give_all_up(self, why: str) -> None:
         """Tell all calls that nothing will come."""
         for request_id, delivery in self._open.items():
-            delivery.mailbox.put(EngineUnreachable(request_id, why))
+            delivery.queue.put(EngineUnreachable(request_id, why))
 
     def _say(self, delivery: _Delivery, attach: Attach, with_prompt: bool = False) -> None:
         """Append an Attach, and later repeat it without the prompt.

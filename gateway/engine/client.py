@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gateway.engine.attachments import Deliveries
 from gateway.engine.backoff import Backoff
-from gateway.engine.mailbox import Mailbox, ServerLeaves
+from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.outbox import Outbox
 from gateway.engine.outputs_reader import Sessions
 from gateway.pins.pin_requests import Pinning, Prefix
@@ -157,14 +157,14 @@ class EngineClient:
         """The log of outputs can be read, so that attaching to a request can work."""
         return self._positioned.is_set()
 
-    async def submit(self, submits: Sequence[Submit], mailbox: Mailbox) -> None:
-        """Append requests, all or none; their events will arrive in ``mailbox``.
+    async def submit(self, submits: Sequence[Submit], queue: EventQueue) -> None:
+        """Append requests, all or none; their events will arrive in ``queue``.
 
-        If it is unknown whether they were, they are attached to, and a Joined of each will tell
+        If it is unknown whether they were, they are attached to, and a Attached of each will tell
         what became of them. An EngineUnreachable comes if the engine says nothing.
         """
         for submit in submits:
-            self._deliveries.open(submit, mailbox, patience_s=self.patience_s)
+            self._deliveries.open(submit, queue, patience_s=self.patience_s)
         self._none_open.clear()
         append = Append(
             self._keys.requests,
@@ -178,28 +178,28 @@ class EngineClient:
                 "cannot submit", ids=[submit.request_id for submit in submits], error=error
             )
             for submit in submits:
-                self._deliveries.attach_unanswered(submit.request_id, mailbox)
+                self._deliveries.attach_unanswered(submit.request_id, queue)
 
     def attach(
-        self, submit: Submit, mailbox: Mailbox, views: Sequence[ChoiceView] | None = None
+        self, submit: Submit, queue: EventQueue, views: Sequence[ChoiceView] | None = None
     ) -> None:
         """Deliver a request that may be known to the engine from here on.
 
-        A Joined or an EngineUnreachable will tell whether that works.
+        A Attached or an EngineUnreachable will tell whether that works.
 
         Args:
             views: by choice, what the client has, empty for nothing at all; None if nobody knows
                 whether the engine was ever asked.
         """
         self._deliveries.open(
-            submit, mailbox, views or (), accepted=views is not None, patience_s=self.patience_s
+            submit, queue, views or (), accepted=views is not None, patience_s=self.patience_s
         )
         self._none_open.clear()
         self._deliveries.attach(submit.request_id)
 
-    def look_up(self, request_id: str, mailbox: Mailbox) -> None:
-        """Ask for a request by its id: Joined, NotRemembered or EngineUnreachable will come."""
-        self._deliveries.look_up(request_id, mailbox, self.patience_s)
+    def look_up(self, request_id: str, queue: EventQueue) -> None:
+        """Ask for a request by its id: Attached, UnknownRequest or EngineUnreachable will come."""
+        self._deliveries.look_up(request_id, queue, self.patience_s)
         self._none_open.clear()
 
     @property
@@ -211,45 +211,45 @@ class EngineClient:
         """What a call of this process asked for that is still open."""
         return self._deliveries.submit_of(request_id)
 
-    def stop(self, stop: Stop, mailbox: Mailbox) -> None:
+    def stop(self, stop: Stop, queue: EventQueue) -> None:
         """Tell the scheduler that a choice has ended, unless another call delivers it."""
-        if self._deliveries.is_open(stop.request_id, mailbox):
+        if self._deliveries.is_open(stop.request_id, queue):
             self._outbox.send(stop)
 
-    def abort(self, request_id: str, mailbox: Mailbox, reason: str) -> None:
+    def abort(self, request_id: str, queue: EventQueue, reason: str) -> None:
         """Nobody waits for this request any more, unless another call does."""
-        attachment = self._closed(request_id, mailbox)
+        attachment = self._closed(request_id, queue)
         if attachment:
             self._outbox.send(Abort(request_id, attachment, reason))
 
-    def abandon(self, request_id: str, mailbox: Mailbox, after_s: float) -> None:
+    def abandon(self, request_id: str, queue: EventQueue, after_s: float) -> None:
         """The call waits no more, but another may come: abort the request unless one does."""
-        attachment = self._closed(request_id, mailbox)
+        attachment = self._closed(request_id, queue)
         if attachment:
             abort = Abort(request_id, attachment, "its client did not come back")
             asyncio.get_running_loop().call_later(after_s, self._outbox.send, abort)
 
-    def close(self, request_id: str, mailbox: Mailbox) -> None:
+    def close(self, request_id: str, queue: EventQueue) -> None:
         """The call waits no more; what the engine makes of the request is as it may be."""
-        self._closed(request_id, mailbox)
+        self._closed(request_id, queue)
 
     def close_choice(
-        self, request_id: str, index: int, num_tokens: int, reason: FinishReason, mailbox: Mailbox
+        self, request_id: str, index: int, num_tokens: int, reason: FinishReason, queue: EventQueue
     ) -> None:
         """Nobody waits for more of one choice; others of the request may go on."""
-        if self._deliveries.is_open(request_id, mailbox):
+        if self._deliveries.is_open(request_id, queue):
             self._sessions.close_choice(request_id, index, num_tokens, reason)
 
-    def _closed(self, request_id: str, mailbox: Mailbox) -> str | None:
-        attachment = self._deliveries.close(request_id, mailbox)
+    def _closed(self, request_id: str, queue: EventQueue) -> str | None:
+        attachment = self._deliveries.close(request_id, queue)
         if not self._deliveries:
             self._none_open.set()
         return attachment
 
     def leave(self) -> None:
         """Tell every open call that this process ends."""
-        for mailbox in self._deliveries.mailboxes():
-            mailbox.put(ServerLeaves())
+        for queue in self._deliveries.queues():
+            queue.put(ServerStopping())
 
     @property
     def num_open(self) -> int:

@@ -1,4 +1,4 @@
-"""What the outputs log means for the requests that a gateway waits for."""
+"""Events of the requests that a gateway delivers, as made from the outputs log."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from shared.messages.requests import Submit
 
 @dataclass(frozen=True, slots=True)
 class TokensArrived:
-    """More of one choice."""
+    """More tokens of one choice."""
 
     request_id: str
     choice: int
@@ -20,7 +20,7 @@ class TokensArrived:
 
 @dataclass(frozen=True, slots=True)
 class PromptScored:
-    """Log-probabilities of a run of prompt tokens; a later one replaces an earlier one."""
+    """Log-probabilities of a run of prompt tokens; a later run replaces an earlier one."""
 
     request_id: str
     positions: Sequence[TokenLogprobs]
@@ -28,7 +28,7 @@ class PromptScored:
 
 @dataclass(frozen=True, slots=True)
 class PrefixFound:
-    """So much of a request's tokens lay in the prefix cache when it was first admitted."""
+    """The number of a request's tokens found in the prefix cache at its first admission."""
 
     request_id: str
     num_tokens: int
@@ -46,7 +46,7 @@ class ChoiceFinished:
 
 @dataclass(frozen=True, slots=True)
 class RequestAccepted:
-    """The log holds the request: from here on it is finished, whoever dies."""
+    """The log holds the request: from here on it is finished, whichever process dies."""
 
     request_id: str
 
@@ -57,53 +57,53 @@ class RequestFailed:
 
     request_id: str
     error: str
-    engine_knows: bool  # False: the engine may still be generating, and must be told
-    overloaded: bool = False  # it was never accepted, and may be if it is sent again
-    for_all: bool = False  # overloaded: nobody else's would be accepted now, either
+    ended_in_engine: bool  # False: the engine may still be generating, and needs an Abort
+    overloaded: bool = False  # refused; it may be accepted if it is sent again
+    for_all: bool = False  # overloaded: any other request would be refused now, too
 
 
 @dataclass(frozen=True, slots=True)
-class FollowingLost:
-    """The log and what was delivered don't fit together: the request must be attached to anew."""
+class Desynchronized:
+    """The log does not continue the delivered tokens: the gateway must attach again."""
 
     request_id: str
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """The engine has answered to an attachment; what follows continues what was delivered."""
+class Attached:
+    """The engine has answered an Attach: later events continue the delivered tokens."""
 
     request_id: str
-    submit: Submit  # as the engine knows it
-    outputs: tuple[tuple[int, ...], ...] = ()  # by choice, if the request was only looked up
-    finish_reasons: tuple[str, ...] = ()  # likewise
+    submit: Submit  # as the engine has it
+    outputs: tuple[tuple[int, ...], ...] = ()  # tokens by choice, for a look-up only
+    finish_reasons: tuple[str, ...] = ()  # by choice, for a look-up only
 
 
 @dataclass(frozen=True, slots=True)
-class NotRemembered:
-    """The engine does not know the request, or no more."""
+class UnknownRequest:
+    """The engine has no request of this id, or has forgotten it."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PromptMissing:
-    """The engine does not have a request that is attached to: it needs all of it."""
+    """The engine has no prompt for a request that was attached to; the gateway must send it."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Another delivery of the same request has taken over."""
+    """Another delivery of the same request has taken over from this one."""
 
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineUnreachable:
-    """The request was waited for in vain, since nothing could be said to the engine."""
+    """The engine did not answer in time."""
 
     request_id: str
     why: str
@@ -116,9 +116,9 @@ Event = (
     | PrefixFound
     | ChoiceFinished
     | RequestFailed
-    | FollowingLost
-    | Joined
-    | NotRemembered
+    | Desynchronized
+    | Attached
+    | UnknownRequest
     | PromptMissing
     | Superseded
     | EngineUnreachable

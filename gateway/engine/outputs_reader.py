@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from gateway.engine.beam_hypotheses import find_fault, token_logprobs
 from gateway.engine.delivered_tokens import DeliveredChoice, DeliveredRequest
 from gateway.engine.events import (
+    Attached,
     ChoiceFinished,
+    Desynchronized,
     Event,
-    FollowingLost,
-    Joined,
-    NotRemembered,
     PrefixFound,
     PromptMissing,
     PromptScored,
@@ -22,6 +21,7 @@ from gateway.engine.events import (
     RequestFailed,
     Superseded,
     TokensArrived,
+    UnknownRequest,
 )
 from gateway.engine.log_position import Fit, Place
 from gateway.engine.step_results import admissions, sampled_rows
@@ -296,7 +296,7 @@ class Sessions:
             if request.awaits:
                 # The engine knew what was delivered, and has something else all the same: what it
                 # has may be another call's, which whoever asked can tell from its Submit.
-                yield Joined(request_id, state.submit)
+                yield Attached(request_id, state.submit)
                 yield self._given_up(request_id, found)
             else:
                 yield from self._lost(request_id, found)
@@ -328,7 +328,7 @@ class Sessions:
 
     def _joined(self, request: DeliveredRequest, state: RequestState) -> Iterator[Event]:
         if request.awaits:
-            yield Joined(state.submit.request_id, state.submit)
+            yield Attached(state.submit.request_id, state.submit)
         elif not request.was_stated:
             yield RequestAccepted(state.submit.request_id)
         request.was_stated, request.awaits = True, False
@@ -376,7 +376,7 @@ class Sessions:
         self._unstated.discard(request_id)
         if request_id in self._lookups and reason not in GOOD_ENDS:
             del self._lookups[request_id]
-            yield NotRemembered(request_id)
+            yield UnknownRequest(request_id)
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -413,7 +413,7 @@ class Sessions:
         if not request.has_ended and not request.awaits:
             self._forget_handles(request)
             request.awaits, request.attachment = True, ""  # no answer can be to this one
-            yield FollowingLost(request_id, why)
+            yield Desynchronized(request_id, why)
 
     def _given_up(self, request_id: str, why: str) -> Event:
         """What was delivered cannot be continued at all."""
@@ -424,13 +424,13 @@ class Sessions:
         self,
         request_id: str,
         error: str,
-        engine_knows: bool = True,
+        ended_in_engine: bool = True,
         overloaded: bool = False,
         for_all: bool = False,
     ) -> Event:
         """The engine has given the request up."""
         self.close(request_id)
-        return RequestFailed(request_id, error, engine_knows, overloaded, for_all)
+        return RequestFailed(request_id, error, ended_in_engine, overloaded, for_all)
 
     def _end(
         self, choice: DeliveredChoice, reason: FinishReason, beam_score: float | None = None
@@ -452,10 +452,10 @@ class Sessions:
             choice.handle = None
 
 
-def _looked_up(state: RequestState) -> Joined:
+def _looked_up(state: RequestState) -> Attached:
     choices = sorted(state.choices, key=lambda choice: choice.choice)
     outputs = tuple(tuple(choice.output.tolist()) for choice in choices)
-    return Joined(
+    return Attached(
         state.submit.request_id,
         state.submit,
         outputs,

@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from gateway.engine.client import EngineClient
+from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue, ServerStopping
 from gateway.engine.events import (
+    Attached,
     ChoiceFinished,
+    Desynchronized,
     EngineUnreachable,
-    FollowingLost,
-    Joined,
-    NotRemembered,
     PrefixFound,
     PromptMissing,
     PromptScored,
@@ -20,8 +20,8 @@ from gateway.engine.events import (
     RequestFailed,
     Superseded,
     TokensArrived,
+    UnknownRequest,
 )
-from gateway.engine.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
 from gateway.http.errors import (
     STREAM_LOST,
     failed,
@@ -47,8 +47,8 @@ from shared.messages.requests import Stop, Submit
 from shared.metrics import GatewayMetrics
 
 _LETTERS_AT_ONCE = 256  # some 10 us each, with a few log-probabilities 50
-_BAD_NEWS = (ClientGone, EngineUnreachable, RequestFailed)
-_NO_NEWS = (RequestAccepted, Joined, FollowingLost, PromptMissing, NotRemembered)
+_BAD_NEWS = (ClientDisconnected, EngineUnreachable, RequestFailed)
+_NO_NEWS = (RequestAccepted, Attached, Desynchronized, PromptMissing, UnknownRequest)
 
 
 class ClientLeft(Exception):
@@ -82,7 +82,7 @@ class Generation:
         display: Display,
         started_s: float,
     ) -> None:
-        self.mailbox = Mailbox()
+        self.queue = EventQueue()
         self._engine = engine
         self._tokenizer = tokenizer
         self._metrics = metrics
@@ -98,7 +98,7 @@ class Generation:
         self._by_id = {request.request_id: request for request in self._requests}
         self._aborted_because = "not finished"
         self.server_leaves = self.is_taken_over = False
-        self._waiting: list[Letter] = []  # came before anybody could be shown anything
+        self._waiting: list[CallEvent] = []  # came before anybody could be shown anything
         self._cached_before = 0
 
     @property
@@ -161,7 +161,7 @@ class Generation:
     async def submit(self) -> None:
         """Hand everything to the engine."""
         self._metrics.open_streams.inc(len(self._requests))
-        await self._engine.submit(self._submits(), self.mailbox)
+        await self._engine.submit(self._submits(), self.queue)
 
     def join(self) -> None:
         """Hand everything to the engine, which may have it already, from another call.
@@ -176,9 +176,9 @@ class Generation:
                 raise other_body()
         self._metrics.open_streams.inc(len(submits))
         for submit in submits:
-            self._engine.attach(submit, self.mailbox)
+            self._engine.attach(submit, self.queue)
 
-    def resume(self, found: Sequence[Joined | None], position: StreamPosition) -> None:
+    def resume(self, found: Sequence[Attached | None], position: StreamPosition) -> None:
         """Go on where another call stopped.
 
         Args:
@@ -205,7 +205,7 @@ class Generation:
                     ended = FinishReason(view.finish_reason)
                     self._waiting.append(ChoiceFinished(request.request_id, part.number, ended))
             if not all(view.finish_reason for view in views):
-                self._engine.attach(known.submit, self.mailbox, () if is_search else views)
+                self._engine.attach(known.submit, self.queue, () if is_search else views)
 
     async def accepted(self) -> None:
         """Wait until the engine has taken every request; until then it may still refuse.
@@ -217,17 +217,17 @@ class Generation:
         """
         unanswered = set(self._by_id)
         while unanswered:
-            for letter in await self.mailbox.take():
+            for letter in await self.queue.take():
                 self._waiting.append(letter)
                 if not unanswered:
                     continue
-                if isinstance(letter, ServerLeaves):
+                if isinstance(letter, ServerStopping):
                     self._aborted_because = "gateway shuts down"
                     raise shutting_down(accepted=False)
                 if isinstance(letter, Superseded):
                     self.is_taken_over = True
                     raise taken_over()
-                if isinstance(letter, Joined) and not self._is_repeated_in(letter.submit):
+                if isinstance(letter, Attached) and not self._is_repeated_in(letter.submit):
                     self._leave_alone()
                     raise other_body()
                 if isinstance(letter, _BAD_NEWS):
@@ -246,7 +246,7 @@ class Generation:
         running = sum(not part.settled for part in self._parts)
         while running:
             touched: dict[int, tuple[PendingRequest, Part]] = {}
-            letters = self._waiting or await self.mailbox.take()
+            letters = self._waiting or await self.queue.take()
             self._waiting = letters[_LETTERS_AT_ONCE:]
             for letter in letters[:_LETTERS_AT_ONCE]:
                 found = self._open(letter)
@@ -273,9 +273,9 @@ class Generation:
         """
         for request in self._requests:
             if abort and request.engine_works:
-                self._engine.abort(request.request_id, self.mailbox, self._aborted_because)
+                self._engine.abort(request.request_id, self.queue, self._aborted_because)
             else:
-                self._engine.close(request.request_id, self.mailbox)
+                self._engine.close(request.request_id, self.queue)
         self._metrics.open_streams.dec(len(self._requests))
 
     def abandon(self, after_s: float) -> None:
@@ -285,7 +285,7 @@ class Generation:
         """
         for request in self._requests:
             if request.engine_works:
-                self._engine.abandon(request.request_id, self.mailbox, after_s)
+                self._engine.abandon(request.request_id, self.queue, after_s)
         self.close(abort=False)
 
     def note_unfinished(self, reason: FinishReason) -> None:
@@ -294,14 +294,14 @@ class Generation:
             if part.choice.finish_reason is None:
                 self._metrics.request_success[reason.value].inc()
 
-    def _open(self, letter: Letter) -> tuple[PendingRequest, Part] | None:
+    def _open(self, letter: CallEvent) -> tuple[PendingRequest, Part] | None:
         """The choice that a letter says something new of."""
         if isinstance(letter, TokensArrived):  # nearly all are
             return self._open_tokens(letter)
-        if isinstance(letter, ClientGone):
+        if isinstance(letter, ClientDisconnected):
             self._aborted_because = "client disconnected"
             raise ClientLeft
-        if isinstance(letter, ServerLeaves):
+        if isinstance(letter, ServerStopping):
             self._aborted_because = "gateway shuts down"
             self.server_leaves = True
             raise shutting_down(accepted=True, resumable=self._display.resumable)
@@ -373,18 +373,18 @@ class Generation:
     def _leave_alone(self) -> None:
         """What the engine has is another call's: closing this one must not abort it."""
         for request in self._requests:
-            self._engine.close(request.request_id, self.mailbox)
+            self._engine.close(request.request_id, self.queue)
 
     def _fail(self, request: PendingRequest, letter: RequestFailed) -> None:
         if all(part.choice.finish_reason is not None for part in request.parts):
             return  # all choices were cut short before the engine heard of it
-        if letter.engine_knows:
+        if letter.ended_in_engine:
             for part in request.parts:
                 part.engine_ended = True
         self._aborted_because = letter.error
         if letter.overloaded:
             raise overloaded(letter.error)
-        code = "generation_failed" if letter.engine_knows else STREAM_LOST
+        code = "generation_failed" if letter.ended_in_engine else STREAM_LOST
         raise failed(letter.error, code)
 
     def _take(self, request: PendingRequest, part: Part) -> Delta | None:
@@ -407,11 +407,11 @@ class Generation:
         choice = part.choice
         if choice.stopped and not part.engine_ended:
             stop = Stop(request.request_id, part.number, choice.num_tokens)
-            self._engine.stop(stop, self.mailbox)
+            self._engine.stop(stop, self.queue)
         assert choice.finish_reason is not None
         self._metrics.request_success[choice.finish_reason.value].inc()
         if request.settled:
-            self._engine.close(request.request_id, self.mailbox)
+            self._engine.close(request.request_id, self.queue)
             request.observe_end(self._metrics, self._started_s)
         else:
             self._engine.close_choice(
@@ -419,7 +419,7 @@ class Generation:
                 part.number,
                 choice.num_tokens,
                 choice.finish_reason,
-                self.mailbox,
+                self.queue,
             )
 
     def _new_request(self, identity: str, position: int, planned: Planned) -> PendingRequest:

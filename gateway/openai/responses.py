@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.engine.mailbox import ClientGone
+from gateway.engine.event_queue import ClientDisconnected
 from gateway.http.call import Call
 from gateway.http.errors import ApiError, failed, taken_over
 from gateway.openai.generation import ClientLeft, Generation, TakenOver
@@ -74,7 +74,7 @@ class StreamAnswer(Response):
         """
         generation = self._generation
         try:
-            async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
+            async with watching(receive, lambda: generation.queue.put(ClientDisconnected())):
                 await generation.accepted()
             return self
         except ClientLeft:
@@ -99,7 +99,7 @@ class StreamAnswer(Response):
                 }
             )
             if self._resumption is None:
-                async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
+                async with watching(receive, lambda: generation.queue.put(ClientDisconnected())):
                     await self._send_deltas(send)
             else:
                 await self._outlive_client(receive, send, self._resumption.window_s)
@@ -196,7 +196,7 @@ async def whole_answer(
         ApiError: the generation failed.
     """
     try:
-        async with watching(receive, lambda: generation.mailbox.put(ClientGone())):
+        async with watching(receive, lambda: generation.queue.put(ClientDisconnected())):
             await generation.accepted()
             candidates = await _collect(generation)
         choices = [candidates[index] for index in generation.best()]

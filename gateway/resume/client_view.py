@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from gateway.engine.events import Joined
+from gateway.engine.events import Attached
 from gateway.engine.outputs_reader import GOOD_ENDS
 from shared.messages.endings import FinishReason
 from shared.messages.requests import ChoiceView
 
 
-def views_of(known: Joined, has: Sequence[tuple[int, bool]]) -> list[ChoiceView]:
+def views_of(known: Attached, has: Sequence[tuple[int, bool]]) -> list[ChoiceView]:
     """What the client has of each choice, as far as the engine knows it.
 
     Of a beam search nothing is delivered before its end, so nothing is viewed.

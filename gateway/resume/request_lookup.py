@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from starlette.types import Receive
 
 from gateway.engine.client import EngineClient
-from gateway.engine.events import EngineUnreachable, Joined, NotRemembered, Superseded
-from gateway.engine.mailbox import ClientGone, Letter, Mailbox, ServerLeaves
+from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue, ServerStopping
+from gateway.engine.events import Attached, EngineUnreachable, Superseded, UnknownRequest
 from gateway.http.errors import shutting_down, taken_over, unavailable
 from gateway.openai.generation import ClientLeft
 from gateway.openai.responses import watching
@@ -24,11 +24,11 @@ class LookUp:
     def __init__(self, engine: EngineClient, receive: Receive) -> None:
         self._engine = engine
         self._receive = receive
-        self._mailbox = Mailbox()
-        self._found: dict[str, Joined | None] = {}
+        self._queue = EventQueue()
+        self._found: dict[str, Attached | None] = {}
         self._asked: list[str] = []
 
-    async def ask(self, request_ids: Sequence[str]) -> list[Joined | None]:
+    async def ask(self, request_ids: Sequence[str]) -> list[Attached | None]:
         """What the engine knows of each of these requests; None for what it does not remember.
 
         Raises:
@@ -37,34 +37,34 @@ class LookUp:
         """
         for identity in request_ids:
             self._asked.append(identity)
-            self._engine.look_up(identity, self._mailbox)
-        async with watching(self._receive, lambda: self._mailbox.put(ClientGone())):
+            self._engine.look_up(identity, self._queue)
+        async with watching(self._receive, lambda: self._queue.put(ClientDisconnected())):
             while len(self._found) < len(self._asked):
-                for letter in await self._mailbox.take():
-                    self._open(letter)
+                for event in await self._queue.take():
+                    self._open(event)
         return [self._found[identity] for identity in request_ids]
 
     def close(self) -> None:
         """What goes on is delivered by another call, or by whoever asked."""
         for identity in self._asked:
-            self._engine.close(identity, self._mailbox)
+            self._engine.close(identity, self._queue)
 
     def abandon(self, after_s: float) -> None:
         """Abort after a while what nobody takes: earlier deliveries may have ended for this one."""
         for identity in self._asked:
-            self._engine.abandon(identity, self._mailbox, after_s)
+            self._engine.abandon(identity, self._queue, after_s)
 
-    def _open(self, letter: Letter) -> None:
-        if isinstance(letter, Joined):
-            self._found[letter.request_id] = letter
-        elif isinstance(letter, NotRemembered):
-            self._found[letter.request_id] = None
-            self._engine.close(letter.request_id, self._mailbox)  # there is nothing to abort
-        elif isinstance(letter, ClientGone):
+    def _open(self, event: CallEvent) -> None:
+        if isinstance(event, Attached):
+            self._found[event.request_id] = event
+        elif isinstance(event, UnknownRequest):
+            self._found[event.request_id] = None
+            self._engine.close(event.request_id, self._queue)  # there is nothing to abort
+        elif isinstance(event, ClientDisconnected):
             raise ClientLeft
-        elif isinstance(letter, EngineUnreachable):
-            raise unavailable(letter.why)
-        elif isinstance(letter, Superseded):
+        elif isinstance(event, EngineUnreachable):
+            raise unavailable(event.why)
+        elif isinstance(event, Superseded):
             raise taken_over()
-        elif isinstance(letter, ServerLeaves):
+        elif isinstance(event, ServerStopping):
             raise shutting_down(accepted=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.engine.events import Joined
+from gateway.engine.events import Attached
 from gateway.http.call import call_of, client_of
 from gateway.http.errors import gone, invalid, shutting_down, unavailable, unknown_stream
 from gateway.openai.generation import ClientLeft, Generation
@@ -71,7 +71,7 @@ async def _taken_up(
 
 async def _found(
     lookup: LookUp, call_id: str, position: StreamPosition, max_prompts: int
-) -> tuple[Display, list[Joined | None]]:
+) -> tuple[Display, list[Attached | None]]:
     """How the stream is shown, and what the engine knows of its requests.
 
     Raises:
@@ -110,7 +110,7 @@ def _continued(
     service: Service,
     request: Request,
     display: Display,
-    found: Sequence[Joined | None],
+    found: Sequence[Attached | None],
     resumption: Resumption,
 ) -> Response:
     position = resumption.start
@@ -130,7 +130,7 @@ def _continued(
     return StreamAnswer(generation, wire, display, call, resumption)
 
 
-def _planned(known: Joined | None, display: Display) -> Planned:
+def _planned(known: Attached | None, display: Display) -> Planned:
     """What was asked for, from what the engine was told."""
     if known is None:  # the client has all of it, so what it was does not matter
         nothing = Prompt([], None, "prompt")

@@ -21,7 +21,7 @@ from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, Reque
 from shared.messages.plans import EpochStarted, StepPlan
 
 
-class UnknownRequest(PageStreamError):
+class RequestNotFound(PageStreamError):
     """Nothing is known of the id, or it is the beginning of several."""
 
 
@@ -69,17 +69,17 @@ def resolve(given: str, logs: Logs) -> str:
     """The one request whose id begins so, with or without the word that clients see before it.
 
     Raises:
-        UnknownRequest: there is none, or there are several.
+        RequestNotFound: there is none, or there are several.
     """
     prefix = given.removeprefix("chat").removeprefix("cmpl-")
     found = sorted(known for known in logs.request_ids() if known.startswith(prefix))
     if prefix in found:
         return prefix
     if not found:
-        raise UnknownRequest(f"nothing is known of a request {prefix!r}; {_extent(logs)}")
+        raise RequestNotFound(f"nothing is known of a request {prefix!r}; {_extent(logs)}")
     if len(found) > 1:
         some = ", ".join(found[:5])
-        raise UnknownRequest(f"{len(found)} requests begin with {prefix!r}, such as {some}")
+        raise RequestNotFound(f"{len(found)} requests begin with {prefix!r}, such as {some}")
     return found[0]
 
 

@@ -208,15 +208,15 @@ async def test_what_a_slow_reader_leaves_waits_in_one_piece(stage: Stage) -> Non
         submit = await stage.engine.accept_next()
         await stage.engine.generate(submit, tokens_of(stage, "a"), flag=None)
         await stream.read_text(1)
-        [mailbox] = stage.server.service.engine._deliveries.mailboxes()
+        [queue] = stage.server.service.engine._deliveries.queues()
         largest = 0
 
-        def watched(letter: object) -> None:
+        def watched(event: object) -> None:
             nonlocal largest
-            type(mailbox).put(mailbox, letter)  # type: ignore[arg-type]
-            largest = max(largest, len(mailbox._letters))
+            type(queue).put(queue, event)  # type: ignore[arg-type]
+            largest = max(largest, len(queue._events))
 
-        mailbox.put = watched  # type: ignore[method-assign,assignment]
+        queue.put = watched  # type: ignore[method-assign,assignment]
         await stage.engine.generate(submit, tokens_of(stage, "b" * 150), flag=None)
         await stream.read_text(151)
         await stage.engine.generate(submit, tokens_of(stage, "c"))

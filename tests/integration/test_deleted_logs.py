@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.engine.client import Engine, EngineClient
+from gateway.engine.event_queue import EventQueue
 from gateway.engine.events import ChoiceFinished, EngineUnreachable, RequestFailed, TokensArrived
-from gateway.engine.mailbox import Mailbox
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.messages.requests import Submit
@@ -33,20 +33,20 @@ class Streams:
         self, submits: Sequence[Submit], delete: Sequence[str] = (), bus: RedisBus | None = None
     ) -> dict[str, list[int]]:
         """Tokens by request; when the first have come, keys are deleted."""
-        mailbox = Mailbox()
+        queue = EventQueue()
         tokens: dict[str, list[int]] = {found.request_id: [] for found in submits}
         left = set(tokens)
         named = [replace(found, gateway=self._client.instance) for found in submits]
-        await self._client.submit(named, mailbox)
+        await self._client.submit(named, queue)
         async with asyncio.timeout(_DEADLINE_S):
             while left:
-                for letter in await mailbox.take():
-                    assert not isinstance(letter, (RequestFailed, EngineUnreachable)), letter
-                    if isinstance(letter, TokensArrived):
-                        tokens[letter.request_id] += letter.tokens
-                    elif isinstance(letter, ChoiceFinished):
-                        self._client.close(letter.request_id, mailbox)
-                        left.discard(letter.request_id)
+                for event in await queue.take():
+                    assert not isinstance(event, (RequestFailed, EngineUnreachable)), event
+                    if isinstance(event, TokensArrived):
+                        tokens[event.request_id] += event.tokens
+                    elif isinstance(event, ChoiceFinished):
+                        self._client.close(event.request_id, queue)
+                        left.discard(event.request_id)
                 if bus is not None and delete and any(map(len, tokens.values())):
                     await bus._ask(*delete)
                     delete = ()

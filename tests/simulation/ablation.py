@@ -16,14 +16,14 @@ from unittest.mock import patch
 import numpy as np
 
 from gateway.engine.attachments import Deliveries
-from gateway.engine.events import Event, FollowingLost
+from gateway.engine.events import Desynchronized, Event
 from gateway.engine.log_position import Fit, Place
 from gpu_worker.service import WorkerService
 from scheduler_svc import epoch as epochs
 from scheduler_svc.core.requests.lifecycle import Requests
 from scheduler_svc.core.requests.log_retention import Retention
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recovery import Fold, resume
+from scheduler_svc.recovery import Recovery, resume
 from scheduler_svc.service import SchedulerService
 from shared.bus.api import START, Append, EntryId
 from shared.codec import encode
@@ -49,27 +49,27 @@ def _stale_writers_are_heard(stack: ExitStack) -> None:
     stack.enter_context(patch.object(Server, "__init__", start))
 
 
-def _folded_before_the_fence(stack: ExitStack) -> None:
+def _replayed_before_the_fence(stack: ExitStack) -> None:
     """F2: what is read is read first, and only then are earlier writers fenced off."""
 
     async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=(), above=0):  # type: ignore[no-untyped-def]
         top = await bus.last_id(keys.outputs)
-        fold = Fold(config.max_model_len, config.vocab_size)
-        history = await epochs.fold_until(bus, keys.outputs, top, fold)
+        recovery = Recovery(config.max_model_len, config.vocab_size)
+        history = await epochs.replay_until(bus, keys.outputs, top, recovery)
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
         number = max(await bus.now_ms(), above + 1, *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
         start = EpochStarted(number, scheduler, workers, np.array(suspects, np.int32))
         started = encode(start)
-        fold.add([start])
+        recovery.add([start])
         await bus.append_all(
             [
                 Append(keys.plans, [started], number, 0, trim_below=fence),
                 Append(keys.outputs, [started], number, 0),
             ]
         )
-        core = Scheduler(config, fold.requests_cursor)
-        for state in resume(core, fold, fence):
+        core = Scheduler(config, recovery.requests_cursor)
+        for state in resume(core, recovery, fence):
             await bus.append(Append(keys.outputs, [encode(state)], number))
         return epochs.Epoch(number, core, history)
 
@@ -138,7 +138,7 @@ def _nobody_attaches_again(stack: ExitStack) -> None:
     dispatch = Deliveries.dispatch
 
     def ignore(self: Deliveries, events: Iterable[Event]) -> None:
-        dispatch(self, [event for event in events if not isinstance(event, FollowingLost)])
+        dispatch(self, [event for event in events if not isinstance(event, Desynchronized)])
 
     stack.enter_context(patch.object(Deliveries, "dispatch", ignore))
 
@@ -165,10 +165,10 @@ def _gaps_are_ignored(stack: ExitStack) -> None:
 
 
 VIEWS = "F5 the client's view wins"
-FENCE = "F2 fence, then fold"
+FENCE = "F2 fence, then replay"
 RULES: Mapping[str, Rule] = {
     "F1 stale writers are refused": _stale_writers_are_heard,
-    "F2 fence, then fold": _folded_before_the_fence,
+    "F2 fence, then replay": _replayed_before_the_fence,
     "F3 only who is named acts": _everybody_is_named,
     "F4 RequestState is a compare-and-append": _states_are_not_compared,
     "F4 RequestState before trimming": _trimming_forgets,
@@ -239,7 +239,7 @@ def _in_long(*faults: Fault, **changes: Any) -> Circumstances:
 # Other rules mend most of what the lack of one does: the runs are about what only this one does.
 FOCUS: Mapping[str, Circumstances] = {
     "F1 stale writers are refused": _in_large(Fault.PAUSE, Fault.RIVAL),
-    "F2 fence, then fold": _joined,
+    "F2 fence, then replay": _joined,
     "F3 only who is named acts": _in(Fault.RIVAL, Fault.CRASH),
     "F4 RequestState is a compare-and-append": _in_large(*Fault),
     "F4 RequestState before trimming": _in_long(

@@ -107,7 +107,7 @@ class Retention:
         return min(enough, oldest.state_id)
 
     def needed_id(self, head: EntryId) -> EntryId:
-        """Entries below are needed by no fold, only by readers that are slow."""
+        """Entries below are needed by no recovery, only by readers that are slow."""
         recent = EntryId(head.epoch, max(head.seq - _RECENT_ENTRIES, 0))
         oldest = next(iter(self._oldest_first.values()), None)
         return recent if oldest is None else min(recent, oldest.state_id or START)

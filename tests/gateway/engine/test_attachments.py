@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from gateway.engine.attachments import Deliveries
+from gateway.engine.event_queue import EventQueue
 from gateway.engine.events import EngineUnreachable, RequestAccepted, RequestFailed
-from gateway.engine.mailbox import Mailbox
 from gateway.engine.outputs_reader import Sessions
 from shared.bus.api import Entry, EntryId
 from shared.codec import Message, encode
@@ -17,36 +17,36 @@ from tests.support.requests import submit
 
 
 async def test_an_entry_behind_a_gap_that_ends_a_request_leaves_nothing_to_attach_to() -> None:
-    sessions, sent, mailbox = Sessions(), list[Attach](), Mailbox()
+    sessions, sent, queue = Sessions(), list[Attach](), EventQueue()
     deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
-    deliveries.open(submit("ended"), mailbox)
-    deliveries.open(submit("runs"), mailbox)
+    deliveries.open(submit("ended"), queue)
+    deliveries.open(submit("runs"), queue)
     ended = encode(RequestEnded("ended", "overloaded", "too much waits", "1-1"))
     deliveries.dispatch(sessions.apply(Entry(EntryId(5, 7), (ended,))))
     assert [attach.request_id for attach in sent] == ["runs"]
-    [failed] = await mailbox.take()
+    [failed] = await queue.take()
     assert isinstance(failed, RequestFailed)
     assert failed.overloaded
 
 
 async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_stands() -> None:
-    sessions, sent, mailbox = Sessions(), list[Attach](), Mailbox()
+    sessions, sent, queue = Sessions(), list[Attach](), EventQueue()
     deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
-    deliveries.open(submit("refused"), mailbox)
-    deliveries.open(submit("lost"), mailbox)
+    deliveries.open(submit("refused"), queue)
+    deliveries.open(submit("lost"), queue)
     ended = encode(RequestEnded("refused", "overloaded", "too much waits", "1-1"))
     deliveries.dispatch(sessions.apply(Entry(EntryId(5, 0), (ended,))))
-    deliveries.attach_unanswered("refused", mailbox)
-    deliveries.attach_unanswered("lost", mailbox)
+    deliveries.attach_unanswered("refused", queue)
+    deliveries.attach_unanswered("lost", queue)
     assert [attach.request_id for attach in sent] == ["lost"]
-    [failed] = await mailbox.take()
+    [failed] = await queue.take()
     assert isinstance(failed, RequestFailed)
 
 
 def test_every_attachment_of_a_delivery_is_named_after_it() -> None:
     sent = list[Attach]()
     deliveries = Deliveries("gateway", Sessions(), sent.append, lambda: 0.0)
-    deliveries.open(replace(submit("a"), attachment="first", overtaken=("other",)), Mailbox())
+    deliveries.open(replace(submit("a"), attachment="first", overtaken=("other",)), EventQueue())
     deliveries.attach("a")
     deliveries.attach("a")
     assert [attach.attachment for attach in sent] == ["first.1", "first.2"]
@@ -61,7 +61,7 @@ def test_only_an_engine_that_lacks_a_prompt_gets_it_again() -> None:
     now, sessions, sent = [0.0], Sessions(), list[Attach]()
     deliveries = Deliveries("gateway", sessions, sent.append, lambda: now[0])
     asked = submit("a", range(9))
-    deliveries.open(asked, Mailbox())
+    deliveries.open(asked, EventQueue())
     deliveries.attach("a")  # nobody knows whether it was submitted
     for now[0] in (2.0, 100.0):
         deliveries.repeat()
@@ -85,9 +85,9 @@ def test_only_an_engine_that_lacks_a_prompt_gets_it_again() -> None:
 
 
 def test_a_state_without_the_prompt_is_no_answer_to_a_look_up() -> None:
-    sessions, sent, mailbox = Sessions(), list[Attach](), Mailbox()
+    sessions, sent, queue = Sessions(), list[Attach](), EventQueue()
     deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
-    deliveries.look_up("a", mailbox, patience_s=9.0)
+    deliveries.look_up("a", queue, patience_s=9.0)
     known = replace(submit("a", range(9)), attachment=sent[0].attachment)
     state = RequestState(known, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
     said(deliveries, sessions, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
@@ -101,7 +101,7 @@ def test_a_state_without_the_prompt_is_no_answer_to_a_look_up() -> None:
 async def test_what_the_log_is_silent_about_is_asked_for() -> None:
     now, sessions, sent = [0.0], Sessions(), list[Attach]()
     deliveries = Deliveries("gateway", sessions, sent.append, lambda: now[0])
-    deliveries.open(submit("trimmed"), Mailbox())
+    deliveries.open(submit("trimmed"), EventQueue())
     deliveries.attach_unheard_of()
     now[0] = 9.9
     deliveries.attach_unheard_of()
@@ -113,11 +113,11 @@ async def test_what_the_log_is_silent_about_is_asked_for() -> None:
 
 
 async def test_patience_is_for_the_engines_first_word_and_not_for_what_it_has_accepted() -> None:
-    now, sessions, mailboxes = [0.0], Sessions(), (Mailbox(), Mailbox())
+    now, sessions, queues = [0.0], Sessions(), (EventQueue(), EventQueue())
     deliveries = Deliveries("gateway", sessions, list[Attach]().append, lambda: now[0])
     unheard, accepted = submit("unheard"), submit("accepted")
-    for told, mailbox in zip((unheard, accepted), mailboxes, strict=True):
-        deliveries.open(told, mailbox, patience_s=1.0)
+    for told, queue in zip((unheard, accepted), queues, strict=True):
+        deliveries.open(told, queue, patience_s=1.0)
     state = RequestState(accepted, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
     started = EpochStarted(5, "scheduler", ("worker",))
     for seq, said in enumerate((started, state)):
@@ -132,15 +132,15 @@ async def test_patience_is_for_the_engines_first_word_and_not_for_what_it_has_ac
     now[0] = 1_000.0
     deliveries.attach_unheard_of()
     deliveries.give_up("silent")
-    assert await mailboxes[0].take() == [EngineUnreachable("unheard", "silent")]
-    assert await mailboxes[1].take() == [RequestAccepted("accepted")]
+    assert await queues[0].take() == [EngineUnreachable("unheard", "silent")]
+    assert await queues[1].take() == [RequestAccepted("accepted")]
 
 
 def test_an_engine_is_full_for_a_moment_after_a_refusal_that_is_for_all() -> None:
     now, sessions = [0.0], Sessions()
     deliveries = Deliveries("gateway", sessions, list[Attach]().append, lambda: now[0])
     for seq, for_all in enumerate((False, True)):
-        deliveries.open(submit("a"), Mailbox())
+        deliveries.open(submit("a"), EventQueue())
         ended = RequestEnded("a", "overloaded", "too much waits", "1-1", for_all)
         deliveries.dispatch(sessions.apply(Entry(EntryId(5, seq), (encode(ended),))))
         assert deliveries.is_full == for_all

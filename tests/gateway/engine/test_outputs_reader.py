@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from gateway.engine.events import (
+    Attached,
     ChoiceFinished,
+    Desynchronized,
     Event,
-    FollowingLost,
-    Joined,
-    NotRemembered,
     PrefixFound,
     PromptMissing,
     PromptScored,
@@ -19,6 +18,7 @@ from gateway.engine.events import (
     RequestFailed,
     Superseded,
     TokensArrived,
+    UnknownRequest,
 )
 from gateway.engine.log_position import Fit, Place
 from gateway.engine.outputs_reader import Sessions
@@ -120,7 +120,7 @@ def assert_lost(events: Sequence[Event], *request_ids: str) -> None:
     assert {event.request_id for event in events} == set(request_ids)
     assert len(events) == len(request_ids)
     for event in events:
-        assert isinstance(event, FollowingLost)
+        assert isinstance(event, Desynchronized)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_a_deadline_ends_what_runs_and_what_waits_with_its_reason(log: Log, stat
 def test_a_refusal_for_overload_is_a_failure_that_says_so(log: Log) -> None:
     [failed] = log.say(RequestEnded("a", "overloaded", "40 requests wait already", "3-4"))
     assert failed == RequestFailed(
-        "a", "40 requests wait already", engine_knows=True, overloaded=True
+        "a", "40 requests wait already", ended_in_engine=True, overloaded=True
     )
 
 
@@ -201,7 +201,7 @@ def test_who_began_in_the_middle_of_an_epoch_misses_entries_that_were_trimmed() 
     assert log.state("a", 1) == []
     log.seq += 1  # the first result was trimmed before it was read
     log.number += 1
-    assert log.step({1: 11}) == [FollowingLost("a", "entries are missing in the log")]
+    assert log.step({1: 11}) == [Desynchronized("a", "entries are missing in the log")]
     log.sessions.attach("a")
     assert log.step({1: 12}) == []
 
@@ -212,10 +212,10 @@ def test_who_knows_no_step_cannot_know_that_none_is_missing() -> None:
     log.sessions.open("a", ATTACHMENT)
     log.state("a", 1)
     # The end of the log may have been lost, and its ids have been given out again.
-    assert log.step({1: 11}, number=11) == [FollowingLost("a", "results are missing in the log")]
+    assert log.step({1: 11}, number=11) == [Desynchronized("a", "results are missing in the log")]
     log.sessions.attach("a")
     [joined, event] = log.state("a", 1, [10, 11], attachment=AGAIN)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Attached)
     assert event == tokens("a", 10, 11)
     assert log.step({1: 12}) == [tokens("a", 12)]
 
@@ -333,14 +333,14 @@ def test_a_request_without_a_handle_when_two_epochs_pass_is_lost_too(log: Log) -
 def test_an_error_fails_the_request(log: Log) -> None:
     log.state("a", 1)
     assert log.say(RequestEnded("a", "error", "no luck", "1-1")) == [
-        RequestFailed("a", "no luck", engine_knows=True)
+        RequestFailed("a", "no luck", ended_in_engine=True)
     ]
     assert log.step({1: 10}) == []
 
 
 def test_a_request_may_be_refused_before_it_has_a_state(log: Log) -> None:
     [event] = log.say(RequestEnded("b", "error", "prompt too long", "1-1"))
-    assert event == RequestFailed("b", "prompt too long", engine_knows=True)
+    assert event == RequestFailed("b", "prompt too long", ended_in_engine=True)
 
 
 def test_what_others_asked_for_is_ignored(log: Log) -> None:
@@ -406,7 +406,7 @@ def test_a_restart_that_lost_the_tail_reads_from_the_start_for_a_newer_epoch(log
     assert log.state("a", 1, [10]) == []
     assert log.step({1: 11}) == []
     [joined, event] = log.state("a", 2, [10, 12], attachment=AGAIN)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Attached)
     assert event == tokens("a", 12)
     assert log.step({2: 13}) == [tokens("a", 13)]
 
@@ -467,7 +467,7 @@ def test_a_restart_that_lost_whole_epochs_may_be_followed_by_a_lower_one(log: Lo
     log.sessions.attach("a")
     log.start(4)
     joined, more = log.state("a", 1, [10], attachment=AGAIN)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Attached)
     assert more == tokens("a", 10)
 
 
@@ -496,7 +496,7 @@ def attached(log: Log, request_id: str = "a") -> Log:
 def test_an_answer_to_an_attachment_continues_what_was_delivered(log: Log) -> None:
     attached(log)
     joined, more = log.state("a", 9, [10, 11, 12, 13], attachment=AGAIN)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Attached)
     assert more == tokens("a", 12, 13)
     assert log.step({1: 99, 9: 14}) == [tokens("a", 14)]
 
@@ -527,7 +527,7 @@ def test_an_answer_that_contradicts_what_was_delivered_ends_the_request(
     attached(log)
     _, event = log.state("a", 9, output, attachment=AGAIN)
     assert isinstance(event, RequestFailed)
-    assert not event.engine_knows
+    assert not event.ended_in_engine
     assert "cannot be continued" in event.error
 
 
@@ -542,7 +542,7 @@ def test_endings_while_an_answer_is_awaited_do_not_tell_the_tokens_before_them(l
 def test_a_request_that_the_engine_gives_up_is_waited_for_no_more(log: Log) -> None:
     attached(log)
     [event] = log.say(RequestEnded("a", "error", "no luck", "8-8"))
-    assert event == RequestFailed("a", "no luck", engine_knows=True)
+    assert event == RequestFailed("a", "no luck", ended_in_engine=True)
 
 
 def test_an_abort_of_an_earlier_delivery_is_no_answer_to_an_attachment(log: Log) -> None:
@@ -563,7 +563,7 @@ def test_who_was_delivering_what_is_not_remembered_says_it_again(log: Log) -> No
     log.sessions.open("c", "first")
     log.state("c", 9, [], attachment="first")
     [lost] = log.say(RequestEnded("c", "unknown", "", "8-8"))
-    assert isinstance(lost, FollowingLost)
+    assert isinstance(lost, Desynchronized)
     assert log.sessions.awaits("c")
 
 
@@ -571,7 +571,7 @@ def test_a_refusal_that_an_attachment_follows_leaves_something_to_abort(log: Log
     log.sessions.attach("a")
     [failed] = log.say(RequestEnded("a", "overloaded", "40 requests wait already", "3-4"))
     assert failed == RequestFailed(
-        "a", "40 requests wait already", engine_knows=False, overloaded=True
+        "a", "40 requests wait already", ended_in_engine=False, overloaded=True
     )
 
 
@@ -583,7 +583,7 @@ def test_tokens_whose_scores_were_missed_come_again() -> None:
     assert_lost(log.step({1: 12}, number=3), "a")
     log.sessions.attach("a")
     [joined] = log.state("a", 2, [10], attachment=AGAIN)
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Attached)
     [event] = log.step({2: 11}, logprobs=(scores(11, -0.25, {11: -0.25}),))
     assert isinstance(event, TokensArrived)
     assert [item.logprob for item in event.logprobs] == [-0.25]
@@ -600,7 +600,7 @@ def test_tokens_that_came_without_scores_while_an_answer_was_awaited_are_asked_f
     [view] = log.sessions.attach("a").views()
     assert view.tokens.tolist() == []
     [joined] = log.state("a", 3, attachment=f"{ATTACHMENT}.2")
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Attached)
 
 
 def test_another_delivery_of_a_request_ends_this_one(log: Log) -> None:
@@ -671,7 +671,7 @@ def test_what_is_looked_up_is_told_once(log: Log) -> None:
     log.sessions.look_up("c", "look")
     assert log.state("c", 5, [9], attachment="other") == []
     [joined] = log.state("c", 6, [10, 11], attachment="look")
-    assert isinstance(joined, Joined)
+    assert isinstance(joined, Attached)
     assert (joined.outputs, joined.finish_reasons) == (((10, 11),), ("",))
     assert log.state("c", 6, [10, 11], attachment="look") == []
 
@@ -679,7 +679,7 @@ def test_what_is_looked_up_is_told_once(log: Log) -> None:
 @pytest.mark.parametrize("reason", ["unknown", "error", "abort"])
 def test_what_is_looked_up_may_not_be_remembered(log: Log, reason: str) -> None:
     log.sessions.look_up("c", "look")
-    assert log.say(RequestEnded("c", reason, "", "1-1")) == [NotRemembered("c")]
+    assert log.say(RequestEnded("c", reason, "", "1-1")) == [UnknownRequest("c")]
     assert not log.sessions.awaits("c")
 
 
@@ -756,7 +756,7 @@ def test_the_end_of_the_request_ends_the_choices_that_are_left(three: Log) -> No
 def test_an_error_fails_the_request_while_a_choice_goes_on(three: Log) -> None:
     three.step({10: 5}, {10: 2})
     assert three.say(RequestEnded("a", "error", "no luck", "5-5")) == [
-        RequestFailed("a", "no luck", engine_knows=True)
+        RequestFailed("a", "no luck", ended_in_engine=True)
     ]
 
 
@@ -965,7 +965,7 @@ def test_a_search_that_ends_with_no_answer_fails(
     search.beams((3, [], ""))
     [event] = search.end_search(*found)
     assert isinstance(event, RequestFailed)
-    assert event.engine_knows
+    assert event.ended_in_engine
     assert "hypothes" in event.error
     assert search.end_search(BEST, SECOND) == []
 
@@ -982,7 +982,7 @@ def test_a_search_that_ends_without_hypotheses_fails(search: SearchLog, reason: 
     search.beams((3, [], ""))
     error = f"the request ended with {reason!r}"
     assert search.say(RequestEnded("a", reason, "", "8-8")) == [
-        RequestFailed("a", error, engine_knows=True)
+        RequestFailed("a", error, ended_in_engine=True)
     ]
 
 

@@ -54,7 +54,7 @@ async def test_a_backlog_of_tokens_lets_others_run_before_it_is_taken(stage: Sta
     # Those with log-probabilities wait apart.
     for token in range(num_tokens):
         known = scores(50, -1.0, {50: -1.0})
-        generation.mailbox.put(TokensArrived(shown.call_id, 0, [50 + token % 9], (known,)))
+        generation.queue.put(TokensArrived(shown.call_id, 0, [50 + token % 9], (known,)))
     loop, turns = asyncio.get_running_loop(), 0
 
     def turn() -> None:

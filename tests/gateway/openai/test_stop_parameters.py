@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from gateway.engine.event_queue import ClientDisconnected
 from gateway.engine.events import TokensArrived
-from gateway.engine.mailbox import ClientGone
 from gateway.openai.generation import ClientLeft, Generation
 from gateway.openai.pending_requests import Planned
 from gateway.openai.validation import Prompt
@@ -131,8 +131,8 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
         0.0,
     )
     await generation.submit()
-    generation.mailbox.put(TokensArrived(display().call_id, 0, letters(stage, "END"), ()))
-    generation.mailbox.put(ClientGone())
+    generation.queue.put(TokensArrived(display().call_id, 0, letters(stage, "END"), ()))
+    generation.queue.put(ClientDisconnected())
     with pytest.raises(ClientLeft):
         await anext(generation.deltas())
     generation.close()

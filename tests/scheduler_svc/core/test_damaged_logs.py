@@ -11,8 +11,8 @@ import pytest
 
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.epoch import fold_until, start_epoch
-from scheduler_svc.recovery import Fold, resume
+from scheduler_svc.epoch import replay_until, start_epoch
+from scheduler_svc.recovery import Recovery, resume
 from shared.bus.api import Append, EntryId
 from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
@@ -130,10 +130,10 @@ async def test_a_malformed_result_stops_no_later_start(bad: StepResult) -> None:
     log = (STARTED, state("a", 1, [7]), state("b", 2, [8]), result(1, {1: 9, 2: 9}))
     for message in (*log, replace(bad, step=2), result(3, {1: 50, 2: 60})):
         await bus.append(Append(OUTPUTS, [encode(message)], 5))
-    fold = Fold(CONFIG.max_model_len, CONFIG.vocab_size)
-    await fold_until(bus, OUTPUTS, EntryId(8, 0), fold)
+    recovery = Recovery(CONFIG.max_model_len, CONFIG.vocab_size)
+    await replay_until(bus, OUTPUTS, EntryId(8, 0), recovery)
     # What came before counts, and nothing behind is joined to it.
-    found = {one.submit.request_id: one.outputs()[0].tolist() for one in fold.in_order()}
+    found = {one.submit.request_id: one.outputs()[0].tolist() for one in recovery.in_order()}
     assert found == {"a": [7, 9], "b": [8, 9]}
 
 
@@ -282,14 +282,14 @@ def test_any_damaged_entry_of_outputs_lets_the_next_scheduler_start_and_finish()
         if bad is None:
             continue
         num_damaged += 1
-        fold = Fold(CONFIG.max_model_len, CONFIG.vocab_size)
+        recovery = Recovery(CONFIG.max_model_len, CONFIG.vocab_size)
         for message in (*log[:where], bad, *log[where + 1 :]):
             try:
-                fold.add([message])
+                recovery.add([message])
             except DecodeError:
-                fold.lose_sight()
+                recovery.lose_sight()
         later = Engine(Scheduler(CONFIG))
-        later.answer(resume(later.core, fold, EntryId(5, 0)))
+        later.answer(resume(later.core, recovery, EntryId(5, 0)))
         later.run()
         assert not later.core.num_requests
     assert num_damaged > 200

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler_svc.core.events import Preempted
 from scheduler_svc.explain.log_sources import from_recording
-from scheduler_svc.explain.merged_logs import Logs, Planned, Said, UnknownRequest, resolve, tell
+from scheduler_svc.explain.merged_logs import Logs, Planned, RequestNotFound, Said, resolve, tell
 from scheduler_svc.explain.redis_location import find_redis
 from scheduler_svc.explain.story import Event, Kind, Story
 from scheduler_svc.explain.timeline import UNNAMED
@@ -445,9 +445,9 @@ def test_the_beginning_of_an_id_is_enough_if_no_other_begins_so() -> None:
     assert resolve("abc", logs) == "abc"
     assert resolve("abd", logs) == "abd"
     assert resolve("ab", logs) == "ab"
-    with pytest.raises(UnknownRequest, match="3 requests begin with 'a'"):
+    with pytest.raises(RequestNotFound, match="3 requests begin with 'a'"):
         resolve("a", logs)
-    with pytest.raises(UnknownRequest, match="nothing is known of a request 'x'"):
+    with pytest.raises(RequestNotFound, match="nothing is known of a request 'x'"):
         resolve("x", logs)
 
 

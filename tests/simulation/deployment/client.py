@@ -5,7 +5,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from gateway.engine.mailbox import ClientGone, Mailbox
+from gateway.engine.event_queue import ClientDisconnected, EventQueue
 from shared.messages.endings import FinishReason
 from tests.simulation.deployment.clients import Call, Event, Outcome, Stream
 from tests.simulation.deployment.model import Model
@@ -27,7 +27,7 @@ class Door(Protocol):
     def serve(self, call: Callable[..., Call], stream: Stream, begin: str) -> None:
         """Have a call served."""
 
-    def say(self, stream: Stream, letter: ClientGone) -> None:
+    def put(self, stream: Stream, event: ClientDisconnected) -> None:
         """The connection's other end has something to tell."""
 
 
@@ -104,7 +104,7 @@ class Client:
         begin = "join" if self.wish.joins else "submit"
         while not self.is_done:
             doors = self._doors()
-            stream = Stream(Mailbox())
+            stream = Stream(EventQueue())
             door = self._rng.choice(doors) if doors else None
             if door is None or not door.connect(stream):
                 await asyncio.sleep(_RETRY_S)
@@ -184,7 +184,7 @@ class Client:
             return  # it was broken off before
         stream.break_off(num_kept)
         if tells:
-            self._door.say(stream, ClientGone())
+            self._door.put(stream, ClientDisconnected())
 
     def _start_over(self) -> None:
         self.tokens = [[] for _ in range(self.wish.submit.num_choices)]

@@ -11,17 +11,17 @@ from enum import Enum, auto
 from secrets import token_hex
 
 from gateway.engine.client import Engine, EngineClient
+from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue
 from gateway.engine.events import (
+    Attached,
     ChoiceFinished,
+    Desynchronized,
     EngineUnreachable,
-    FollowingLost,
-    Joined,
-    NotRemembered,
     RequestFailed,
     Superseded,
     TokensArrived,
+    UnknownRequest,
 )
-from gateway.engine.mailbox import ClientGone, Letter, Mailbox
 from gateway.resume.client_view import views_of
 from shared.messages.endings import FinishReason
 from shared.messages.requests import Stop, Submit
@@ -54,7 +54,7 @@ class Event:
 class Stream:
     """A connection between a client and a call."""
 
-    mailbox: Mailbox
+    queue: EventQueue
     events: list[Event] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     is_broken: bool = False
@@ -99,13 +99,13 @@ class Call:
     ) -> None:
         self._engine = engine
         self._stream = stream
-        self._mailbox = stream.mailbox
+        self._queue = stream.queue
         self._submit = submit
         self._stop_after = stop_after
         self._replay = [list(tokens) for tokens, _ in has]
         self._counts = [0] * submit.num_choices
         self._ended = [bool(reason) for _, reason in has] or [False] * submit.num_choices
-        self._waiting: list[Letter] = []
+        self._waiting: list[CallEvent] = []
         self._keeps = False
 
     async def serve(self, begin: str) -> None:
@@ -123,9 +123,9 @@ class Call:
                 await self._begin(begin)
             self._stream.is_accepted = True
             while not all(self._ended):
-                letters, self._waiting = self._waiting, []
-                for letter in letters or await self._mailbox.take():
-                    self._open(letter)
+                events, self._waiting = self._waiting, []
+                for event in events or await self._queue.take():
+                    self._open(event)
             self._close(abort=False)
             self._stream.send(Event(outcome=Outcome.DONE))
         except _Over as over:
@@ -135,32 +135,32 @@ class Call:
     async def _begin(self, begin: str) -> None:
         submit = replace(self._submit, gateway=self._engine.instance, attachment=token_hex(8))
         if begin == "submit":
-            await self._engine.submit([submit], self._mailbox)
+            await self._engine.submit([submit], self._queue)
         else:
-            self._engine.attach(submit, self._mailbox)
+            self._engine.attach(submit, self._queue)
         is_answered = False
         while not is_answered:
-            for letter in await self._mailbox.take():
-                self._waiting.append(letter)
+            for event in await self._queue.take():
+                self._waiting.append(event)
                 if not is_answered:
-                    if isinstance(letter, (ClientGone, RequestFailed)):
-                        self._open(letter)
-                    self._refuse(letter)
+                    if isinstance(event, (ClientDisconnected, RequestFailed)):
+                        self._open(event)
+                    self._refuse(event)
                     is_answered = True
 
     async def _resume(self) -> None:
         identity = self._submit.request_id
-        self._engine.look_up(identity, self._mailbox)
-        known: Joined | None = None
+        self._engine.look_up(identity, self._queue)
+        known: Attached | None = None
         while known is None:
-            for letter in await self._mailbox.take():
-                if isinstance(letter, Joined):
-                    known = letter
-                elif isinstance(letter, NotRemembered):
+            for event in await self._queue.take():
+                if isinstance(event, Attached):
+                    known = event
+                elif isinstance(event, UnknownRequest):
                     raise _Over(Outcome.LOST, "not remembered")
-                elif not isinstance(letter, ClientGone):
-                    self._refuse(letter)
-        self._engine.close(identity, self._mailbox)
+                elif not isinstance(event, ClientDisconnected):
+                    self._refuse(event)
+        self._engine.close(identity, self._queue)
         has = list(zip(map(len, self._replay), self._ended, strict=True))
         views = views_of(known, has)
         for choice, view in enumerate(views):
@@ -170,36 +170,36 @@ class Call:
                 self._waiting.append(ChoiceFinished(identity, choice, ended))
         if not all(view.finish_reason for view in views):
             is_search = known.submit.sampling.beams is not None
-            self._engine.attach(known.submit, self._mailbox, () if is_search else views)
+            self._engine.attach(known.submit, self._queue, () if is_search else views)
 
-    def _refuse(self, letter: Letter) -> None:
-        if isinstance(letter, EngineUnreachable):
-            raise _Over(Outcome.UNAVAILABLE, letter.why)
-        if isinstance(letter, Superseded):
+    def _refuse(self, event: CallEvent) -> None:
+        if isinstance(event, EngineUnreachable):
+            raise _Over(Outcome.UNAVAILABLE, event.why)
+        if isinstance(event, Superseded):
             self._keeps = True
             raise _Over(Outcome.TAKEN_OVER)
 
-    def _open(self, letter: Letter) -> None:
-        self._refuse(letter)
-        if isinstance(letter, ClientGone):
+    def _open(self, event: CallEvent) -> None:
+        self._refuse(event)
+        if isinstance(event, ClientDisconnected):
             raise _Over(Outcome.LOST, "the client has gone")
-        if isinstance(letter, RequestFailed):
-            self._keeps = letter.engine_knows
-            outcome = Outcome.FAILED if letter.engine_knows else Outcome.LOST
-            outcome = Outcome.REFUSED if letter.overloaded else outcome
-            raise _Over(outcome, letter.error)
-        if isinstance(letter, TokensArrived):
-            if self._submit.sampling.num_logprobs is not None and not letter.logprobs:
+        if isinstance(event, RequestFailed):
+            self._keeps = event.ended_in_engine
+            outcome = Outcome.FAILED if event.ended_in_engine else Outcome.LOST
+            outcome = Outcome.REFUSED if event.overloaded else outcome
+            raise _Over(outcome, event.error)
+        if isinstance(event, TokensArrived):
+            if self._submit.sampling.num_logprobs is not None and not event.logprobs:
                 raise _Over(Outcome.LOST, "the log-probability of a token is missing")
-            new = self._take(letter.choice, letter.tokens)
-            if new and not self._ended[letter.choice]:
-                first = len(letter.tokens) - len(new)
-                self._deliver(letter.choice, new, [s.logprob for s in letter.logprobs[first:]])
-        elif isinstance(letter, ChoiceFinished) and not self._ended[letter.choice]:
-            self._ended[letter.choice] = True
-            self._stream.send(Event(letter.choice, finish_reason=letter.reason))
+            new = self._take(event.choice, event.tokens)
+            if new and not self._ended[event.choice]:
+                first = len(event.tokens) - len(new)
+                self._deliver(event.choice, new, [s.logprob for s in event.logprobs[first:]])
+        elif isinstance(event, ChoiceFinished) and not self._ended[event.choice]:
+            self._ended[event.choice] = True
+            self._stream.send(Event(event.choice, finish_reason=event.reason))
         else:
-            assert isinstance(letter, (Joined, FollowingLost, ChoiceFinished)) or letter, letter
+            assert isinstance(event, (Attached, Desynchronized, ChoiceFinished)) or event, event
 
     def _take(self, choice: int, tokens: Sequence[int]) -> list[int]:
         """Those of the tokens that the client does not have yet."""
@@ -222,9 +222,9 @@ class Call:
             self._counts[choice] += len(tokens)
             self._ended[choice] = True
             identity = self._submit.request_id
-            self._engine.stop(Stop(identity, choice, limit), self._mailbox)
+            self._engine.stop(Stop(identity, choice, limit), self._queue)
             if not all(self._ended):
-                self._engine.close_choice(identity, choice, limit, FinishReason.STOP, self._mailbox)
+                self._engine.close_choice(identity, choice, limit, FinishReason.STOP, self._queue)
             return
         self._counts[choice] += len(tokens)
         self._stream.send(Event(choice, tokens, scores))
@@ -232,9 +232,9 @@ class Call:
     def _close(self, abort: bool) -> None:
         identity = self._submit.request_id
         if abort:
-            self._engine.abort(identity, self._mailbox, "not finished")
+            self._engine.abort(identity, self._queue, "not finished")
         else:
-            self._engine.close(identity, self._mailbox)
+            self._engine.close(identity, self._queue)
 
 
 Check = Callable[[Sequence[int], int], str]

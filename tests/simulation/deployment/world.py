@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from gateway.engine.client import EngineClient
-from gateway.engine.mailbox import ClientGone
+from gateway.engine.event_queue import ClientDisconnected
 from gpu_worker.service import WorkerService
 from scheduler_svc.core import events
 from scheduler_svc.core.scheduler import Scheduler
@@ -123,8 +123,8 @@ class GatewayProcess:
     def serve(self, call: Callable[..., Call], stream: Stream, begin: str) -> None:
         self.party.spawn(call(self._engine, stream, begin).serve(begin))
 
-    def say(self, stream: Stream, letter: ClientGone) -> None:
-        asyncio.get_running_loop().call_soon(stream.mailbox.put, letter, context=self.party.context)
+    def put(self, stream: Stream, event: ClientDisconnected) -> None:
+        asyncio.get_running_loop().call_soon(stream.queue.put, event, context=self.party.context)
 
     def reset_connections(self, rng: Random) -> None:
         """The process is gone; of what it sent, some still arrives."""

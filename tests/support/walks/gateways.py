@@ -1,7 +1,7 @@
 """The gateways of a random walk: what the outputs log tells them, and so their clients."""
 
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.recovery import Fold
+from scheduler_svc.recovery import Recovery
 from shared.bus.api import START, EntryId
 from shared.codec import Message
 from shared.messages.endings import FinishReason
@@ -60,7 +60,7 @@ class Gateways:
                 raise AssertionError(f"{message} in outputs")
         return EntryId.parse(message.requests_cursor)
 
-    def check_fold(self, fold: Fold) -> None:
+    def check_recovery(self, recovery: Recovery) -> None:
         """The trimmed log still says all of every unfinished request."""
         unfinished = {
             client.submit.request_id: {
@@ -71,22 +71,22 @@ class Gateways:
             for client in self._clients
             if client.is_accepted and not client.has_ended and client.search is None
         }
-        folded = {
+        recovered = {
             found.submit.request_id: {
                 number: output.tolist() for number, output in found.outputs().items()
             }
-            for found in fold.in_order()
+            for found in recovery.in_order()
             if found.search is None
         }
-        assert folded == unfinished
-        for found in fold.in_order():
+        assert recovered == unfinished
+        for found in recovery.in_order():
             asked = self.by_id[found.submit.request_id].submit
             assert found.submit.prompt.tobytes() == asked.prompt.tobytes(), asked.request_id
-        searches = {found.submit.request_id: found.search for found in fold.in_order()}
+        searches = {found.submit.request_id: found.search for found in recovery.in_order()}
         for client in self._clients:
             if client.is_accepted and not client.has_ended and client.search is not None:
                 search = searches.pop(client.submit.request_id)
-                assert search is not None, f"{client.submit.request_id} is folded without beams"
+                assert search is not None, f"{client.submit.request_id} is recovered without beams"
                 assert search.done == client.search.is_over
                 client.search.check_state(search.choices(0))
         assert not any(searches.values()), f"{searches} have ended"

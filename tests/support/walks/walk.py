@@ -14,7 +14,7 @@ import numpy as np
 from scheduler_svc.core.blocks.block_pool import BlockHash
 from scheduler_svc.core.blocks.prefix_hashes import shared_hashes
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recovery import Fold
+from scheduler_svc.recovery import Recovery
 from shared.bus.api import START, EntryId
 from shared.codec import Message
 from shared.messages.plans import EpochStarted, StepPlan
@@ -244,17 +244,17 @@ class Walk:
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """Fence, fold, recover."""
+        """Fence, replay the log, recover."""
         self._epoch += 1
         config = self._config
         self._plans: deque[tuple[StepPlan, dict[int, list[int]]]] = deque()
         self._gateways.begin_epoch(config)
         fence = EntryId(self._epoch, 0)
         self._outputs.append(Entry(fence, (EpochStarted(self._epoch, "scheduler", ("worker",)),)))
-        fold = Fold(self._config.max_model_len)
+        recovery = Recovery(self._config.max_model_len)
         for entry in self._outputs:
-            fold.add(entry.messages)
-        self._gateways.check_fold(fold)
+            recovery.add(entry.messages)
+        self._gateways.check_recovery(recovery)
         self.worker = WalkWorker(
             self.clients,
             self._prefixes,
@@ -263,15 +263,15 @@ class Walk:
             config.max_num_batched_tokens,
             self._config.max_model_len,
         )
-        self.core = Scheduler(config, fold.requests_cursor)
+        self.core = Scheduler(config, recovery.requests_cursor)
         self.core.outputs_cursor = self._last_output = fence
         self._unread_outputs: deque[Entry] = deque()
         self._unread_requests = deque(
-            entry for entry in self._requests if entry.id > fold.requests_cursor
+            entry for entry in self._requests if entry.id > recovery.requests_cursor
         )
         self._queues.forget()
         answers: list[Message] = []
-        for request in fold.in_order():
+        for request in recovery.in_order():
             if request.search is not None and request.search.done:
                 self.counts["searches over when recovered"] += 1
             elif request.search is not None and request.search.length:

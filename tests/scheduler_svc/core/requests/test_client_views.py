@@ -9,7 +9,7 @@ import pytest
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recovery import Fold, resume
+from scheduler_svc.recovery import Recovery, resume
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.messages.outputs import BeamsEnded, RequestEnded, RequestState, StepResult
@@ -43,17 +43,17 @@ class Engine:
         self.start_epoch()
 
     def start_epoch(self, suspects: Sequence[int] = ()) -> None:
-        fold = Fold(self.config.max_model_len)
-        fold.add(self.log)
+        recovery = Recovery(self.config.max_model_len)
+        recovery.add(self.log)
         self.epoch += 1_000
         self.num_entries = 0
         found = np.array(suspects, np.int32)
         self.log.append(EpochStarted(self.epoch, "scheduler", ("worker",), found))
-        fold.add(self.log[-1:])
+        recovery.add(self.log[-1:])
         self.core = Scheduler(self.config)
         self.worker = FakeWorker(4, 64, lambda handle, position: (token_at(position), False))
         self.plans: deque[StepPlan] = deque()
-        self.log += resume(self.core, fold, EntryId(self.epoch, 0))
+        self.log += resume(self.core, recovery, EntryId(self.epoch, 0))
 
     def tell(self, message: Message) -> list[Message]:
         self.num_entries += 1
@@ -90,12 +90,12 @@ class Engine:
 
     def outputs(self, request_id: str) -> dict[int, list[int]]:
         """What a reader of the whole log has of the choices in the end."""
-        fold = Fold(self.config.max_model_len)
-        fold.add(self.log)
-        if (known := fold.finished.find(request_id)) is not None:
+        recovery = Recovery(self.config.max_model_len)
+        recovery.add(self.log)
+        if (known := recovery.finished.find(request_id)) is not None:
             choices = known.choices
             return {number: found.output.tolist() for number, found in choices.items()}
-        found = fold.unfinished[request_id].outputs()
+        found = recovery.unfinished[request_id].outputs()
         return {number: output.tolist() for number, output in found.items()}
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest, RememberedRequests
-from scheduler_svc.recovery import Fold
+from scheduler_svc.recovery import Recovery
 from shared.messages.endings import FinishReason
 from shared.messages.outputs import ChoiceState, RequestEnded, RequestState
 from tests.support.requests import submit
@@ -43,13 +43,13 @@ def test_many_small_requests_of_one_key_cost_no_other_key_its_resumptions() -> N
 
 
 def test_what_ended_before_a_new_epoch_is_shared_in_the_same_way() -> None:
-    fold = Fold(max_model_len=200_000)
+    recovery = Recovery(max_model_len=200_000)
     for name, tenant, num_tokens in _endings():
         request = submit(name, [1] * num_tokens, tenant=tenant)
         over = ChoiceState(0, 0, np.array([5], np.int32), "stop")
-        fold.add([RequestState(request, (over,), "0-0")])
-    assert fold.finished.find("bob") is not None
-    assert fold.finished.find("alice-0") is None
+        recovery.add([RequestState(request, (over,), "0-0")])
+    assert recovery.finished.find("bob") is not None
+    assert recovery.finished.find("alice-0") is None
 
 
 def _endings() -> Iterator[tuple[str, str, int]]:

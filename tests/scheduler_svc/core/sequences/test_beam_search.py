@@ -12,7 +12,7 @@ from scheduler_svc.core import events
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequences.beam_search import BeamSearch
-from scheduler_svc.recovery import Fold
+from scheduler_svc.recovery import Recovery
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.messages.outputs import (
@@ -43,8 +43,8 @@ class Engine:
 
     def start_epoch(self) -> None:
         """Worker and scheduler are new, and know only what the log says."""
-        fold = Fold(self.config.max_model_len)
-        fold.add(self.log)
+        recovery = Recovery(self.config.max_model_len)
+        recovery.add(self.log)
         self.epoch += 1
         self.num_entries = 0
         self.log.append(EpochStarted(self.epoch, "scheduler", ("worker",)))
@@ -56,7 +56,7 @@ class Engine:
         )
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
-        for unfinished in fold.in_order():
+        for unfinished in recovery.in_order():
             self._note(
                 self.core.recover(
                     unfinished.submit, unfinished.outputs(), unfinished.ended, unfinished.search
