@@ -52,7 +52,8 @@ async def test_members_end_with_the_first_that_fails() -> None:
 
 async def test_members_end_with_their_caller() -> None:
     running = asyncio.create_task(tasks.run_together(_deaf(2), _deaf(0)))
-    await asyncio.sleep(0.01)
+    while len(asyncio.all_tasks()) < 4:  # this one, the caller and two members
+        await asyncio.sleep(0)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -1,6 +1,6 @@
 """Text in pieces is the text of the whole, and no piece ends inside a character."""
 
-import time
+import sys
 from collections.abc import Sequence
 from functools import cache
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.text.detokenizer import Detokenizer
+from gateway.text.detokenizer import Detokenizer, WindowDetokenizer
 from gateway.text.tokenizer import Tokenizer
 from gateway.text.vocabulary import OpaqueVocabulary
 from tests.gateway.tokenizers_for_tests import EURO_BYTES, FAMILIES
@@ -132,14 +132,30 @@ def test_tokens_that_the_tokenizer_does_not_know_have_no_text(family: str) -> No
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_work_per_token_does_not_grow_with_the_text(family: str) -> None:
     tokenizer = tokenizer_of(family)
-    tokens = [token % tokenizer.size for token in range(0, 20_000 * 7, 7)]
-    # Bytes that never make a character, for those who wait for one.
-    tokens += [100] * 20_000
     detokenizer = tokenizer.detokenizer()
-    started = time.perf_counter()
+    decoded: list[int] = []  # tokens, of each time that a window is decoded
+    if isinstance(detokenizer, WindowDetokenizer):
+        decode = detokenizer._decode
+        detokenizer._decode = lambda window: (decoded.append(len(window)), decode(window))[1]
+    tokens = [token % tokenizer.size for token in range(0, 3_000 * 7, 7)]
+    # Bytes that never make a character, for those who wait for one.
+    tokens += [100] * 3_000
+    calls: list[int] = []  # of functions, by each push
     for token in tokens:
-        detokenizer.push(token)
-    assert time.perf_counter() - started < 5  # growing work would take minutes
+        num_calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal num_calls
+            num_calls += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            detokenizer.push(token)
+        finally:
+            sys.setprofile(None)
+        calls.append(num_calls)
+    assert max(calls) < 200
+    assert max(decoded, default=0) < 100
 
 
 def test_the_demo_models_vocabulary_is_exact(tokenizer: Tokenizer) -> None:
