@@ -47,7 +47,7 @@ class SchedulerConfig:
     max_tenant_requests: int = 0  # the same for each tenant
     max_tenant_tokens: int = 0
     queue_ttl_ms: int = 0  # how long a request may wait to be admitted; 0: for ever
-    max_passing_steps: int = 0  # for which a group that lacks seats is passed by later ones
+    max_passing_steps: int = 0  # for which a group that lacks slots is passed by later ones
     vocab_size: int = 0  # tokens that the model has; 0: any may come
     tenants_share_prefixes: bool = True  # not only what is pinned
     resume_window_ms: int = 60_000  # how long what has ended is remembered

@@ -12,6 +12,7 @@ from scheduler_svc.core.blocks.block_tables import BlockTables
 from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.message_checks import check
+from scheduler_svc.core.policy import SchedulingPolicy
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest
 from scheduler_svc.core.requests.lifecycle import NOT_KNOWN, Acceptance, Requests
 from scheduler_svc.core.requests.log_retention import Retention
@@ -19,7 +20,7 @@ from scheduler_svc.core.requests.request_states import Answers
 from scheduler_svc.core.sequences.beam_search import BeamSearch
 from scheduler_svc.core.sequences.sequence import SequenceGroup
 from scheduler_svc.core.step.plan_draft import PlanDraft
-from scheduler_svc.core.step.planner import Stepping
+from scheduler_svc.core.step.planner import StepPlanner
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.errors import DecodeError
@@ -33,8 +34,8 @@ from shared.messages.requests import Abort, Attach, Drain, GatewayLost, Pin, Sto
 class Scheduler:
     """Continuous batching over a paged pool: events in, answers and plans out.
 
-    `Requests` knows who is served and what they were told, `Stepping` which of them compute in
-    which step.
+    `Requests` keeps requests from their submission to their end, `SchedulingPolicy` decides which
+    of them compute in which step, and `StepPlanner` carries that out.
     """
 
     def __init__(self, config: SchedulerConfig, requests_cursor: EntryId = START) -> None:
@@ -48,13 +49,12 @@ class Scheduler:
         self._prefixes = PinnedPrefixes(config, self.pool)
         self._retention = Retention(config.outputs_retention, config.outputs_retention_bytes)
         new_handle = count(1).__next__
-        self._stepping = Stepping(
-            config, tables, self._prefixes, new_handle, self._notes.append, self._drop_prefix
-        )
-        self._answers = Answers(self._stepping, requests_cursor)
+        self._planner = StepPlanner(config, tables, self._prefixes, new_handle, self._notes.append)
+        self._policy = SchedulingPolicy(config, self._planner)
+        self._answers = Answers(self._planner, requests_cursor)
         self._requests = Requests(
             config,
-            self._stepping,
+            self._planner,
             self._prefixes,
             self._retention,
             self._answers,
@@ -74,12 +74,12 @@ class Scheduler:
     @property
     def planned_step(self) -> int:
         """Last step that was planned."""
-        return self._stepping.planned_step
+        return self._planner.planned_step
 
     @property
     def applied_step(self) -> int:
         """Last step whose result was applied."""
-        return self._stepping.applied_step
+        return self._planner.applied_step
 
     # ------------------------------------------------------------ what came in
 
@@ -167,7 +167,7 @@ class Scheduler:
             case Pin():
                 requests.pin(event)
             case Drain() if event.epoch == self.outputs_cursor.epoch:
-                self._stepping.is_draining = True
+                self._policy.is_draining = True
         return []
 
     def take_in(
@@ -190,13 +190,10 @@ class Scheduler:
         Raises:
             ProtocolError: a result that no plan asked for.
         """
-        done = self._stepping.apply(step, handles, tokens, beams)
+        done = self._planner.apply(step, handles, tokens, beams)
         for handle, flag in ended:
             self._requests.flagged(handle, flag)
         return [self._requests.finish_search(group) for group in done]
-
-    def _drop_prefix(self, prefix_id: str) -> None:
-        self._requests.drop_prefix(prefix_id)
 
     # --------------------------------------------------------------- what next
 
@@ -219,15 +216,19 @@ class Scheduler:
 
     def draft(self, now_ms: int) -> PlanDraft | None:
         """``schedule`` for somebody who needs no message: the same step, not packed."""
-        if self._stepping.is_full:
+        if self._planner.is_full:
             if self.requests_cursor != self._turn_cursor:
                 self._note_idle_turn(now_ms)  # they were applied before the results to come
             return None
         self._timed_out += self._requests.pass_time(now_ms)
-        draft = self._stepping.plan()
-        if draft is None:
+        draft = self._planner.new_draft()
+        is_planned = self._policy.schedule(draft)
+        for group, sequence in draft.dropped:
+            self._requests.dropped(group, sequence)
+        if not is_planned:
             self._note_idle_turn(now_ms)
             return None
+        self._planner.planned_step = draft.step
         self._was_empty = False
         self._turn_cursor = self.requests_cursor
         draft.retired, self._tables.retired = self._tables.retired, []
@@ -298,7 +299,7 @@ class Scheduler:
 
     def suspects(self) -> list[int]:
         """Handles that a worker was computing, if it is dead."""
-        return self._stepping.suspects()
+        return self._planner.suspects()
 
     def gateways(self) -> set[str]:
         """Instances that deliver unfinished requests."""
@@ -314,23 +315,23 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Some client's request is running or waits for its turn."""
-        return self.has_running or len(self._stepping.queues.backlog) > 0
+        return self.has_running or len(self._planner.queues.backlog) > 0
 
     @property
     def is_draining(self) -> bool:
         """Nobody is admitted for the first time any more."""
-        return self._stepping.is_draining
+        return self._policy.is_draining
 
     @property
     def has_running(self) -> bool:
         """Something was admitted that has not ended."""
-        queues = self._stepping.queues
+        queues = self._planner.queues
         return bool(queues.running or queues.preempted)
 
     @property
     def running(self) -> Sequence[SequenceGroup]:
         """All that hold blocks, earliest first."""
-        return self._stepping.queues.running
+        return self._planner.queues.running
 
     def take_notes(self) -> list[events.Note]:
         """What happened since the last call, for logs and metrics."""
@@ -344,7 +345,7 @@ class Scheduler:
 
     def stats(self) -> events.Stats:
         """Queues and pool right now; looks at every running sequence."""
-        queues = self._stepping.queues
+        queues = self._planner.queues
         return events.collect(
             self.pool,
             self.config.block_size,

@@ -25,10 +25,13 @@ _SAMPLING = SamplingParams.greedy(1)
 
 
 @dataclass(slots=True, eq=False)
-class _Prefix:
+class PinnedPrefix:
+    """A prefix whose content is pinned."""
+
     pin: Pin
     hashes: list[BlockHash]  # of its full blocks
     is_computed: bool = False
+    group: SequenceGroup | None = None  # that was made to compute it; may have ended
 
 
 class PinnedPrefixes:
@@ -41,7 +44,7 @@ class PinnedPrefixes:
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self._config = config
         self._pool = pool
-        self._pinned: OrderedDict[str, _Prefix] = OrderedDict()  # least recently used first
+        self._pinned: OrderedDict[str, PinnedPrefix] = OrderedDict()  # least recently used first
         self._refused: dict[str, PrefixStatus] = {}
         self._by_last_block: defaultdict[BlockHash, list[str]] = defaultdict(list)
         self._notes: list[events.Note] = []
@@ -59,13 +62,17 @@ class PinnedPrefixes:
             self._refused[prefix_id] = PrefixStatus(prefix_id, PrefixState.REFUSED, len(hashes))
             self._notes.append(events.PrefixRefused(prefix_id, pin.name, reason))
             return None
-        self._pinned[prefix_id] = _Prefix(pin, hashes)
+        self._pinned[prefix_id] = PinnedPrefix(pin, hashes)
         self._by_last_block[hashes[-1]].append(prefix_id)
         self._pool.pin(hashes)
         if len(self._pool.find(hashes)) == len(hashes):
             self.computed(prefix_id)
             return None
         return self._request(self._pinned[prefix_id])
+
+    def computed_by(self, group: SequenceGroup) -> None:
+        """This group computes the prefix that its request is named after."""
+        self._pinned[group.request_id].group = group
 
     def computed(self, prefix_id: str) -> None:
         """All of a prefix's blocks are planned."""
@@ -81,8 +88,8 @@ class PinnedPrefixes:
                 for prefix_id in self._by_last_block.get(block_hash, ()):
                     self._pinned.move_to_end(prefix_id)
 
-    def give_up(self, beneficiary: SequenceGroup) -> str | None:
-        """Let the least recently used prefix go; its id, or None if none is left."""
+    def give_up(self, beneficiary: SequenceGroup) -> PinnedPrefix | None:
+        """Unpin the least recently used prefix and return it; None if none is left."""
         if not self._pinned:
             return None
         prefix_id, found = self._pinned.popitem(last=False)
@@ -93,7 +100,7 @@ class PinnedPrefixes:
         self._pool.unpin(found.hashes)
         by, num_blocks = beneficiary.request_id, len(found.hashes)
         self._notes.append(events.PrefixGivenUp(prefix_id, found.pin.name, by, num_blocks))
-        return prefix_id
+        return found
 
     def statuses(self) -> tuple[PrefixStatus, ...]:
         """Of all prefixes that need not be named again."""
@@ -127,7 +134,7 @@ class PinnedPrefixes:
             )
         return None
 
-    def _request(self, found: _Prefix) -> Submit:
+    def _request(self, found: PinnedPrefix) -> Submit:
         num_tokens = len(found.hashes) * self._config.block_size
         return Submit(
             request_id=found.pin.prefix_id,

@@ -1,6 +1,6 @@
-"""What can never run, and what is cheaper: decisions that need no state of the scheduler."""
+"""Requests that could not run even alone."""
 
-from scheduler_svc.core.config import Preemption, SchedulerConfig
+from scheduler_svc.core.config import SchedulerConfig
 from shared.messages.requests import Submit
 
 
@@ -33,19 +33,3 @@ def why_never(config: SchedulerConfig, submit: Submit, max_output: int) -> str |
             f"{needed} KV blocks, the pool has {config.num_blocks}"
         )
     return None
-
-
-def kind_of_preemption(
-    config: SchedulerConfig, num_blocks: int, num_free_host_blocks: int
-) -> Preemption:
-    """How a group of so many blocks gives them up (PagedAttention, section 4.5).
-
-    Swapping if it is wanted, possible, and, if there is a choice, cheaper.
-    """
-    if config.preemption == Preemption.RECOMPUTE or num_blocks > num_free_host_blocks:
-        return Preemption.RECOMPUTE
-    if config.preemption == Preemption.SWAP:
-        return Preemption.SWAP
-    swap_us = 2 * num_blocks * config.swap_us_per_block
-    recompute_us = num_blocks * config.block_size * config.recompute_us_per_token
-    return Preemption.SWAP if swap_us < recompute_us else Preemption.RECOMPUTE

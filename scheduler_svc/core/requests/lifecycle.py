@@ -21,7 +21,7 @@ from scheduler_svc.core.sequences.backlog import Deadlines
 from scheduler_svc.core.sequences.beam_search import BeamSearch
 from scheduler_svc.core.sequences.sequence import ENDED, NO_TOKENS, PREFILLING, SequenceGroup
 from scheduler_svc.core.sequences.sequence import Sequence as TokenSequence
-from scheduler_svc.core.step.planner import Stepping
+from scheduler_svc.core.step.planner import StepPlanner
 from shared.codec import IntArray, Message
 from shared.messages.endings import EndFlag, FinishReason
 from shared.messages.outputs import BeamsEnded, RequestEnded
@@ -53,7 +53,7 @@ class Requests:
 
     Args:
         config: limits.
-        stepping: computes their sequences.
+        planner: computes their sequences.
         prefixes: pinned ones.
         retention: decides what the outputs log may forget.
         answers: what clients are told.
@@ -64,7 +64,7 @@ class Requests:
     def __init__(
         self,
         config: SchedulerConfig,
-        stepping: Stepping,
+        planner: StepPlanner,
         prefixes: PinnedPrefixes,
         retention: Retention,
         answers: Answers,
@@ -72,7 +72,7 @@ class Requests:
         note: Callable[[events.Note], None],
     ) -> None:
         self._config = config
-        self._stepping = stepping
+        self._planner = planner
         self._prefixes = prefixes
         self._retention = retention
         self._answers = answers
@@ -110,7 +110,7 @@ class Requests:
         return self._accept(submit, None, {})
 
     def _why_full(self, submit: Submit) -> list[Message] | None:
-        found = self._stepping.queues.backlog.why_full(submit)
+        found = self._planner.queues.backlog.why_full(submit)
         if found is None:
             return None
         self._note(events.Refused(submit.request_id, found.reason))
@@ -149,14 +149,15 @@ class Requests:
             return
         sequence = self._new_sequence(0, NO_TOKENS)
         group = self._new_group(submit, [sequence], {}, max_output=1, serves_nobody=True)
+        self._prefixes.computed_by(group)
         self._by_request[submit.request_id] = group
         self._by_handle[sequence.handle] = (group, sequence)
-        self._stepping.queues.wait(group)
+        self._planner.queues.wait(group)
 
-    def drop_prefix(self, prefix_id: str) -> None:
-        """A prefix was given up: nobody needs the request that computes it."""
-        if (group := self._by_request.get(prefix_id)) is not None:
-            self._end(group, group.sequences[0], FinishReason.ABORT)
+    def dropped(self, group: SequenceGroup, sequence: TokenSequence) -> None:
+        """The planner has ended the group that computed a prefix, which was given up."""
+        del self._by_handle[sequence.handle]
+        self._forget(group, FinishReason.ABORT, None)
 
     def _accept(
         self,
@@ -198,7 +199,7 @@ class Requests:
             self._by_handle.update((found.handle, (group, found)) for found in sequences)
         else:
             group.handle = sequences[0].handle
-        self._stepping.queues.wait(group)
+        self._planner.queues.wait(group)
         has_begun = bool(ended) or any(len(found.output) for found in sequences)
         group.was_admitted = was_admitted or has_begun
         self._deadlines.add(group)
@@ -313,7 +314,7 @@ class Requests:
             return []
         known = dict(group.ended)
         for sequence in group.sequences:
-            known[sequence.choice] = EndedChoice(self._stepping.output(sequence), "")
+            known[sequence.choice] = EndedChoice(self._planner.output(sequence), "")
         if not attach.exact and may_follow(known, views):
             self._retention.restate(group, lacks_prompt)
             return []
@@ -341,7 +342,7 @@ class Requests:
         for sequence in group.sequences:
             del self._by_handle[sequence.handle]
         sequences = [self._new_sequence(choice, output) for choice, output in outputs.items()]
-        self._stepping.replace(group, sequences)
+        self._planner.replace(group, sequences)
         self._by_handle.update((found.handle, (group, found)) for found in sequences)
         group.ended = over
         group.was_admitted |= len(sequences[0].output) > 0
@@ -381,7 +382,7 @@ class Requests:
             return []  # no choice has a token yet: nothing can have been found in it
         for sequence in group.sequences:
             if sequence.choice == stop.choice:
-                if stop.num_tokens > len(self._stepping.output(sequence)):
+                if stop.num_tokens > len(self._planner.output(sequence)):
                     return []  # found in tokens that are drawn again, for somebody else
                 self._end(group, sequence, FinishReason.STOP)
                 break
@@ -433,7 +434,7 @@ class Requests:
 
     def _end(self, group: SequenceGroup, sequence: TokenSequence, reason: FinishReason) -> None:
         """Forget a sequence; what it held is free for the next plan."""
-        self._stepping.end_sequence(group, sequence)
+        self._planner.end_sequence(group, sequence)
         group.ended[sequence.choice] = EndedChoice(sequence.output, reason)
         del self._by_handle[sequence.handle]
         if group.state is ENDED:
@@ -454,7 +455,7 @@ class Requests:
 
     def _end_search(self, group: SequenceGroup, reason: FinishReason, message: Message) -> None:
         assert group.search is not None, f"{group.request_id} has no beams"
-        self._stepping.end_search(group)
+        self._planner.end_search(group)
         self._forget(group, reason, message)
 
     def _end_at_once(self, submit: Submit, reason: FinishReason, error: str = "") -> list[Message]:

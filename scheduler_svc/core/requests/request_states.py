@@ -6,7 +6,7 @@ from operator import attrgetter
 from scheduler_svc.core.requests.ended_requests import EndedChoice
 from scheduler_svc.core.sequences.beam_search import BeamSearch
 from scheduler_svc.core.sequences.sequence import SequenceGroup
-from scheduler_svc.core.step.planner import Stepping
+from scheduler_svc.core.step.planner import StepPlanner
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.messages.endings import FinishReason
@@ -18,20 +18,20 @@ class Answers:
     """Messages for gateways; each says up to where requests were applied.
 
     Args:
-        stepping: knows what sequences have generated.
+        planner: knows what sequences have generated.
         cursor: last entry of requests that was applied.
 
     Attributes:
         cursor: the same; the owner moves it.
     """
 
-    def __init__(self, stepping: Stepping, cursor: EntryId) -> None:
+    def __init__(self, planner: StepPlanner, cursor: EntryId) -> None:
         self.cursor = cursor
-        self._stepping = stepping
+        self._planner = planner
 
     def begun(self, group: SequenceGroup) -> RequestState:
         """A request from its first message on, or from one that gives it new handles."""
-        return self._state(group, self._stepping.planned_step, with_prompt=group.state_id is None)
+        return self._state(group, self._planner.planned_step, with_prompt=group.state_id is None)
 
     def state(self, group: SequenceGroup, with_prompt: bool = True) -> RequestState:
         """All that the log must know of a request that has its handles already.
@@ -39,7 +39,7 @@ class Answers:
         Args:
             with_prompt: no entry that will be kept has it, or a reader asks for it.
         """
-        return self._state(group, self._stepping.applied_step, with_prompt)
+        return self._state(group, self._planner.applied_step, with_prompt)
 
     def ended_choices(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
         """A request whose choices have all ended, or whose end another message tells.
@@ -48,7 +48,7 @@ class Answers:
             submit: without its prompt where the gateway that asks has it.
         """
         found = sorted(_states(choices), key=attrgetter("choice"))
-        step = self._stepping.planned_step
+        step = self._planner.planned_step
         return RequestState(submit, tuple(found), str(self.cursor), step=step)
 
     def ended(self, request_id: str, reason: FinishReason, error: str = "") -> RequestEnded:
@@ -72,7 +72,7 @@ class Answers:
             choices = group.search.choices(group.handle)
         else:
             choices = [
-                ChoiceState(found.choice, found.handle, self._stepping.output(found), "")
+                ChoiceState(found.choice, found.handle, self._planner.output(found), "")
                 for found in group.sequences
             ]
             choices += _states(group.ended)

@@ -7,8 +7,8 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.sequences.backlog import Backlog
 from scheduler_svc.core.sequences.sequence import (
     DECODING,
-    DRAINING,
     ENDED,
+    FINISHING,
     PREEMPTED,
     PREFILLING,
     WAITING,
@@ -41,7 +41,7 @@ class Queues:
         self.num_decoding = 0
         self.num_waiting = 0
         self.num_beams = 0
-        self._waiting = WaitingQueue(config.max_passing_steps)
+        self._waiting = WaitingQueue()
 
     def wait(self, group: SequenceGroup) -> None:
         """A new group."""
@@ -55,14 +55,13 @@ class Queues:
         if group.state is WAITING:
             self._waiting.add(group)
 
-    def first_waiting(self, num_free_seats: int, step: int) -> SequenceGroup | None:
-        """The group to admit next of those that were not admitted yet.
+    def first_waiting(self, max_slots: int | None = None) -> SequenceGroup | None:
+        """The first by rank of the groups that were not admitted yet.
 
         Args:
-            num_free_seats: sequences that may be admitted.
-            step: that is being planned.
+            max_slots: only of those that need no more slots than this.
         """
-        return self._waiting.next(num_free_seats, step)
+        return self._waiting.first(max_slots)
 
     def admit(self, group: SequenceGroup) -> None:
         """A group that was next has got its blocks."""
@@ -84,9 +83,9 @@ class Queues:
         if state is DECODING:
             self.num_decoding += len(group.sequences)
 
-    def drain(self, group: SequenceGroup) -> None:
+    def finish(self, group: SequenceGroup) -> None:
         """A decoding group's last possible token is planned."""
-        group.move_to(DRAINING)
+        group.move_to(FINISHING)
         self.num_decoding -= len(group.sequences)
 
     def preempt(self, group: SequenceGroup) -> None:
@@ -100,10 +99,6 @@ class Queues:
         self._stop_running(group)
         group.move_to(WAITING)
         self.wait(group)
-
-    def victim(self) -> SequenceGroup:
-        """Who has to go when blocks are short: the latest of those that are not done anyway."""
-        return next(found for found in reversed(self.running) if found.state is not DRAINING)
 
     def end(self, group: SequenceGroup) -> None:
         """A group is done, whatever it was doing."""

@@ -22,7 +22,7 @@ class GroupState(Enum):
     PREFILLING = auto()  # has blocks; some of its tokens are not in a plan yet
     DECODING = auto()  # computes one token per sequence in every plan without being named
     SEARCHING = auto()  # computes its beams' last tokens, or is about to: each plan names them
-    DRAINING = auto()  # its last possible token is planned; results are still to come
+    FINISHING = auto()  # its last possible token is planned; results are still to come
     PREEMPTED = auto()  # lost its blocks, waits to get them back
     ENDED = auto()
 
@@ -34,7 +34,7 @@ WAITING: Final = GroupState.WAITING
 PREFILLING: Final = GroupState.PREFILLING
 DECODING: Final = GroupState.DECODING
 SEARCHING: Final = GroupState.SEARCHING
-DRAINING: Final = GroupState.DRAINING
+FINISHING: Final = GroupState.FINISHING
 PREEMPTED: Final = GroupState.PREEMPTED
 ENDED: Final = GroupState.ENDED
 _TRANSITIONS: Final = {
@@ -43,13 +43,13 @@ _TRANSITIONS: Final = {
         WAITING,  # only what nobody waits for
         DECODING,
         SEARCHING,
-        DRAINING,
+        FINISHING,
         PREEMPTED,
         ENDED,
     },
-    DECODING: {DRAINING, PREEMPTED, ENDED},
+    DECODING: {FINISHING, PREEMPTED, ENDED},
     SEARCHING: {PREEMPTED, ENDED},
-    DRAINING: {PREEMPTED, ENDED},  # the former if a client has seen something else
+    FINISHING: {PREEMPTED, ENDED},  # the former if a client has seen something else
     PREEMPTED: {PREFILLING, ENDED},
     ENDED: set(),
 }
@@ -96,7 +96,7 @@ class SequenceGroup:
     was_admitted: bool = False
     num_deaths: int = 0  # of workers, one after the other, that were computing it
     serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it
-    passed_since: int = 0  # step in which it first came first but lacked seats; 0: in none
+    passed_since: int = 0  # step in which it first came first but lacked slots; 0: in none
     chain: Chain | None = None  # names of its blocks, once it has asked for any
     search: BeamSearch | None = None
     handle: int = 0  # under which results speak of the beam search
@@ -113,7 +113,7 @@ class SequenceGroup:
         return self.submit.request_id
 
     @property
-    def num_seats(self) -> int:
+    def num_slots(self) -> int:
         """Sequences that it may come to have."""
         return len(self.sequences) if self.search is None else self.search.params.width
 
@@ -159,7 +159,7 @@ class SequenceGroup:
 
     def kv_tokens_at(self, step: int, sequence: Sequence) -> int:
         """Tokens with keys and values of a sequence once ``step`` is done."""
-        if self.state in (DECODING, DRAINING):
+        if self.state in (DECODING, FINISHING):
             return self.num_tokens + min(step, self.last_step) - self.decode_from + 1
         if self.state is SEARCHING:
             return self.num_tokens - (self.awaited_step == 0)

@@ -40,6 +40,8 @@ class PlanDraft:
     Attributes:
         budget: tokens that may still be added.
         prompt_budget: of them, tokens of prompts.
+        dropped: groups that ended because the prefix that they computed was given up, with their
+            only sequence.
     """
 
     __slots__ = (
@@ -51,6 +53,7 @@ class PlanDraft:
         "chunk_tokens",
         "copy_sources",
         "copy_targets",
+        "dropped",
         "fork_children",
         "fork_choices",
         "fork_parents",
@@ -74,6 +77,7 @@ class PlanDraft:
         self.budget = budget
         self.prompt_budget = 0
         self.retired: list[int] = []
+        self.dropped: list[tuple[SequenceGroup, Sequence]] = []
         self.beams: list[BeamStep] = []
         self.swap_out_device: list[int] = []
         self.swap_out_host: list[int] = []

@@ -1,15 +1,15 @@
-"""Which groups compute in which step.
+"""Carries out what the scheduling policy decides: fills the plans of steps and applies results.
 
 Progress is a number of planned tokens that chases the number of tokens; prefill and decode are no
-modes. Interpreted work per step is proportional to what changed: calendars say in which step a
-group samples its first token, and in which it ends at the latest.
+modes. Interpreted work per step is proportional to what changed: calendars hold the step in which a
+group samples its first token, and the step in which it ends at the latest.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 from scheduler_svc.core import events
-from scheduler_svc.core.blocks.block_allocator import Room
+from scheduler_svc.core.blocks.block_allocator import BlockAllocator
 from scheduler_svc.core.blocks.block_tables import BlockTables
 from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
@@ -18,7 +18,8 @@ from scheduler_svc.core.sequences.queues import Queues
 from scheduler_svc.core.sequences.running_searches import Searches
 from scheduler_svc.core.sequences.sequence import (
     DECODING,
-    DRAINING,
+    ENDED,
+    FINISHING,
     PREEMPTED,
     PREFILLING,
     SEARCHING,
@@ -32,30 +33,24 @@ from scheduler_svc.core.step.prefill_chunks import plan_chunks
 from shared.codec import IntArray
 from shared.messages.outputs import BeamCandidates
 
-# A request that was computed when a worker died, and again when the next one did, has the third to
-# itself until it has got further.
-ALONE_AFTER = 2
 
+class StepPlanner:
+    """Moves sequence groups between their states, and writes each change into a plan.
 
-class Stepping:
-    """Policy (PagedAttention, section 4.5): by priority and then by arrival the earliest are served
-    first and the latest preempted first; a group's sequences run together or not at all. What was
-    preempted and what was never admitted wait in one order: a preempted group is passed by groups
-    of a better rank only. A group that lacks seats is passed by others for a while, see
-    ``WaitingQueue``; one that lacks blocks is not.
+    `SchedulingPolicy` chooses the groups.
 
     Args:
         config: limits.
-        tables: of all groups.
+        tables: block tables of all groups.
         prefixes: pinned ones.
         new_handle: gives every new sequence its handle.
         note: takes what happened.
-        drop_prefix: ends the request that computes a prefix which was given up, if there is one.
 
     Attributes:
         planned_step: last step that was planned.
         applied_step: last step whose result was applied.
-        is_draining: nobody is admitted for the first time any more.
+        queues: groups by state.
+        blocks: gives running groups the blocks of their next tokens.
     """
 
     def __init__(
@@ -65,11 +60,9 @@ class Stepping:
         prefixes: PinnedPrefixes,
         new_handle: Callable[[], int],
         note: Callable[[events.Note], None],
-        drop_prefix: Callable[[str], None],
     ) -> None:
         self.planned_step = 0
         self.applied_step = 0
-        self.is_draining = False
         self.queues = Queues(config)
         self._config = config
         self._tables = tables
@@ -78,15 +71,13 @@ class Stepping:
         self._pool = tables.pool
         self._tokens = TokenStore(config.max_num_sequences, config.max_model_len)
         self._searches = Searches(tables, new_handle)
-        self._room = Room(
-            config, tables, self.queues, self._searches, self._tokens, prefixes, note, drop_prefix
-        )
-        # The calendars, by step. An entry may be out of date; whoever reads it checks. What ends
-        # leaves the first, which may look far ahead.
+        self.blocks = BlockAllocator(tables, self._searches, config.block_size)
+        # The calendars, by step. Entries may be out of date and are checked when they are read.
+        # Groups that end leave the first one, which may look far ahead.
         self._reaches_limit = Calendar()
         self._samples_first: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
-        # Who was looked at in vain to be admitted, and what the pool's chances were then.
+        # The last group that got no blocks, and the state of the pool then.
         self._too_large: SequenceGroup | None = None
         self._num_chances = 0
 
@@ -95,22 +86,25 @@ class Stepping:
         """As many plans are in flight as may be."""
         return self.planned_step - self.applied_step >= self._config.max_plans_in_flight
 
-    def plan(self) -> PlanDraft | None:
-        """The next step, None if there is nothing to compute."""
-        draft = PlanDraft(self.planned_step + 1, self._config.max_num_batched_tokens)
-        self._drain_those_at_their_limit(draft.step)
-        self._room.make(draft)
-        num_decoding = self.queues.num_decoding
-        draft.budget -= num_decoding
-        draft.prompt_budget = draft.budget
-        if self._config.max_prompt_tokens and (num_decoding or draft.beams):
-            draft.prompt_budget = min(draft.budget, self._config.max_prompt_tokens)
-        self._continue_prefills(draft)
-        self._admit(draft)
-        if num_decoding == 0 and draft.is_empty:
-            return None
-        self.planned_step = draft.step
-        return draft
+    @property
+    def num_free_slots(self) -> int:
+        """Sequences that may still be admitted."""
+        return self._tokens.num_free_slots - self.queues.num_beams
+
+    @property
+    def num_free_host_blocks(self) -> int:
+        """Blocks of the host pool that can be swapped out to."""
+        return self._tables.host_pool.num_free
+
+    def num_blocks_of(self, group: SequenceGroup) -> int:
+        """Device blocks of a group, each counted once."""
+        return self._tables.num_blocks_of(group)
+
+    def new_draft(self) -> PlanDraft:
+        """An empty draft of the next step."""
+        return PlanDraft(self.planned_step + 1, self._config.max_num_batched_tokens)
+
+    # ------------------------------------------------------------- results
 
     def apply(
         self, step: int, handles: IntArray, tokens: IntArray, beams: Iterable[BeamCandidates]
@@ -152,16 +146,16 @@ class Stepping:
         ]
         return found + [group.handle for group in self.queues.running if group.search is not None]
 
-    # --------------------------------------------------------------- endings
+    # ------------------------------------------------------------- endings
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """A sequence is over; what it held is free for the next plan."""
+        """A sequence has ended; its blocks and its slot are free for the next plan."""
         if group.state is PREFILLING and len(group.sequences) > 1:
             self._leave_prefill(group, sequence)
         self._too_large = None  # it may be this group, which is smaller now
-        self._room.give_up_blocks(group, sequence)
+        self._release_blocks(group, sequence)
         self._tables.drop_swapped(sequence)
-        self._room.hand_in_slot(sequence)
+        self._release_slot(sequence)
         if len(group.sequences) == 1:
             self._reaches_limit.drop(group)
             self.queues.end(group)
@@ -171,7 +165,7 @@ class Stepping:
         self.queues.file_anew(group)
 
     def end_search(self, group: SequenceGroup) -> None:
-        """A beam search is over, whatever it has found."""
+        """A beam search has ended, whatever it has found."""
         for sequence in group.sequences:
             self._tables.give_up(sequence)
             self._tables.drop_swapped(sequence)
@@ -179,13 +173,13 @@ class Stepping:
         group.sequences = []
 
     def replace(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
-        """Let a group go on with other sequences, that have all their tokens but no blocks."""
+        """Let a group go on with other sequences, which have all their tokens but no blocks."""
         self._too_large = None
         if group.state not in (WAITING, PREEMPTED):
-            self._room.take_back(group, self.planned_step)
+            self._take_blocks(group, self.planned_step)
         for sequence in group.sequences:
             self._tables.drop_swapped(sequence)
-            self._room.hand_in_slot(sequence)
+            self._release_slot(sequence)
         group.sequences = sequences
         self.queues.file_anew(group)
 
@@ -200,80 +194,89 @@ class Stepping:
             lost = sum(found.num_planned for found in group.sequences)
             request_id = group.request_id
             self._note(events.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
-            self._room.take_back(group, self.planned_step)
+            self._take_blocks(group, self.planned_step)
 
-    # ------------------------------------------------------------------ a step
+    # ------------------------------------------------------ a step's decisions
 
-    def _drain_those_at_their_limit(self, step: int) -> None:
+    def finish_at_limit(self, step: int) -> None:
+        """Groups whose last possible token is in the plan before ``step`` decode no more."""
         for group in self._reaches_limit.take(step - 1):
             if group.state is DECODING and group.last_step == step - 1:
-                self.queues.drain(group)
+                self.queues.finish(group)
 
-    def _continue_prefills(self, draft: PlanDraft) -> None:
-        for group in self.queues.prefilling.copy():
-            if draft.prompt_budget <= 0:
-                return
-            self._plan_chunks(group, draft)
+    def preempt(
+        self,
+        victim: SequenceGroup,
+        beneficiary: SequenceGroup,
+        kind: Preemption,
+        draft: PlanDraft,
+    ) -> None:
+        """Take a running group's blocks for another group, which may be the same."""
+        planned_step = draft.step - 1
+        lost = sum(victim.kv_tokens_at(planned_step, found) for found in victim.sequences)
+        self._note(events.Preempted(victim.request_id, beneficiary.request_id, kind, lost))
+        if kind is Preemption.SWAP:
+            self._tables.swap_out(victim, draft)
+        self._take_blocks(victim, planned_step)
 
-    def _admit(self, draft: PlanDraft) -> None:
-        while draft.prompt_budget > 0 and not self._is_one_alone:
-            group = self._next_to_admit(draft.step)
-            if group is None or self._num_free_seats < group.num_seats:
-                return
-            if group.num_deaths >= ALONE_AFTER and self.queues.running:
-                return
-            if self._is_still_too_large(group):
-                return
-            reserve = self._config.num_watermark_blocks if self.queues.running else 0
-            group.prepare_prefill()
-            while not self._get_blocks(group, reserve, draft):
-                is_alone = not self.queues.running and not group.serves_nobody
-                if not is_alone or not self._room.give_up_prefix(group):
-                    self._too_large, self._num_chances = group, self._pool.num_chances
-                    return
-            self._open(group, draft)
-            self._plan_chunks(group, draft)
+    def wait_again(self, group: SequenceGroup) -> None:
+        """Move a running group that computes a pinned prefix back to the waiting ones.
 
-    def _is_still_too_large(self, group: SequenceGroup) -> bool:
-        """There is no need to look again: most steps give nobody's blocks back."""
-        return (
+        As a preempted group it would hold up those that wait for the first time.
+        """
+        self._release_blocks(group, group.sequences[0])
+        self._release_slot(group.sequences[0])
+        self.queues.wait_again(group)
+
+    def give_up_prefix(self, beneficiary: SequenceGroup, draft: PlanDraft) -> bool:
+        """Unpin a prefix for a group that could never run otherwise; whether there was one.
+
+        If a group still computes the prefix, it ends and is added to ``draft.dropped``.
+        """
+        found = self._prefixes.give_up(beneficiary)
+        if found is None:
+            return False
+        group = found.group
+        if group is not None and group.state is not ENDED:
+            sequence = group.sequences[0]
+            self.end_sequence(group, sequence)
+            draft.dropped.append((group, sequence))
+        return True
+
+    def free_slots_of_preempted(self, group: SequenceGroup) -> bool:
+        """Free a preempted group's slots once the results of all its plans are applied.
+
+        Returns:
+            Whether they are.
+        """
+        if group.last_step > self.applied_step:
+            return False
+        for sequence in group.sequences:
+            self._release_slot(sequence)
+        return True
+
+    def allocate(self, group: SequenceGroup, watermark: int, draft: PlanDraft) -> bool:
+        """Get blocks for all tokens of a waiting or preempted group, or none.
+
+        Args:
+            watermark: blocks that must stay free.
+        """
+        if (
             group is self._too_large
             and self._pool.num_chances == self._num_chances
-            and len(self.queues.running) > 0  # or else prefixes are given up for it
-        )
-
-    def _get_blocks(self, group: SequenceGroup, reserve: int, draft: PlanDraft) -> bool:
-        """Blocks for all of a group, or nothing; what was swapped out comes back."""
+            and self.queues.running  # or else prefixes are given up for it
+        ):
+            return False  # most steps free no blocks
+        group.prepare_prefill()
         if group.is_swapped:
-            return self._tables.swap_in(group, reserve, draft)
-        return self._tables.admit(group, reserve)
+            fits = self._tables.swap_in(group, watermark, draft)
+        else:
+            fits = self._tables.admit(group, watermark)
+        if not fits:
+            self._too_large, self._num_chances = group, self._pool.num_chances
+        return fits
 
-    @property
-    def _num_free_seats(self) -> int:
-        """Sequences that may still be admitted."""
-        return self._tokens.num_free_slots - self.queues.num_beams
-
-    @property
-    def _is_one_alone(self) -> bool:
-        """Whether there runs a group that may be what killed workers."""
-        running = self.queues.running
-        return len(running) > 0 and running[0].num_deaths >= ALONE_AFTER
-
-    def _next_to_admit(self, step: int) -> SequenceGroup | None:
-        """The first by rank of those that wait to be admitted, for the first time or again."""
-        preempted = self.queues.preempted[0] if self.queues.preempted else None
-        is_complete = preempted is not None and preempted.last_step <= self.applied_step
-        if preempted is not None and is_complete:
-            for sequence in preempted.sequences:  # their seats are free for others, too
-                self._room.hand_in_slot(sequence)
-        waiting = None
-        if not self.is_draining:
-            waiting = self.queues.first_waiting(self._num_free_seats, step)
-        if preempted is None or (waiting is not None and waiting.rank < preempted.rank):
-            return waiting
-        return preempted if is_complete else None  # else tokens of its last plans are not in yet
-
-    def _open(self, group: SequenceGroup, draft: PlanDraft) -> None:
+    def admit(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Put a group that has just got its blocks into the plan."""
         self.queues.admit(group)
         if group.search is None:
@@ -294,7 +297,8 @@ class Stepping:
         )
         group.was_admitted = True
 
-    def _plan_chunks(self, group: SequenceGroup, draft: PlanDraft) -> None:
+    def prefill(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Plan a group's next tokens as far as the budget allows; behind the last it decodes."""
         if not plan_chunks(group, draft, self._tables):
             return
         if group.search is None:
@@ -303,10 +307,10 @@ class Stepping:
         if group.num_deaths:
             self._survives[draft.step].append(group)
         self.queues.prefilled(group, SEARCHING)
-        self._room.search_on(group, draft)
+        self.blocks.plan_beams(group, draft)
 
     def _start_decoding(self, group: SequenceGroup, step: int) -> None:
-        """``step`` samples a token; from the next one on the group decodes by itself."""
+        """``step`` samples a token; from the next one on the group decodes without being named."""
         num_generated = group.num_tokens - group.num_prompt_tokens
         if num_generated == 0 and not group.serves_nobody:
             self._samples_first[step].append(group)
@@ -315,8 +319,42 @@ class Stepping:
         if group.num_deaths:
             self._survives[min(group.decode_from, group.last_step)].append(group)
         if group.last_step == step:
-            self.queues.prefilled(group, DRAINING)
+            self.queues.prefilled(group, FINISHING)
             return
         self.queues.prefilled(group, DECODING)
         self._reaches_limit.put(group, group.last_step)
-        self._room.starts_decoding(group)
+        self.blocks.starts_decoding(group)
+
+    # -------------------------------------------------------- blocks and slots
+
+    def _take_blocks(self, group: SequenceGroup, planned_step: int) -> None:
+        """A running group loses its blocks until it is admitted again.
+
+        Args:
+            planned_step: last step that was planned.
+        """
+        group.note_beams()
+        group.parents = []
+        for sequence in group.sequences:
+            self._release_blocks(group, sequence)
+        self.queues.preempt(group)
+        group.last_step = planned_step  # its results may come until then
+
+    def _release_blocks(self, group: SequenceGroup, sequence: Sequence) -> None:
+        """Free a sequence's blocks, if it has any; the full ones stay findable."""
+        if not sequence.block_table:
+            return
+        num_computed = sequence.num_planned
+        if group.state is not PREFILLING:
+            if sequence.slot is not None:
+                sequence.output = self._tokens.output(sequence.slot)
+            # The last token that is known was sampled, but may not be computed.
+            num_computed = group.num_prompt_tokens + len(sequence.output) - 1
+        self._tables.register_computed(group, sequence, num_computed)
+        self._tables.give_up(sequence)
+
+    def _release_slot(self, sequence: Sequence) -> None:
+        """Free a sequence's slot, if it has one: it gets no more tokens until it has another."""
+        if sequence.slot is not None:
+            sequence.output = self._tokens.close(sequence.handle)
+            sequence.slot = None

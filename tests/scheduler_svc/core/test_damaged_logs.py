@@ -143,7 +143,7 @@ def test_a_result_of_an_unknown_sequence_changes_nothing() -> None:
     assert engine.core.schedule(0) is not None
     engine.core.apply(result(1, {1: 10, 77: 20, -5: 30}), EntryId(5, 9))
     [sequence] = _sequences(engine.core)
-    assert engine.core._stepping.output(sequence).tolist() == [10]
+    assert engine.core._planner.output(sequence).tolist() == [10]
 
 
 def _sequences(core: Scheduler) -> list[Any]:

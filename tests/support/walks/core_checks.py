@@ -61,14 +61,12 @@ def check_cache(pool: BlockPool) -> None:
     assert not named.keys() & set(pool._free), "a free block has a hash"
 
 
-def check_seats(core: Scheduler) -> None:
+def check_slots(core: Scheduler) -> None:
     """However many beams the searches come to have, there is room for them in a step."""
-    searches = [group.search for group in core._stepping.queues.running if group.search is not None]
+    searches = [group.search for group in core._planner.queues.running if group.search is not None]
     num_beams = sum(search.params.width for search in searches)
-    assert core._stepping.queues.num_beams == num_beams
-    assert core._stepping._tokens.num_free_slots >= num_beams, (
-        "searches have seats that others took"
-    )
+    assert core._planner.queues.num_beams == num_beams
+    assert core._planner._tokens.num_free_slots >= num_beams, "searches have slots that others took"
     handles = {
         sequence.handle
         for group in core._requests._by_request.values()
@@ -76,7 +74,7 @@ def check_seats(core: Scheduler) -> None:
         for sequence in group.sequences
     }
     assert core._requests._by_handle.keys() == handles
-    assert core._stepping._tokens._slot_of.keys() <= handles
+    assert core._planner._tokens._slot_of.keys() <= handles
 
 
 def check_pins(core: Scheduler) -> None:
@@ -124,16 +122,16 @@ def check_at_rest(core: Scheduler) -> None:
     assert core.config.prefix_caching or core.pool.num_cached == 0
     assert not core._requests._by_request
     assert not core._requests._by_handle
-    queues = core._stepping.queues
-    assert queues.first_waiting(core.config.max_num_sequences, core.planned_step) is None
+    queues = core._planner.queues
+    assert queues.first_waiting() is None
     assert [queues.preempted, queues.prefilling, queues.running] == [[], [], []]
     assert queues.num_waiting == queues.num_decoding == queues.num_beams == 0
     assert not core._retention._oldest_first, "the log is held back for a request that has ended"
-    assert core._stepping._tokens.num_free_slots == core.config.max_num_sequences
-    assert not core._stepping._tokens._slot_of
-    assert min(core._stepping._room._opens_block, default=core.planned_step + 1) > core.planned_step
-    assert not len(core._stepping._reaches_limit), "what has ended is remembered for its limit"
-    assert min(core._stepping._samples_first, default=core.applied_step + 1) > core.applied_step
+    assert core._planner._tokens.num_free_slots == core.config.max_num_sequences
+    assert not core._planner._tokens._slot_of
+    assert min(core._planner.blocks._opens_block, default=core.planned_step + 1) > core.planned_step
+    assert not len(core._planner._reaches_limit), "what has ended is remembered for its limit"
+    assert min(core._planner._samples_first, default=core.applied_step + 1) > core.applied_step
 
 
 class QueueCheck:
@@ -242,16 +240,16 @@ class QueueCheck:
     def _check_passing(
         self, request_id: str, earlier: set[tuple[int, int]], core: Scheduler
     ) -> None:
-        """A request was admitted before these: they lack seats, and for not too long."""
-        rank, seats = self._rank_of(request_id), self._seats_of(request_id, core)
+        """A request was admitted before these: they lack slots, and for not too long."""
+        rank, slots = self._rank_of(request_id), self._slots_of(request_id, core)
         assert not earlier & self._preempted, f"{request_id} passes {earlier & self._preempted}"
         by_rank = {client.rank: name for name, client in self._clients.items()}
         first = min(earlier)
-        # While seats are kept for the first, nobody new is admitted; what was preempted goes on.
+        # While slots are kept for the first, nobody new is admitted; what was preempted goes on.
         passed = {first} if rank in self._preempted else earlier
         for other in passed:
-            wanted = self._seats_of(by_rank[other], core)
-            assert wanted > seats, f"{request_id} passes {other}, which needs {wanted} seats"
+            wanted = self._slots_of(by_rank[other], core)
+            assert wanted > slots, f"{request_id} passes {other}, which needs {wanted} slots"
         if rank in self._preempted:
             self.counts["preempted ones that pass"] += 1
             return
@@ -261,8 +259,8 @@ class QueueCheck:
         assert num_steps < core.config.max_passing_steps, f"{first} is passed for {num_steps} steps"
         self.counts["passes"] += 1
 
-    def _seats_of(self, request_id: str, core: Scheduler) -> int:
-        return core._requests._by_request[request_id].num_seats
+    def _slots_of(self, request_id: str, core: Scheduler) -> int:
+        return core._requests._by_request[request_id].num_slots
 
     def _preempt(self, note: events.Preempted) -> None:
         rank = self._rank_of(note.request_id)
@@ -279,8 +277,8 @@ class QueueCheck:
         assert self._rank_of(note.by) <= rank, f"{note.request_id} goes for a later one"
         draining = {
             self._rank_of(group.request_id)
-            for group in core._stepping.queues.running
-            if group.state is GroupState.DRAINING and not group.serves_nobody
+            for group in core._planner.queues.running
+            if group.state is GroupState.FINISHING and not group.serves_nobody
         }
         spared = {other for other in self._running if other > rank} - draining
         assert not spared, f"{note.request_id} {rank} is preempted before {spared}"

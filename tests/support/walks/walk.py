@@ -26,7 +26,7 @@ from tests.support.walks.core_checks import (
     check_cache,
     check_pins,
     check_pools,
-    check_seats,
+    check_slots,
     check_tenants,
     tables_of,
 )
@@ -202,7 +202,7 @@ class Walk:
         if plan.step % 8 == 0:
             check_cache(core.pool)
             check_cache(core.host_pool)
-            check_seats(core)
+            check_slots(core)
             check_pins(core)
             num_common = check_tenants(core, self._pinned)
             if not core.config.tenants_share_prefixes:
@@ -331,7 +331,7 @@ class Walk:
         check_cache(self.core.pool)
         self._queues.check_stats(self.core)
         check_cache(self.core.host_pool)
-        check_seats(self.core)
+        check_slots(self.core)
         check_pins(self.core)
         check_at_rest(self.core)
         self._count()

@@ -779,7 +779,7 @@ def test_who_kills_workers_is_isolated_and_then_failed() -> None:
 
 
 def _running(engine: Engine) -> list[str]:
-    return [group.request_id for group in engine.core._stepping.queues.running]
+    return [group.request_id for group in engine.core._planner.queues.running]
 
 
 def test_who_gets_further_is_no_suspect_any_more() -> None:
@@ -831,11 +831,11 @@ def test_what_has_ended_is_not_kept_for_what_it_could_have_become() -> None:
     engine = Engine()
     engine.tell(submit("long", [1, 2, 3], max_tokens=150))
     engine.step()
-    calendar = engine.core._stepping._reaches_limit
+    calendar = engine.core._planner._reaches_limit
     assert len(calendar) == 1
     engine.tell(Abort("long", "attachment", "gone"))
     assert len(calendar) == 0
     for number in range(5_000):
         engine.tell(submit(f"waits{number}", [1, 2, 3]))
         engine.tell(Abort(f"waits{number}", "attachment", "gone"))
-    assert len(engine.core._stepping.queues._waiting) <= 1_024
+    assert len(engine.core._planner.queues._waiting) <= 1_024

@@ -13,7 +13,7 @@ from tests.scheduler_svc.core.blocks.test_pinned_prefixes import BLOCK_SIZE, Eng
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit
 
-NUM_SEATS = 8
+NUM_SLOTS = 8
 WINDOW = 20  # steps
 LONGEST = 12  # generated tokens
 
@@ -22,7 +22,7 @@ def engine(num_blocks: int = 400, max_passing_steps: int = WINDOW) -> Engine:
     found = Engine()
     found.core = Scheduler(
         SchedulerConfig(
-            *(num_blocks, BLOCK_SIZE, 128, NUM_SEATS, 64, 2, 0, 1_000),
+            *(num_blocks, BLOCK_SIZE, 128, NUM_SLOTS, 64, 2, 0, 1_000),
             preemption=Preemption.RECOMPUTE,
             max_passing_steps=max_passing_steps,
         )
@@ -35,8 +35,8 @@ def small(number: int, max_tokens: int = LONGEST) -> Submit:
     return submit(f"small-{number}", [number, 5], max_tokens=max_tokens)
 
 
-def wide(name: str = "wide", seats: int = NUM_SEATS, priority: int = 0) -> Submit:
-    return submit(name, [7, 8], num_choices=seats, priority=priority, max_tokens=LONGEST)
+def wide(name: str = "wide", slots: int = NUM_SLOTS, priority: int = 0) -> Submit:
+    return submit(name, [7, 8], num_choices=slots, priority=priority, max_tokens=LONGEST)
 
 
 def admitted(found: Engine) -> list[str]:
@@ -64,8 +64,8 @@ def test_an_urgent_request_does_not_wait_for_a_preempted_one() -> None:
     assert found.ended() == {"first", "large", "urgent"}
 
 
-def test_seats_of_a_preempted_group_are_free_for_a_more_urgent_request() -> None:
-    """Whenever it comes, it is not passed although it needs some of those seats."""
+def test_slots_of_a_preempted_group_are_free_for_a_more_urgent_request() -> None:
+    """Whenever it comes, it is not passed although it needs some of those slots."""
     num_seen = 0
     for turns in range(1, 60):
         found = engine(num_blocks=60)
@@ -104,13 +104,13 @@ def test_others_go_on_while_a_wide_request_waits_and_it_has_its_turn_all_the_sam
     found.give(*map(small, range(4)), wide())
     number = 100
     while "wide" not in found.cached:
-        found.give(small(number))  # there is always somebody who could take a seat
+        found.give(small(number))  # there is always somebody who could take a slot
         number += 1
         assert found.turn()
         # It came first at the first step; behind the window, what runs ends within its length.
         assert found.core.planned_step <= WINDOW + LONGEST + 4
     passed = admitted(found).index("wide") - 4
-    assert passed > NUM_SEATS
+    assert passed > NUM_SLOTS
     found.run()
 
 
@@ -123,10 +123,10 @@ def test_nobody_passes_where_the_operator_allows_no_steps() -> None:
 
 def test_beams_are_as_wide_as_they_may_become() -> None:
     found = engine()
-    beams = BeamParams(NUM_SEATS, 1.0, EarlyStopping.AT_ONCE)
+    beams = BeamParams(NUM_SLOTS, 1.0, EarlyStopping.AT_ONCE)
     found.give(
         small(1),
-        submit("beams", [7, 8], num_choices=NUM_SEATS, beams=beams, max_tokens=4),
+        submit("beams", [7, 8], num_choices=NUM_SLOTS, beams=beams, max_tokens=4),
         small(2),
     )
     found.run()
@@ -135,7 +135,7 @@ def test_beams_are_as_wide_as_they_may_become() -> None:
 
 def test_a_narrower_group_passes_wider_ones_and_each_of_these_has_a_window() -> None:
     found = engine()
-    found.give(small(1), wide("a"), wide("b"), wide("half", seats=4), small(2))
+    found.give(small(1), wide("a"), wide("b"), wide("half", slots=4), small(2))
     found.run()
     assert admitted(found) == ["small-1", "half", "small-2", "a", "b"]
 
@@ -167,7 +167,7 @@ def test_a_group_is_as_wide_as_its_sequences_that_have_not_ended() -> None:
     found = engine()
     found.give(small(1, max_tokens=60))
     known = wide("recovered")
-    found.core.recover(known, {choice: np.array([1], np.int32) for choice in range(NUM_SEATS)}, {})
+    found.core.recover(known, {choice: np.array([1], np.int32) for choice in range(NUM_SLOTS)}, {})
     found.turn()
     assert "recovered" not in found.cached
     found.give(Stop("recovered", 3, 1))
@@ -178,7 +178,7 @@ def test_a_group_is_as_wide_as_its_sequences_that_have_not_ended() -> None:
 
 @given(
     requests=st.lists(
-        st.tuples(st.integers(1, NUM_SEATS), st.integers(1, LONGEST), st.integers(0, 3)),
+        st.tuples(st.integers(1, NUM_SLOTS), st.integers(1, LONGEST), st.integers(0, 3)),
         min_size=1,
         max_size=40,
     ),
@@ -192,9 +192,9 @@ def test_no_request_waits_longer_than_those_before_it_take(
     found = engine(max_passing_steps=window)
     bound = 0
     bounds: dict[str, int] = {}
-    for number, (seats, max_tokens, num_turns) in enumerate(requests):
+    for number, (slots, max_tokens, num_turns) in enumerate(requests):
         name = f"r{number}"
-        found.give(submit(name, [number, 5], num_choices=seats, max_tokens=max_tokens))
+        found.give(submit(name, [number, 5], num_choices=slots, max_tokens=max_tokens))
         # At the worst, each of those before has its window and then the engine for itself.
         bound += window + LONGEST + 4
         bounds[name] = found.core.planned_step + bound
