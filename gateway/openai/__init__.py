@@ -1,3 +1,17 @@
 """OpenAI's API: the schemas of requests and responses, validation, serialization, the endpoints,
 and the generation behind one call.
+
+What a request consists of, from the HTTP call down to one continuation of one prompt::
+
+    Call                    one HTTP call: its id, tenant and line in the access log
+      Display               how its answer is shown; travels in every Submit, for the next gateway
+        Output              which choices, tokens and scores are shown
+      Generation            lifecycle: submit, attach, resume, accepted, close, abandon
+        GenerationOutput    what is new by choice, usage, scores
+          PromptRequest     one for each prompt: its Prompt, and the Submit that the engine gets
+            Choice          one for each continuation: how far it has come
+              ChoiceText    tokens in, text out, cut at a stop string
+
+The engine's client follows each Submit in the outputs log and puts what becomes of it into the
+event queue of its Generation. A Serializer turns deltas of choices into the bytes of the answer.
 """

@@ -1,20 +1,23 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.engine.client import Engine
-from gateway.http.call import MAX_KEY_CHARS, call_of, caller_of, client_of, idempotency_key
+from gateway.http.call import MAX_KEY_CHARS, Call, call_of, caller_of, client_of, idempotency_key
 from gateway.http.errors import ApiError
 from gateway.openai.beam_parameters import beam_params
 from gateway.openai.generation import Generation
+from gateway.openai.generation_output import GenerationOutput
 from gateway.openai.openapi_description import generates, reads_header, takes
-from gateway.openai.pending_requests import Planned, scoring_last, with_seed
 from gateway.openai.request_schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.openai.response_schema import ChatAnswer, CompletionAnswer
 from gateway.openai.responses import Resumption, StreamAnswer, whole_answer
@@ -30,12 +33,13 @@ from gateway.openai.validation import (
     priority_of,
     sampling_params,
 )
-from gateway.prompts.prompt_length import scores_last, truncated
+from gateway.prompts.prompt_length import sampling_of_last, scores_last, truncated
 from gateway.prompts.tokenization import Asking
 from gateway.resume.event_ids import StreamPosition
-from gateway.resume.stream_context import Display, fingerprint, seed_of
+from gateway.resume.stream_context import Display, fingerprint, request_id, seed_of
 from gateway.resume.stream_ids import call_id_of, secret_of_key, stream_id_of
 from gateway.service import Service
+from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 
 
@@ -88,17 +92,20 @@ async def _complete(service: Service, request: Request) -> Response:
     num_prompts = service.prompts.count(body)
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    planned = []
+    prompts, sampling = [], []
     asking = _asking(request, body, engine)
     for whole in await service.prompts.completion(body, asking):
         prompt = truncated(whole, body, engine)
-        is_full = scores_last(prompt, output, beams, engine)
-        check_prompt(prompt, output, engine, is_full)
-        max_tokens = 1 if is_full else completion_max_tokens(body, prompt, output, engine)
-        sampling = sampling_params(body, output, beams, max_tokens, engine)
-        item = _planned(request, body, prompt, sampling, priority, continues=True)
-        planned.append(scoring_last(item) if is_full else item)
-    return await _answer(service, request, body, planned, output)
+        if scores_last(prompt, output, beams, engine):
+            prompt = replace(prompt, scores_last=True)
+        check_prompt(prompt, output, engine)
+        max_tokens = (
+            1 if prompt.scores_last else completion_max_tokens(body, prompt, output, engine)
+        )
+        params = sampling_params(body, output, beams, max_tokens, engine)
+        sampling.append(sampling_of_last(prompt, params) if prompt.scores_last else params)
+        prompts.append(prompt)
+    return await _answer(service, request, body, prompts, sampling, output, priority)
 
 
 async def _chat(service: Service, request: Request) -> Response:
@@ -115,8 +122,7 @@ async def _chat(service: Service, request: Request) -> Response:
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine)
-    planned = [_planned(request, body, prompt, sampling, priority, continues=False)]
-    return await _answer(service, request, body, planned, output)
+    return await _answer(service, request, body, [prompt], [sampling], output, priority)
 
 
 def _priority(service: Service, request: Request, body: GenerationBody) -> int:
@@ -133,76 +139,95 @@ async def _answer(
     service: Service,
     request: Request,
     body: GenerationBody,
-    planned: Sequence[Planned],
+    prompts: Sequence[Prompt],
+    sampling: Sequence[SamplingParams],
     output: Output,
+    priority: int,
 ) -> Response:
     call = call_of(request)
     key, client = idempotency_key(request), client_of(request)
     secret = call.id if key is None else secret_of_key(key)
     call.id = call_id_of(secret, client)
     if key is not None and body.seed is None:
-        planned = [with_seed(item, seed_of(call.id)) for item in planned]
-    display = _display(service, request, body, planned, output, is_repeatable=key is not None)
-    generation = Generation(
-        service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
-    )
-    wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
+        sampling = [_with_seed(params, seed_of(call.id)) for params in sampling]
+    display = _display(service, call, body, prompts, output, is_repeatable=key is not None)
     call.fields["stream"] = bool(body.stream)
     service.ready_engine()  # much may have happened while a long prompt was tokenized
+    submits = _submits(service, call, body, prompts, sampling, display, priority)
+    result = GenerationOutput(
+        service.tokenizer, service.metrics, display, prompts, submits, call.started_s
+    )
+    generation = Generation(service.engine, service.metrics, result)
+    serializer = display.serializer(service.tokenizer, [prompt.tokens for prompt in prompts])
     if key is None:
         await generation.submit()
     else:
-        generation.join()
+        generation.attach()
     if not body.stream:
-        return await whole_answer(generation, wire, call, request.receive)
+        return await whole_answer(generation, serializer, call, request.receive)
     resumption = None
     if display.resumable:
         stream_id = stream_id_of(secret, client)
         resumption = Resumption(stream_id, service.resume_window_s, StreamPosition())
-    answer = StreamAnswer(generation, wire, display, call, resumption)
+    answer = StreamAnswer(generation, serializer, call, resumption)
     return await answer.accepted(request.receive)
 
 
-def _planned(
-    request: Request,
+def _with_seed(params: SamplingParams, seed: int) -> SamplingParams:
+    """The same with a seed for sampling; a beam search does not sample."""
+    return params if params.beams is not None else replace(params, seed=seed)
+
+
+def _submits(
+    service: Service,
+    call: Call,
     body: GenerationBody,
-    prompt: Prompt,
-    sampling: SamplingParams,
+    prompts: Sequence[Prompt],
+    sampling: Sequence[SamplingParams],
+    display: Display,
     priority: int,
-    continues: bool,
-) -> Planned:
-    call = call_of(request)
-    return Planned(
-        prompt,
-        sampling,
-        continues,
-        priority=priority,
-        cache_salt=body.cache_salt or "",
-        tenant=call.tenant,
-        deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,
-    )
+) -> list[Submit]:
+    """The messages that ask the engine for each prompt."""
+    attachment, received_ms = secrets.token_hex(8), int(time.time() * 1000)
+    return [
+        Submit(
+            request_id=request_id(call.id, position),
+            gateway=service.engine.instance,
+            attachment=attachment,
+            prompt=np.asarray(prompt.engine_tokens, dtype=np.int32),
+            sampling=params,
+            received_ms=received_ms,
+            num_choices=display.output.num_candidates,
+            priority=priority,
+            cache_salt=body.cache_salt or "",
+            tenant=call.tenant,
+            deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,
+            display=display.packed(prompt.text, prompt.scored_token),
+        )
+        for position, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+    ]
 
 
 def _display(
     service: Service,
-    request: Request,
+    call: Call,
     body: GenerationBody,
-    planned: Sequence[Planned],
+    prompts: Sequence[Prompt],
     output: Output,
     is_repeatable: bool,
 ) -> Display:
     options = body.stream_options
     return Display(
-        call_id=call_of(request).id,
+        call_id=call.id,
         is_chat=isinstance(body, ChatBody),
         model=service.model_name,
         created=int(time.time()),
-        num_prompts=len(planned),
+        num_prompts=len(prompts),
         prompt_text=None,
         output=output,
         include_usage=bool(options and options.include_usage),
         resumable=bool(body.stream_resume),
         fingerprint=fingerprint(body) if is_repeatable else "",
-        num_prompt_tokens=sum(len(item.prompt.tokens) for item in planned),
+        num_prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
     )

@@ -1,4 +1,4 @@
-"""Sends a generation to its client, as a stream or in one piece, and notices when it leaves."""
+"""Sends a generation to its client, as a stream or in one piece, until the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,30 +8,29 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.engine.event_queue import ClientDisconnected
 from gateway.http.call import Call
 from gateway.http.errors import ApiError, failed, taken_over
 from gateway.openai.generation import ClientLeft, Generation, TakenOver
-from gateway.openai.serializers import DONE, Usage, Wire, error_event
+from gateway.openai.generation_output import GenerationOutput
+from gateway.openai.serializers import DONE, Serializer, Usage, error_event
 from gateway.resume.event_ids import EventIds, StreamPosition
-from gateway.resume.stream_context import Display
-from gateway.text.choice import Delta
+from gateway.text.choice_text import Delta
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
 
 _log = EventLog("gateway.openai.responses")
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_FEW_SCORED = 256  # tokens with log-probabilities, which take some 20 us each to write
-_CLIENT_CLOSED = 499  # never sent: what the access log says of a client that left
+_FEW_SCORED = 256  # tokens with log-probabilities, which take some 20 us each to serialize
+_CLIENT_CLOSED = 499  # the access log's status of a client that left; never sent
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """How a stream can be continued by whoever loses it."""
+    """How a client that lost the stream can continue it."""
 
     stream_id: str
-    window_s: float  # how long it is kept for a client that has left
-    start: StreamPosition  # where it begins itself
+    window_s: float  # how long the generation runs on for a client that has left
+    start: StreamPosition  # where this stream begins
 
 
 class StreamAnswer(Response):
@@ -40,14 +39,13 @@ class StreamAnswer(Response):
     A stream that does not end well has an error event at its end, and no ``[DONE]``.
 
     Args:
-        resumption: None unless the client may come back for the rest.
+        resumption: None if the stream cannot be continued by another call.
     """
 
     def __init__(
         self,
         generation: Generation,
-        wire: Wire,
-        display: Display,
+        serializer: Serializer,
         call: Call,
         resumption: Resumption | None = None,
     ) -> None:
@@ -57,35 +55,35 @@ class StreamAnswer(Response):
         super().__init__(media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._generation = generation
-        self._wire = wire
-        self._display = display
+        self._serializer = serializer
+        self._output = generation.output
         self._call = call
         self._resumption = resumption
-        self._is_read = True
+        self._client_is_there = True
         self._ids: EventIds | None = None
         if resumption is not None:
-            self._ids = EventIds(generation.num_candidates, resumption.start)
+            self._ids = EventIds(len(self._output.choices), resumption.start)
 
     async def accepted(self, receive: Receive) -> Response:
-        """This answer, which does not begin before the engine has taken the request.
+        """Wait until the engine has accepted the requests, and return the response to send.
 
         Raises:
-            ApiError: the engine refused it.
+            ApiError: the engine refused one.
         """
         generation = self._generation
         try:
-            async with watching(receive, lambda: generation.queue.put(ClientDisconnected())):
+            async with watch_disconnect(receive, generation.client_disconnected):
                 await generation.accepted()
             return self
         except ClientLeft:
-            generation.note_unfinished(FinishReason.ABORT)
+            generation.output.count_unfinished(FinishReason.ABORT)
             response = client_left(self._call)
         except BaseException as error:
-            generation.note_unfinished(_reason(error))
-            self._let_go()
+            generation.output.count_unfinished(_reason(error))
+            self._close()
             raise
-        self._let_go()
-        _note(self._call, generation)
+        self._close()
+        _log_usage(self._call, generation.output)
         return response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
@@ -99,77 +97,79 @@ class StreamAnswer(Response):
                 }
             )
             if self._resumption is None:
-                async with watching(receive, lambda: generation.queue.put(ClientDisconnected())):
+                async with watch_disconnect(receive, generation.client_disconnected):
                     await self._send_deltas(send)
             else:
-                await self._outlive_client(receive, send, self._resumption.window_s)
+                await self._send_resumable(receive, send, self._resumption.window_s)
         except (ClientLeft, TimeoutError):
             self._call.status = _CLIENT_CLOSED
-            generation.note_unfinished(FinishReason.ABORT)
+            generation.output.count_unfinished(FinishReason.ABORT)
         except TakenOver:
             self._call.fields["error"] = "taken over"
-            generation.note_unfinished(FinishReason.ABORT)
-            # Who can resume a stream has done so; anybody else must not take this for its end.
+            generation.output.count_unfinished(FinishReason.ABORT)
+            # A client that can resume has done so; any other must not take this for the end.
             error = b"" if self._ids is not None else error_event(taken_over().body())
             await self._send(send, error, more=False)
         except ApiError as error:
             self._call.fields["error"] = error
-            generation.note_unfinished(_reason(error))
+            generation.output.count_unfinished(_reason(error))
             await self._send(send, error_event(error.body()), more=False)
         except Exception as error:
             _log.exception("stream failed", id=self._call.id)
             self._call.fields["error"] = type(error).__name__
-            generation.note_unfinished(FinishReason.ERROR)
+            generation.output.count_unfinished(FinishReason.ERROR)
             await self._send(send, error_event(failed("internal error").body()), more=False)
         finally:
-            self._let_go()
-            _note(self._call, generation)
+            self._close()
+            _log_usage(self._call, generation.output)
 
-    def _let_go(self) -> None:
-        """What another call can go on with is not to end with this one."""
+    def _close(self) -> None:
+        """Close the generation, but let it run on where another call can continue it."""
         generation, resumption = self._generation, self._resumption
         if resumption is not None and generation.is_taken_over:
-            generation.abandon(resumption.window_s)  # request by request is taken over
+            generation.abandon(
+                resumption.window_s
+            )  # another call takes over one request after the other
         else:
             generation.close(abort=resumption is None or not generation.server_leaves)
 
-    async def _outlive_client(self, receive: Receive, send: Send, window_s: float) -> None:
-        """Keep the generation going for a client that may come back, here or elsewhere.
+    async def _send_resumable(self, receive: Receive, send: Send, window_s: float) -> None:
+        """Send the stream, and run on for ``window_s`` after the client has left.
 
         Raises:
-            TimeoutError: it did not.
+            TimeoutError: no call continued the stream in that time.
         """
         async with asyncio.timeout(None) as limit:
 
-            def left() -> None:
-                self._is_read = False
+            def start_window() -> None:
+                self._client_is_there = False
                 limit.reschedule(asyncio.get_running_loop().time() + window_s)
 
-            async with watching(receive, left):
+            async with watch_disconnect(receive, start_window):
                 await self._send_deltas(send)
 
     async def _send_deltas(self, send: Send) -> None:
-        generation = self._generation
-        async with aclosing(generation.deltas()) as deltas:
-            async for shown in deltas:
-                # Of the whole call, and so the same for all choices that go on now.
-                usage = generation.usage if self._display.continuous_usage else None
-                cached_tokens = generation.cached_tokens
-                data = [self._chunk(index, delta, usage, cached_tokens) for index, delta in shown]
+        output, ids = self._output, self._ids
+        async with aclosing(self._generation.deltas()) as deltas:
+            async for new in deltas:
+                # Both are sums over the whole call, and so the same for all choices.
+                usage = output.usage if output.display.continuous_usage else None
+                cached_tokens = output.cached_tokens
+                data = [self._chunk(index, delta, usage, cached_tokens) for index, delta in new]
                 await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
         end = b""
         done = DONE
         has_usage = self._resumption is not None and self._resumption.start.has_usage
-        if self._display.include_usage and not has_usage:
-            end = self._wire.usage_chunk(generation.usage)
-        if self._ids is not None:
-            cached_tokens = generation.cached_tokens
-            end = end and self._ids.usage(end, cached_tokens)
-            done = self._ids.done(done, cached_tokens)
+        if output.display.include_usage and not has_usage:
+            end = self._serializer.usage_chunk(output.usage)
+        if ids is not None:
+            cached_tokens = output.cached_tokens
+            end = end and ids.usage(end, cached_tokens)
+            done = ids.done(done, cached_tokens)
         await self._send(send, end + done, more=False)
 
     def _chunk(self, index: int, delta: Delta, usage: Usage | None, cached_tokens: int) -> bytes:
-        chunk = self._wire.chunk(index, delta, usage)
+        chunk = self._serializer.chunk(index, delta, usage)
         if self._ids is None:
             if len(chunk) == 1:
                 return chunk[0].data
@@ -177,69 +177,72 @@ class StreamAnswer(Response):
         return self._ids.chunk(index, delta, chunk, cached_tokens)
 
     async def _send(self, send: Send, body: bytes, more: bool) -> None:
-        if self._is_read:
+        if self._client_is_there:
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def client_left(call: Call) -> Response:
-    """For a client that will not see it; the access log says so."""
+    """The response of a call whose client has left, which only the access log shows."""
     call.status = _CLIENT_CLOSED
     return Response(status_code=_CLIENT_CLOSED)
 
 
 async def whole_answer(
-    generation: Generation, wire: Wire, call: Call, receive: Receive
+    generation: Generation, serializer: Serializer, call: Call, receive: Receive
 ) -> Response:
-    """The answer in one piece.
+    """Waits for a generation's end and returns the answer in one piece.
 
     Raises:
         ApiError: the generation failed.
     """
+    output = generation.output
     try:
-        async with watching(receive, lambda: generation.queue.put(ClientDisconnected())):
+        async with watch_disconnect(receive, generation.client_disconnected):
             await generation.accepted()
             candidates = await _collect(generation)
-        choices = [candidates[index] for index in generation.best()]
-        prompts, usage = generation.prompt_scores(), generation.usage
+        choices = [candidates[index] for index in output.best()]
+        prompts, usage = output.prompt_scores(), output.usage
         num_scored = sum(len(choice.scored) for choice in choices)
-        if generation.scores_prompts or num_scored > _FEW_SCORED:  # too much to write on the loop
-            answer = await asyncio.to_thread(wire.whole, choices, usage, prompts)
+        if output.scores_prompts or num_scored > _FEW_SCORED:  # would block the event loop
+            answer = await asyncio.to_thread(serializer.whole, choices, usage, prompts)
         else:
-            answer = wire.whole(choices, usage, prompts)
+            answer = serializer.whole(choices, usage, prompts)
         return Response(answer, media_type="application/json")
     except ClientLeft:
-        generation.note_unfinished(FinishReason.ABORT)
+        output.count_unfinished(FinishReason.ABORT)
         return client_left(call)
     except TakenOver:
-        generation.note_unfinished(FinishReason.ABORT)
+        output.count_unfinished(FinishReason.ABORT)
         raise taken_over() from None
     except Exception as error:
-        generation.note_unfinished(_reason(error))
+        output.count_unfinished(_reason(error))
         raise
     finally:
         generation.close()
-        _note(call, generation)
+        _log_usage(call, output)
 
 
 def _reason(error: BaseException) -> FinishReason:
-    """What a generation that ends with this counts as."""
+    """The finish reason under which a generation that ends with this error is counted."""
     if not isinstance(error, ApiError) or error.status >= 500:
         return FinishReason.ERROR
     refused = error.rejection == FinishReason.OVERLOADED
-    # What the client did wrong, or elsewhere once more, is no failure of a generation.
+    # The client's mistakes, and calls that a newer one took over, are no failures.
     return FinishReason.OVERLOADED if refused else FinishReason.ABORT
 
 
 async def _collect(generation: Generation) -> list[Delta]:
-    parts: list[list[Delta]] = [[] for _ in range(generation.num_candidates)]
+    """All of each choice, by index."""
+    deltas_by_choice: list[list[Delta]] = [[] for _ in generation.output.choices]
     async with aclosing(generation.deltas()) as deltas:
-        async for shown in deltas:
-            for index, delta in shown:
-                parts[index].append(delta)
-    return [_joined(deltas) for deltas in parts]
+        async for new in deltas:
+            for index, delta in new:
+                deltas_by_choice[index].append(delta)
+    return [_joined(deltas) for deltas in deltas_by_choice]
 
 
 def _joined(deltas: list[Delta]) -> Delta:
+    """Consecutive deltas of one choice as one."""
     return Delta(
         text="".join(delta.text for delta in deltas),
         token_ids=[token for delta in deltas for token in delta.token_ids],
@@ -250,13 +253,15 @@ def _joined(deltas: list[Delta]) -> Delta:
 
 
 @asynccontextmanager
-async def watching(receive: Receive, left: Callable[[], None]) -> AsyncIterator[None]:
-    """Say so when the client closes its connection."""
+async def watch_disconnect(
+    receive: Receive, on_disconnect: Callable[[], None]
+) -> AsyncIterator[None]:
+    """Call ``on_disconnect`` when the client closes its connection."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        left()
+        on_disconnect()
 
     watcher = asyncio.create_task(watch())
     try:
@@ -265,8 +270,9 @@ async def watching(receive: Receive, left: Callable[[], None]) -> AsyncIterator[
         watcher.cancel()
 
 
-def _note(call: Call, generation: Generation) -> None:
-    usage = generation.usage
+def _log_usage(call: Call, output: GenerationOutput) -> None:
+    """Add what was used to the call's line in the access log."""
+    usage = output.usage
     call.fields["prompt_tokens"] = usage.prompt_tokens
     call.fields["completion_tokens"] = usage.completion_tokens
-    call.fields["finish_reason"] = generation.finish_reasons
+    call.fields["finish_reason"] = output.finish_reasons

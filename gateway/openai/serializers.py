@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.http.long_responses import dumped
 from gateway.openai.prompt_logprobs import PromptScores
-from gateway.text.choice import Delta, ScoredToken
+from gateway.text.choice_text import Delta, ScoredToken
 from gateway.text.tokenizer import Tokenizer
 
 DONE = b"data: [DONE]\n\n"
@@ -56,7 +56,7 @@ class AnswerHead:
     prompt_tokens: Sequence[list[int]]
 
 
-class WireEvent(NamedTuple):
+class StreamEvent(NamedTuple):
     """One Server-Sent Event, and what of a delta its reader has then."""
 
     data: bytes
@@ -64,13 +64,13 @@ class WireEvent(NamedTuple):
     shows_end: bool
 
 
-class Wire(Protocol):
+class Serializer(Protocol):
     """One of OpenAI's formats."""
 
-    def go_on(self, begun: Iterable[int]) -> None:
+    def resume(self, begun: Iterable[int]) -> None:
         """The stream continues one in which these choices have begun already."""
 
-    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[WireEvent]:
+    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[StreamEvent]:
         """Events for what is new in one choice, at least one; the last shows all of it.
 
         Args:
@@ -91,7 +91,7 @@ class Wire(Protocol):
         """
 
 
-class CompletionWire:
+class CompletionSerializer:
     """``text_completion``."""
 
     def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:
@@ -100,10 +100,10 @@ class CompletionWire:
         self._frame = _Frame(head, "text_completion", "text_completion")
         self._begun: set[int] = set()
 
-    def go_on(self, begun: Iterable[int]) -> None:
+    def resume(self, begun: Iterable[int]) -> None:
         self._begun.update(begun)
 
-    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[WireEvent]:
+    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[StreamEvent]:
         extra = _beam_score_json(delta)
         if self._head.token_ids:
             fields: dict[str, Any] = {"token_ids": delta.token_ids}
@@ -117,7 +117,7 @@ class CompletionWire:
             f'"finish_reason":{_finish_json(delta)}{extra}}}',
             usage,
         )
-        return [WireEvent(data, True, delta.finish_reason is not None)]
+        return [StreamEvent(data, True, delta.finish_reason is not None)]
 
     def usage_chunk(self, usage: Usage) -> bytes:
         return self._frame.event("", usage)
@@ -182,7 +182,7 @@ class CompletionWire:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
-class ChatWire:
+class ChatSerializer:
     """``chat.completion``."""
 
     def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:
@@ -191,13 +191,13 @@ class ChatWire:
         self._frame = _Frame(head, "chat.completion", "chat.completion.chunk")
         self._begun: set[int] = set()
 
-    def go_on(self, begun: Iterable[int]) -> None:
+    def resume(self, begun: Iterable[int]) -> None:
         self._begun.update(begun)
 
-    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[WireEvent]:
+    def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[StreamEvent]:
         events = []
         if index not in self._begun:
-            events.append(WireEvent(self._first(index, usage), False, False))
+            events.append(StreamEvent(self._first(index, usage), False, False))
             self._begun.add(index)
         token_ids = f',"token_ids":{json.dumps(delta.token_ids)}' if self._head.token_ids else ""
         if delta.text or delta.scored or (self._head.token_ids and delta.token_ids):
@@ -208,14 +208,14 @@ class ChatWire:
                 f'"finish_reason":null{token_ids}}}',
                 usage,
             )
-            events.append(WireEvent(data, True, False))
+            events.append(StreamEvent(data, True, False))
         if delta.finish_reason is not None:
             data = self._frame.event(
                 f'{{"index":{index},"delta":{{}},"logprobs":null,'
                 f'"finish_reason":{_finish_json(delta)}{_beam_score_json(delta)}}}',
                 usage,
             )
-            events.append(WireEvent(data, True, True))
+            events.append(StreamEvent(data, True, True))
         return events
 
     def usage_chunk(self, usage: Usage) -> bytes:

@@ -26,6 +26,17 @@ class Prompt:
     tokens: list[int]
     text: str | None  # as the client gave it, None if it gave tokens
     path: str  # field of the body that it came from
+    scores_last: bool = False  # the engine generates its last token, see prompt_length
+
+    @property
+    def engine_tokens(self) -> list[int]:
+        """Tokens that the engine gets as the prompt."""
+        return self.tokens[:-1] if self.scores_last else self.tokens
+
+    @property
+    def scored_token(self) -> int | None:
+        """The last token if the engine generates it."""
+        return self.tokens[-1] if self.scores_last else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,26 +206,23 @@ def sampling_params(
     )
 
 
-def check_prompt(prompt: Prompt, output: Output, engine: Engine, scores_last: bool = False) -> None:
+def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:
     """Refuse tokens that the model does not have, and prompts that leave no room for an answer.
-
-    Args:
-        scores_last: the prompt's last token is what is generated.
 
     Raises:
         ApiError: 400.
     """
     if not prompt.tokens:
         raise invalid(prompt.path, f"{prompt.path}: the prompt is empty, and the model has no bos")
-    length = len(prompt.tokens)
+    length, num_computed = len(prompt.tokens), len(prompt.engine_tokens)
     _check_vocabulary(prompt.path, prompt.tokens, engine)
-    if length - scores_last >= engine.model.max_model_len:
+    if num_computed >= engine.model.max_model_len:
         raise too_long(
             f"the prompt has {length} tokens; the model's context is "
             f"{engine.model.max_model_len} tokens, prompt and output together",
             prompt.path,
         )
-    if engine.max_tokens_for(length - scores_last, 1) < 1:
+    if engine.max_tokens_for(num_computed, 1) < 1:
         raise too_long(
             f"the prompt has {length} tokens; the whole KV cache holds {engine.pool_tokens}, "
             "prompt and output together",
@@ -225,7 +233,7 @@ def check_prompt(prompt: Prompt, output: Output, engine: Engine, scores_last: bo
         raise invalid_value(
             field, output.num_candidates, f"at most {engine.max_num_sequences} choices run at once"
         )
-    if engine.max_tokens_for(length - scores_last, output.num_candidates) < 1:
+    if engine.max_tokens_for(num_computed, output.num_candidates) < 1:
         raise too_long(
             f"the prompt has {length} tokens and {field} is {output.num_candidates}; "
             + _blocks(prompt, 1, output, engine),

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.http.errors import invalid
-from gateway.openai.serializers import WireEvent
-from gateway.text.choice import Delta
+from gateway.openai.serializers import StreamEvent
+from gateway.text.choice_text import Delta
 
 _CHOICE = r"(?:[0-9]{1,9}[be][0-9a-f]{8})?"
 _ID = re.compile(rf"({_CHOICE}(?:\.{_CHOICE})*)~([0-9]{{1,12}})([ud]?)")
@@ -99,7 +99,7 @@ class EventIds:
         self._parts = [str(choice) for choice in self._choices]
 
     def chunk(
-        self, index: int, delta: Delta, events: Sequence[WireEvent], cached_tokens: int
+        self, index: int, delta: Delta, events: Sequence[StreamEvent], cached_tokens: int
     ) -> bytes:
         """The events of a delta, each with its id."""
         before, named = self._choices[index], []

@@ -9,7 +9,7 @@ from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue
 from gateway.engine.events import Attached, EngineUnreachable, Superseded, UnknownRequest
 from gateway.http.errors import shutting_down, taken_over, unavailable
 from gateway.openai.generation import ClientLeft
-from gateway.openai.responses import watching
+from gateway.openai.responses import watch_disconnect
 
 
 class LookUp:
@@ -38,7 +38,7 @@ class LookUp:
         for identity in request_ids:
             self._asked.append(identity)
             self._engine.look_up(identity, self._queue)
-        async with watching(self._receive, lambda: self._queue.put(ClientDisconnected())):
+        async with watch_disconnect(self._receive, lambda: self._queue.put(ClientDisconnected())):
             while len(self._found) < len(self._asked):
                 for event in await self._queue.take():
                     self._open(event)

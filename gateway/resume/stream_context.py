@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.openai.request_schema import CompletionBody, GenerationBody
-from gateway.openai.serializers import AnswerHead, ChatWire, CompletionWire, Wire
+from gateway.openai.serializers import AnswerHead, ChatSerializer, CompletionSerializer, Serializer
 from gateway.openai.validation import Output
 from gateway.text.tokenizer import Tokenizer
 from shared.codec import Message, decode_as, encode, message
@@ -40,7 +40,7 @@ class Display(Message):
         text = prompt_text if self.output.echo else None
         return encode(replace(self, prompt_text=text, scored_token=scored_token))
 
-    def wire(self, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> Wire:
+    def serializer(self, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> Serializer:
         """Writes the answer; ``prompts`` are the tokens of each."""
         head = AnswerHead(
             id=f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.call_id}",
@@ -50,7 +50,7 @@ class Display(Message):
             token_ids=self.output.token_ids,
             prompt_tokens=[tokens for tokens in prompts for _ in range(self.output.num_choices)],
         )
-        return (ChatWire if self.is_chat else CompletionWire)(head, tokenizer)
+        return (ChatSerializer if self.is_chat else CompletionSerializer)(head, tokenizer)
 
 
 def read_display(data: bytes) -> Display | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -9,8 +10,8 @@ from gateway.engine.events import Attached
 from gateway.http.call import call_of, client_of
 from gateway.http.errors import gone, invalid, shutting_down, unavailable, unknown_stream
 from gateway.openai.generation import ClientLeft, Generation
+from gateway.openai.generation_output import GenerationOutput
 from gateway.openai.openapi_description import continues, reads_header
-from gateway.openai.pending_requests import Planned
 from gateway.openai.responses import Resumption, StreamAnswer, client_left
 from gateway.openai.validation import Prompt
 from gateway.resume.event_ids import StreamPosition
@@ -18,6 +19,7 @@ from gateway.resume.request_lookup import LookUp
 from gateway.resume.stream_context import Display, read_display, request_id
 from gateway.resume.stream_ids import call_id_in
 from gateway.service import Service
+from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 
 _NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
@@ -116,38 +118,49 @@ def _continued(
     position = resumption.start
     call = call_of(request)
     call.fields |= {"stream": True, "resumes": display.call_id}
-    planned = [_planned(known, display) for known in found]
-    generation = Generation(
-        service.engine, service.tokenizer, service.metrics, planned, display, call.started_s
+    prompts = [_prompt(known) for known in found]
+    submits = [
+        _forgotten_submit(request_id(display.call_id, number)) if known is None else known.submit
+        for number, known in enumerate(found)
+    ]
+    output = GenerationOutput(
+        service.tokenizer, service.metrics, display, prompts, submits, call.started_s
     )
-    wire = display.wire(service.tokenizer, [item.prompt.tokens for item in planned])
-    wire.go_on(index for index, choice in enumerate(position.choices) if choice.begun)
+    generation = Generation(service.engine, service.metrics, output)
+    serializer = display.serializer(service.tokenizer, [prompt.tokens for prompt in prompts])
+    serializer.resume(index for index, choice in enumerate(position.choices) if choice.begun)
     try:
         generation.resume(found, position)
     except BaseException:
         generation.abandon(resumption.window_s)
         raise
-    return StreamAnswer(generation, wire, display, call, resumption)
+    return StreamAnswer(generation, serializer, call, resumption)
 
 
-def _planned(known: Attached | None, display: Display) -> Planned:
-    """What was asked for, from what the engine was told."""
-    if known is None:  # the client has all of it, so what it was does not matter
-        nothing = Prompt([], None, "prompt")
-        return Planned(nothing, SamplingParams.greedy(1), continues=not display.is_chat)
-    submit = known.submit
-    own = read_display(submit.display)
-    text = None if own is None else own.prompt_text
-    tokens = submit.prompt.tolist()
-    scored = None if own is None else own.scored_token
-    prompt = Prompt(tokens if scored is None else [*tokens, scored], text, "prompt")
-    return Planned(
-        prompt,
-        submit.sampling,
-        continues=not display.is_chat,
-        priority=submit.priority,
-        cache_salt=submit.cache_salt,
-        tenant=submit.tenant,
-        deadline_ms=submit.deadline_ms,
-        scores_last=scored is not None,
+def _prompt(known: Attached | None) -> Prompt:
+    """The prompt of a request, from what its first gateway sent to the engine."""
+    if known is None:  # the client has all of the answer, so the prompt does not matter
+        return Prompt([], None, "prompt")
+    tokens = known.submit.prompt.tolist()
+    own = read_display(known.submit.display)
+    if own is None:
+        return Prompt(tokens, None, "prompt")
+    scores_last = own.scored_token is not None
+    if scores_last:
+        tokens.append(own.scored_token)
+    return Prompt(tokens, own.prompt_text, "prompt", scores_last)
+
+
+def _forgotten_submit(identity: str) -> Submit:
+    """Stands for the Submit of a request that the engine has forgotten; it is never sent."""
+    return Submit(
+        request_id=identity,
+        gateway="",
+        attachment="",
+        prompt=np.empty(0, np.int32),
+        sampling=SamplingParams.greedy(1),
+        received_ms=0,
+        num_choices=1,
+        priority=0,
+        cache_salt="",
     )

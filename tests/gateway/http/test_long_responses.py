@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from gateway.engine.events import TokensArrived
 from gateway.http.long_responses import dumped
-from gateway.openai.generation import Generation
-from gateway.openai.pending_requests import Planned
 from gateway.openai.validation import Prompt
 from shared.messages.endings import EndFlag
 from tests.gateway.conftest import Stage
 from tests.gateway.fake_engine import scores
+from tests.gateway.generations import generation_of
 from tests.gateway.stream_contexts import display
-from tests.support.requests import sampling
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just(-0.5)
 VALUES = st.recursive(
@@ -45,12 +43,8 @@ def test_long_lists_make_the_text_that_json_makes(length: int) -> None:
 
 async def test_a_backlog_of_tokens_lets_others_run_before_it_is_taken(stage: Stage) -> None:
     num_tokens = 5_000
-    service = stage.server.service
-    planned = Planned(Prompt([5], None, "prompt"), sampling(), continues=True)
     shown = display()
-    generation = Generation(
-        service.engine, service.tokenizer, service.metrics, [planned], shown, 0.0
-    )
+    generation = generation_of(stage.server.service, [Prompt([5], None, "prompt")], shown)
     # Those with log-probabilities wait apart.
     for token in range(num_tokens):
         known = scores(50, -1.0, {50: -1.0})

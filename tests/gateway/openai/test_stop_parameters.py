@@ -6,14 +6,13 @@ import pytest
 
 from gateway.engine.event_queue import ClientDisconnected
 from gateway.engine.events import TokensArrived
-from gateway.openai.generation import ClientLeft, Generation
-from gateway.openai.pending_requests import Planned
+from gateway.openai.generation import ClientLeft
 from gateway.openai.validation import Prompt
 from shared.messages.endings import EndFlag
 from shared.messages.requests import Stop
 from tests.gateway.conftest import Stage, events
+from tests.gateway.generations import generation_of
 from tests.gateway.stream_contexts import display
-from tests.support.requests import sampling
 
 
 def letters(stage: Stage, text: str) -> list[int]:
@@ -120,16 +119,8 @@ async def test_a_text_that_ends_in_half_a_character_ends_with_a_replacement(stag
 async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
     stage: Stage,
 ) -> None:
-    service = stage.server.service
     prompt = Prompt([5], None, "prompt")
-    generation = Generation(
-        service.engine,
-        service.tokenizer,
-        service.metrics,
-        [Planned(prompt, sampling(), continues=True)],
-        display(stops=("END",)),
-        0.0,
-    )
+    generation = generation_of(stage.server.service, [prompt], display(stops=("END",)))
     await generation.submit()
     generation.queue.put(TokensArrived(display().call_id, 0, letters(stage, "END"), ()))
     generation.queue.put(ClientDisconnected())
@@ -141,12 +132,9 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
 
 
 def test_all_choices_of_a_call_share_one_automaton_of_its_stop_strings(stage: Stage) -> None:
-    service = stage.server.service
-    prompts = [Planned(Prompt([2], "a", "prompt"), sampling(), continues=True)] * 2
+    prompts = [Prompt([2], "a", "prompt")] * 2
     shown = display(stops=("END", "zzz"), num_choices=3, num_candidates=3, num_prompts=2)
-    generation = Generation(
-        service.engine, stage.tokenizer, service.metrics, prompts, shown, started_s=0.0
-    )
-    finders = [part.choice._stops for part in generation._parts]
+    generation = generation_of(stage.server.service, prompts, shown)
+    finders = [choice.text._stops for choice in generation.output.choices]
     assert len(finders) == len(set(map(id, finders))) == 6
     assert len({id(finder._stops) for finder in finders}) == 1

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.errors import ApiError
-from gateway.openai.serializers import WireEvent
+from gateway.openai.serializers import StreamEvent
 from gateway.resume.event_ids import EventIds, Position, Replay, StreamPosition
-from gateway.text.choice import Delta
+from gateway.text.choice_text import Delta
 from shared.messages.endings import FinishReason
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=6)
@@ -28,9 +28,9 @@ def test_an_id_read_again_is_what_was_shown(
     first: list[int], second: list[int], ends: bool, cached: int
 ) -> None:
     ids = EventIds(3, StreamPosition())
-    event = [WireEvent(b"data: x\n\n", True, False)]
+    event = [StreamEvent(b"data: x\n\n", True, False)]
     ids.chunk(2, delta(first, False), event, cached)
-    last = [WireEvent(b"data: x\n\n", True, ends)]
+    last = [StreamEvent(b"data: x\n\n", True, ends)]
     found = StreamPosition.parse(id_of(ids.chunk(2, delta(second, ends), last, cached)))
     seen = Position().after(first).after(second)
     assert found.choices[:2] == (Position(), Position())

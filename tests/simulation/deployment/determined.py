@@ -10,7 +10,6 @@ from uuid import UUID
 
 import gateway.engine.attachments
 import gateway.engine.outputs_reader
-import gateway.openai.pending_requests
 import gpu_worker.plan_reader
 import gpu_worker.service
 import scheduler_svc.epoch

@@ -1,4 +1,4 @@
-"""One choice: tokens in, text out, cut where a stop string says so."""
+"""The text of one choice: tokens in, text out, cut at a stop string."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class ScoredToken:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a choice has to show since the last time."""
+    """What is new in a choice since its last delta."""
 
     text: str
     token_ids: list[int]
@@ -29,59 +29,60 @@ class Delta:
     beam_score: float | None  # with the finish reason, of what a beam search found
 
 
-class Choice:
-    """The text of one sequence.
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What all choices of one request have in common.
 
-    Args:
-        offset: characters that the client sees before the text, for offsets of tokens.
+    Attributes:
         min_tokens: stop strings are not looked for in the text of so many first tokens.
-        show_tokens: token ids are worth showing even before they make text.
+        offset: characters that the client sees before the text, for offsets of tokens.
+        show_tokens: token ids are shown, even before they make text.
         show_scores: log-probabilities are shown, and not only added up.
         include_stop: the text ends with the stop string that was found.
         silent_tokens: end the choice, and have no text.
+    """
+
+    stops: StopStrings
+    min_tokens: int = 0
+    offset: int = 0
+    show_tokens: bool = False
+    show_scores: bool = False
+    include_stop: bool = False
+    silent_tokens: Collection[int] = ()
+
+
+class ChoiceText:
+    """The text of one sequence.
 
     Attributes:
         num_tokens: generated tokens that count, the last one included even if it is cut.
         finish_reason: None while more is to come.
-        stopped: a stop string was found, which the engine does not know.
+        stopped: a stop string was found, which the engine cannot see.
     """
 
-    def __init__(
-        self,
-        detokenizer: Detokenizer,
-        stops: StopStrings,
-        *,
-        min_tokens: int = 0,
-        offset: int = 0,
-        show_tokens: bool = False,
-        show_scores: bool = False,
-        include_stop: bool = False,
-        silent_tokens: Collection[int] = (),
-    ) -> None:
+    def __init__(self, detokenizer: Detokenizer, options: TextOptions) -> None:
         self.num_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         self._detokenizer = detokenizer
-        self._stops = StopFinder(stops, include_stop)
-        self._silent_tokens = silent_tokens
-        self._min_tokens = min_tokens
-        self._chars = offset
-        self._show_tokens = show_tokens
-        self._show_scores = show_scores
+        self._options = options
+        self._stops = StopFinder(options.stops, options.include_stop)
+        self._chars = options.offset
         self._sum_logprobs = 0.0
         self._text: list[str] = []
         self._token_ids: list[int] = []
         self._scored: list[ScoredToken] = []
-        self._finish_shown = False
+        self._finish_taken = False
         self._beam_score: float | None = None
 
     @property
     def mean_logprob(self) -> float:
-        """How likely its tokens were on the average, 0 if there are none."""
+        """Mean log-probability of its tokens, 0 if there are none."""
         return self._sum_logprobs / max(1, self.num_tokens)
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> None:
-        """Tokens in their order, with a log-probability for each, or none at all."""
+        """Append tokens, with a log-probability for each or none at all."""
+        options = self._options
         for index, token in enumerate(tokens):
             if self.finish_reason is not None:
                 return
@@ -89,13 +90,13 @@ class Choice:
             self._token_ids.append(token)
             if logprobs:
                 self._sum_logprobs += logprobs[index].logprob
-                if self._show_scores:
+                if options.show_scores:
                     self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
-            if token not in self._silent_tokens:
+            if token not in options.silent_tokens:
                 self._show(self._detokenizer.push(token))
 
     def end(self, reason: FinishReason, beam_score: float | None = None) -> None:
-        """No more tokens; what was held back is shown now."""
+        """End the choice; text that was held back becomes new text."""
         if self.finish_reason is not None:
             return
         self._show(self._detokenizer.finish())
@@ -105,30 +106,30 @@ class Choice:
             self._beam_score = beam_score
 
     def take(self) -> Delta | None:
-        """What is new, None if that is nothing to see."""
+        """Everything since the last call, None if it holds nothing to show."""
         text = "".join(self._text)
-        finishes = self.finish_reason is not None and not self._finish_shown
-        if not (text or finishes or (self._show_tokens and self._token_ids)):
+        finishes = self.finish_reason is not None and not self._finish_taken
+        if not (text or finishes or (self._options.show_tokens and self._token_ids)):
             return None
         delta = Delta(text, self._token_ids, self._scored, self.finish_reason, self._beam_score)
         self._text, self._token_ids, self._scored = [], [], []
-        self._finish_shown = finishes
+        self._finish_taken = finishes
         return delta
 
     def skip(self) -> None:
-        """What is new was shown elsewhere."""
+        """Drop what is new: the client has it from another stream."""
         self._text, self._token_ids, self._scored = [], [], []
 
     def skip_all(self, num_tokens: int, reason: FinishReason) -> None:
-        """All of it, with its end, was shown elsewhere."""
-        self.num_tokens, self.finish_reason, self._finish_shown = num_tokens, reason, True
+        """Mark all of it, with its end, as shown: the client has it from another stream."""
+        self.num_tokens, self.finish_reason, self._finish_taken = num_tokens, reason, True
         self.skip()
 
     def _show(self, text: str) -> None:
         if not text:
             return
         self._chars += len(text)
-        if self.num_tokens > self._min_tokens:
+        if self.num_tokens > self._options.min_tokens:
             text = self._stops.push(text)
             if self._stops.found is not None:
                 self.finish_reason = FinishReason.STOP
