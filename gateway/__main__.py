@@ -9,6 +9,7 @@ import uvloop
 
 from gateway.http.server import Server, heed_signals
 from gateway.settings import GatewaySettings
+from gateway.text.memory_release import limit_free_memory
 from gateway.text.tokenizer import Tokenizer
 from gateway.unserved import serve_unserved
 from shared.bus.redis_bus import RedisBus
@@ -65,6 +66,7 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
         ready: called when connections are accepted.
     """
     settings = _settings()
+    limit_free_memory()
     wait_for_turns()
     try:
         with _without_torch():

@@ -1,6 +1,8 @@
 """Memory that long texts took is given back once they are tokenized."""
 
 import ctypes
+import os
+import platform
 import subprocess
 import sys
 
@@ -39,3 +41,36 @@ def test_long_texts_leave_little_memory_behind() -> None:
         [sys.executable, "-c", LONG_TEXTS, DEMO_MODEL], capture_output=True, text=True, check=True
     )
     assert int(ran.stdout) < 100
+
+
+_THREADS_THAT_ALLOCATE = """
+import ctypes, sys, threading
+from gateway.text.memory_release import limit_free_memory
+if sys.argv[1] == "limited":
+    limit_free_memory()
+c = ctypes.CDLL(None)
+c.malloc.restype = c.fopen.restype = ctypes.c_void_p
+all_there = threading.Barrier(6)
+
+def allocate():
+    all_there.wait()
+    c.malloc(1000)
+    all_there.wait()
+
+threads = [threading.Thread(target=allocate) for _ in range(6)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+c.malloc_info(0, ctypes.c_void_p(c.fopen(b"/dev/stdout", b"w")))
+c.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
+@pytest.mark.parametrize("kind", ["limited", "as it is"])
+def test_all_threads_share_few_arenas(kind: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
+    command = [sys.executable, "-c", _THREADS_THAT_ALLOCATE, kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environ)
+    assert (done.stdout.count("<heap nr=") <= 2) == (kind == "limited")
