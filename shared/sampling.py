@@ -10,7 +10,7 @@ A parameter that filters the tokens to sample from touches these files:
 2. ``kernels/cpu/sampling/sample_kernel.py``: its effect on CPUs.
 3. ``gpu_worker/sampling/torch_sampler.py``: its effect on GPUs, and the reference for CPUs.
 4. ``tests/gpu_worker/sampling/test_sampler.py``: a test of its effect.
-5. ``README.md``: its name, for clients.
+5. ``docs/API.md``: its name, for clients.
 
 One that changes logits has its effect in ``gpu_worker/sampling/penalties.py`` and
 ``cpu_penalties.py`` instead of files 2 and 3. Until a parameter is declared ``with_beams``, beam
