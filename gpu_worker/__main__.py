@@ -11,14 +11,14 @@ from shared.errors import SettingsError
 from shared.logs import setup_logging
 from shared.settings import exit_with, load_or_exit
 
-# Threads that spin while they wait for each other are fast on an idle machine. Next to other
-# processes (the gateway, the scheduler, Redis) they wait for cores that they keep busy themselves:
+# Threads that spin while they wait for each other are fast on an idle machine. On cores that are
+# shared with the gateway, the scheduler and Redis, spinning takes the time that the others need:
 # decoding on two shared cores was twelve times slower.
 _OPENMP = ("OMP_WAIT_POLICY", "passive")
 
 
 def prepare() -> None:
-    """Read the settings, set up logs and import what the model will need; start nothing.
+    """Read the settings, set up logs and import the model's code; start no thread or connection.
 
     Exits with 2 on bad settings.
     """
@@ -37,7 +37,7 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
         ready: called when plans can be carried out.
 
     Returns:
-        0 when told to stop, 78 where a restart cannot help, else 1; exits with 2 on bad settings.
+        0 after a signal, 78 if a restart cannot help, else 1. Exits with 2 on bad settings.
     """
     settings = _settings()
     wait_for_turns()

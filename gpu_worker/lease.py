@@ -1,4 +1,4 @@
-"""What a worker publishes of itself: its lease."""
+"""The lease: a key with a lifetime by which a worker announces its state and its model."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ from shared.messages.leases import PROTOCOL, KVGeometry, ModelInfo, Speeds, Work
 
 TTL_MS = 5_000
 _RENEWAL_S = 1.5
-# Nobody renews these: while it loads, a worker is busy; once it has failed, it is gone.
+# These are never renewed: a worker that loads is busy, and one that has failed is gone.
 _LOADING_TTL_MS = 10 * 60 * 1_000
 _FAILED_TTL_MS = 60 * 60 * 1_000
 _NOW_MS = 1  # the shortest life a key can have
@@ -27,10 +27,10 @@ class LeaseTaken(PageStreamError):
 
 
 class Lease:
-    """The key that says who works for an engine.
+    """The key that names the worker of one rank of an engine.
 
     Args:
-        bus: where it stands.
+        bus: stores the key.
         keys: of the engine.
         rank: of the worker.
         clock_s: monotonic time.
@@ -51,24 +51,24 @@ class Lease:
         self._instance = ""
         self._due_s = 0.0
 
-    async def loading(self, instance: str) -> None:
-        """Say that a model is being loaded."""
-        if await self._is_served():
-            return  # by whoever is about to be replaced; a standing epoch is not to be disturbed
+    async def publish_loading(self, instance: str) -> None:
+        """Publish that this worker loads a model, unless another worker serves meanwhile."""
+        if await self._has_ready_holder():
+            return  # this would end the epoch of the worker that is about to be replaced
         info = self._without_model(instance, WorkerState.LOADING, "")
         await self._bus.put(self._key, encode(info), _LOADING_TTL_MS)
 
-    async def failed(self, instance: str, why: str) -> None:
-        """Say why there will be no worker; outlives the process."""
+    async def publish_failed(self, instance: str, why: str) -> None:
+        """Publish why this worker cannot start; the entry outlives the process."""
         info = self._without_model(instance, WorkerState.FAILED, why)
         for _ in range(_FAILED_ATTEMPTS):
-            if not await self._is_served():
+            if not await self._has_ready_holder():
                 await self._bus.put(self._key, encode(info), _FAILED_TTL_MS)
                 return
             await asyncio.sleep(TTL_MS / 1000 / _FAILED_ATTEMPTS)
         log.warning("another worker serves this engine; its lease is left alone")
 
-    async def ready(
+    async def acquire(
         self,
         instance: str,
         model: ModelInfo,
@@ -77,7 +77,7 @@ class Lease:
         longest_step_s: float = 0.0,
         life: str = "",
     ) -> None:
-        """Take the lease, from whoever had it; from here on it wants to be renewed."""
+        """Take the lease, also from another worker; it must be renewed from now on."""
         info = WorkerInfo(
             instance, self._rank, WorkerState.READY, "", model, kv, speeds, life, PROTOCOL
         )
@@ -86,30 +86,33 @@ class Lease:
         await self._put(_ttl_ms(longest_step_s))
 
     async def renew_if_due(self, longest_step_s: float) -> bool:
-        """Renew the lease if it is time; whether it was.
+        """Renew the lease if it is time.
 
         Args:
-            longest_step_s: the lease must outlive a step, in which nothing renews it.
+            longest_step_s: the lease must outlive a step, because it is not renewed in one.
+
+        Returns:
+            Whether it was renewed.
 
         Raises:
-            LeaseTaken: a worker that started later has it.
+            LeaseTaken: a worker that started later holds it.
         """
         if self._clock_s() < self._due_s:
             return False
-        if await self.is_foreign():
+        if await self.is_held_by_other():
             self._ready = None
             raise LeaseTaken("another worker has taken the engine over")
         await self._put(_ttl_ms(longest_step_s))
         return True
 
     async def release(self) -> None:
-        """Let go of it: the scheduler need not wait until it expires."""
+        """Give the lease up, so that the scheduler need not wait until it expires."""
         if self._ready is not None:
             await self._bus.put(self._key, self._ready, _NOW_MS)
             self._ready = None
 
-    async def is_foreign(self) -> bool:
-        """Whether another worker that is ready holds the lease."""
+    async def is_held_by_other(self) -> bool:
+        """Whether another worker holds the lease and is ready."""
         holder = await self._holder()
         return (
             holder is not None
@@ -120,7 +123,7 @@ class Lease:
     def _without_model(self, instance: str, state: WorkerState, detail: str) -> WorkerInfo:
         return WorkerInfo(instance, self._rank, state, detail, None, None, None, protocol=PROTOCOL)
 
-    async def _is_served(self) -> bool:
+    async def _has_ready_holder(self) -> bool:
         holder = await self._holder()
         return holder is not None and holder.state == WorkerState.READY
 
@@ -129,7 +132,7 @@ class Lease:
         try:
             return None if value is None else decode_as(WorkerInfo, value)
         except DecodeError:
-            return None  # written by another version: it is there to be replaced
+            return None  # written by another version, so it may be replaced
 
     async def _put(self, ttl_ms: int) -> None:
         assert self._ready is not None, "the lease was never taken"
@@ -138,5 +141,5 @@ class Lease:
 
 
 def _ttl_ms(longest_step_s: float) -> int:
-    """A lease outlives a few of the longest steps, in which nothing renews it."""
+    """A lifetime of a few of the longest steps, because the lease is not renewed in a step."""
     return TTL_MS + int(4_000 * longest_step_s)

@@ -1,4 +1,4 @@
-"""What a worker's loop tells the metrics."""
+"""Metrics of a worker's steps."""
 
 import time
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from shared.metrics import WorkerMetrics
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What is to be seen of an executor between two steps.
+class Snapshot:
+    """The state of an executor between two steps.
 
     Attributes:
-        now_s: when that was.
+        now_s: when it was taken, by ``time.perf_counter``.
         sample_s: seconds of sampling in the last step.
-        mapping: of its memory.
-        num_resident: sequences that are here.
+        mapping: of its memory; None where blocks are not mapped.
+        num_resident: sequences in the batch.
     """
 
     now_s: float
@@ -27,11 +27,11 @@ class Look:
 
 
 class Observer:
-    """Counts steps and where their time goes.
+    """Records each step and the parts of its time in metrics.
 
     Args:
         metrics: of this process.
-        executor: whose steps they are.
+        executor: of the steps.
     """
 
     def __init__(self, metrics: WorkerMetrics, executor: Executor) -> None:
@@ -39,29 +39,29 @@ class Observer:
         self._executor = executor
         self._ended_s: float | None = None  # when the last step was computed
 
-    def look(self) -> Look:
-        """What is to be seen when a step was computed and the next is not begun."""
+    def snapshot(self) -> Snapshot:
+        """The executor's state now; to be called after a step and before the next."""
         executor = self._executor
-        return Look(
+        return Snapshot(
             time.perf_counter(), executor.sample_s, executor.memory.mapping, len(executor.batch)
         )
 
-    def step(self, result: StepResult, look: Look, overhead_s: float | None) -> None:
-        """A step was computed, with this to be seen."""
+    def step(self, result: StepResult, snapshot: Snapshot, overhead_s: float | None) -> None:
+        """Record a step that was computed, with the snapshot taken after it."""
         metrics = self._metrics
         metrics.steps.inc()
         metrics.step_seconds.observe(result.step_us / 1e6)
         metrics.model_seconds.observe(result.model_us / 1e6)
-        metrics.sample_seconds.observe(look.sample_s)
-        if (mapping := look.mapping) is not None:
+        metrics.sample_seconds.observe(snapshot.sample_s)
+        if (mapping := snapshot.mapping) is not None:
             metrics.kv_map_seconds.observe(mapping.map_s)
             metrics.kv_map_wait_seconds.observe(mapping.wait_s)
             metrics.kv_mapped_bytes.set(mapping.in_use_bytes)
             metrics.kv_mappings.set(mapping.num_mappings)
-        metrics.resident_sequences.set(look.num_resident)
+        metrics.resident_sequences.set(snapshot.num_resident)
         if self._ended_s is not None:
-            waited_s = look.now_s - self._ended_s - result.step_us / 1e6
+            waited_s = snapshot.now_s - self._ended_s - result.step_us / 1e6
             metrics.wait_seconds.observe(max(0.0, waited_s))
         if overhead_s is not None:
             metrics.loop_overhead_seconds.observe(max(0.0, overhead_s))
-        self._ended_s = look.now_s
+        self._ended_s = snapshot.now_s

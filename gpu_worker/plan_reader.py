@@ -1,4 +1,4 @@
-"""The plans log as a worker reads it: the next entry is asked for before anybody waits for it."""
+"""Reads the plans log: the next read is under way before the worker waits for its entry."""
 
 import asyncio
 from collections import deque
@@ -15,11 +15,11 @@ _MAX_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """One entry.
+    """One decoded entry.
 
     Attributes:
-        messages: up to the first that cannot be read.
-        fault: why that one cannot.
+        messages: up to the first that cannot be decoded.
+        fault: why that one cannot be decoded; None if all were.
     """
 
     id: EntryId
@@ -31,12 +31,13 @@ class PlanReader:
     """Reads and decodes entries while the worker computes.
 
     Args:
-        log: of the plans.
-        after: entries up to this one are of no interest.
-        block_ms: how long one read waits for something to read.
+        bus: with the log.
+        log: key of the plans log.
+        after: entries up to this one are skipped.
+        block_ms: how long one read waits for an entry.
 
     Attributes:
-        cursor: last entry that was read, or is of no interest.
+        cursor: last entry that was read or skipped.
     """
 
     def __init__(self, bus: Bus, log: str, after: EntryId, block_ms: int) -> None:
@@ -48,7 +49,7 @@ class PlanReader:
         self._reading = asyncio.create_task(self._read())
 
     def has_next(self) -> bool:
-        """Whether ``next`` would not wait.
+        """Whether ``next`` returns an entry without waiting.
 
         Raises:
             BusUnavailable: the log could not be read.
@@ -58,7 +59,7 @@ class PlanReader:
         return bool(self._entries)
 
     async def next(self) -> PlanEntry | None:
-        """The next entry; None if there is still none after some time.
+        """The next entry; None if none came within ``block_ms``.
 
         Raises:
             BusUnavailable: the log could not be read.
@@ -69,7 +70,7 @@ class PlanReader:
         return self._entries.popleft() if self._entries else None
 
     async def next_or(self, other: asyncio.Future[Any]) -> None:
-        """Return as soon as there is an entry, or the other is done.
+        """Wait for an entry or for ``other``, whichever comes first.
 
         Raises:
             BusUnavailable: the log could not be read.
@@ -79,10 +80,10 @@ class PlanReader:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
     async def peek(self) -> Message | None:
-        """What the next entry begins with, as soon as there is one; it stays the next.
+        """The first message of the next entry, which stays the next; waits for an entry.
 
         Returns:
-            None if that cannot be read.
+            None if the message cannot be decoded.
 
         Raises:
             BusUnavailable: the log could not be read.
@@ -93,10 +94,10 @@ class PlanReader:
         return next(iter(self._entries[0].messages), None)
 
     async def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         await cancel_until_done(self._reading)
         if not self._reading.cancelled():
-            self._reading.exception()  # nobody is left to whom it matters
+            self._reading.exception()  # retrieved, so that asyncio does not log it
 
     def _collect(self) -> None:
         self._entries += self._reading.result()

@@ -1,4 +1,4 @@
-"""The worker as a process: signals, states on the bus, exit codes."""
+"""The worker as a process: its signals, its states on the bus, its exit codes."""
 
 import asyncio
 import signal
@@ -7,13 +7,13 @@ from uuid import uuid4
 
 import uvloop
 
-from gpu_worker.kv.prefault import populate
+from gpu_worker.kv.prefault import prefault
 from gpu_worker.lease import Lease
 from gpu_worker.observer import Observer
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import Worker, build_worker
-from gpu_worker.step.compute_thread import compute_thread, look_ahead, waiting_thread
+from gpu_worker.step.compute_thread import compute_thread, premapper, waiting_thread
 from gpu_worker.step.executor import Executor
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
@@ -30,37 +30,41 @@ log = EventLog(__name__)
 
 
 def run(settings: WorkerSettings, ready: Callable[[], None]) -> int:
-    """Load the model, serve until SIGTERM or SIGINT; the process's exit code.
+    """Load the model and serve until SIGTERM or SIGINT.
 
     Args:
+        settings: of the worker.
         ready: called when plans can be carried out.
+
+    Returns:
+        The exit code of the process.
     """
     instance = uuid4().hex
-    _publish(settings, lambda lease: lease.loading(instance))
+    _publish(settings, lambda lease: lease.publish_loading(instance))
     try:
         worker = build_worker(settings)
     except (ModelUnsupported, SettingsError) as error:
         log.error("this model cannot be served", reason=error)
         why = str(error)
-        _publish(settings, lambda lease: lease.failed(instance, why))
+        _publish(settings, lambda lease: lease.publish_failed(instance, why))
         return EXIT_HOPELESS
     except Exception as error:
         log.exception("the worker could not start")
         why = f"{type(error).__name__}: {error}"
-        _publish(settings, lambda lease: lease.failed(instance, why))
+        _publish(settings, lambda lease: lease.publish_failed(instance, why))
         return 1
     return uvloop.run(_serve(settings, worker, ready))
 
 
-def _publish(settings: WorkerSettings, say: Callable[[Lease], Awaitable[None]]) -> None:
-    """Say one thing through a connection of its own; loading blocks, and so keeps none."""
+def _publish(settings: WorkerSettings, write: Callable[[Lease], Awaitable[None]]) -> None:
+    """Write one state over a short connection: loading blocks the loop and cannot keep one."""
 
     async def publish() -> None:
         bus = RedisBus(settings.redis_url)
         try:
-            await say(Lease(bus, EngineKeys(settings.engine_id), _RANK))
+            await write(Lease(bus, EngineKeys(settings.engine_id), _RANK))
         except BusUnavailable as error:
-            log.warning("Redis does not hear the worker's state", error=error)
+            log.warning("the worker's state was not published", error=error)
         finally:
             await bus.close()
 
@@ -88,26 +92,26 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
         _RANK,
         ready=ready,
         thread=compute_thread(executor.device),
-        look_ahead=look_ahead(executor),
+        premapper=premapper(executor),
         pipeline=None if waiting is None else executor,
         waiting=waiting,
     )
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, service.stop)
-    populating = asyncio.create_task(_populate(executor, service))
+    prefaulting = asyncio.create_task(_prefault_pool(executor, service))
     try:
         await service.run()
     except Exception:
         log.exception("a step failed")
         return 1
     finally:
-        await cancel_until_done(populating)
+        await cancel_until_done(prefaulting)
         await bus.close()
     return 0
 
 
-async def _populate(executor: Executor, service: WorkerService) -> None:
-    """Take the memory of a pool on the CPU, while no step is under way."""
+async def _prefault_pool(executor: Executor, service: WorkerService) -> None:
+    """Take the memory of a pool on the CPU while no step is under way."""
     if executor.device.type == "cpu":
-        await populate(executor.memory.layers.values(), lambda: service.is_computing)
+        await prefault(executor.memory.layers.values(), lambda: service.is_computing)

@@ -1,10 +1,9 @@
 """The worker's loop: plans in, results out, for as long as an epoch names this worker.
 
 While a step computes, the loop appends the result of the step before, renews the lease, reads the
-next plan and leaves it with the thread that computes. The order of everything that is told is that
-of the plans: a result is appended when the one before it is in the log, and not at all if that
-failed. A step that was computed by then is forgotten with the rest; a result that nobody was told
-of never was.
+next plan and hands it to the compute thread. Results are appended in the order of the plans: each
+one after the one before it is in the log. If an append fails, the results of later steps are
+dropped together with the batch, although they may be computed already.
 """
 
 import asyncio
@@ -17,11 +16,11 @@ from typing import Any
 from uuid import uuid4
 
 from gpu_worker.batch.plan_checks import PlanRefused
-from gpu_worker.kv.premap import LookAhead
+from gpu_worker.kv.premap import Premapper
 from gpu_worker.lease import Lease, LeaseTaken
 from gpu_worker.plan_reader import PlanEntry, PlanReader
 from gpu_worker.step.plan_executor import Pipeline, PlanExecutor, StepObserver
-from gpu_worker.step.step_queue import Computing
+from gpu_worker.step.step_queue import StepQueue
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
@@ -45,33 +44,33 @@ class _Computed:
     """A step whose result is not in the log yet."""
 
     step: int
-    result: asyncio.Future[StepResult]  # there when the thread, or the device, is done
+    result: asyncio.Future[StepResult]  # done when the thread or the device is
     epoch: int
-    trim_below: EntryId  # of the outputs
+    trim_below: EntryId  # older entries of the outputs log may be trimmed
 
 
 class InstanceOver(PageStreamError):
-    """This instance cannot go on; the same worker can, under a new name."""
+    """This instance must end; the worker goes on as a new instance with an empty batch."""
 
 
 class WorkerService:
-    """One rank of an engine.
+    """The worker of one rank of an engine.
 
     Args:
-        bus: where the logs are.
+        bus: holds the logs and the lease.
         engine_id: the engine to work for.
-        executor: a loaded model.
-        model: what it serves.
-        kv: its pools.
-        speeds: what preemption costs here.
-        observer: gets every step.
-        rank: its place among the engine's workers.
+        executor: carries out plans on a loaded model.
+        model: the model, as the lease describes it.
+        kv: size of the KV pools.
+        speeds: of prefill and of swapping on this machine.
+        observer: records every step.
+        rank: of this worker in its engine.
         clock_s: monotonic time.
         ready: called whenever plans can be carried out.
-        thread: computes steps; None: the loop does, and can do nothing else meanwhile.
-        look_ahead: prepares for the next plan while one is computed.
-        pipeline: what the executor can do if steps may overlap; asks for ``thread``.
-        waiting: a thread that has nothing to do but to wait for the device.
+        thread: computes steps; None: the loop computes them, and does nothing else meanwhile.
+        premapper: maps blocks for the next plan while one is computed; None: nothing is mapped.
+        pipeline: the executor's overlapping steps, which need ``thread``; None: no overlap.
+        waiting: thread that waits for the device.
     """
 
     def __init__(
@@ -87,78 +86,78 @@ class WorkerService:
         clock_s: Callable[[], float] = time.monotonic,
         ready: Callable[[], None] = lambda: None,
         thread: futures.Executor | None = None,
-        look_ahead: LookAhead | None = None,
+        premapper: Premapper | None = None,
         pipeline: Pipeline[Any] | None = None,
         waiting: futures.Executor | None = None,
     ) -> None:
         self._bus = bus
         self._ready = ready
         self._keys = EngineKeys(engine_id)
-        self._computing = Computing(executor, observer, clock_s, thread, pipeline, waiting)
+        self._steps = StepQueue(executor, observer, clock_s, thread, pipeline, waiting)
         self._model = model
         self._kv = kv
         self._speeds = speeds
-        self._look_ahead = look_ahead
+        self._premapper = premapper
         self._lease = Lease(bus, self._keys, rank, clock_s)
         self._ends = LogEnds(bus)
         self._stopping = asyncio.Event()
-        # No step has been seen yet; a slow model's first long chunk must not outlive the lease.
+        # An estimate until steps are measured: a slow first chunk must not outlive the lease.
         self._first_chunk_s = _CHUNK_TOKENS / speeds.prefill_tokens_per_s
         self._instance = ""
         self._life = uuid4().hex
         self._run_id = ""
-        self._epoch: int | None = None  # None: not named, so nothing is executed
-        self._step = 0  # last one executed
-        self._untold: _Computed | None = None
-        self._appended = START  # the last result
+        self._epoch: int | None = None  # None: no epoch names this worker; plans are skipped
+        self._step = 0  # the last one that was begun
+        self._unpublished: _Computed | None = None
+        self._appended = START  # entry of the last result
 
     @property
     def _longest_step_s(self) -> float:
-        return max(self._first_chunk_s, self._computing.longest_s)
+        return max(self._first_chunk_s, self._steps.longest_s)
 
     @property
     def is_computing(self) -> bool:
         """Whether a step is under way."""
-        return self._computing.unfinished is not None
+        return self._steps.unfinished is not None
 
     def stop(self) -> None:
         """End after the current step."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve one instance after the other until stopped.
+        """Serve, as one instance after the other, until ``stop``.
 
         Raises:
             Exception: whatever the model raises in a step.
         """
         try:
             while not self._stopping.is_set():
-                await self._live_once()
+                await self._run_instance_or_wait()
         finally:
-            await self._computing.end()
-            await self._leave()
+            await self._steps.end()
+            await self._release_lease()
 
-    async def _live_once(self) -> None:
+    async def _run_instance_or_wait(self) -> None:
         try:
-            await self._live()
+            await self._run_instance()
         except InstanceOver as reason:
             log.warning("instance over", instance=self._instance, reason=reason)
         except LeaseTaken as taken:
             log.warning("standing by", instance=self._instance, reason=taken)
-            while not self._stopping.is_set() and await self._lease.is_foreign():
+            while not self._stopping.is_set() and await self._lease.is_held_by_other():
                 await self._pause()
         except BusUnavailable as error:
             log.warning("waiting for Redis", error=error)
             await self._pause()
 
-    async def _live(self) -> None:
-        """One instance: an empty batch, a fresh name, and plans from here on."""
+    async def _run_instance(self) -> None:
+        """Run one instance: a new name, an empty batch, and plans from the end of the log on."""
         self._appended = START  # ids of a restarted server may be lower
         self._instance = uuid4().hex
-        await self._idle()
+        await self._leave_epoch()
         self._run_id = await self._bus.run_id()
         cursor = await self._bus.last_id(self._keys.plans)
-        await self._lease.ready(
+        await self._lease.acquire(
             self._instance, self._model, self._kv, self._speeds, self._longest_step_s, self._life
         )
         log.info("worker ready", instance=self._instance, plans_from=cursor)
@@ -166,107 +165,108 @@ class WorkerService:
         plans = PlanReader(self._bus, self._keys.plans, cursor, _BLOCK_MS)
         try:
             while not self._stopping.is_set():
-                if (unfinished := self._computing.unfinished) is not None:
+                if (unfinished := self._steps.unfinished) is not None:
                     await plans.next_or(unfinished)
                 if not plans.has_next():
-                    self._computing.plan_is_late()
-                    if not await self._tell():
-                        await self._idle()
-                    await self._keep_lease(plans)
+                    self._steps.mark_plan_late()
+                    if not await self._publish_result():
+                        await self._leave_epoch()
+                    await self._renew_lease(plans)
                 entry = await plans.next()
                 if entry is not None:
-                    await self._take(entry, plans)
-            await self._tell()
+                    await self._process_entry(entry, plans)
+            await self._publish_result()
         except InstanceOver:
-            await self._tell()  # what was computed before that is right all the same
+            await self._publish_result()  # the step before is still valid
             raise
         finally:
             await plans.close()
 
-    async def _keep_lease(self, plans: PlanReader) -> None:
+    async def _renew_lease(self, plans: PlanReader) -> None:
         if not await self._lease.renew_if_due(self._longest_step_s):
             return
-        # A reconnection may go unnoticed, and the server behind it have forgotten its last entries.
+        # The bus reconnects without a word, perhaps to a server that lost its last entries.
         if await self._bus.run_id() != self._run_id:
             raise InstanceOver("Redis was restarted")
         if await self._ends.lost({self._keys.plans: plans.cursor}) is not None:
             raise InstanceOver("plans has lost entries that were there: was it deleted?")
 
-    async def _take(self, entry: PlanEntry, plans: PlanReader) -> None:
+    async def _process_entry(self, entry: PlanEntry, plans: PlanReader) -> None:
         for message in entry.messages:
             if self._stopping.is_set():
                 return
             if isinstance(message, EpochStarted):
-                await self._tell()
-                await self._start(message)
+                await self._publish_result()
+                await self._join_epoch(message)
             elif isinstance(message, StepPlan) and entry.id.epoch == self._epoch:
-                async with self._looking_ahead(plans, message.step):
-                    await self._carry_out(message, plans)
+                async with self._premapping(plans, message.step):
+                    await self._execute(message, plans)
         if entry.fault is not None:
             raise InstanceOver(f"unreadable entry {entry.id} in plans: {entry.fault}")
 
     @asynccontextmanager
-    async def _looking_ahead(self, plans: PlanReader, step: int) -> AsyncIterator[None]:
-        """Meanwhile prepare for the plan after this step's, if it comes in time."""
-        if self._look_ahead is None:
+    async def _premapping(self, plans: PlanReader, step: int) -> AsyncIterator[None]:
+        """Inside the block, premap the plan of the next step if it arrives in time."""
+        if self._premapper is None:
             yield
             return
-        looking = asyncio.create_task(self._look_ahead.prepare(plans, step))
+        premapping = asyncio.create_task(self._premapper.premap_next(plans, step))
         try:
             yield
         finally:
-            await cancel_until_done(looking)
-        if not looking.cancelled():
-            looking.result()
+            await cancel_until_done(premapping)
+        if not premapping.cancelled():
+            premapping.result()
 
-    async def _start(self, started: EpochStarted) -> None:
-        await self._idle()
+    async def _join_epoch(self, started: EpochStarted) -> None:
+        await self._leave_epoch()
         if self._instance in started.workers:
             self._epoch = started.epoch
             log.info("named in epoch", epoch=started.epoch, scheduler=started.scheduler)
         else:
             log.info("not named in epoch", epoch=started.epoch, instance=self._instance)
 
-    async def _idle(self) -> None:
-        """Forget the epoch and its sequences, once no step is under way."""
+    async def _leave_epoch(self) -> None:
+        """Wait for a step under way, then drop the epoch and its sequences."""
         self._epoch = None
         self._step = 0
-        self._untold = None
-        await self._computing.reset()
+        self._unpublished = None
+        await self._steps.reset()
 
-    async def _carry_out(self, plan: StepPlan, plans: PlanReader) -> None:
+    async def _execute(self, plan: StepPlan, plans: PlanReader) -> None:
         if plan.step <= self._step:
             return
         if plan.step != self._step + 1:
             raise InstanceOver(f"step {plan.step} follows {self._step} in plans")
         assert self._epoch is not None, plan.step
         epoch, trim_below = self._epoch, _parse_id(plan)
-        result = self._computing.begin(plan)
-        is_ours = await self._tell()
-        await self._keep_lease(plans)
-        if not is_ours:
-            await self._idle()  # what was computed is nobody's
+        result = self._steps.begin(plan)
+        may_write = await self._publish_result()
+        await self._renew_lease(plans)
+        if not may_write:
+            await self._leave_epoch()  # the step that was just begun is dropped
             return
         self._step = plan.step
-        self._untold = _Computed(plan.step, result, epoch, trim_below)
+        self._unpublished = _Computed(plan.step, result, epoch, trim_below)
 
-    async def _tell(self) -> bool:
+    async def _publish_result(self) -> bool:
         """Append the result that is not in the log yet, if there is one.
 
         Returns:
-            Whether the epoch is still this worker's.
+            False if a later epoch has fenced this worker off.
 
         Raises:
-            InstanceOver: the plan was refused.
+            InstanceOver: the plan was refused, or the outputs log has lost entries.
             Exception: whatever the model raised.
         """
-        computed, self._untold = self._untold, None
+        computed, self._unpublished = self._unpublished, None
         if computed is None:
             return True
         try:
             result = await computed.result
         except PlanRefused as error:
-            self._life = uuid4().hex  # something in the plan may be to blame, as for a death
+            # A new life, as after a crash: the scheduler then suspects the requests of this plan.
+            self._life = uuid4().hex
             raise InstanceOver(f"plan of step {computed.step}: {error}") from error
         append = Append(
             self._keys.outputs, [encode(result)], computed.epoch, trim_below=computed.trim_below
@@ -288,11 +288,11 @@ class WorkerService:
         except TimeoutError:
             return
 
-    async def _leave(self) -> None:
+    async def _release_lease(self) -> None:
         try:
             await self._lease.release()
         except BusUnavailable as error:
-            log.warning("Redis is gone already", error=error)
+            log.warning("lease not released: Redis is unavailable", error=error)
         log.info("worker stopped")
 
 

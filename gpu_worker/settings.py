@@ -23,30 +23,30 @@ class WorkerSettings(StepSettings):
     )
     layer_kernels: str = setting(
         "auto",
-        "What surrounds attention: auto takes compiled linear layers and norms on CPUs that have "
-        "the instructions, and fused projections, norms and rotary embeddings on GPUs; off takes "
-        "torch's.",
+        "Layers around attention: auto takes PageStream's linear layers and norms on CPUs that "
+        "have the instructions, and fused projections, norms and rotary embeddings on GPUs; off "
+        "takes torch's.",
         choices=("auto", "off"),
     )
     kv_memory: str = setting(
         "paged",
-        "How blocks are found: paged follows block tables, virtual maps the blocks of a sequence "
-        "into addresses that follow each other.",
+        "How kernels find blocks: paged follows block tables, virtual maps the blocks of a "
+        "sequence into contiguous addresses.",
         choices=("paged", "virtual"),
     )
     kv_layout: str = setting(
         "layer_major",
-        "Order of a paged pool: layer_major, or block_major, in which a block of all layers is one "
-        "piece, so that it is swapped by one copy.",
+        "Order of a paged pool: layer_major, or block_major, in which a block of all layers is "
+        "contiguous, so that one copy swaps it.",
         choices=("layer_major", "block_major"),
     )
     deterministic: bool = setting(
         False,
-        "A sequence's logits do not depend, bit for bit, on who else is in the batch. On GPUs "
-        "contexts are then cut by their own length alone, and all linear layers take tiles of one "
-        "size, which is slower; compiled layers on CPUs are so anyway. On CPUs logits do not "
-        "depend on how the sequence was computed either, by decodes or in chunks; where bfloat16 "
-        "is not multiplied by pairs, decodes are slower for it.",
+        "A sequence's logits do not depend, bit for bit, on the other sequences in the batch. On "
+        "GPUs contexts are then split by their own length alone, and all linear layers use tiles "
+        "of one size, which is slower; PageStream's layers on CPUs do so anyway. On CPUs logits "
+        "do not depend either on whether tokens were computed by decodes or in chunks; on CPUs "
+        "without bf16 dot products decodes are slower for it.",
     )
     block_size: int = setting(
         16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256
@@ -73,8 +73,8 @@ class WorkerSettings(StepSettings):
     )
     gpu_memory_utilization: float = setting(
         0.9,
-        "Share of a GPU's memory that may be used, by whomever; the KV pool gets what weights and "
-        "the largest step leave of it.",
+        "Share of a GPU's memory that may be used, other processes included; the KV pool gets "
+        "what weights and the largest step leave of it.",
         minimum=0.05,
         maximum=1.0,
     )

@@ -89,12 +89,12 @@ class DrivenWorker:
             num_watermark_blocks=0,
             outputs_retention=10_000,
         )
-        self._looking = _look_ahead_thread(executor)
+        self._premapping = _premap_thread(executor)
 
     def close(self) -> None:
         """No run will follow."""
-        if self._looking is not None:
-            self._looking.shutdown()
+        if self._premapping is not None:
+            self._premapping.shutdown()
 
     def run(
         self, prompts: Sequence[IntArray], num_new: int, sampling: SamplingParams | None = None
@@ -127,11 +127,11 @@ class DrivenWorker:
             while plans and len(under_way) < _PLANS_IN_FLIGHT:
                 under_way.append((plans[0], self._executor.begin(plans.popleft())))
             plan, begun = under_way.popleft()
-            looking = self._look_ahead(plans)
+            premapping = self._premap_next(plans)
             result = self._executor.finish(begun)
             ended_s = time.perf_counter()
-            if looking is not None:
-                looking.result()
+            if premapping is not None:
+                premapping.result()
             core.apply(result, next(ids))
             core.take_notes()
             only_decodes = not (len(plan.chunk_handles) or plan.admissions)
@@ -145,11 +145,11 @@ class DrivenWorker:
             num_context += num_rows
         return DrivenRun(tuple(steps), _outputs(results, requests))
 
-    def _look_ahead(self, plans: deque[StepPlan]) -> "Future[None] | None":
+    def _premap_next(self, plans: deque[StepPlan]) -> "Future[None] | None":
         """Let memory prepare for the plan after the one that is carried out now."""
-        if self._looking is None or not plans:
+        if self._premapping is None or not plans:
             return None
-        return self._looking.submit(self._executor.foresee, plans[0])
+        return self._premapping.submit(self._executor.premap, plans[0])
 
 
 def steady_steps(
@@ -194,7 +194,7 @@ def _outputs(
     return tuple(map(tuple, found))
 
 
-def _look_ahead_thread(executor: Executor) -> ThreadPoolExecutor | None:
+def _premap_thread(executor: Executor) -> ThreadPoolExecutor | None:
     """None if memory has nothing to prepare."""
     if executor.memory.mapping is None:
         return None
@@ -203,7 +203,7 @@ def _look_ahead_thread(executor: Executor) -> ThreadPoolExecutor | None:
         if executor.device.type == "cuda":
             torch.cuda.set_device(executor.device)
 
-    return ThreadPoolExecutor(1, "look-ahead", enter)
+    return ThreadPoolExecutor(1, "premap", enter)
 
 
 def random_prompts(num_prompts: int, num_tokens: int, vocabulary: int, seed: int) -> list[IntArray]:

@@ -34,10 +34,10 @@ class RequestFailed(PageStreamError):
 class _NoMetrics:
     """Takes what a worker counts, and counts nothing."""
 
-    def look(self) -> None:
+    def snapshot(self) -> None:
         """Nothing."""
 
-    def step(self, result: StepResult, look: object, overhead_s: float | None) -> None:
+    def step(self, result: StepResult, snapshot: object, overhead_s: float | None) -> None:
         """Nothing."""
 
 

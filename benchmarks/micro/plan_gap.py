@@ -91,10 +91,10 @@ class NullExecutor:
 class _Silent:
     """Takes what a worker counts, and counts nothing."""
 
-    def look(self) -> None:
+    def snapshot(self) -> None:
         """Nothing."""
 
-    def step(self, result: StepResult, look: object, overhead_s: float | None) -> None:
+    def step(self, result: StepResult, snapshot: object, overhead_s: float | None) -> None:
         """Nothing."""
 
 

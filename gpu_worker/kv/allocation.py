@@ -1,4 +1,4 @@
-"""KV memories of the kind that the settings name."""
+"""Allocates KV memories of the kind that ``--kv-memory`` names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gpu_worker.settings import WorkerSettings
 from shared.errors import SettingsError
 from shared.logs import EventLog
 
-# Reserving addresses costs nothing, but there is an end to them: 2^47 bytes on most CPUs.
+# Reserving addresses costs nothing, but they are limited: 2^47 bytes on most CPUs.
 _SPACE_BYTES = 2**44
 _MOST_RANGES = 4_096
 
@@ -24,11 +24,11 @@ log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PagedAllocator:
-    """Makes paged memories.
+    """Allocates paged memories.
 
     Attributes:
         block_size: tokens in a block.
-        device: where they lie.
+        device: of the device pool.
         layout: of the device pool, see ``PagedMemory``.
     """
 
@@ -38,11 +38,11 @@ class PagedAllocator:
 
     @property
     def most_blocks(self) -> int | None:
-        """Largest pool that is possible, as far as blocks are counted."""
+        """Limit on the number of blocks; None: there is none."""
         return None
 
     def block_bytes(self, shapes: Sequence[LayerShape]) -> int:
-        """What a block takes of the device."""
+        """Bytes of a block in the device pool."""
         return bytes_per_block(shapes, self.block_size)
 
     def allocate(
@@ -56,14 +56,14 @@ class PagedAllocator:
 
 @dataclass(frozen=True, slots=True)
 class VirtualAllocator:
-    """Makes virtual memories.
+    """Allocates virtual memories.
 
     Attributes:
         block_size: tokens in a block.
-        device: where they lie.
+        device: of the device pool.
         max_model_len: longest sequence in tokens.
-        page_bytes: the system's.
-        max_mappings: that the system allows; None: any number.
+        page_bytes: of the operating system or the driver.
+        max_mappings: that the operating system allows; None: any number.
     """
 
     block_size: int
@@ -74,13 +74,13 @@ class VirtualAllocator:
 
     @property
     def most_blocks(self) -> int | None:
-        """Largest pool of which every block can be mapped, wherever it lies."""
+        """Limit on the number of blocks: so many can be mapped one by one; None: no limit."""
         if self.max_mappings is None:
             return None
-        return max(0, self.max_mappings - _MOST_RANGES)  # what is free of a range counts as well
+        return max(0, self.max_mappings - _MOST_RANGES)  # the free rest of a range is a mapping too
 
     def block_bytes(self, shapes: Sequence[LayerShape]) -> int:
-        """What a block takes of the device.
+        """Bytes of a block in the device pool.
 
         Raises:
             SettingsError: blocks of this size cannot be mapped.
@@ -103,7 +103,7 @@ class VirtualAllocator:
         """A memory with pools of these sizes.
 
         Raises:
-            SettingsError: the system does not give memory or addresses, or would not map so many.
+            SettingsError: the system has too little memory, too few addresses or too few mappings.
         """
         if self.most_blocks is not None and num_blocks > self.most_blocks:
             reason = (
@@ -142,10 +142,10 @@ Allocator = PagedAllocator | VirtualAllocator
 def choose_allocator(
     settings: WorkerSettings, device: torch.device, max_model_len: int
 ) -> Allocator:
-    """What ``--kv-memory`` names.
+    """The allocator that ``--kv-memory`` names.
 
     Raises:
-        SettingsError: this machine cannot do that.
+        SettingsError: this machine does not support it.
     """
     if settings.kv_memory == "paged":
         return PagedAllocator(settings.block_size, device, settings.kv_layout)

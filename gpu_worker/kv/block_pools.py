@@ -1,4 +1,4 @@
-"""Moves of blocks inside the device pool, and between it and the host's memory."""
+"""Copies blocks inside the device pool, and swaps them to and from the host pool."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ from shared.codec import IntArray
 
 
 class BlockPools:
-    """The device pool's blocks, and those where swapped sequences wait (PagedAttention, 4.5).
+    """The device pool, and the host pool for swapped sequences (PagedAttention, section 4.5).
 
-    A block of the host pool lies in one piece, all layers of it. On a GPU everything is queued in
-    one stream: what is swapped in later finds what was swapped out.
+    A block of the host pool holds all layers contiguously. On a GPU all copies are queued in one
+    stream, so that a swap in reads what an earlier swap out has written.
 
     Args:
         layers: the device pool.
@@ -31,9 +31,10 @@ class BlockPools:
         self._swapper = BlockSwapper(layers, self._mover, host)
 
     def copy(self, sources: IntArray, targets: IntArray) -> None:
-        """Copy blocks [n] of the device pool, which may repeat, to others [n], all different.
+        """Copy blocks ``sources`` [n] to ``targets`` [n]; sources may repeat, targets may not.
 
-        One call or launch does it for all pairs and layers (copy-on-write: PagedAttention, 4.4).
+        One call or launch copies all pairs in all layers (copy-on-write: PagedAttention, section
+        4.4).
         """
         device = self._device
         self._mover.copy(_on(device, sources), _on(device, targets))
@@ -60,5 +61,5 @@ def _index(blocks: IntArray) -> torch.Tensor:
 
 
 def _on(device: torch.device, blocks: IntArray) -> torch.Tensor:
-    """Block ids [n] int64, on the device; nothing waits for what it does meanwhile."""
+    """Block ids [n] int64, on the device; the copy does not wait for earlier work."""
     return _index(blocks).to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Blocks in virtual memory on CPUs: a file in memory, mapped piece by piece where it is needed."""
+"""Maps blocks into virtual memory on CPUs: the pool is a memory file, mapped piece by piece."""
 
 import ctypes
 import os
@@ -11,14 +11,14 @@ from gpu_worker.kv.mapping import MapError
 
 PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
-# Of Linux's sys/mman.h; the mmap module offers no fixed addresses.
+# From Linux's sys/mman.h; Python's mmap module supports no fixed addresses.
 _PROT_NONE, _PROT_READ_WRITE = 0x0, 0x3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS = 0x01, 0x02, 0x10, 0x20
 _MAP_NORESERVE, _MAP_POPULATE = 0x4000, 0x8000
 _RESERVED = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
 _FAILED = ctypes.c_void_p(-1).value
 
-# Areas of memory that threads, libraries and allocations of this process may still need.
+# Mappings that threads, libraries and allocations of this process may still need.
 _OTHER_MAPPINGS = 4_096
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -30,7 +30,7 @@ _munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 
 
 def spare_mappings() -> int:
-    """Areas of memory that the system lets this process have beyond those that it needs anyway."""
+    """Mappings that this process may have beyond those that it needs for other purposes."""
     try:
         limit = int(Path("/proc/sys/vm/max_map_count").read_text())
         with Path("/proc/self/maps").open() as maps:
@@ -41,7 +41,7 @@ def spare_mappings() -> int:
 
 
 class CpuMapper:
-    """See ``Mapper``.
+    """A ``Mapper`` for CPUs.
 
     Physical memory is taken when a block is first mapped or written, and kept.
 
@@ -49,10 +49,10 @@ class CpuMapper:
         num_blocks: of physical memory.
         num_places: of addresses.
         block_bytes: size of both, a whole number of pages.
-        max_mappings: areas that the space may take.
+        max_mappings: that the space may take.
 
     Raises:
-        MapError: the system does not give that.
+        MapError: the system has not enough memory or addresses.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CpuMapper:
         self.space = _tensor(self._space, space_bytes)
 
     def map(self, place: int, block: int, count: int) -> None:
-        # Populated at once: every page's first access would cost more than the call.
+        # MAP_POPULATE: a page fault for every page would cost more than this call.
         flags = _MAP_SHARED | _MAP_FIXED | _MAP_POPULATE
         size, offset = count * self._block_bytes, block * self._block_bytes
         try:
@@ -88,17 +88,17 @@ class CpuMapper:
 
     def unmap(self, place: int, count: int) -> None:
         size = count * self._block_bytes
-        # The addresses stay reserved. A system that cannot even do that leaves them as they are.
+        # The addresses stay reserved. If even this fails, they stay mapped as they are.
         _mmap(self._address(place), size, _PROT_NONE, _RESERVED | _MAP_FIXED, -1, 0)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         pass
 
-    def used(self) -> None:
-        pass  # whoever calls kernels waits for them
+    def mark_queued(self) -> None:
+        pass  # CPU kernels have ended when their call returns
 
     def close(self) -> None:
-        pass  # memory and addresses go with the last tensor
+        pass  # memory and addresses are freed with the last tensor
 
     def _address(self, place: int) -> int:
         return self._space + place * self._block_bytes
@@ -115,7 +115,7 @@ def _map(
 
 
 def _tensor(address: int, size: int) -> torch.Tensor:
-    """Bytes [size] from an address on, which is unmapped when the last view of them is gone."""
+    """Bytes [size] from an address on, which are unmapped with the last view of them."""
     array = ctypes.c_uint8 * size
     kind: type[ctypes.Array[ctypes.c_uint8]] = type("MappedBytes", (array,), {})  # weakly referable
     memory = kind.from_address(address)

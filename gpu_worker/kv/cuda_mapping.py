@@ -1,8 +1,8 @@
-"""Blocks in virtual memory on NVIDIA GPUs: CUDA's virtual memory management, stock drivers.
+"""Maps blocks into virtual memory on NVIDIA GPUs, by CUDA's virtual memory management API.
 
-A block is one physical allocation, made at the start. The pool shows all of them in order, for
-copies and swaps; the space shows them where sequences need them. What one kernel writes at one
-address, later kernels of the stream read at the other.
+A block is one physical allocation, made at the start. All blocks are mapped twice: in order into
+the pool, for copies and swaps, and into the space where sequences need them. What a kernel writes
+at one address, later kernels of the stream read at the other.
 """
 
 import ctypes
@@ -16,17 +16,17 @@ _SUCCESS = 0
 
 
 class Event(Protocol):
-    """What is used of ``torch.cuda.Event``."""
+    """The part of ``torch.cuda.Event`` that is used here."""
 
     def record(self) -> None:
-        """Stand for all work that is queued now."""
+        """Mark the work that is queued now."""
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for the marked work."""
 
 
 def load_driver() -> Any:
-    """CUDA's driver API.
+    """The module of CUDA's driver API.
 
     Raises:
         MapError: the package is not installed, or it finds no driver.
@@ -40,18 +40,18 @@ def load_driver() -> Any:
 
 
 class CudaMapper:
-    """See ``Mapper``.
+    """A ``Mapper`` for NVIDIA GPUs.
 
     Args:
         driver: ``cuda.bindings.driver``.
-        events: stand for queued work, in turns.
+        events: mark queued work, used alternately.
         device: the GPU.
         num_blocks: of physical memory.
         num_places: of addresses.
         block_bytes: size of both, a whole number of the driver's pages.
 
     Raises:
-        MapError: the driver does not give that.
+        MapError: the GPU has not enough memory or addresses.
     """
 
     max_mappings = None
@@ -66,8 +66,9 @@ class CudaMapper:
         block_bytes: int,
     ) -> None:
         self._driver = driver
-        # While a step computes, another thread may map for the next one. What it unmaps this step
-        # does not read; so it waits for the work before, whose event stays as it is until then.
+        # While a step computes, another thread may map for the next one. That thread unmaps only
+        # what this step does not read, so it waits only for the steps before: `_past` marks them
+        # and is not recorded anew until the next step begins.
         self._past, self._latest = events
         self._is_recorded = False
         self._block_bytes = block_bytes
@@ -103,17 +104,17 @@ class CudaMapper:
             self._mapped.discard(address)
             self._call("cuMemUnmap", address, self._block_bytes)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         if self._is_recorded:
             self._past, self._latest = self._latest, self._past
             self._is_recorded = False
 
-    def used(self) -> None:
+    def mark_queued(self) -> None:
         self._latest.record()
         self._is_recorded = True
 
     def close(self) -> None:
-        self.begin()
+        self.begin_step()
         if self._mapped:
             self._past.synchronize()
         for address in sorted(self._mapped):
@@ -127,7 +128,7 @@ class CudaMapper:
         self._reserved.clear()
 
     def _map(self, address: int, block: int, count: int) -> None:
-        """Blocks at addresses where nothing is."""
+        """Map blocks at addresses where nothing is mapped."""
         done = []
         try:
             for index in range(count):
@@ -156,10 +157,10 @@ class CudaMapper:
 
 
 def page_bytes(driver: Any, device_index: int) -> int:
-    """What the sizes of the driver's allocations are multiples of.
+    """Allocation granularity of the driver, in bytes.
 
     Raises:
-        MapError: the driver does not say.
+        MapError: the driver call failed.
     """
     flag = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
     properties = _properties(driver, device_index)
@@ -168,7 +169,7 @@ def page_bytes(driver: Any, device_index: int) -> int:
 
 
 def _call(driver: Any, name: str, *arguments: Any) -> tuple[Any, ...]:
-    """Results of one call of the driver, without the status."""
+    """Results of one call of the driver, without the status; raises MapError if it failed."""
     status, *results = getattr(driver, name)(*arguments)
     if int(status) != _SUCCESS:
         raise MapError(f"{name}: {getattr(status, 'name', status)}")
@@ -209,7 +210,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _DLManagedTensor(ctypes.Structure):
-    """One that nobody has to give back: there is no deleter."""
+    """A DLPack tensor without a deleter."""
 
     _fields_ = (
         ("tensor", _DLTensor),
@@ -223,7 +224,7 @@ _UNSIGNED = 1
 
 
 def bytes_at(address: int, size: int, device: torch.device) -> torch.Tensor:
-    """Bytes [size] from an address on, mapped or not; the caller sees to it that they stay."""
+    """Bytes [size] from an address on, mapped or not; the caller keeps the addresses reserved."""
     shape = (ctypes.c_int64 * 1)(size)
     managed = _DLManagedTensor(
         _DLTensor(
@@ -240,8 +241,8 @@ def bytes_at(address: int, size: int, device: torch.device) -> torch.Tensor:
     new_capsule = ctypes.pythonapi.PyCapsule_New
     new_capsule.restype = ctypes.py_object
     new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-    # torch looks at the description again when the last view is dropped, to find that there is no
-    # deleter; so it stays for ever.
+    # torch reads the description again when the last view is dropped, to look for a deleter. So it
+    # is never freed.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(managed))
     capsule = new_capsule(ctypes.addressof(managed), b"dltensor", None)
     found: torch.Tensor = torch.utils.dlpack.from_dlpack(capsule)

@@ -1,4 +1,4 @@
-"""Which block is mapped where: the ranges of addresses of all sequences."""
+"""Keeps track of the blocks that are mapped into each sequence's range of addresses."""
 
 from collections.abc import Iterator
 
@@ -15,15 +15,15 @@ Indices = npt.NDArray[np.int64]
 
 
 class MappedRanges:
-    """One range of places per slot of the batch, the slot's blocks in their order.
+    """One range of places per batch slot, which holds the blocks of its sequence in order.
 
-    What a sequence leaves behind stays mapped, since nobody reads it: the next sequence in the slot
-    replaces only what differs (deferred reclamation; vAttention, section 6.1.2). Ranges give their
-    mappings back when the system allows no more of them, the longest unused first.
+    Blocks of a sequence that has left stay mapped, because no kernel reads them. The next sequence
+    in the slot replaces only those that differ (deferred reclamation; vAttention, section 6.1.2).
+    When the system allows no more mappings, the ranges that were not used for longest are unmapped.
 
     Args:
-        mapper: of physical blocks to places.
-        num_ranges: sequences that may be here at the same time.
+        mapper: maps physical blocks to places.
+        num_ranges: most resident sequences.
         max_blocks: blocks in a range.
         num_blocks: physical blocks.
         first_place: where the first range begins.
@@ -43,50 +43,51 @@ class MappedRanges:
         self._max_blocks = max_blocks
         self._step = 0
         self._in_use: int | None = 0
-        self._owners = np.zeros(num_blocks, np.int32)  # resident sequences with this block
+        self._references = np.zeros(num_blocks, np.int32)  # resident sequences with this block
         capacity = min(_FIRST_CAPACITY, num_ranges)
-        self._blocks: Table = np.full((capacity, max_blocks), _NONE, np.int32)  # what is mapped
+        self._blocks: Table = np.full((capacity, max_blocks), _NONE, np.int32)  # mapped blocks
         self._lengths = np.zeros(capacity, np.int64)  # blocks of the resident sequence
-        self._extents = np.zeros(capacity, np.int64)  # nothing is mapped beyond
-        self._areas = np.zeros(capacity, np.int64)  # mappings that the system keeps, at most
+        self._extents = np.zeros(capacity, np.int64)  # no block is mapped from this column on
+        self._areas = np.zeros(capacity, np.int64)  # mappings of the operating system, at most
         self._last_used = np.zeros(capacity, np.int64)  # step
-        self._followed = np.zeros(capacity, np.int64)  # blocks that this step may use
+        self._blocks_in_step = np.zeros(capacity, np.int64)  # blocks that the last step may use
 
     @property
     def num_in_use(self) -> int:
-        """Physical blocks that resident sequences have; what they share counts once."""
+        """Physical blocks of resident sequences; shared ones count once."""
         if self._in_use is None:
-            self._in_use = int(np.count_nonzero(self._owners))
+            self._in_use = int(np.count_nonzero(self._references))
         return self._in_use
 
     @property
     def num_areas(self) -> int:
-        """Areas of memory that the system keeps, at most."""
+        """Mappings that the operating system keeps for all ranges, at most."""
         return int(self._areas.sum())
 
     def mapped(self, slot: int) -> list[int]:
-        """Blocks that are mapped in a range, those left behind included; -1: none."""
+        """Blocks that are mapped in a range, those of earlier sequences included; -1: none."""
         return self._blocks[slot, : self._extents[slot]].tolist() if slot < len(self._areas) else []
 
     def keep(self, taken: npt.NDArray[np.bool_]) -> None:
-        """Sequences in slots that are not ``taken`` [n] are gone."""
+        """Drop the sequences in slots that are not ``taken`` [n]; their blocks stay mapped."""
         gone = self._lengths > 0
         num_known = min(len(gone), len(taken))
         gone[:num_known] &= ~taken[:num_known]
         for slot in np.flatnonzero(gone).tolist():
-            self._disown(slot)
+            self._drop_references(slot)
 
-    def follow(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
+    def map_tables(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
         """Map the blocks tables[s, :num_blocks[s]] into the ranges of ``slots`` [S].
 
         Raises:
-            MappingFailed: not all of it can be; what is mapped is known, others are as they were.
+            MappingFailed: not all of them can be mapped; the records match what is mapped, and
+                other sequences keep their blocks.
         """
-        self._mapper.begin()
+        self._mapper.begin_step()
         self._step += 1
         self._make_room(int(slots.max(initial=-1)) + 1)
         self._last_used[slots] = self._step
-        self._followed[slots] = num_blocks
+        self._blocks_in_step[slots] = num_blocks
         width = tables.shape[1]
         known = np.take(self._blocks[:, :width], slots, axis=0)
         changed = (tables != known) & (np.arange(width) < num_blocks[:, None])
@@ -94,30 +95,30 @@ class MappedRanges:
         for row in np.flatnonzero(touched).tolist():
             self._update(int(slots[row]), tables[row, : num_blocks[row]])
 
-    def prepare(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
-        """Map already what ``follow`` will be asked for, as far as nobody can notice.
+    def premap(self, slots: Indices, tables: Table, num_blocks: Indices) -> None:
+        """Map blocks that ``map_tables`` will need, without an effect on the step under way.
 
-        That leaves out what the last step followed may still use, even of sequences that are gone
-        by now, ranges that there are not yet, and whatever would need another range's mappings.
-        What cannot be mapped is left as well.
+        This leaves out places that the last step may still use, even those of sequences that have
+        left, ranges that do not exist yet, and blocks for which another range would have to be
+        unmapped. Blocks that cannot be mapped are left out as well.
         """
         width = min(tables.shape[1], self._max_blocks)
-        there = (slots < len(self._areas)) & (num_blocks <= width)
-        slots, tables, num_blocks = slots[there], tables[there, :width], num_blocks[there]
+        exist = (slots < len(self._areas)) & (num_blocks <= width)
+        slots, tables, num_blocks = slots[exist], tables[exist, :width], num_blocks[exist]
         column = np.arange(width)
         changed = (tables != self._blocks[slots, :width]) & (column < num_blocks[:, None])
-        in_use = np.where(self._last_used[slots] == self._step, self._followed[slots], 0)
+        in_use = np.where(self._last_used[slots] == self._step, self._blocks_in_step[slots], 0)
         changed &= column >= in_use[:, None]
         for row in np.flatnonzero(changed.any(1)).tolist():
             slot, columns = int(slots[row]), np.flatnonzero(changed[row])
             if not self._has_areas(2 * len(columns) + 2):
                 return
             if columns[0] < self._lengths[slot]:
-                self._disown(slot)  # a sequence that goes, or is mapped anew when it computes
+                self._drop_references(slot)  # it leaves, or is mapped anew when it computes
             try:
                 self._remap(slot, columns, tables[row, columns])
             except MappingFailed:
-                return  # it is said when the plan needs it
+                return  # the plan itself will fail, with this reason
 
     def _has_areas(self, num_more: int) -> bool:
         limit = self._mapper.max_mappings
@@ -127,7 +128,7 @@ class MappedRanges:
         columns = np.flatnonzero(table != self._blocks[slot, : len(table)])
         length = int(self._lengths[slot])
         if len(table) < length or (len(columns) and columns[0] < length):
-            self._disown(slot)  # it does not just grow
+            self._drop_references(slot)  # another sequence, or a replaced block
             length = 0
         if len(columns):
             self._remap(slot, columns, table[columns])
@@ -135,7 +136,7 @@ class MappedRanges:
         self._count(table[length:], 1)
 
     def _remap(self, slot: int, columns: Indices, blocks: Table) -> None:
-        """Map blocks [n] at columns [n] of a range, neighbours with one call."""
+        """Map blocks [n] at columns [n] of a range, contiguous runs with one call."""
         self._extents[slot] = extent = max(int(self._extents[slot]), int(columns[-1]) + 1)
         row = self._blocks[slot, :extent]
         planned = row.copy()
@@ -145,7 +146,7 @@ class MappedRanges:
         first = self._place(slot)
         try:
             for column, block, count in _runs(columns.tolist(), blocks.tolist()):
-                row[column : column + count] = _NONE  # until it is known to be mapped
+                row[column : column + count] = _NONE  # until the call has succeeded
                 self._mapper.map(first + column, block, count)
                 row[column : column + count] = planned[column : column + count]
         except MapError as error:
@@ -156,7 +157,7 @@ class MappedRanges:
             self._areas[slot] = num_areas
 
     def _make_areas(self, num_more: int) -> None:
-        """See to it that the system can keep that many areas more."""
+        """Unmap idle ranges until the system can keep that many mappings more."""
         limit = self._mapper.max_mappings
         if limit is None:
             return
@@ -177,20 +178,20 @@ class MappedRanges:
     def _unmap(self, slot: int) -> None:
         extent = int(self._extents[slot])
         self._mapper.unmap(self._place(slot), extent)
-        self._disown(slot)  # if its sequence is still here, it is mapped anew when it computes
+        self._drop_references(slot)  # if it is still resident, it is mapped anew when it computes
         self._blocks[slot, :extent] = _NONE
         self._extents[slot] = self._areas[slot] = 0
 
     def _place(self, slot: int) -> int:
-        """Where a range begins."""
+        """The first place of a range."""
         return self._first_place + slot * self._max_blocks
 
-    def _disown(self, slot: int) -> None:
+    def _drop_references(self, slot: int) -> None:
         self._count(self._blocks[slot, : self._lengths[slot]], -1)
         self._lengths[slot] = 0
 
     def _count(self, blocks: Table, change: int) -> None:
-        np.add.at(self._owners, blocks, change)
+        np.add.at(self._references, blocks, change)
         self._in_use = None
 
     def _make_room(self, num_slots: int) -> None:
@@ -206,16 +207,16 @@ class MappedRanges:
             self._extents = np.pad(self._extents, (0, more))
             self._areas = np.pad(self._areas, (0, more))
             self._last_used = np.pad(self._last_used, (0, more))
-            self._followed = np.pad(self._followed, (0, more))
+            self._blocks_in_step = np.pad(self._blocks_in_step, (0, more))
 
 
 def _num_areas(row: Table) -> int:
-    """Areas of memory that a range takes, at most: neighbours that are mapped in order are one."""
-    return int(np.count_nonzero(np.diff(row) != 1)) + 2  # the rest of the range is one, too
+    """Mappings that a range takes, at most: a contiguous run of blocks is one."""
+    return int(np.count_nonzero(np.diff(row) != 1)) + 2  # and one for the rest of the range
 
 
 def _runs(columns: list[int], blocks: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Neighbours among columns that hold neighbours among blocks: first column, block, count."""
+    """Runs of consecutive columns that hold consecutive blocks: first column, block, count."""
     first = 0
     for index in range(1, len(columns) + 1):
         size = index - first

@@ -1,4 +1,4 @@
-"""Physical blocks that appear at addresses: what CPUs and GPUs do alike."""
+"""The interface for mapping physical blocks to addresses, on CPUs and GPUs alike."""
 
 from typing import Protocol
 
@@ -9,42 +9,42 @@ from shared.errors import PageStreamError
 
 
 class MapError(PageStreamError):
-    """The system does not give memory or addresses."""
+    """The system or the driver refused memory, addresses or a mapping."""
 
 
 class MappingFailed(PlanRefused):
-    """Blocks of a plan cannot be mapped: it cannot be carried out here."""
+    """Blocks of a plan cannot be mapped, so that this worker cannot carry it out."""
 
 
 class Mapper(Protocol):
-    """A pool of physical blocks, and a space of addresses, reserved, in which blocks appear.
+    """A pool of physical blocks, and a space of reserved addresses into which they are mapped.
 
-    The space is cut into *places* of a block's size. A block may appear at several places, and
+    The space is divided into *places* of a block's size. A block may be mapped at several places;
     bytes that are written at one are read at all of them.
     """
 
     pool: torch.Tensor  # [num_blocks * block_bytes] uint8, all blocks in order
-    space: torch.Tensor  # [num_places * block_bytes] uint8; only places with a block may be touched
+    space: torch.Tensor  # [num_places * block_bytes] uint8; readable only where a block is mapped
 
     @property
     def max_mappings(self) -> int | None:
-        """Areas of memory that the system keeps for this space; None: any number."""
+        """Mappings that the operating system allows for this space; None: any number."""
 
     def map(self, place: int, block: int, count: int) -> None:
-        """Blocks [block, block + count) appear at places from ``place`` on, whatever was there.
+        """Map blocks [block, block + count) at places from ``place`` on, replacing any there.
 
         Raises:
-            MapError: there are no blocks at these places now.
+            MapError: it failed; no blocks are mapped at these places now.
         """
 
     def unmap(self, place: int, count: int) -> None:
-        """No blocks are at places [place, place + count), where there may have been some."""
+        """Unmap the places [place, place + count), of which any may be mapped."""
 
-    def begin(self) -> None:
-        """A step begins: only what is queued now may read what is unmapped until the next one."""
+    def begin_step(self) -> None:
+        """Begin a step: from now on ``unmap`` waits for the work that is queued by now."""
 
-    def used(self) -> None:
-        """Work on what is mapped now is queued."""
+    def mark_queued(self) -> None:
+        """Mark that the work on the present mappings is queued."""
 
     def close(self) -> None:
-        """Nobody uses pool or space any more."""
+        """Release memory and addresses; pool and space must not be used any more."""

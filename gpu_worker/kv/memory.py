@@ -1,4 +1,4 @@
-"""What every KV memory does, and the paged one: pools that are cut into blocks."""
+"""The interface of KV memories, and paged memory: pools that are divided into blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpu_worker.kv.block_pools import BlockPools
-from gpu_worker.kv.premap_demand import Expected
+from gpu_worker.kv.premap_demand import PremapDemand
 from gpu_worker.kv.zeroed_memory import zeroed
 from gpu_worker.model.ragged_model import LayerShape
 from gpu_worker.step.token_placement import Placement
@@ -23,13 +23,13 @@ from shared.messages.leases import KVGeometry
 
 @dataclass(frozen=True, slots=True)
 class MappingStats:
-    """Blocks that are mapped into sequences' ranges of addresses.
+    """Statistics of mapping blocks into the address ranges of sequences.
 
     Attributes:
-        map_s: seconds of mapping and unmapping for the last step.
-        wait_s: seconds that the step waited for that; the rest was done while another computed.
-        in_use_bytes: physical memory that resident sequences have; what they share counts once.
-        num_mappings: areas of memory that the system keeps, at most.
+        map_s: seconds of mapping and unmapping for the last step, premapping included.
+        wait_s: seconds for which the step waited; the rest overlapped with the step before.
+        in_use_bytes: physical memory of resident sequences; shared blocks count once.
+        num_mappings: that the operating system keeps, at most.
     """
 
     map_s: float
@@ -39,45 +39,45 @@ class MappingStats:
 
 
 class KVMemory(Protocol):
-    """Where keys and values lie."""
+    """Memory of keys and values: a device pool and a host pool of blocks."""
 
     @property
     def geometry(self) -> KVGeometry:
-        """Size of the pools."""
+        """Sizes of the pools."""
 
     @property
     def layers(self) -> Mapping[nn.Module, LayerCache]:
-        """The device pool's part of each attention module, by the block ids of plans."""
+        """Each attention module's part of the device pool, indexed by the block ids of plans."""
 
     @property
     def caches(self) -> Mapping[nn.Module, LayerCache]:
-        """What kernels write to and attend over, by the ids that ``translate`` gives."""
+        """The tensors that kernels write and attend over, indexed by ids from ``translate``."""
 
     @property
     def mapping(self) -> MappingStats | None:
-        """What the last step changed; None where nothing is ever mapped."""
+        """Statistics of the last step; None where blocks are not mapped."""
 
     def keep(self, taken: npt.NDArray[np.bool_]) -> None:
-        """Only the sequences in the slots that are ``taken`` [capacity] are still here."""
+        """Begin a step: drop the sequences in slots that are not ``taken`` [capacity]."""
 
     def translate(self, placement: Placement) -> Placement:
-        """Where in ``caches`` the tokens and blocks of a step lie.
+        """The placement of a step in ``caches``: its block tables and slot mapping.
 
         Raises:
-            MappingFailed: they cannot be reached; other sequences are as they were.
+            MappingFailed: blocks cannot be mapped; other sequences are not affected.
         """
 
-    def prepare(self, expected: Expected) -> None:
-        """Do ahead of time what ``translate`` will need; from any thread, disturbing nobody."""
+    def premap(self, demand: PremapDemand) -> None:
+        """Map ahead of time what ``translate`` will need; from any thread, during a step."""
 
-    def attended(self) -> None:
-        """Work that reads and writes ``caches`` as last translated is queued."""
+    def mark_queued(self) -> None:
+        """Mark that the work on the placement translated last is queued."""
 
     def close(self) -> None:
-        """Nobody uses this memory any more."""
+        """Release the memory; its tensors must not be used any more."""
 
     def copy(self, sources: IntArray, targets: IntArray) -> None:
-        """Copy blocks [n] of the device pool, which may repeat, to others [n], all different."""
+        """Copy blocks ``sources`` [n] to ``targets`` [n]; sources may repeat, targets may not."""
 
     def swap_out(self, device_blocks: IntArray, host_blocks: IntArray) -> None:
         """Copy blocks [n] of the device pool, which may repeat, to blocks [n] of the host pool."""
@@ -87,16 +87,16 @@ class KVMemory(Protocol):
 
 
 class PagedMemory(BlockPools):
-    """Blocks are numbered pages of one pool (PagedAttention, section 4.3).
+    """Paged memory: kernels find blocks by their numbers (PagedAttention, section 4.3).
 
     Args:
         shapes: the model's attention layers.
         num_blocks: size of the device pool.
         block_size: tokens in a block.
-        device: where the device pool lies.
+        device: of the device pool.
         num_host_blocks: size of the host pool.
         layout: ``layer_major``, an allocation per layer, or ``block_major``, in which a block of
-            all layers lies in one piece and is swapped by one copy.
+            all layers is contiguous, so that one copy swaps it.
     """
 
     def __init__(
@@ -138,10 +138,10 @@ class PagedMemory(BlockPools):
     def translate(self, placement: Placement) -> Placement:
         return placement
 
-    def prepare(self, expected: Expected) -> None:
+    def premap(self, demand: PremapDemand) -> None:
         pass
 
-    def attended(self) -> None:
+    def mark_queued(self) -> None:
         pass
 
     def close(self) -> None:
@@ -167,12 +167,12 @@ def _block_major(
 
 
 def bytes_per_block(shapes: Sequence[LayerShape], block_size: int) -> int:
-    """K and V of a block over all layers."""
+    """Bytes of K and V of a block over all layers."""
     return block_size * sum(shape.bytes_per_token for shape in shapes)
 
 
 def check_block_size(block_size: int) -> None:
-    """Refuse sizes that kernels cannot divide by with a shift.
+    """Refuse block sizes by which kernels cannot divide with a shift.
 
     Raises:
         SettingsError: not a power of two.

@@ -1,4 +1,4 @@
-"""How large the KV pools may be."""
+"""Chooses the sizes of the KV pools, from settings or from free memory."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +15,9 @@ _CPU_SHARE = 0.25
 _CPU_MOST_BYTES = 4 * 2**30
 _HOST_SHARE = 0.1
 _HOST_MOST_BYTES = 4 * 2**30
-# More sequences of full length than these hardly run at once: a tiny model needs no huge pool.
+# More sequences of full length hardly run at once, so that a tiny model gets no huge pool.
 _MOST_SEQUENCES = 256
-_UNLIMITED = 2**60  # larger limits than this are cgroups' way to say that there is none
+_UNLIMITED = 2**60  # version 1 control groups without a limit report a number above this
 
 
 def choose_num_blocks(
@@ -34,12 +34,12 @@ def choose_num_blocks(
         settings: ``num_blocks`` wins over ``kv_memory_bytes``.
         block_bytes: K and V of a block over all layers.
         max_model_len: longest sequence in tokens.
-        gpu: where the pool will lie, with the weights there already; None: on the CPU.
+        gpu: the budget of the pool's GPU, which holds the weights already; None: on the CPU.
         most_blocks: that the KV memory can have; None: any number.
         left: bytes that a pool of a given size may take; None: any number.
 
     Raises:
-        SettingsError: not even one block fits, or the given size does not.
+        SettingsError: not even one block fits, or a given size is too large.
     """
     if settings.num_blocks is not None:
         needed = settings.num_blocks * block_bytes
@@ -62,7 +62,7 @@ def choose_num_blocks(
 
 
 def memory_left(device: torch.device) -> int:
-    """Bytes of a device that nothing has taken."""
+    """Free bytes of a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory()
@@ -90,10 +90,10 @@ def choose_num_host_blocks(
     Args:
         settings: ``num_host_blocks`` wins over ``host_kv_memory_bytes``.
         shapes: the model's attention layers.
-        num_blocks: of the device pool; more than it holds at once are hardly swapped out.
+        num_blocks: of the device pool; auto takes no larger host pool.
 
     Raises:
-        SettingsError: memory is given, but not even one block fits.
+        SettingsError: the given memory does not hold one block.
     """
     if settings.num_host_blocks is not None:
         return settings.num_host_blocks
@@ -108,7 +108,7 @@ def choose_num_host_blocks(
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take, by the system and by its control group."""
+    """Bytes that this process may still allocate, by the system and by its control group."""
     found = [_meminfo_available(), _cgroup_available()]
     known = [size for size in found if size is not None]
     return min(known, default=4 * 2**30)
@@ -126,7 +126,7 @@ def _meminfo_available() -> int | None:
 
 
 def _cgroup_available() -> int | None:
-    """What version 2 or version 1 control groups leave."""
+    """Bytes left by a version 2 or version 1 control group; None: no limit."""
     root = Path("/sys/fs/cgroup")
     for limit, used in (
         ("memory.max", "memory.current"),

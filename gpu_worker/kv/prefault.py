@@ -1,8 +1,8 @@
-"""Takes a pool's physical memory ahead of need (CPU).
+"""Prefaults a pool on the CPU: takes its physical memory ahead of need.
 
-The system gives a page, zeroed, when it is touched first; for a prompt over blocks that nobody has
-used yet that was a sixth of the time on a virtual machine. A start that touched them all would take
-seconds longer. So pages are taken when the worker has nothing to do.
+The system zeroes a page when it is touched first. For a prompt over unused blocks these page faults
+were a sixth of the time on a virtual machine; touching all pages at the start would take seconds.
+So pages are touched while the worker is idle.
 """
 
 import asyncio
@@ -17,31 +17,31 @@ from gpu_worker.kv.pool_sizes import available_memory
 from kernels.interface import LayerCache
 from shared.logs import EventLog
 
-_MADV_POPULATE_WRITE = 23  # since Linux 5.14; what pages hold stays
-_PIECE_BYTES = 2**20  # takes a millisecond, for which a plan may have to wait
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; keeps the contents of pages
+_PIECE_BYTES = 2**20  # takes about a millisecond, by which a plan may be delayed
 _BETWEEN_S = 0.001
 _WHILE_BUSY_S = 0.05
-# The pool may be larger than what it will ever use: others come first.
+# The pool may be larger than it ever needs to be, so this much is left for other processes.
 _LEFT_BYTES = 2**30
-_LOOK_EVERY = 64  # pieces
+_CHECK_EVERY = 64  # pieces
 
 log = EventLog(__name__)
 
 
-async def populate(caches: Iterable[LayerCache], is_busy: Callable[[], bool]) -> None:
-    """Take the memory of these caches, piece by piece, whenever there is nothing else to do.
+async def prefault(caches: Iterable[LayerCache], is_busy: Callable[[], bool]) -> None:
+    """Touch the memory of a pool piece by piece while the worker is idle.
 
     Args:
-        caches: of a pool on the CPU; they outlive this.
-        is_busy: whether there is.
+        caches: of a pool on the CPU; they must outlive this coroutine.
+        is_busy: whether a step is under way.
     """
     if sys.platform != "linux":
         return
     began_s, num_bytes = time.monotonic(), 0
     for number, (address, size) in enumerate(_pieces(caches)):
-        while is_busy():  # noqa: ASYNC110 - an event would cost something in every step
+        while is_busy():  # noqa: ASYNC110 - an event would cost time in every step
             await asyncio.sleep(_WHILE_BUSY_S)
-        if number % _LOOK_EVERY == 0 and available_memory() < _LEFT_BYTES:
+        if number % _CHECK_EVERY == 0 and available_memory() < _LEFT_BYTES:
             log.info("the KV pool's other memory is taken when needed", taken_bytes=num_bytes)
             return
         if not _touch(address, size):
@@ -53,7 +53,7 @@ async def populate(caches: Iterable[LayerCache], is_busy: Callable[[], bool]) ->
 
 
 def _pieces(caches: Iterable[LayerCache]) -> Iterator[tuple[int, int]]:
-    """Addresses and sizes; of every allocation a piece at a time, as low blocks are used first."""
+    """Addresses and sizes of pieces, low blocks of all allocations first: they are used first."""
     storages = {
         storage.data_ptr(): storage.nbytes()
         for cache in caches
@@ -66,8 +66,8 @@ def _pieces(caches: Iterable[LayerCache]) -> Iterator[tuple[int, int]]:
 
 
 def _touch(address: int, size: int) -> bool:
-    """Whether the system can do that."""
-    skipped = address % mmap.PAGESIZE  # of a page that is there anyway
+    """Touch the pages of a piece; False if the system does not support it."""
+    skipped = address % mmap.PAGESIZE  # bytes of the first page before the piece
     if _libc.madvise(address - skipped, size + skipped, _MADV_POPULATE_WRITE) == 0:
         return True
     reason = os.strerror(ctypes.get_errno())

@@ -1,7 +1,6 @@
-"""Maps for the next plan while one is carried out (vAttention, section 6.1).
+"""Premapping: maps blocks for the next plan while a step computes (vAttention, section 6.1).
 
-It only saves time: without it, or if it comes too late, everything is mapped when its plan is
-carried out.
+It only saves time: what is not premapped is mapped when the plan is carried out.
 """
 
 import asyncio
@@ -13,31 +12,31 @@ from shared.errors import BusUnavailable
 from shared.messages.plans import StepPlan
 
 
-class Foreseeing(Protocol):
-    """Who prepares for plans."""
+class PlanPremapper(Protocol):
+    """Maps blocks for plans ahead of time."""
 
-    def foresee(self, plan: StepPlan) -> None:
-        """Prepare for the next plan, on another thread than steps are computed on."""
+    def premap(self, plan: StepPlan) -> None:
+        """Map blocks for the next plan; called on another thread than steps."""
 
 
-class LookAhead:
-    """Hands plans over ahead of their time.
+class Premapper:
+    """Peeks at the next plan and premaps it on a thread of its own.
 
     Args:
-        executor: who prepares.
-        thread: where it does.
+        executor: maps the blocks.
+        thread: to map on.
     """
 
-    def __init__(self, executor: Foreseeing, thread: futures.Executor) -> None:
+    def __init__(self, executor: PlanPremapper, thread: futures.Executor) -> None:
         self._executor = executor
         self._thread = thread
 
-    async def prepare(self, plans: PlanReader, step: int) -> None:
-        """Wait for what follows this step, which is under way; prepare for it if it is a plan."""
+    async def premap_next(self, plans: PlanReader, step: int) -> None:
+        """Wait for the next message; premap it if it is the plan of the step after ``step``."""
         try:
             message = await plans.peek()
         except BusUnavailable:
-            return  # the worker's loop meets it, too
+            return  # the worker's loop gets and handles the same error
         if isinstance(message, StepPlan) and message.step == step + 1:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, self._executor.foresee, message)
+            await loop.run_in_executor(self._thread, self._executor.premap, message)

@@ -1,4 +1,4 @@
-"""What a plan that is not carried out yet will ask of KV memory."""
+"""Computes which blocks the next plan will need mapped, without carrying it out."""
 
 from dataclasses import dataclass
 
@@ -12,29 +12,29 @@ from shared.messages.plans import StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """The sequences whose blocks change: where they will be, and with which blocks."""
+class PremapDemand:
+    """The sequences whose blocks change, and their new block tables."""
 
-    slots: Indices  # [S]
+    slots: Indices  # [S] batch slots
     tables: npt.NDArray[np.int32]  # [S, C]; entries past a sequence's blocks are garbage
     num_blocks: Indices  # [S]
 
 
-def expect(plan: StepPlan, batch: BatchState) -> Expected | None:
-    """What the next plan leads to, from the sequences as they are; ``batch`` is not changed.
+def premap_demand(plan: StepPlan, batch: BatchState) -> PremapDemand | None:
+    """The block tables after the next plan, computed from the present batch, which stays as it is.
 
-    Only what can be said with little: None where beams go on, which change places, where the plan
-    does not fit, which is said when it is carried out, and where no sequence's blocks change.
+    None if no sequence's blocks change; if beams go on, because they change slots; and if the plan
+    does not fit the batch, which carrying it out will report.
     """
     if plan.beams:
         return None
     try:
-        return _expect(plan, batch)
+        return _demand(plan, batch)
     except PlanRefused:
         return None
 
 
-def _expect(plan: StepPlan, batch: BatchState) -> Expected | None:
+def _demand(plan: StepPlan, batch: BatchState) -> PremapDemand | None:
     limits = batch.limits
     freed = [_slot(batch, handle) for handle in plan.retired.tolist()]
     changes: dict[int, _Table] = {}
@@ -62,14 +62,14 @@ def _expect(plan: StepPlan, batch: BatchState) -> Expected | None:
     for new in plan.admissions:
         check_admission(new, limits)
         if not free:
-            break  # there will be more slots, and more ranges
+            break  # the batch will grow, and so will the ranges
         blocks = np.zeros(batch.block_tables.shape[1], np.int32)
         blocks[: len(new.block_table)] = new.block_table
         changes[free.pop()] = _Table(blocks, len(new.block_table))
     if not changes:
         return None
     width = max(table.num_blocks for table in changes.values())
-    return Expected(
+    return PremapDemand(
         np.array(list(changes), np.int64),
         np.stack([table.blocks[:width] for table in changes.values()]),
         np.array([table.num_blocks for table in changes.values()], np.int64),
@@ -85,7 +85,7 @@ class _Table:
 
 
 def _table(changes: dict[int, _Table], batch: BatchState, slot: int) -> _Table:
-    """The table of a sequence, which is now among those that change."""
+    """The table of a sequence, which is added to those that change."""
     if slot not in changes:
         num_blocks = int(batch.num_slots[slot]) // batch.limits.kv.block_size
         changes[slot] = _Table(batch.block_tables[slot].copy(), num_blocks)

@@ -1,8 +1,8 @@
-"""How a token lies in virtual memory: all its layers together, one token after the other.
+"""Layout of virtual memory: token by token, each with all of its layers.
 
-Layout ``[block, block_size, layer, 2, kv_head, head_dim]``: a sequence whose blocks follow each
-other in a range of addresses is one array of tokens, and a block is a whole number of pages however
-many layers there are (vAttention, section 8.2: tensor slicing).
+The layout is ``[block, block_size, layer, 2, kv_head, head_dim]``. A sequence whose blocks are
+mapped to contiguous addresses is one array of tokens. A block is a whole number of pages for any
+number of layers (vAttention, section 8.2: tensor slicing).
 """
 
 import math
@@ -16,19 +16,19 @@ from gpu_worker.model.ragged_model import LayerShape
 from kernels.interface import LayerCache
 from shared.errors import SettingsError
 
-# Tokens may be spread out by this factor at most, so that blocks fill whole pages.
+# Tokens may be padded by this factor at most, so that blocks fill whole pages.
 _MOST_PADDING = 1.25
 _LARGEST_BLOCK_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """Tokens of a model in memory.
+    """The layout of one model's tokens.
 
     Attributes:
         shapes: the model's attention layers.
         block_size: tokens in a block.
-        token_bytes: from one token to the next, padding included.
+        token_bytes: stride from one token to the next, padding included.
     """
 
     shapes: tuple[LayerShape, ...]
@@ -37,18 +37,18 @@ class TokenLayout:
 
     @property
     def block_bytes(self) -> int:
-        """A whole number of pages."""
+        """Bytes of a block: a whole number of pages."""
         return self.block_size * self.token_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Of a token, without the padding."""
+        """Bytes of a token without the padding."""
         return sum(shape.bytes_per_token for shape in self.shapes)
 
     def views(self, memory: torch.Tensor, tokens_each: int) -> dict[nn.Module, LayerCache]:
-        """Each layer's share of memory [bytes] that is cut into pieces of ``tokens_each`` tokens.
+        """Each layer's view of memory [bytes], in pieces of ``tokens_each`` tokens.
 
-        Blocks of a pool are such pieces, and ranges of addresses are. Nothing is read or written.
+        The pieces are the blocks of a pool, or ranges of addresses. Nothing is read or written.
         """
         num_pieces = memory.numel() // (tokens_each * self.token_bytes)
         found, first = {}, 0
@@ -67,10 +67,11 @@ class TokenLayout:
 
 
 def fit_tokens(shapes: Sequence[LayerShape], block_size: int, page_bytes: int) -> TokenLayout:
-    """The tightest layout in which blocks are whole pages.
+    """The smallest layout in which blocks are whole pages.
 
     Raises:
-        SettingsError: it would waste too much; names a block size that does not, if there is one.
+        SettingsError: padding would waste too much; the error names a block size that fits, if
+            there is one.
     """
     exact = sum(shape.bytes_per_token for shape in shapes)
     padded = _padded(exact, block_size, page_bytes)
@@ -80,7 +81,7 @@ def fit_tokens(shapes: Sequence[LayerShape], block_size: int, page_bytes: int) -
 
 
 def _padded(token_bytes: int, block_size: int, page_bytes: int) -> int:
-    """The least bytes per token of which a block is a whole number of pages."""
+    """The fewest bytes per token with which a block is a whole number of pages."""
     step = page_bytes // math.gcd(page_bytes, block_size)
     return -(-token_bytes // step) * step
 

@@ -1,4 +1,4 @@
-"""KV memory in which every sequence is contiguous: blocks are mapped, tables are not followed."""
+"""Virtual KV memory: blocks are mapped so that every sequence is contiguous (vAttention)."""
 
 import threading
 import time
@@ -14,26 +14,26 @@ from gpu_worker.kv.block_pools import BlockPools
 from gpu_worker.kv.mapped_ranges import MappedRanges
 from gpu_worker.kv.mapping import Mapper
 from gpu_worker.kv.memory import MappingStats
-from gpu_worker.kv.premap_demand import Expected
+from gpu_worker.kv.premap_demand import PremapDemand
 from gpu_worker.kv.token_layout import TokenLayout
 from gpu_worker.step.token_placement import Placement
 from kernels.interface import LayerCache
 from shared.messages.leases import KVGeometry
 
 NUM_RESERVED = 1
-"""Ranges that are nobody's.
+"""Ranges before the first one of a sequence.
 
-The first place of all addresses always has a block: who launches Triton's kernels asks the driver
-about the address where a tensor begins, and is refused if nothing is there.
+The first place of the space always has a block mapped: Triton asks the driver about the address at
+which a tensor begins, and fails if nothing is mapped there.
 """
 
 
 class VirtualMemory(BlockPools):
-    """Each slot of the batch owns a range of addresses, as long as a sequence can be (vAttention).
+    """KV memory with a range of addresses for each batch slot, as long as the longest sequence.
 
-    The blocks of a plan are mapped into the range of their sequence, in order; a block that several
-    sequences share is mapped several times. To kernels a range is one large block, so what they
-    are given as block tables has one column.
+    The blocks of a sequence are mapped into its range, in order; a block that several sequences
+    share is mapped several times. To kernels a range is one large block, so that their block
+    tables have one column.
 
     Args:
         layout: of tokens.
@@ -59,7 +59,7 @@ class VirtualMemory(BlockPools):
         mapper.map(0, 0, 1)
         first_place = NUM_RESERVED * max_blocks
         self._ranges = MappedRanges(mapper, num_ranges, max_blocks, num_blocks, first_place)
-        # Held while mappings change: for the step that begins, or ahead of time for the next one.
+        # Guards the mappings, which the compute thread and the premapping thread change.
         self._mapping = threading.Lock()
         self._map_s = self._wait_s = self._ahead_s = 0.0
         self._stats = MappingStats(0.0, 0.0, 0, 0)
@@ -92,7 +92,7 @@ class VirtualMemory(BlockPools):
 
     def translate(self, placement: Placement) -> Placement:
         with self._changing_now():
-            self._ranges.follow(placement.slots, placement.block_tables, placement.num_blocks)
+            self._ranges.map_tables(placement.slots, placement.block_tables, placement.num_blocks)
         ranges = placement.slots + NUM_RESERVED
         owners = placement.owners + NUM_RESERVED
         return replace(
@@ -101,15 +101,15 @@ class VirtualMemory(BlockPools):
             slot_mapping=owners * self._range_tokens + placement.positions,
         )
 
-    def prepare(self, expected: Expected) -> None:
+    def premap(self, demand: PremapDemand) -> None:
         with self._mapping:
             began = time.perf_counter()
-            self._ranges.prepare(expected.slots, expected.tables, expected.num_blocks)
+            self._ranges.premap(demand.slots, demand.tables, demand.num_blocks)
             self._ahead_s += time.perf_counter() - began
 
     @contextmanager
     def _changing_now(self) -> Iterator[None]:
-        """The step waits for these changes, and before for those of another thread."""
+        """Hold the lock for changes that the step waits for, and measure their time."""
         waiting = time.perf_counter()
         with self._mapping:
             began = time.perf_counter()
@@ -123,8 +123,8 @@ class VirtualMemory(BlockPools):
                 num_areas = self._ranges.num_areas
                 self._stats = MappingStats(self._map_s, self._wait_s, in_use_bytes, num_areas)
 
-    def attended(self) -> None:
-        self._mapper.used()
+    def mark_queued(self) -> None:
+        self._mapper.mark_queued()
 
     def close(self) -> None:
         self._mapper.close()

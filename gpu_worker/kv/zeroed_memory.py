@@ -1,4 +1,4 @@
-"""Zeroed memory for pools."""
+"""Allocates zeroed memory for pools."""
 
 import math
 import mmap
@@ -8,10 +8,10 @@ import torch
 
 
 def zeroed(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor of zeros; on CPUs its pages come from the system, zeroed, when they are touched.
+    """A tensor of zeros; on CPUs the system zeroes each page when it is touched first.
 
-    ``torch.zeros`` writes them all: 0.7 s for a GB, for which a worker that starts would keep
-    everybody waiting. It takes them when it has nothing to do (see ``prefault``).
+    ``torch.zeros`` would write all pages, 0.7 s for a GB, and delay the start. The worker touches
+    them later, while it is idle (see ``prefault``).
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes == 0:

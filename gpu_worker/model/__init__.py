@@ -1,1 +1,1 @@
-"""The model: download, loading, its attention, and the kernels that its layers run with."""
+"""The model: download, loading, its attention, and the kernels of its layers."""

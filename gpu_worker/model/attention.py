@@ -1,7 +1,7 @@
-"""Our attention inside transformers' models.
+"""Paged attention inside transformers' models.
 
-A model calls the function that is registered here once per layer. What the step needs beyond
-queries, keys and values travels with the call, as a keyword argument through the model's forward.
+A model calls the function that is registered here once per layer. The model's forward passes the
+step's block tables and backend to it, as a keyword argument.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from kernels.interface import AttentionBackend, AttentionParams, LayerCache, Rag
 from shared.errors import ModelUnsupported
 
 ATTENTION_NAME = "pagestream"
-"""Under this name transformers knows the function; no mask is ever built for it."""
+"""Name of the function in transformers, which builds no attention mask for it."""
 
 STEP_KEYWORD = "pagestream_step"
 """Keyword argument of the model's forward that carries an AttentionStep."""
 
-# What some models ask of an attention function and ours does not do.
-_NOT_DONE = {
+# Arguments of other models' attention functions that are not supported.
+_UNSUPPORTED = {
     "s_aux": "attention sinks",
     "position_bias": "a position bias",
     "alibi": "ALiBi",
@@ -31,7 +31,7 @@ _NOT_DONE = {
 
 
 class AttentionStep(Protocol):
-    """What happens to one forward pass's queries, keys and values."""
+    """Computes the attention of one forward pass."""
 
     def attend(
         self,
@@ -45,12 +45,12 @@ class AttentionStep(Protocol):
 
 
 class PagedStep:
-    """A step over the KV pool.
+    """The attention of a step over a KV memory.
 
     Args:
         backend: the kernels.
-        layers: each attention module's part of the pool.
-        batch: where the tokens of the step lie.
+        layers: each attention module's part of the memory.
+        batch: slot mapping and block tables of the step.
     """
 
     __slots__ = ("_backend", "_batch", "_layers")
@@ -67,11 +67,11 @@ class PagedStep:
 
     @property
     def batch(self) -> RaggedBatch:
-        """Where the tokens lie."""
+        """Slot mapping and block tables of the step."""
         return self._batch
 
     def lies_where(self, other: "PagedStep") -> bool:
-        """Whether both are over the same pool, by the same kernels."""
+        """Whether both use the same KV memory and the same kernels."""
         return self._layers is other._layers and self._backend is other._backend
 
     def attend(
@@ -90,12 +90,12 @@ class PagedStep:
 
 
 def register_attention() -> None:
-    """Make our attention known to transformers; once per process is enough, more does no harm."""
+    """Register paged attention with transformers; may be called several times."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
 
 
 def register_uncompiled_attention() -> None:
-    """The same, for a model that is compiled: our attention is called, never looked into."""
+    """Register paged attention such that torch.compile calls it and does not trace it."""
     opaque = torch.compiler.disable(_attention)  # type: ignore[no-untyped-call]
     AttentionInterface.register(ATTENTION_NAME, opaque)
 
@@ -114,7 +114,7 @@ def _attention(
     step: AttentionStep | None = others.get(STEP_KEYWORD)
     if step is None:
         raise ModelUnsupported("the model does not pass keyword arguments on to its attention")
-    for name, meaning in _NOT_DONE.items():
+    for name, meaning in _UNSUPPORTED.items():
         if others.get(name) is not None:
             raise ModelUnsupported(f"the model's attention needs {meaning}")
     if attention_mask is not None:

@@ -1,4 +1,4 @@
-"""Fetches a model of the hub ahead of its loading, and tells how far that is."""
+"""Downloads a model from the hub before it is loaded, and logs the progress."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ from tqdm.std import tqdm
 
 from shared.logs import EventLog
 
-# What transformers reads of a model; weights in other formats and in folders are other copies.
+# Files that transformers reads; other formats and folders hold further copies of the weights.
 _PATTERNS = ("*.json", "*.jinja", "*.model", "*.txt", "*.py", "model*.safetensors")
 _FOLDERS = "*/*"
 
@@ -17,15 +17,17 @@ log = EventLog(__name__)
 
 
 class LoggedProgress(tqdm):  # type: ignore[misc]
-    """A progress bar of bytes as lines in the log, every few seconds; of anything else none."""
+    """A progress bar that logs a line every few seconds if it counts bytes, else nothing."""
 
     monitor_interval = 0  # no thread
-    news_s = 2.0
+    interval_s = 2.0
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Where there is no terminal, tqdm would write lines of its own there.
+        # Without a terminal tqdm would write lines of its own.
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115 (close() closes it)
-        super().__init__(*args, **{**options, "file": self._nowhere, "mininterval": self.news_s})
+        super().__init__(
+            *args, **{**options, "file": self._nowhere, "mininterval": self.interval_s}
+        )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # noqa: ARG002
         if self.unit == "B" and self.n and self.total:
@@ -39,9 +41,9 @@ class LoggedProgress(tqdm):  # type: ignore[misc]
 
 
 def download(model: str) -> None:
-    """Have a model's files in the hub's cache; does nothing for a folder, or without the hub.
+    """Download a model's files into the hub's cache; does nothing for a folder, or offline.
 
-    What fails here fails again when the model is loaded, where it can be explained.
+    Failures are only logged: loading the model fails in the same way, and reports the reason.
     """
     if Path(model).is_dir() or constants.HF_HUB_OFFLINE:
         return

@@ -1,4 +1,4 @@
-"""Whether a model's files can come from the hub."""
+"""Finds out whether the hub can be reached, or a model must come from the cache."""
 
 from huggingface_hub import constants, get_session, try_to_load_from_cache
 
@@ -11,15 +11,15 @@ log = EventLog(__name__)
 
 
 def only_cached(model: str) -> bool:
-    """Whether files have to come from the cache, since the hub cannot be reached.
+    """Whether a model must come from the cache, because the hub cannot be reached.
 
-    One short question, before the hub's own client asks for each file again and again.
+    Sends one short request, because the hub's own client would retry for each file.
 
     Args:
         model: hub id.
 
     Raises:
-        ModelUnsupported: it cannot be reached, and nothing of the model is in the cache.
+        ModelUnsupported: the hub cannot be reached, and the model is not in the cache.
     """
     is_cached = isinstance(try_to_load_from_cache(model, "config.json"), str)
     if constants.HF_HUB_OFFLINE:
@@ -28,7 +28,7 @@ def only_cached(model: str) -> bool:
         url = f"{constants.ENDPOINT}/{model}/resolve/main/config.json"
         try:
             get_session().head(url, timeout=_TIMEOUT_S)
-        except Exception as error:  # of whatever client the hub's library has
+        except Exception as error:  # the hub's library chooses the HTTP client and its errors
             reason = f"{constants.ENDPOINT} cannot be reached ({error})"
         else:
             return False

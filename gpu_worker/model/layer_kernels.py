@@ -1,4 +1,4 @@
-"""Which layers a loaded model runs with: its own, compiled or fused ones, or torch.compile's."""
+"""Chooses a loaded model's layers: its own, fused ones for CPU or GPU, or torch.compile's."""
 
 import time
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ log = EventLog(__name__)
 
 
 def check_layer_settings(settings: WorkerSettings, device: torch.device) -> None:
-    """Refuse what does not go together, before a model is loaded.
+    """Refuse settings that exclude each other, before a model is loaded.
 
     Raises:
         SettingsError: names both settings.
@@ -44,29 +44,29 @@ def replace_layers(
     device: torch.device,
     check: ModelCheck,
 ) -> None:
-    """Put what the settings ask for in the place of the model's own layers.
+    """Replace the model's own layers as the settings demand, and check the result.
 
     Raises:
-        ModelUnsupported: the model does not compute the same with them.
-        SettingsError: the model or the machine does not have what a setting asks for.
+        ModelUnsupported: the model does not compute the same with the new layers.
+        SettingsError: the model or the machine does not support a setting.
     """
     if settings.compile:
         _torch_compile(model, shapes, check)
     elif settings.layer_kernels == "off":
         return
     elif device.type == "cpu":
-        _compile_on_cpu(model, shapes, settings.deterministic, check)
+        _fuse_on_cpu(model, shapes, settings.deterministic, check)
     elif device.type == "cuda":
         _fuse_on_gpu(model, shapes, settings.deterministic, check)
 
 
-def _compile_on_cpu(
+def _fuse_on_cpu(
     model: RaggedModel, shapes: tuple[LayerShape, ...], deterministic: bool, check: ModelCheck
 ) -> None:
     began = time.monotonic()
     instructions = detect()
     if instructions is None or model.dtype not in CpuLayers.dtypes:
-        _stay(deterministic, f"there are none for this CPU and {model.dtype}")
+        _keep_torch_layers(deterministic, f"there are none for this CPU and {model.dtype}")
         return
     attention = [shape.module for shape in shapes]
     found = fuse(model.model, CpuLayers(instructions), model.dtype, attention)
@@ -88,18 +88,18 @@ def _fuse_on_gpu(
     try:
         from gpu_worker.model.fusion.gpu_fusion import fuse_on_gpu
     except ImportError as error:
-        _stay(deterministic, f"Triton is missing: {error}")
+        _keep_torch_layers(deterministic, f"Triton is missing: {error}")
         return
     found = fuse_on_gpu(model.model, [shape.module for shape in shapes], deterministic)
     _log_replaced("layers fused", model, check, began, found.counts())
     _warn_of_kept(deterministic, found.kept)
 
 
-def _stay(deterministic: bool, because: str) -> None:
-    """The layers stay torch's.
+def _keep_torch_layers(deterministic: bool, because: str) -> None:
+    """Log that the layers stay torch's.
 
     Raises:
-        SettingsError: they do not do then.
+        SettingsError: torch's layers are not deterministic.
     """
     if deterministic:
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""From settings to a model that is known to be served correctly."""
+"""Loads the model that the settings name, and refuses models that cannot be served."""
 
 import re
 from pathlib import Path
@@ -23,13 +23,13 @@ from gpu_worker.settings import WorkerSettings
 from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
 
-# Layers that attend, in the words of transformers' ``layer_types``.
+# Attention layers, by the names in transformers' ``layer_types``.
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-# Models that bias attention by distance, whether or not their configuration has a word for it.
+# Models with ALiBi, not all of which have a field for it in their configuration.
 _ALIBI_TYPES = {"bloom", "mpt"}
 # Rotary embeddings whose frequencies depend on the longest sequence of the batch.
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
-# What configurations and models raise that are made of fields which cannot be.
+# Errors of configurations and models that are made from impossible fields.
 _BAD_FIELDS = (
     ArithmeticError,
     AttributeError,
@@ -45,11 +45,11 @@ log = EventLog(__name__)
 
 
 def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
-    """The model with our attention in place, not yet checked.
+    """Load the model with paged attention; it is not checked yet.
 
     Raises:
-        ModelUnsupported: there is no such model, or its configuration rules it out.
-        SettingsError: a setting and the model do not fit together.
+        ModelUnsupported: there is no such model, or its configuration is not supported.
+        SettingsError: a setting does not fit the model.
     """
     register_attention()
     transformers.logging.disable_progress_bar()
@@ -63,7 +63,7 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
     log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
     model, found = _load_weights(settings, config, dtype, from_cache)
     refuse_other_tensors(settings.model, found)
-    # A hybrid's class says so even where all of its layers attend.
+    # The classes of hybrid models have this mark even if all of their layers are attention.
     if getattr(model, "_is_stateful", False) and not _layer_types(config):
         raise ModelUnsupported(
             f"model type {config.model_type!r} keeps state other than keys and values"
@@ -76,7 +76,7 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
 def _load_weights(
     settings: WorkerSettings, config: Any, dtype: torch.dtype, from_cache: bool
 ) -> tuple[Any, dict[str, Any]]:
-    """The model, and which of its tensors were in its files, as transformers reports it."""
+    """The model, and transformers' report on the tensors in its files."""
     name = f"model type {config.model_type!r}"
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -87,19 +87,19 @@ def _load_weights(
             trust_remote_code=settings.trust_remote_code,
             local_files_only=from_cache,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are refused by name
+            ignore_mismatched_sizes=True,  # refuse_other_tensors names them
         )
     except SafetensorError as error:
         reason = f"{settings.model}: a file of weights is damaged or incomplete ({error})"
         raise ModelUnsupported(f"{reason}; copy or download it again") from error
     except OSError as error:
-        if not Path(settings.model).is_dir():  # the hub's may pass
+        if not Path(settings.model).is_dir():  # a failure of the hub may be temporary
             raise
         raise ModelUnsupported(f"{settings.model}: {_first_sentence(error)}") from error
     except torch.OutOfMemoryError:
         raise
     except _BAD_FIELDS as error:
-        if ATTENTION_NAME in str(error):  # transformers, or the model, does not take ours
+        if ATTENTION_NAME in str(error):  # transformers or the model refuses the function
             raise ModelUnsupported(f"{name}: its attention is built in") from error
         if "Unrecognized configuration" in str(error):
             raise ModelUnsupported(f"{name} is no causal language model") from error
@@ -117,20 +117,20 @@ def _load_config(settings: WorkerSettings, from_cache: bool) -> Any:
             trust_remote_code=settings.trust_remote_code,
             local_files_only=from_cache,
         )
-    except OSError as error:  # also: the hub cannot be reached, which may pass
+    except OSError as error:  # also: the hub cannot be reached, which may be temporary
         if "valid model identifier" in str(error):
             reason = f"{settings.model}: neither a folder nor a model on the hub"
             raise ModelUnsupported(reason) from error
         if Path(settings.model).is_dir():
             raise ModelUnsupported(f"{settings.model}: {_first_sentence(error)}") from error
         raise
-    except _BAD_FIELDS as error:  # also: a type that this transformers lacks, remote code
+    except _BAD_FIELDS as error:  # also: a model type unknown to transformers, remote code
         why = f"its config.json cannot be used: {_named(error)}"
         raise ModelUnsupported(f"{settings.model}: {why}") from error
 
 
 def _named(error: Exception) -> str:
-    """Its type, and all that it has to tell in one line."""
+    """The error's type and text in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -139,10 +139,10 @@ def _first_sentence(error: Exception) -> str:
 
 
 def refuse_by_config(config: Any) -> None:
-    """Refuse what is known not to work, before weights are read.
+    """Refuse models that are known not to work, before their weights are read.
 
     Raises:
-        ModelUnsupported: says why.
+        ModelUnsupported: with the reason.
     """
     text = config.get_text_config()
     name = f"model type {config.model_type!r}"
@@ -157,15 +157,15 @@ def refuse_by_config(config: Any) -> None:
     foreign = _layer_types(config) - _ATTENTION_LAYERS
     if foreign:
         raise ModelUnsupported(f"{name} has layers of type {', '.join(sorted(foreign))}")
-    # Where Llama 4 has no rotary embeddings it scales queries by their positions, which it counts
-    # from the start of the batch. That begins after thousands of tokens: no check would see it.
+    # In layers without rotary embeddings Llama 4 scales queries by position, which it counts from
+    # the start of the batch. It does so after thousands of tokens, where no check at load gets.
     bare = 0 in (getattr(text, "no_rope_layers", None) or ())
     if bare and getattr(text, "attn_temperature_tuning", False):
         raise ModelUnsupported(f"{name} scales attention by positions that it counts itself")
 
 
 def _is_encoder(config: Any) -> bool:
-    """Whether it is of a family of encoders, and not set up as a decoder."""
+    """Whether the model is of a family of encoders, and not configured as a decoder."""
     kind = config.model_type
     if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         return False
@@ -173,7 +173,7 @@ def _is_encoder(config: Any) -> bool:
 
 
 def _layer_types(config: Any) -> set[str]:
-    """What kinds of layers it says that it has; nothing if it does not say."""
+    """The types of layers in the configuration; empty if it lists none."""
     return set(getattr(config.get_text_config(), "layer_types", None) or ())
 
 
@@ -181,7 +181,7 @@ def context_length(config: Any, wanted: int | None) -> int:
     """Longest sequence in tokens, prompt and output together.
 
     Raises:
-        SettingsError: more was asked for than the model can do.
+        SettingsError: ``wanted`` is more than the model supports.
     """
     limit, why = _longest_context(config)
     if limit is None:
@@ -199,7 +199,7 @@ def context_length(config: Any, wanted: int | None) -> int:
 
 
 def _longest_context(config: Any) -> tuple[int | None, str]:
-    """Tokens, and why it is less than the model's own ("" if it is not)."""
+    """The longest context in tokens, and why it is less than the model's own ("" if it is not)."""
     own: int | None = getattr(config, "max_position_embeddings", None)
     for rope in _rope_parameters(config):
         kind = rope.get("rope_type", "default")
@@ -217,7 +217,7 @@ def _longest_context(config: Any) -> tuple[int | None, str]:
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
-    """One entry, or one for each type of layer."""
+    """Parameters of rotary embeddings: one entry, or one for each type of layer."""
     found = getattr(config, "rope_parameters", None) or {}
     if "rope_type" in found:
         return [found]
@@ -225,7 +225,7 @@ def _rope_parameters(config: Any) -> list[dict[str, Any]]:
 
 
 def eos_token_ids(model: Any) -> tuple[int, ...]:
-    """Tokens that end a sequence, as the model's generation settings have it."""
+    """Tokens that end a sequence, from the model's generation config or its config."""
     for config in (model.generation_config, model.config, model.config.get_text_config()):
         found = getattr(config, "eos_token_id", None)
         if found is not None:
@@ -234,7 +234,7 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
 
 
 def choose_device(wanted: str | None) -> torch.device:
-    """The device asked for, else a GPU if there is one; GPUs with their number.
+    """The wanted device, else a GPU if there is one; GPUs with their index.
 
     Raises:
         SettingsError: there is no such device.
@@ -249,21 +249,20 @@ def choose_device(wanted: str | None) -> torch.device:
         raise SettingsError("--device", wanted, "expected cpu, cuda or cuda:N")
     if device.type == "cpu":
         return device
-    index = device.index or 0  # torch makes no device current that has no number
+    index = device.index or 0  # torch.cuda.set_device needs an index
     if index >= torch.cuda.device_count():
         raise SettingsError("--device", wanted, f"there are {torch.cuda.device_count()} GPUs")
     return torch.device("cuda", index)
 
 
 def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> torch.dtype:
-    """Type of weights and KV cache; by default the model's own where the device is fast with it.
+    """Type of weights and KV cache; by default the model's own if the device is fast with it.
 
-    A CPU without instructions for bfloat16 takes float32: compiled layers keep weights that came
-    from bfloat16 as they are (see cpu_fusion), so that nothing is read that is not needed, and
-    texts stay equal under recomputation.
+    A CPU without bfloat16 instructions takes float32. Its fused layers still keep bfloat16 weights
+    packed (see cpu_fusion), so that they read no more bytes; and recomputation gives equal texts.
 
     Raises:
-        SettingsError: the device cannot compute with it.
+        SettingsError: the device does not support the wanted type.
     """
     if wanted is not None:
         dtype: torch.dtype = getattr(torch, wanted)
@@ -276,7 +275,7 @@ def choose_dtype(wanted: str | None, own: torch.dtype, device: torch.device) -> 
 
 
 def own_dtype(config: Any) -> torch.dtype:
-    """Type of the weights that a model was published with."""
+    """Type of the weights in the model's files."""
     found = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     return found if isinstance(found, torch.dtype) else torch.float32
 
@@ -291,7 +290,7 @@ def _cpu_is_fast_with_bf16() -> bool:
 
 
 def _check_path(model: str) -> None:
-    """A folder must be there; what could be a hub id is left to transformers."""
+    """Refuse folders that are missing or incomplete; transformers checks hub ids."""
     if Path(model).is_file():
         raise ModelUnsupported(f"{model}: {_meaning_of_file(model)}")
     if Path(model).is_dir():

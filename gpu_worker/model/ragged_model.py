@@ -1,4 +1,4 @@
-"""A transformers model that computes a ragged batch."""
+"""Runs a transformers model on a ragged batch."""
 
 import inspect
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from kernels.cpu.sampling.pruned_argmax import Likeliest
 from kernels.interface import AttentionParams
 from shared.errors import ModelUnsupported
 
-# A method of transformers' models that looks for padding in every batch. There is none, and on a
-# GPU the question would wait for the device, and could not be captured in a graph.
+# A method of transformers' models that looks for padding in every batch. A ragged batch has none.
+# On a GPU the method would wait for the device, and could not be captured in a graph.
 _PADDING_WARNING = "warn_if_padding_and_no_attention_mask"
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps of a token, and how it attends; observed, not configured."""
+    """The K/V shape and the parameters of one attention layer, observed in a forward pass."""
 
     module: nn.Module
     num_kv_heads: int
@@ -31,15 +31,15 @@ class LayerShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """K and V of one token."""
+        """Bytes of K and V of one token."""
         return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class ShortCut(Protocol):
-    """Logits without the model's own code."""
+    """Computes logits without the model's own code."""
 
     def serves(self, step: AttentionStep, num_tokens: int) -> bool:
-        """Whether it computes this step."""
+        """Whether it supports this step."""
 
     def logits(
         self,
@@ -48,7 +48,7 @@ class ShortCut(Protocol):
         step: AttentionStep,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """What ``RaggedModel.forward`` returns."""
+        """The same as ``RaggedModel.forward``."""
 
     def likeliest(
         self,
@@ -56,32 +56,32 @@ class ShortCut(Protocol):
         positions: torch.Tensor,
         step: AttentionStep,
     ) -> Likeliest | torch.Tensor:
-        """What ``RaggedModel.likeliest`` returns."""
+        """The same as ``RaggedModel.likeliest``."""
 
 
 class RaggedModel:
-    """The model's own code, with our attention.
+    """Runs the model's own code with paged attention.
 
     Args:
         model: a decoder with a head, in evaluation mode.
 
     Attributes:
-        short_cut: computes the same, for steps that it serves.
+        short_cut: computes the same results for the steps that it serves; None: there is none.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.config = model.config.get_text_config()
         self.short_cut: ShortCut | None = None
-        self.packed_bytes = 0  # of weights that are not parameters any more, see cpu_fusion
+        self.packed_bytes = 0  # of weights that cpu_fusion has packed; they are no parameters
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.vocab_size: int = self.config.vocab_size
-        # Weights, shared ones counted once; layers may be replaced later.
+        # Counted now, because layers may be replaced later; shared weights count once.
         self.num_parameters: int = sum(weight.numel() for weight in model.parameters())
         for module in model.modules():
             if hasattr(module, _PADDING_WARNING):
-                setattr(module, _PADDING_WARNING, _say_nothing)
+                setattr(module, _PADDING_WARNING, _ignore_warning)
         self._picks_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -97,7 +97,7 @@ class RaggedModel:
         step: AttentionStep,
         rows: torch.Tensor | None,  # [R] int64, those whose logits are wanted; None: all
     ) -> torch.Tensor:
-        """Logits [R, vocabulary], in the model's own type, until the next call."""
+        """Logits [R, vocabulary] in the model's own type; valid until the next call."""
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.forward(token_ids, positions, step, rows)
@@ -121,10 +121,7 @@ class RaggedModel:
         positions: torch.Tensor,  # [T] int64
         step: AttentionStep,
     ) -> Likeliest | torch.Tensor:
-        """The likeliest token of every row; or logits [T, vocabulary], if those are there anyway.
-
-        Until the next call.
-        """
+        """The argmax token of every row, or logits [T, vocabulary]; valid until the next call."""
         if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
             return self.short_cut.likeliest(token_ids, positions, step)
         return self.forward(token_ids, positions, step, rows=None)
@@ -138,7 +135,7 @@ class RaggedModel:
 
     @contextmanager
     def eager(self) -> Iterator[None]:
-        """Meanwhile the model runs with transformers' own attention."""
+        """Run the model with transformers' own attention inside the block."""
         self.model.set_attn_implementation("eager")
         try:
             yield
@@ -146,20 +143,20 @@ class RaggedModel:
             self.model.set_attn_implementation(ATTENTION_NAME)
 
     def observe_layers(self) -> tuple[LayerShape, ...]:
-        """The attention layers in the order in which they run, seen in a pass over two tokens.
+        """The attention layers in the order in which they run, observed in a pass over two tokens.
 
         Raises:
-            ModelUnsupported: the model does not attend through our function, or in ways that a
-                paged cache cannot serve.
+            ModelUnsupported: the model does not call the registered attention function, or attends
+                in a way that a paged cache does not support.
         """
         probe = _Probe()
         token_ids = torch.zeros(2, dtype=torch.int64, device=self.device)
         positions = torch.arange(2, device=self.device)
         try:
             self.forward(token_ids, positions, probe, rows=None)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):  # the machine's, not the model's
+        except (torch.OutOfMemoryError, torch.AcceleratorError):  # not the model's fault
             raise
-        except TypeError as error:  # its forward knows no such keyword
+        except TypeError as error:  # its forward has no such keyword
             raise ModelUnsupported(f"its forward refuses our arguments: {error}") from error
         except (AttributeError, LookupError, RuntimeError, ValueError) as error:
             why = str(error).strip().partition("\n")[0]
@@ -171,12 +168,12 @@ class RaggedModel:
         return tuple(probe.layers.values())
 
 
-def _say_nothing(*args: Any, **kwargs: Any) -> None:
+def _ignore_warning(*args: Any, **kwargs: Any) -> None:
     pass
 
 
 class _Probe:
-    """Notes what each layer hands in; attends to nothing."""
+    """Records the shapes that each layer passes in; its outputs are zeros."""
 
     def __init__(self) -> None:
         self.layers: dict[nn.Module, LayerShape] = {}

@@ -1,4 +1,4 @@
-"""The model's layers, compiled by torch.compile; attention stays what it is."""
+"""Compiles the model's layers with torch.compile, except attention."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from shared.errors import ModelUnsupported, SettingsError
 def compile_layers(
     model: RaggedModel, shapes: Sequence[LayerShape], check: ModelCheck
 ) -> CheckResult:
-    """Compile each decoder layer, in place; numbers of tokens may change without compiling again.
+    """Compile each decoder layer in place, once for all numbers of tokens.
 
     Args:
         model: as it was loaded.
@@ -22,10 +22,10 @@ def compile_layers(
         check: of the model as it was loaded.
 
     Returns:
-        How far the layers are from what they were.
+        The deviation of the compiled layers from the layers as loaded.
 
     Raises:
-        SettingsError: it cannot be compiled here, or does not compute the same then.
+        SettingsError: the layers cannot be compiled, or do not compute the same.
     """
     layers = decoder_layers(model.model, [shape.module for shape in shapes])
     if not layers:
@@ -37,14 +37,14 @@ def compile_layers(
         return check.layers("without --compile it is served as it is")
     except ModelUnsupported as error:
         raise SettingsError("--compile", True, str(error)) from error
-    except Exception as error:  # a compiler is missing, or gives up: of any type
+    except Exception as error:  # of any type: a compiler is missing, or fails
         why = str(error).strip().partition("\n")[0]
         reason = f"the layers cannot be compiled: {type(error).__name__}: {why}"
         raise SettingsError("--compile", True, reason) from error
 
 
 def decoder_layers(model: nn.Module, attention: Sequence[nn.Module]) -> list[nn.Module]:
-    """The members of lists of modules that attention layers belong to, in their order."""
+    """The modules of a module list that contain attention layers, in order."""
     wanted = set(attention)
     found: dict[nn.Module, None] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Whether a model's files hold its weights: all of them, no others, and numbers."""
+"""Refuses a model whose files lack weights, hold others, or hold NaN or infinite values."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from torch import nn
 
 from shared.errors import ModelUnsupported
 
-# What older versions of transformers saved with models, and what is computed from configurations.
+# Buffers that older versions of transformers saved, and that are computed from the configuration.
 _BUFFERS = re.compile(
     r"(^|\.)(inv_freq|original_inv_freq|cos_cached|sin_cached|masked_bias|position_ids"
     r"|(attn|attention)\.bias)$"
@@ -22,7 +22,7 @@ def refuse_other_tensors(model: str, found: Mapping[str, Any]) -> None:
 
     Args:
         model: its folder or hub id, for errors.
-        found: what transformers reports of loading; it leaves out tied weights.
+        found: transformers' report on loading, which leaves out tied weights.
 
     Raises:
         ModelUnsupported: names tensors that are missing, left over, or of other shapes.
@@ -45,7 +45,7 @@ def refuse_other_tensors(model: str, found: Mapping[str, Any]) -> None:
 
 @torch.inference_mode()
 def refuse_broken(model_name: str, model: nn.Module) -> None:
-    """Refuse a model with weights that are no numbers; reads each weight once.
+    """Refuse a model with NaN or infinite weights; reads each weight once.
 
     Raises:
         ModelUnsupported: names the tensors.
@@ -57,14 +57,14 @@ def refuse_broken(model_name: str, model: nn.Module) -> None:
 
 
 def _is_finite(weight: torch.Tensor) -> bool:
-    """By its sum, which is several times as fast as to look at each."""
+    """Whether all elements are finite; tests their sum first, which is several times as fast."""
     if not weight.is_floating_point() or bool(weight.sum().isfinite()):
         return True
     return all(bool(part.isfinite().all()) for part in torch.split(weight.flatten(), 2**24))
 
 
 def _listed(what: str, names: Iterable[str]) -> str:
-    """Some of the names and how many there are; empty if there are none."""
+    """Some of the names and the number of the others; empty if there are none."""
     all_ = list(names)
     if not all_:
         return ""

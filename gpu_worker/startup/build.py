@@ -1,4 +1,4 @@
-"""A worker's parts, put together from its settings."""
+"""Builds a worker from its settings: model, check, pools, executor."""
 
 import time
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What a loaded worker serves, and with what."""
+    """A built worker and its description for the lease and for metrics."""
 
     executor: Executor
     model: ModelInfo
@@ -45,11 +45,11 @@ class Worker:
 
 
 def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = None) -> Worker:
-    """Load the model, check it, allocate the pools, and measure what preemption costs.
+    """Load the model, check it, allocate the pools, and measure prefill and swapping.
 
     Args:
         settings: of the worker.
-        backend: kernels to use instead of those that the settings name.
+        backend: attention kernels to use instead of those that the settings name.
 
     Raises:
         ModelUnsupported: the model cannot be served correctly.
@@ -58,13 +58,13 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     check_block_size(settings.block_size)
     device = choose_device(settings.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # where kernels are launched
+        torch.cuda.set_device(device)  # of kernel launches
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     check_layer_settings(settings, device)
     began = time.monotonic()
     model = load_model(settings, device)
-    shapes = observe(model)
+    shapes = attention_layers(model)
     if backend is None:
         backend = _backend(settings, device, shapes)
     _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
@@ -106,7 +106,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
 
 
 def _load_sampling_kernels() -> None:
-    """Compile the CPU kernels that choose tokens, or load them from the cache."""
+    """Compile the CPU kernels for sampling, or load them from the cache."""
     cpu_argmax.warm_up()
     sampler.load()
     cpu_penalties.warm_up()
@@ -131,11 +131,11 @@ def _log_loaded(
     )
 
 
-def observe(model: RaggedModel) -> tuple[LayerShape, ...]:
-    """The model's attention layers.
+def attention_layers(model: RaggedModel) -> tuple[LayerShape, ...]:
+    """The model's attention layers, found by a pass over two tokens.
 
     Raises:
-        ModelUnsupported: names the model type.
+        ModelUnsupported: the model cannot be served; the error names its type.
     """
     try:
         return model.observe_layers()
@@ -221,7 +221,7 @@ def _check_attention(
 def _buckets(
     settings: WorkerSettings, device: torch.device, backend: AttentionBackend
 ) -> Buckets | None:
-    """Sizes that there will be CUDA graphs for; None: there will be no graphs."""
+    """Sizes to capture CUDA graphs for; None: no graphs."""
     if device.type != "cuda" or settings.cuda_graphs == "off":
         return None
     if not backend.capturable:
@@ -233,7 +233,7 @@ def _buckets(
 def _gpu_budget(
     settings: WorkerSettings, model: RaggedModel, profile: StepProfile, buckets: Buckets | None
 ) -> GpuBudget:
-    """What the GPU has left, by a run of the largest step."""
+    """The GPU's memory budget, measured by a run of the largest step."""
     began = time.monotonic()
     tokens, sequences = settings.max_num_batched_tokens, settings.max_num_sequences
     step = measure_steps(profile, tokens, sequences, buckets, model.device)

@@ -1,21 +1,21 @@
-"""What of a GPU's memory is left for the KV pool."""
+"""Computes how much of a GPU's memory is left for the KV pool."""
 
 from dataclasses import dataclass
 
 from shared.errors import SettingsError
 
 _GIB = 2**30
-# Kernels that are loaded later, small buffers, and what allocators round up.
+# For kernels that are loaded later, small buffers, and rounding by allocators.
 _RESERVE_BYTES = 192 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """What the largest step needs besides weights and pool.
+    """Memory of steps besides weights and pool.
 
     Attributes:
-        activation_bytes: while it computes and samples.
-        graph_bytes: kept for as long as there are CUDA graphs.
+        activation_bytes: of the largest step while it computes and samples.
+        graph_bytes: of all CUDA graphs.
     """
 
     activation_bytes: int = 0
@@ -24,13 +24,13 @@ class StepMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuBudget:
-    """A GPU before the pool is allocated.
+    """A GPU's memory before the pool is allocated.
 
     Attributes:
         total_bytes: of its memory.
-        used_bytes: by whomever, weights among it.
+        used_bytes: by all processes, the weights included.
         weight_bytes: of the model.
-        step: what is to be left free for steps.
+        step: memory to leave free for steps.
         utilization: share of all memory that may be used.
     """
 
@@ -42,15 +42,15 @@ class GpuBudget:
 
     @property
     def pool_bytes(self) -> int:
-        """For keys and values; below zero: what there is too little."""
+        """Bytes left for keys and values; negative if the rest needs more than there is."""
         needed = self.step.activation_bytes + self.step.graph_bytes + _RESERVE_BYTES
         return int(self.utilization * self.total_bytes) - self.used_bytes - needed
 
     def num_blocks(self, block_bytes: int) -> int:
-        """How many blocks fit.
+        """Number of blocks that fit.
 
         Raises:
-            SettingsError: none; says where the memory is.
+            SettingsError: none fits; the error lists the uses of the memory.
         """
         found = self.pool_bytes // block_bytes
         if found < 1:

@@ -1,4 +1,4 @@
-"""What preemption costs on this machine: speeds of prefill and of swapping, measured at start."""
+"""Measures the costs of preemption at start: the speeds of prefill and of swapping."""
 
 import time
 from statistics import median
@@ -12,20 +12,20 @@ from gpu_worker.step.executor import Executor
 from shared.codec import IntArray
 from shared.messages.leases import Speeds
 
-# A typical victim: both ways of preemption are measured on as many tokens.
+# Tokens of a typical preempted sequence; recompute and swap are both measured with it.
 _NUM_TOKENS = 256
 _PREFILLS = 4
 _PREFILL_BUDGET_S = 0.1
 _SWAPS = 9
 _SWAP_BUDGET_S = 0.05
-# Without a host pool nothing is ever swapped; but who computes costs divides by speeds.
+# Without a host pool nothing is swapped, but the scheduler divides by this speed.
 _NO_SWAPPING = 1.0
 
 
 def measure_speeds(executor: Executor, memory: KVMemory) -> Speeds:
-    """Compute a prompt, and swap its blocks back and forth, a few times.
+    """Compute a prompt, and swap its blocks out and in, a few times.
 
-    The executor has no sequences, neither before nor after; the pools' contents mean nothing.
+    The executor must have no sequences, and has none afterwards; blocks are overwritten.
     """
     kv = memory.geometry
     longest = executor.limits.max_model_len - 1
@@ -38,11 +38,11 @@ def measure_speeds(executor: Executor, memory: KVMemory) -> Speeds:
 
 
 def _prefill_s(executor: Executor, num_tokens: int, num_blocks: int, on_gpu: bool) -> float:
-    """Seconds of the forward pass over a chunk, when it is fastest."""
+    """Seconds of the fastest of some forward passes over a chunk."""
     tokens = np.arange(num_tokens, dtype=np.int32) % executor.limits.vocab_size
     plan = prefill_plan([tokens], num_blocks)
-    # On a GPU the first pass compiles kernels. On a CPU nothing is left to compile, and a large
-    # model's one pass takes long enough.
+    # On a GPU the first pass compiles kernels. On a CPU they are compiled already, and one pass of
+    # a large model takes long enough.
     least = 2 if on_gpu else 1
     began = time.perf_counter()
     found: list[float] = []
@@ -55,7 +55,7 @@ def _prefill_s(executor: Executor, num_tokens: int, num_blocks: int, on_gpu: boo
 
 
 def _swap_bytes_per_s(memory: KVMemory, num_blocks: int, on_gpu: bool) -> float:
-    """Of blocks that go to the host pool and come back as they were."""
+    """Bytes per second of swapping blocks out and in; their contents stay."""
     if num_blocks == 0:
         return _NO_SWAPPING
     blocks = np.arange(num_blocks, dtype=np.int32)
@@ -68,7 +68,7 @@ def _swap_bytes_per_s(memory: KVMemory, num_blocks: int, on_gpu: bool) -> float:
 
 
 def _swap_s(memory: KVMemory, blocks: IntArray, on_gpu: bool) -> float:
-    """Seconds that blocks [n] take there and back."""
+    """Seconds of swapping blocks [n] out and in."""
     began = time.perf_counter()
     memory.swap_out(blocks, blocks)
     memory.swap_in(blocks, blocks)

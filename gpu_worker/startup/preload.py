@@ -1,4 +1,4 @@
-"""What a worker will import, and the compiled kernels it will load, ahead of time."""
+"""Imports a model's code and loads the CPU kernels ahead of time, before processes are forked."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ log = EventLog(__name__)
 
 
 def preload(settings: WorkerSettings) -> None:
-    """Import the model's code and load the CPU's kernels, without a thread, a GPU or a connection.
+    """Import the model's code and load the CPU kernels, without a thread, a GPU or a connection.
 
-    What cannot be found here is found, or complained of, when the worker starts.
+    Failures are ignored: the worker meets them again when it starts, and reports them there.
     """
     try:
         config = AutoConfig.from_pretrained(
@@ -33,12 +33,12 @@ def preload(settings: WorkerSettings) -> None:
         assert MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # looking it up imports it
         if _computes_on_cpu(settings):
             _load_all(_kernels(settings, config))
-    except Exception as error:  # the same happens again where it can be explained
+    except Exception as error:  # the worker's start fails in the same way and reports it
         log.debug("not everything is loaded ahead", error=error)
 
 
 def _load_all(loads: Sequence[Callable[[], object]]) -> None:
-    """Compile kernels, or load them from numba's cache, which takes no time worth telling."""
+    """Compile kernels, or load them from numba's cache; log progress if it is slow."""
     began_s = time.monotonic()
     for num_loaded, load in enumerate(loads, 1):
         load()
@@ -47,7 +47,7 @@ def _load_all(loads: Sequence[Callable[[], object]]) -> None:
 
 
 def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]]:
-    """What loads one kernel each, for all that this model is known to need."""
+    """A loader for each kernel that this model is known to need."""
     from kernels.cpu.linear.entry_points import linear_kernel, norm_kernel
     from kernels.cpu.runtime.entry_points import attend_kernel, write_kernel
     from kernels.cpu.runtime.instruction_set import best_dot, detect
@@ -74,7 +74,7 @@ def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]
 
 
 def _computes_on_cpu(settings: WorkerSettings) -> bool:
-    """Known without asking CUDA, which must not be used before a fork."""
+    """Whether the worker will use the CPU; does not call CUDA, which must not run before a fork."""
     if settings.device is not None:
         return settings.device == "cpu"
     return torch.version.cuda is None or not any(path.exists() for path in _GPU_DRIVERS)

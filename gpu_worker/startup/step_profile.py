@@ -1,4 +1,4 @@
-"""The largest step, run before there is a pool, to see how much memory it takes."""
+"""Runs the largest step before the pool is allocated, to measure its memory."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,18 +18,18 @@ from gpu_worker.step.model_runner import EagerRunner
 from kernels.interface import AttentionBackend
 from shared.errors import SettingsError
 
-# Of one graph, beside the memory that all of them share.
+# Of one graph, besides the memory that all of them share.
 _GRAPH_BYTES = 4 * 2**20
 
 
 class StepProfile:
-    """Runs steps of padding, which cost what others cost, and need no pool.
+    """Runs steps of padding alone, which cost as much as real ones and need no pool.
 
     Args:
-        model: checked.
+        model: a model that passed the check at load.
         shapes: its attention layers.
-        backend: kernels that fit it.
-        allocator: of a memory with one block.
+        backend: attention kernels for the model's device and type.
+        allocator: allocates a memory of one block.
         max_model_len: longest sequence in tokens.
     """
 
@@ -48,23 +48,23 @@ class StepProfile:
         self.vocab_size = model.vocab_size
 
     def compute(self, bucket: Bucket) -> torch.Tensor:
-        """Logits of a step of this size."""
+        """The logits of a step of this size."""
         buffers = StepBuffers(self._device, bucket_size(bucket), 1)
         writer = InputWriter(buffers, None, self._max_model_len)
         with torch.inference_mode():
             return self._runner.run(writer.padding(bucket))
 
     def close(self) -> None:
-        """Give back what steps were run with."""
+        """Release the memory of one block."""
         self._memory.close()
 
 
 def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
-    """Draw a token for each row [S, V], with penalties, and filters that look at all tokens.
+    """Sample a token for each row [S, V] with penalties and with filters that sort all tokens.
 
     Args:
-        logits: of the rows; they stay.
-        penalties: with room for as many sequences.
+        logits: of the rows; not changed.
+        penalties: for as many sequences.
     """
     num_rows, device = len(logits), logits.device
     rows = np.arange(num_rows)
@@ -89,7 +89,7 @@ def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
     )
     keys = keys_of(sampling, zeros)
     with torch.inference_mode():
-        # Equal logits: no guess of how many tokens make up most of the probability is enough.
+        # With equal logits the top-p filter has to go over all tokens.
         wide = penalized.changed(torch.zeros_like(logits))
         chosen = choose(wide, sampling, keys, torch.from_numpy(keys).to(device))
         penalized.count(chosen.tokens)
@@ -102,13 +102,13 @@ def measure_steps(
     buckets: Buckets | None,
     device: torch.device,
 ) -> StepMemory:
-    """Memory that steps take of a GPU.
+    """Measure the GPU memory of steps.
 
     Args:
         profile: of the model.
         max_num_batched_tokens: of the largest step.
         max_num_sequences: of the largest step.
-        buckets: there will be a graph for each.
+        buckets: sizes to capture graphs for; None: no graphs.
         device: the GPU.
 
     Raises:
@@ -117,14 +117,14 @@ def measure_steps(
     num_seqs = min(max_num_sequences, max_num_batched_tokens)
     largest = Bucket(max_num_batched_tokens, num_seqs, False)
 
-    def everything() -> None:
+    def largest_step() -> None:
         penalties = Penalties(profile.vocab_size, max_num_sequences, device)
-        penalties.hold(max_num_sequences)  # kept from step to step
+        penalties.hold(max_num_sequences)  # their memory is kept between steps
         sample_all(profile.compute(largest), penalties)
 
     try:
-        profile.compute(Bucket(1, 1, True))  # loads what is loaded only once
-        activation_bytes = peak_bytes(everything, device)
+        profile.compute(Bucket(1, 1, True))  # loads kernels, which later steps share
+        activation_bytes = peak_bytes(largest_step, device)
         graph_bytes = 0
         if buckets is not None:
             sizes = list(buckets)
@@ -139,7 +139,7 @@ def measure_steps(
 
 
 def peak_bytes(run: Callable[[], None], device: torch.device) -> int:
-    """That the allocator takes from the GPU, beyond what it has, while something runs."""
+    """Peak of the bytes that the allocator takes from the GPU additionally during a call."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved(device)

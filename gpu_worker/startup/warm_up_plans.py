@@ -1,4 +1,4 @@
-"""Plans that a worker makes for itself, to try things out before it serves."""
+"""Warm-up plans: a worker makes and executes them before it serves."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ _NONE = np.empty(0, np.int32)
 
 
 def prefill_plan(prompts: Sequence[IntArray], num_blocks: int) -> StepPlan:
-    """The first step: each prompt in one chunk, each with so many of the pool's first blocks."""
+    """The plan of step 1: each prompt as one chunk, each in ``num_blocks`` blocks of the pool."""
     handles = np.arange(1, len(prompts) + 1, dtype=np.int32)
     tables = np.arange(len(prompts) * num_blocks, dtype=np.int32).reshape(len(prompts), num_blocks)
     admissions = tuple(
@@ -34,7 +34,7 @@ def prefill_plan(prompts: Sequence[IntArray], num_blocks: int) -> StepPlan:
 
 
 def decode_plan(step: int) -> StepPlan:
-    """A step in which every sequence gets a token, in the blocks that it has."""
+    """A plan in which every sequence decodes one token into its present blocks."""
     return StepPlan(
         step=step,
         now_ms=0,

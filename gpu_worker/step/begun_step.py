@@ -1,4 +1,4 @@
-"""A step between its beginning and its end, and the result that it becomes."""
+"""A step that was begun and is not finished, and how its result is made."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,11 +19,15 @@ class BegunStep:
     """A step whose work is queued, and what its result needs beyond the tokens.
 
     Attributes:
-        began_s: when its work began to be queued.
-        num_tokens: that it computes.
-        advanced: its rows, one for each sequence that samples: R of them.
-        outcome: what the device has of it.
-        ended_before: handles of sequences that are known only since then to have ended before it.
+        plan: of the step.
+        began_s: when queueing began, by ``time.perf_counter``.
+        num_tokens: that the step computes.
+        advanced: its R rows, one for each sequence that samples.
+        outcome: its tokens and times on the device.
+        candidates: of its beam groups.
+        logprobs: of sampled tokens, for requests that want them.
+        scored: log-probabilities of prompt tokens.
+        ended_before: handles of sequences that, as was found later, had ended before this step.
     """
 
     plan: StepPlan
@@ -37,7 +41,7 @@ class BegunStep:
     ended_before: list[int] = field(default_factory=list)
 
     def wait(self) -> None:
-        """Until the device is done with it; from any thread."""
+        """Wait until the device has finished the step; callable from any thread."""
         self.outcome.wait()
 
     def result(
@@ -47,7 +51,7 @@ class BegunStep:
         model_s: float,
         step_s: float,
     ) -> StepResult:
-        """What there is to tell, without the sequences that had ended before."""
+        """The step's result, without the rows of sequences that had ended before."""
         handles, logprobs = self.advanced.handles, self.logprobs
         if self.ended_before:
             rows = np.flatnonzero(~np.isin(handles, self.ended_before))

@@ -1,25 +1,25 @@
-"""Sizes that steps are padded to: what is captured in a graph serves one size only."""
+"""Sizes that steps are padded to, because a captured CUDA graph serves one size only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _FIRST_DECODES = (1, 2, 4)
-_STEP = 8  # between decode sizes, and least between others
+_STEP = 8  # between decode sizes, and the smallest between mixed sizes
 _FINE_DECODES = 256
 _COARSE_STEP = 64
-# Larger steps compute longer than it takes to launch them, and would waste more on padding.
+# Larger steps compute longer than their launches take, and padding them would waste more.
 _LARGEST_MIXED_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One size.
+    """One padded size.
 
     Attributes:
         num_tokens: rows of the batch, padding included.
         num_seqs: sequences, padding included.
-        decodes: every sequence has one row, which samples; else each may have any number of rows,
-            and at most one that samples.
+        decodes: True: every sequence has one row, which samples. False: a sequence has any number
+            of rows, of which at most one samples.
     """
 
     num_tokens: int
@@ -31,7 +31,7 @@ class Bucket:
 
 
 class Buckets:
-    """The sizes of one worker, and which of them serves a step.
+    """All sizes of one worker; chooses the one for a step.
 
     Args:
         max_num_batched_tokens: of a step.
@@ -47,12 +47,12 @@ class Buckets:
         ]
 
     def __iter__(self) -> Iterator[Bucket]:
-        """All of them, the largest first: the others find room in what it leaves."""
+        """All sizes, largest first: smaller graphs then reuse the memory of the largest."""
         both = [*self._decodes, *self._mixed]
         return iter(sorted(both, key=lambda bucket: bucket.num_tokens, reverse=True))
 
     def choose(self, num_tokens: int, num_seqs: int, decodes: bool) -> Bucket | None:
-        """The smallest that has room; None: the step is too large for all of them."""
+        """The smallest size that fits the step; None if all are too small."""
         for bucket in self._decodes if decodes else self._mixed:
             if num_tokens <= bucket.num_tokens and num_seqs <= bucket.num_seqs:
                 return bucket
@@ -60,7 +60,7 @@ class Buckets:
 
 
 def decode_sizes(most: int) -> list[int]:
-    """Sequences of each bucket for decodes, ascending; the last one holds ``most``."""
+    """Numbers of sequences of the decode buckets, ascending; the last is ``most``."""
     sizes = [
         *_FIRST_DECODES,
         *range(_STEP, _FINE_DECODES, _STEP),
@@ -70,7 +70,7 @@ def decode_sizes(most: int) -> list[int]:
 
 
 def mixed_sizes(most: int) -> list[int]:
-    """Tokens of each bucket for other steps, ascending: a quarter of a power of two apart."""
+    """Numbers of tokens of the mixed buckets, ascending, a quarter of a power of two apart."""
     most = min(most, _LARGEST_MIXED_TOKENS)
     sizes, size = [], _STEP
     while size < most:

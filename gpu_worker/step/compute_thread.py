@@ -1,20 +1,20 @@
-"""The threads beside the loop: one computes, so that the loop can talk to the bus meanwhile."""
+"""The threads beside the event loop: for computing, for waiting on a GPU, and for premapping."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from gpu_worker.kv.premap import LookAhead
+from gpu_worker.kv.premap import Premapper
 from gpu_worker.step.executor import Executor
 
-# Kernels run without Python's lock, but what calls them holds it. The loop has little to do in a
-# step and must not wait for it as long as Python lets threads wait by default, which is 5 ms.
+# Kernels run without the GIL, but the code that calls them holds it. The event loop has little to
+# do in a step, and must not wait for Python's default switch interval of 5 ms.
 _SWITCH_S = 0.0005
 
 
 def compute_thread(device: torch.device) -> ThreadPoolExecutor:
-    """One thread, set up like the one that loaded the model."""
+    """One thread with the thread count and the GPU of the thread that loaded the model."""
     num_threads = torch.get_num_threads()
     sys.setswitchinterval(_SWITCH_S)
 
@@ -28,14 +28,14 @@ def compute_thread(device: torch.device) -> ThreadPoolExecutor:
 
 
 def waiting_thread(device: torch.device) -> ThreadPoolExecutor | None:
-    """One that waits for a GPU while the next step begins; None: a CPU computes by itself."""
+    """A thread that waits for a GPU while the next step begins; None on CPUs."""
     if device.type != "cuda":
         return None
     return ThreadPoolExecutor(1, "wait", torch.cuda.set_device, (device,))
 
 
-def look_ahead(executor: Executor) -> LookAhead | None:
-    """On a thread of its own; None if memory has nothing to prepare."""
+def premapper(executor: Executor) -> Premapper | None:
+    """A premapper with a thread of its own; None if this memory maps no blocks."""
     if executor.memory.mapping is None:
         return None
 
@@ -43,4 +43,4 @@ def look_ahead(executor: Executor) -> LookAhead | None:
         if executor.device.type == "cuda":
             torch.cuda.set_device(executor.device)
 
-    return LookAhead(executor, ThreadPoolExecutor(1, "look-ahead", enter))
+    return Premapper(executor, ThreadPoolExecutor(1, "premap", enter))

@@ -1,4 +1,4 @@
-"""CUDA graphs: what a forward pass launches is recorded once per size, and launched as one."""
+"""CUDA graphs: a forward pass is captured once per size and then launched as one graph."""
 
 import time
 from dataclasses import dataclass, replace
@@ -18,20 +18,20 @@ log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A graph, and where it reads."""
+    """A graph and the address of its inputs."""
 
     graph: torch.cuda.CUDAGraph
     token_ids: int  # address of the inputs' first field
 
 
 class GraphRunner:
-    """Replays a graph where a step was padded to a size that there is one for.
+    """Replays the graph of a step's bucket; runs steps without a graph eagerly.
 
-    All graphs share one pool of memory: never are two of them under way, and their logits go to
-    memory of their own.
+    All graphs share one memory pool, because two of them never run at the same time. Their logits
+    are copied out of it.
 
     Args:
-        eager: runs everything else, and what is captured.
+        eager: runs steps without a graph, and the steps that are captured.
         max_num_sequences: of a padded step.
         table_width: columns of the widest block tables.
         device: a GPU.
@@ -44,7 +44,7 @@ class GraphRunner:
         self._num_rows = max_num_sequences
         self._graphs: dict[Bucket, _Captured] = {}
         self._logits = torch.empty(0)
-        # A graph reads rows of one width, however wide a step's tables are.
+        # A graph reads tables of one width; those of a step may be narrower.
         self._tables = torch.zeros(
             (max_num_sequences, table_width), dtype=torch.int32, device=device
         )
@@ -68,13 +68,17 @@ class GraphRunner:
     def capture(self, writer: InputWriter, buckets: Buckets) -> None:
         """Capture a graph for each size.
 
+        Args:
+            writer: of the inputs that graphs read.
+            buckets: the sizes.
+
         Raises:
             RuntimeError: the model does something that cannot be captured.
         """
         began = logged = time.monotonic()
         sizes = list(buckets)
         before = torch.cuda.memory_reserved(self._tables.device)
-        # If a capture fails, the stream that was current is so again.
+        # A capture that fails leaves its stream current; this restores the one before.
         with torch.cuda.stream(torch.cuda.current_stream()):
             for done, bucket in enumerate(sizes):
                 if time.monotonic() - logged > _PROGRESS_S:
@@ -93,10 +97,10 @@ class GraphRunner:
         inputs = writer.padding(bucket)
         batch = replace(inputs.batch, block_tables=self._tables[: bucket.num_seqs])
         inputs = replace(inputs, batch=batch)
-        logits = self._eager.run(inputs)  # compiles what is not compiled yet: it cannot be captured
+        logits = self._eager.run(inputs)  # compiles kernels, which a capture must not do
         if not len(self._logits):
             self._logits = logits.new_empty((self._num_rows, logits.shape[1]))
-        del logits  # so that the graph has the memory
+        del logits  # frees its memory for the graph
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
             logits = self._eager.run(inputs)

@@ -1,9 +1,9 @@
 """Executes step plans on one model: plan in, result out, no bus.
 
-A step is begun, which queues all of its work, and finished, which takes its tokens. On a GPU the
-next step may be begun in between: its input tokens are those that the device has sampled. A
-sequence that turns out to have ended by then is computed once too often, in blocks that are still
-its own, and left out of the result.
+``begin`` queues all work of a step; ``finish`` takes its tokens. On a GPU the next step may begin
+before the one before is finished: it reads its input tokens on the device. If a sequence turns out
+to have ended in the step before, the next one has computed it once too often. That does no harm,
+because its blocks are still its own, and its row is left out of the result.
 """
 
 import threading
@@ -19,7 +19,7 @@ from gpu_worker.batch.batch import BatchState
 from gpu_worker.batch.plan_checks import Limits
 from gpu_worker.batch.rows import Indices, Rows
 from gpu_worker.kv.memory import KVMemory
-from gpu_worker.kv.premap_demand import expect
+from gpu_worker.kv.premap_demand import premap_demand
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.sampling.beam_candidates import beam_candidates
 from gpu_worker.sampling.logprobs import prompt_logprobs, token_logprobs
@@ -49,8 +49,8 @@ from shared.messages.logprobs import TokenLogprobs
 from shared.messages.outputs import BeamCandidates, PromptLogprobs, StepResult
 from shared.messages.plans import StepPlan
 
-# Nobody waits that long unless the step fails.
-_PLACING_S = 1.0
+# Placing a step takes far less, unless the step fails.
+_PLACING_TIMEOUT_S = 1.0
 # Steps that may be begun and not finished.
 _MOST_UNDER_WAY = 2
 _NO_KEYS = np.empty((2, 0), np.int32)
@@ -60,27 +60,27 @@ log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step that buffers are made for; a larger one takes larger buffers."""
+    """The largest step that buffers are allocated for; for a larger step they grow."""
 
     num_tokens: int = 512
     num_seqs: int = 256
 
     def size(self) -> StepSize:
-        """Of its inputs."""
+        """Numbers of entries of its inputs."""
         num_tokens, num_seqs = self.num_tokens, self.num_seqs
         return StepSize(num_tokens, num_seqs, num_seqs, num_tokens, False)
 
 
 class Executor:
-    """One model, one pool and the sequences in it.
+    """Runs one model over one KV memory and keeps the batch of resident sequences.
 
     Args:
-        model: checked.
-        memory: the pool.
-        backend: kernels that fit the model's device and type.
-        limits: of the model and the pool.
-        largest: step that buffers are made for.
-        buckets: that steps are padded to; None: they are not.
+        model: a model that passed the check at load.
+        memory: the KV pools.
+        backend: attention kernels for the model's device and type.
+        limits: of the model and the pools.
+        largest: step that buffers are allocated for.
+        buckets: sizes that steps are padded to; None: no padding.
     """
 
     def __init__(
@@ -107,18 +107,19 @@ class Executor:
         self._row_sampling: RowSampling | None = None
         self._row_version = -1
         self._under_way: deque[BegunStep] = deque()
-        self._ended_s = 0.0  # when the last step was done
-        # Who is where changes only under its lock, so that another thread can look ahead.
+        self._ended_s = 0.0  # when the last step ended
+        # `_placing` guards the mapping from sequences to batch rows, which premapping reads on
+        # another thread.
         self._placing = threading.Condition()
-        self._step = 0  # whose sequences are in their places; 0: none's
+        self._step = 0  # the step that was placed last; 0 while one is being placed
 
     @property
     def device(self) -> torch.device:
-        """Where the model and the pool are."""
+        """The device of the model and of the pool."""
         return self._model.device
 
     def reset(self) -> None:
-        """Forget all sequences; the blocks' contents mean nothing from here on."""
+        """Drop all sequences and the contents of all blocks."""
         with self._placing:
             self._step = 0
             self.batch.reset()
@@ -127,33 +128,33 @@ class Executor:
         self._row_version = -1
         self._under_way.clear()
 
-    def foresee(self, plan: StepPlan) -> None:
-        """Let memory prepare for the next plan while this one is carried out, on another thread.
+    def premap(self, plan: StepPlan) -> None:
+        """Map blocks for the next plan while a step computes; called on another thread.
 
-        If the step before has only just begun, wait until its sequences are in their places. A
-        plan that is not the next one, or does not fit, changes nothing.
+        If the step before has not been placed yet, wait until it is. A plan that is not the next
+        one, or does not fit the batch, changes nothing.
         """
         with self._placing:
             if self._step == plan.step - 2:
-                self._placing.wait(_PLACING_S)
+                self._placing.wait(_PLACING_TIMEOUT_S)
             if self._step != plan.step - 1:
                 return
-            expected = expect(plan, self.batch)
-        if expected is not None:
-            self.memory.prepare(expected)
+            demand = premap_demand(plan, self.batch)
+        if demand is not None:
+            self.memory.premap(demand)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Carry out one plan; the caller sees to the order.
+        """Begin and finish one plan; plans must come in their order.
 
         Raises:
-            PlanRefused: the plan does not fit the sequences here; only ``reset`` helps.
+            PlanRefused: the plan does not fit the batch; the executor must be ``reset``.
         """
         begun = self.begin(plan)
         begun.wait()
         return self.finish(begun)
 
     def capture_graphs(self, buckets: Buckets) -> None:
-        """Pad steps to these sizes and replay a graph for each, on a GPU; as ever if that fails."""
+        """Capture a CUDA graph for each size and pad steps to them; without graphs on failure."""
         num_seqs = max(bucket.num_seqs for bucket in buckets)
         runner = GraphRunner(self.runner, num_seqs, self.limits.max_blocks, self.device)
         try:
@@ -168,7 +169,7 @@ class Executor:
         """Queue all work of a plan; one step before it may be unfinished.
 
         Raises:
-            PlanRefused: the plan does not fit the sequences here; only ``reset`` helps.
+            PlanRefused: the plan does not fit the batch; the executor must be ``reset``.
         """
         assert len(self._under_way) < _MOST_UNDER_WAY, plan.step
         began_s = time.perf_counter()
@@ -183,7 +184,7 @@ class Executor:
         return begun
 
     def finish(self, begun: BegunStep) -> StepResult:
-        """The result of the earliest step that is not finished; waits for the device."""
+        """Wait for the device; the result of ``begun``, which must be the earliest begun step."""
         assert self._under_way[0] is begun, begun.plan.step
         begun.wait()
         tokens, broken = begun.outcome.tokens()
@@ -246,14 +247,14 @@ class Executor:
     def _begin_nothing(
         self, plan: StepPlan, began_s: float, rows: Rows, outcome: Outcome
     ) -> BegunStep:
-        """A step without rows."""
+        """Begin a step without rows: only blocks and the batch change."""
         outcome.model_begins()
         outcome.model_ended()
         outcome.sampled(None)
         return BegunStep(plan, began_s, 0, self.batch.advance(rows), outcome, (), (), ())
 
     def _place(self, plan: StepPlan) -> tuple[Rows, Placement | None]:
-        """What the plan computes, and where that lies; None if there is nothing to compute."""
+        """Apply the plan to batch and memory: its rows and their placement (None: no rows)."""
         with self._placing:
             self._step = 0
             self.batch.apply(plan)
@@ -269,10 +270,7 @@ class Executor:
         return rows, placement
 
     def _move_blocks(self, plan: StepPlan) -> None:
-        """All that blocks get from elsewhere: swaps, then copy-on-write.
-
-        Before anything is computed: what goes must be kept, and originals and copies part.
-        """
+        """Queue swaps out, swaps in and copy-on-write, in this order, before the forward pass."""
         if len(plan.swap_out_device):
             self.memory.swap_out(plan.swap_out_device, plan.swap_out_host)
         if len(plan.swap_in_device):
@@ -283,13 +281,13 @@ class Executor:
     def _compute(
         self, rows: Rows, inputs: StepInputs, only_likeliest: bool
     ) -> Likeliest | torch.Tensor:
-        """The forward pass: logits [wanted rows and padding, V], or if they do the likeliest."""
+        """The forward pass: logits [wanted rows and padding, V], or only the argmax tokens."""
         self._last_tokens.hold(len(self.batch.taken))
         if num_decoding := rows.num_decoding:
             self._last_tokens.read(inputs.decoding, first(inputs.token_ids, num_decoding))
         run = self.runner.likeliest if only_likeliest else self.runner.run
         found = run(inputs)
-        self.memory.attended()
+        self.memory.mark_queued()
         return found
 
     def _sample(
@@ -300,7 +298,7 @@ class Executor:
         keys: npt.NDArray[np.int32],  # [2, D]
         inputs: StepInputs,
     ) -> tuple[Chosen, tuple[TokenLogprobs, ...]]:
-        """The next token [R] of each row that samples, and log-probabilities for those who ask."""
+        """The next token [R] of each row that samples, and log-probabilities where wanted."""
         batch, slots = self.batch, rows.sampled
         if rows.forks is not None:
             logits = logits[self._on_device(rows.forks.logit_rows)]
@@ -330,7 +328,7 @@ class Executor:
         rows: Rows,
         logits: torch.Tensor,  # [B, V]
     ) -> tuple[BeamCandidates, ...]:
-        """How the beams may go on."""
+        """The candidates for the next tokens of each beam group."""
         candidates, broken = beam_candidates(logits, rows.beams, self.batch)
         if len(broken):
             handles = self.batch.handle[broken].tolist()
@@ -338,11 +336,11 @@ class Executor:
         return candidates
 
     def _sampling_of(self, rows: Rows) -> RowSampling:
-        """Parameters of the rows; those of the step before if nothing changed."""
+        """Sampling parameters of the rows, reused from the step before if nothing changed."""
         found = self._row_sampling
         known = rows.only_decodes and self._row_version == rows.version
         if known and found is not None and found.has_minimum:
-            # That the last one has reached its minimum makes no new version.
+            # The version does not change when the last sequence reaches its minimum.
             known = bool(below_minimum(self.batch, rows.sampled).any())
         if found is None or not known:
             found = RowSampling.of(self.batch, rows.sampled, self._penalties, self.device)
@@ -352,7 +350,7 @@ class Executor:
 
 
 def _score(rows: Rows, logits: torch.Tensor) -> tuple[PromptLogprobs, ...]:
-    """What the model thought of prompts, by the logits [n, V] of their rows."""
+    """Log-probabilities of prompt tokens, from the logits [n, V] of their rows."""
     scored, first = [], 0
     for chunk in rows.chunks:
         if chunk.num_scored:
@@ -365,7 +363,7 @@ def _score(rows: Rows, logits: torch.Tensor) -> tuple[PromptLogprobs, ...]:
 def _wanted_rows(rows: Rows) -> tuple[Indices | None, int]:
     """Rows whose logits are needed (None: all), and how many of them score prompt tokens.
 
-    Those come first, then the rows that sample, then the beams.
+    The order is: rows that score prompt tokens, rows that sample, rows of beams.
     """
     if rows.sizes is None:
         return None, 0

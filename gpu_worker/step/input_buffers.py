@@ -1,4 +1,4 @@
-"""Memory for what a step is told: allocated once, filled step by step, copied to a GPU at once."""
+"""Buffers for steps' inputs: allocated once, filled for each step, copied to a GPU at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -8,14 +8,14 @@ import numpy as np
 import torch
 
 _ALIGNMENT = 64
-# While one step computes, the next one is written down.
-_NUM_TURNS = 2
+# While one step computes, the inputs of the next are written.
+_NUM_HOST_BUFFERS = 2
 _MOST_LAYOUTS = 256  # of steps that are not padded
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How many entries a step's inputs have, padding included."""
+    """Numbers of entries of a step's inputs, padding included."""
 
     num_tokens: int  # T
     num_seqs: int  # S
@@ -25,7 +25,7 @@ class StepSize:
 
     @property
     def table_start(self) -> int:
-        """Bytes in front of the block tables, which come last."""
+        """Offset of the block tables, which come last, in bytes."""
         return _offsets(self)[-1]
 
 
@@ -33,25 +33,25 @@ class StepSize:
 class StepArrays:
     """The inputs of a step: numpy arrays on the host, tensors on the device."""
 
-    token_ids: Any  # [T] int64; on the host those of chunks only
+    token_ids: Any  # [T] int64; on the host only those of chunks
     positions: Any  # [T] int64
     slot_mapping: Any  # [T] int64, negative: padding
-    slots: Any  # [S] int64, where the worker keeps each sequence
-    sampled: Any  # [M] int64, slots that get a token
+    slots: Any  # [S] int64, batch slot of each sequence
+    sampled: Any  # [M] int64, batch slots that get a token
     wanted: Any  # [R] int64, rows whose logits are wanted
-    keys: Any  # [2 * M] int32, of the noise of those that draw
+    keys: Any  # [2 * M] int32, random keys of rows that sample with noise
     context_lens: Any  # [S] int32
     query_starts: Any  # [S + 1] int32
-    tables: Any  # [S * width] int32, and what is left of the memory behind
+    tables: Any  # [S * width] int32, then the rest of the buffer
 
 
 class StepLayout:
-    """The inputs of steps of one size, in the host's memory and on the device.
+    """Views of the buffers for steps of one size, on the host and on the device.
 
     Args:
         size: of the steps.
-        hosts: bytes, one buffer for each turn.
-        device: bytes; on a CPU the one host buffer itself.
+        hosts: host buffers [bytes], filled alternately.
+        device: device buffer [bytes]; on a CPU the one host buffer itself.
     """
 
     def __init__(self, size: StepSize, hosts: Sequence[torch.Tensor], device: torch.Tensor) -> None:
@@ -64,9 +64,9 @@ class StepLayout:
         self.one_row_each = np.arange(size.num_seqs + 1)  # query starts where all decode
         self._tables: torch.Tensor | None = None
 
-    def host(self, turn: int) -> StepArrays:
-        """What is to be filled."""
-        return self._hosts[turn]
+    def host(self, buffer: int) -> StepArrays:
+        """The arrays of one host buffer, to be filled."""
+        return self._hosts[buffer]
 
     def tables(self, width: int) -> torch.Tensor:
         """Block tables [S, width] on the device."""
@@ -75,35 +75,37 @@ class StepLayout:
             self._tables = self.device.tables[: num_seqs * width].view(num_seqs, width)
         return self._tables
 
-    def upload(self, turn: int, table_entries: int) -> None:
-        """Copy what was filled, and so much of the tables, in the current stream."""
+    def upload(self, buffer: int, table_entries: int) -> None:
+        """Copy a host buffer, with so many entries of the tables, in the current stream."""
         hosts, device = self._bytes
-        if hosts[turn] is not device:
+        if hosts[buffer] is not device:
             used = self.table_start + 4 * table_entries
-            device[:used].copy_(hosts[turn][:used], non_blocking=True)
+            device[:used].copy_(hosts[buffer][:used], non_blocking=True)
 
 
 class StepBuffers:
-    """Buffers for one step after the other; on GPUs the next may be filled while one computes.
+    """Buffers that consecutive steps share; on GPUs there are two on the host, used alternately.
 
     Args:
         device: where steps compute.
-        largest: steps that there is room for from the start; larger ones get larger buffers.
-        width: of their block tables.
+        largest: step that the buffers are allocated for; a larger step makes them grow.
+        width: of its block tables.
     """
 
     def __init__(self, device: torch.device, largest: StepSize, width: int) -> None:
         self._device = device
-        self._turn = 0
+        self._last_filled = 0
         self._kept: dict[StepSize, StepLayout] = {}
-        self._copied: list[torch.cuda.Event | None] = [None] * _NUM_TURNS
+        self._copied: list[torch.cuda.Event | None] = [None] * _NUM_HOST_BUFFERS
         self._allocate(largest.table_start + 4 * largest.num_seqs * width)
 
     def layout(self, size: StepSize, width: int, keep: bool = False) -> StepLayout:
-        """Where the inputs of a step of this size go, with block tables of this width.
+        """The views for a step of this size, with block tables of this width.
 
         Args:
-            keep: for good, at the same addresses; there must be room from the start.
+            size: of the step.
+            width: columns of its block tables.
+            keep: keep the addresses for ever, as a graph needs; the buffers must be large enough.
         """
         found = self._kept.get(size)
         if found is None:
@@ -118,25 +120,25 @@ class StepBuffers:
             found = StepLayout(size, self._hosts, self._memory)
             if keep:
                 self._kept[size] = found
-            elif size.decodes and len(self._layouts) < _MOST_LAYOUTS:  # others hardly come again
+            elif size.decodes and len(self._layouts) < _MOST_LAYOUTS:  # other sizes hardly repeat
                 self._layouts[size] = found
         return found
 
-    def next_turn(self) -> int:
-        """Whose host buffer may be filled now; waits until the one filled before last is copied."""
+    def next_host_buffer(self) -> int:
+        """The host buffer to fill now; waits until its last copy to the device has ended."""
         if self._device.type != "cuda":
             return 0
-        self._turn = (self._turn + 1) % _NUM_TURNS
-        if (event := self._copied[self._turn]) is not None:
+        self._last_filled = (self._last_filled + 1) % _NUM_HOST_BUFFERS
+        if (event := self._copied[self._last_filled]) is not None:
             event.synchronize()
-        return self._turn
+        return self._last_filled
 
-    def copied(self, turn: int) -> None:
-        """The copy of this turn's host buffer is queued."""
+    def copied(self, buffer: int) -> None:
+        """Mark that the copy of a host buffer is queued."""
         if self._device.type == "cuda":
-            event = self._copied[turn] or torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event = self._copied[buffer] or torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-            self._copied[turn] = event
+            self._copied[buffer] = event
 
     def _allocate(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -146,12 +148,12 @@ class StepBuffers:
         if self._device.type == "cuda":
             self._hosts = [
                 torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-                for _ in range(_NUM_TURNS)
+                for _ in range(_NUM_HOST_BUFFERS)
             ]
 
 
 def _offsets(size: StepSize) -> list[int]:
-    """Where each field begins."""
+    """Offsets of the fields, in bytes."""
     long, short = 8, 4
     lengths = (
         long * size.num_tokens,
@@ -171,7 +173,7 @@ def _offsets(size: StepSize) -> list[int]:
 
 
 def _views(memory: torch.Tensor, size: StepSize) -> list[torch.Tensor]:
-    """The fields of ``StepArrays`` in memory [bytes]."""
+    """The fields of ``StepArrays`` as views of memory [bytes]."""
     offsets = _offsets(size)
     counts = (
         size.num_tokens,

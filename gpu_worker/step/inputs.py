@@ -1,4 +1,4 @@
-"""What one forward pass is given, written into buffers that are there already."""
+"""Writes the inputs of a forward pass into existing buffers."""
 
 from dataclasses import dataclass
 
@@ -12,36 +12,38 @@ from gpu_worker.step.input_buffers import StepArrays, StepBuffers, StepLayout, S
 from gpu_worker.step.token_placement import Placement
 from kernels.interface import RaggedBatch
 
-_NO_SLOT = -1  # kernels write nothing there
+_NO_SLOT = -1  # padding in a slot mapping: kernels write nothing for it
 
 
 @dataclass(slots=True)
 class StepInputs:
-    """Inputs on the device; what is beyond a step's own rows is padding.
+    """Inputs on the device; rows after the step's own are padding.
 
     They are valid until the inputs of another step are written.
     """
 
-    token_ids: torch.Tensor  # [T] int64; those of decoding sequences are the caller's to fill in
+    token_ids: torch.Tensor  # [T] int64; the caller fills in those of decoding sequences
     positions: torch.Tensor  # [T] int64
     batch: RaggedBatch
     wanted: torch.Tensor | None  # [R] int64, rows whose logits are wanted; None: all
-    decoding: torch.Tensor  # [n] int64, slots of the sequences whose rows come first
-    sampled: torch.Tensor  # [M] int64, slots that get a token
-    keys: torch.Tensor  # [2, D] int32, of the noise of rows that draw
+    decoding: (
+        torch.Tensor
+    )  # [n] int64, batch slots of the decoding sequences, whose rows come first
+    sampled: torch.Tensor  # [M] int64, batch slots that get a token
+    keys: torch.Tensor  # [2, D] int32, random keys of rows that sample with noise
     bucket: Bucket | None  # that the step was padded to
 
 
 class InputWriter:
-    """Writes steps' inputs into buffers.
+    """Writes the inputs of steps into buffers.
 
     Args:
-        buffers: where to.
-        buckets: to pad to; None: steps are not padded.
-        most_keys: that a sequence can have; what padded steps tell kernels to be ready for.
+        buffers: to write into.
+        buckets: sizes to pad steps to; None: steps are not padded.
+        most_keys: longest context of a sequence, which padded steps give to kernels as maximum.
 
     Attributes:
-        buckets: the same, to be set.
+        buckets: as given; may be set later.
     """
 
     def __init__(self, buffers: StepBuffers, buckets: Buckets | None, most_keys: int) -> None:
@@ -57,32 +59,32 @@ class InputWriter:
         keys: npt.NDArray[np.int32],  # [2, D]
         only_samples: bool,
     ) -> StepInputs:
-        """Inputs of a step, queued to be copied where that is needed.
+        """Write the inputs of a step, and queue their copy to a GPU.
 
         Args:
-            rows: what is computed.
-            placement: where that lies.
+            rows: that the step computes.
+            placement: blocks and KV slots of the rows.
             wanted: rows whose logits are wanted; None: all.
-            keys: of the noise of rows that draw.
-            only_samples: whether the wanted rows are those that sample.
+            keys: random keys of rows that sample with noise.
+            only_samples: whether the wanted rows are exactly those that sample.
         """
         bucket = self._bucket(rows) if only_samples else None
         size = _size(rows, wanted, bucket)
         width = placement.block_tables.shape[1]
         layout = self._buffers.layout(size, width, keep=bucket is not None)
         tables = layout.tables(width)
-        turn = self._buffers.next_turn()
-        host = layout.host(turn)
+        buffer = self._buffers.next_host_buffer()
+        host = layout.host(buffer)
         _fill(host, layout, rows, placement)
         if wanted is not None:
             _pad(host.wanted, wanted, 0)
         device = layout.device
-        device_keys = device.keys  # nobody asks for them, unless somebody draws
+        device_keys = device.keys  # unused if no row samples with noise
         if keys.size:
             host.keys[: keys.size] = keys.ravel()
             device_keys = device_keys[: keys.size].view(keys.shape)
-        layout.upload(turn, placement.block_tables.size)
-        self._buffers.copied(turn)
+        layout.upload(buffer, placement.block_tables.size)
+        self._buffers.copied(buffer)
         return StepInputs(
             token_ids=device.token_ids,
             positions=device.positions,
@@ -95,17 +97,17 @@ class InputWriter:
         )
 
     def padding(self, bucket: Bucket) -> StepInputs:
-        """Inputs of a step that is all padding: it costs what others cost, and writes nothing."""
+        """Inputs of a step of padding alone: it costs as much as a real one and writes nothing."""
         layout = self._buffers.layout(bucket_size(bucket), 1, keep=True)
         tables = layout.tables(1)
-        turn = self._buffers.next_turn()
-        host = layout.host(turn)
+        buffer = self._buffers.next_host_buffer()
+        host = layout.host(buffer)
         for field in (host.token_ids, host.positions, host.slots, host.wanted, host.context_lens):
             field[:] = 0
         host.slot_mapping[:] = _NO_SLOT
         host.query_starts[:] = layout.one_row_each if bucket.decodes else 0
-        layout.upload(turn, 0)
-        self._buffers.copied(turn)
+        layout.upload(buffer, 0)
+        self._buffers.copied(buffer)
         device = layout.device
         max_query_len, max_context_len = bounds(bucket, self._most_keys)
         return StepInputs(
@@ -157,17 +159,17 @@ class InputWriter:
 
 
 def first(tensor: torch.Tensor, num: int) -> torch.Tensor:
-    """The first so many entries; all of them without a new tensor."""
+    """The first ``num`` entries; the tensor itself if it has no more."""
     return tensor if tensor.shape[0] == num else tensor[:num]
 
 
 def bounds(bucket: Bucket, most_keys: int) -> tuple[int, int]:
-    """Rows and keys that a sequence of a padded step may have, whatever it really has."""
+    """Most rows and keys of a sequence in any step that is padded to this bucket."""
     return 1 if bucket.decodes else bucket.num_tokens, most_keys
 
 
 def bucket_size(bucket: Bucket) -> StepSize:
-    """Of the inputs of steps that are padded to this."""
+    """Numbers of entries of the inputs of steps that are padded to this bucket."""
     num_seqs = bucket.num_seqs
     num_wanted = 0 if bucket.decodes else num_seqs
     return StepSize(bucket.num_tokens, num_seqs, num_seqs, num_wanted, bucket.decodes)

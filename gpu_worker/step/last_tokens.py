@@ -1,10 +1,10 @@
-"""The token that each sequence sampled last, where the next step reads it."""
+"""The last sampled token of each sequence, on the device, where the next step reads it."""
 
 import torch
 
 
 class LastTokens:
-    """Tokens by slot, on the device: no step waits until the host knows what was sampled.
+    """Last tokens by batch slot, on the device: no step waits for their copy to the host.
 
     Args:
         device: where steps compute.
@@ -14,7 +14,7 @@ class LastTokens:
         self._tokens = torch.zeros(0, dtype=torch.int64, device=device)
 
     def hold(self, num_slots: int) -> None:
-        """Make room for so many slots; what is there stays."""
+        """Grow to so many slots; existing tokens are kept."""
         if num_slots > self._tokens.shape[0]:
             more = self._tokens.new_zeros(num_slots - self._tokens.shape[0])
             self._tokens = torch.cat([self._tokens, more])
@@ -24,7 +24,7 @@ class LastTokens:
         slots: torch.Tensor,  # [n] int64
         out: torch.Tensor,  # [n] int64
     ) -> None:
-        """The tokens of these slots."""
+        """Gather the tokens of these slots into ``out``."""
         torch.index_select(self._tokens, 0, slots, out=out)
 
     def write(
@@ -32,5 +32,5 @@ class LastTokens:
         slots: torch.Tensor,  # [n] int64, all different
         tokens: torch.Tensor,  # [n] int64
     ) -> None:
-        """These slots have sampled."""
+        """Store the tokens that these slots have sampled."""
         self._tokens.index_copy_(0, slots, tokens)

@@ -13,22 +13,22 @@ from kernels.interface import AttentionBackend
 
 
 class StepRunner(Protocol):
-    """Computes logits."""
+    """Runs a forward pass."""
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits of the wanted rows, padding included, until the next step runs."""
+        """Logits of the wanted rows, padding included; valid until the next step runs."""
 
     def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
-        """The likeliest tokens where all rows are wanted; or logits, as ``run`` has them."""
+        """The argmax token of every row; or logits, as ``run``, where that is not supported."""
 
 
 class EagerRunner:
-    """Calls the model.
+    """Calls the model directly, without CUDA graphs.
 
     Args:
-        model: checked.
-        memory: where keys and values lie.
-        backend: kernels that fit the model's device and type.
+        model: a model that passed the check at load.
+        memory: of keys and values.
+        backend: attention kernels for the model's device and type.
     """
 
     def __init__(self, model: RaggedModel, memory: KVMemory, backend: AttentionBackend) -> None:

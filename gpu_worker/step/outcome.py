@@ -1,4 +1,4 @@
-"""What a step sampled, on its way to the host, and how long the device took for it."""
+"""The sampled tokens of a step, copied to the host, and the device's times for it."""
 
 import time
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from gpu_worker.sampling.sampler import Chosen
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a step.
+    """Times of a step.
 
     Attributes:
-        model_s: of the forward pass.
-        sample_s: of choosing tokens.
-        ended_s: when the tokens were there, by ``time.perf_counter``.
+        model_s: seconds of the forward pass.
+        sample_s: seconds of sampling.
+        ended_s: when the tokens were on the host, by ``time.perf_counter``.
     """
 
     model_s: float
@@ -27,29 +27,29 @@ class Times:
 
 
 class Outcome(Protocol):
-    """One step, from its forward pass to its tokens; its calls come in this order."""
+    """Collects tokens and times of one step; its methods are called in this order."""
 
     def model_begins(self) -> None:
-        """The forward pass is about to be queued."""
+        """Mark the time before the forward pass is queued."""
 
     def model_ended(self) -> None:
-        """It is queued, and so is all that depends on logits alone."""
+        """Mark the time after the forward pass was queued."""
 
     def sampled(self, chosen: Chosen | None) -> None:
-        """The tokens of the R rows that sample are queued; None: no row does."""
+        """Queue the copy of the tokens of the R rows that sample; None: no row samples."""
 
     def wait(self) -> None:
-        """Until all of it is done; from any thread."""
+        """Wait until all of it is done; callable from any thread."""
 
     def tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens [R] and the rows that were no numbers, once they are there."""
+        """Tokens [R], and the rows whose logits were not finite; after ``wait``."""
 
     def times(self) -> Times:
-        """Where the time went, once everything is done."""
+        """The times of the step; after ``wait``."""
 
 
 class HostOutcome:
-    """Of a step on the CPU, where everything is done when it is called."""
+    """The outcome of a step on the CPU, where every call returns when its work is done."""
 
     def __init__(self) -> None:
         self._marks: list[float] = []
@@ -79,11 +79,11 @@ class HostOutcome:
 
 
 class CudaOutcome:
-    """Of a step on a GPU: copied into pinned memory behind the step, marked by events.
+    """The outcome of a step on a GPU: copied to pinned memory, timed by CUDA events.
 
     Args:
-        memory: tokens [n] and flags [n], both int64 and pinned, [2, n]; nobody else's until
-            ``tokens`` was called.
+        memory: pinned [2, n] int64, tokens and flags; used by this step alone until ``tokens``
+            has been called.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -123,29 +123,29 @@ class CudaOutcome:
 
     def times(self) -> Times:
         began, computed, ended = self._marks
-        assert self._ended_s is not None, "nobody has waited"
+        assert self._ended_s is not None, "call wait() first"
         model_s = began.elapsed_time(computed) / 1e3
         sample_s = computed.elapsed_time(ended) / 1e3
         return Times(model_s, sample_s, self._ended_s)
 
 
 class Outcomes:
-    """Gives each step an outcome; on GPUs two take turns, for two steps may be under way.
+    """Makes the outcome of each step; on GPUs two alternate, as two steps may be under way.
 
     Args:
         device: where steps compute.
-        num_rows: that sample in one step, at most; more cost memory of their own.
+        num_rows: most rows that usually sample in a step; for more, memory is allocated.
     """
 
     def __init__(self, device: torch.device, num_rows: int) -> None:
-        self._turns: list[CudaOutcome] = []
+        self._outcomes: list[CudaOutcome] = []
         if device.type == "cuda":
             memory = torch.empty((2, 2, num_rows), dtype=torch.int64, pin_memory=True)
-            self._turns = [CudaOutcome(memory[turn]) for turn in range(2)]
+            self._outcomes = [CudaOutcome(memory[index]) for index in range(2)]
 
     def next(self) -> Outcome:
-        """For the next step; the one before last must have been read."""
-        if not self._turns:
+        """The outcome of the next step; the tokens of the one before last must have been read."""
+        if not self._outcomes:
             return HostOutcome()
-        self._turns.reverse()
-        return self._turns[0]
+        self._outcomes.reverse()
+        return self._outcomes[0]

@@ -1,4 +1,4 @@
-"""What the worker's loop asks of those that compute, and of those that watch."""
+"""Interfaces of the executor and of the observer, as the worker's loop uses them."""
 
 from typing import Protocol, TypeVar
 
@@ -7,55 +7,56 @@ from shared.messages.plans import StepPlan
 
 
 class PlanExecutor(Protocol):
-    """What carries out plans; the loop knows no more of it."""
+    """Carries out plans."""
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Carry out one plan.
 
         Raises:
-            PlanRefused: it does not fit what went before.
+            PlanRefused: it does not fit the sequences in the batch.
         """
 
     def reset(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences."""
 
 
 class UnfinishedStep(Protocol):
-    """A step that a device is busy with."""
+    """A step that a device computes."""
 
     def wait(self) -> None:
-        """Until the device is done with it; from any thread."""
+        """Wait until the device has finished it; callable from any thread."""
 
 
 _Step = TypeVar("_Step", bound=UnfinishedStep)
-_Look = TypeVar("_Look")
+_Snapshot = TypeVar("_Snapshot")
 
 
 class Pipeline(Protocol[_Step]):
-    """Begins a step before the one before has ended; two at most are under way."""
+    """Overlaps steps: one may begin before the one before has ended; at most two are under way."""
 
     def begin(self, plan: StepPlan) -> _Step:
-        """Let the device begin.
+        """Queue a step on the device.
 
         Raises:
-            PlanRefused: the plan does not fit what went before.
+            PlanRefused: the plan does not fit the sequences in the batch.
         """
 
     def finish(self, step: _Step) -> StepResult:
-        """The result of the earliest one, on the thread on which steps begin."""
+        """The result of the earliest step; to be called on the thread that begins steps."""
 
 
-class StepObserver(Protocol[_Look]):
-    """Hears of every step that was computed."""
+class StepObserver(Protocol[_Snapshot]):
+    """Records every step that was computed."""
 
-    def look(self) -> _Look:
-        """What is to be seen when a step was computed and the next is not begun."""
+    def snapshot(self) -> _Snapshot:
+        """The executor's state now; called after a step and before the next."""
 
-    def step(self, result: StepResult, look: _Look, overhead_s: float | None) -> None:
-        """Take note of a step.
+    def step(self, result: StepResult, snapshot: _Snapshot, overhead_s: float | None) -> None:
+        """Record a step.
 
         Args:
-            look: what was seen then.
-            overhead_s: between the step before and this one, whose plan was there already; None
-                if the worker waited for it.
+            result: of the step.
+            snapshot: taken after the step.
+            overhead_s: seconds between the step before and this one; None if the worker waited
+                for the plan meanwhile.
         """

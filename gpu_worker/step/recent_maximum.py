@@ -1,10 +1,10 @@
-"""The largest of the values that came lately."""
+"""The maximum of recent values."""
 
 from collections.abc import Callable
 
 
 class RecentMaximum:
-    """Forgets what is older than two windows, and nothing that is younger than one.
+    """The maximum of at least the last window, and of at most the last two.
 
     Args:
         window_s: length of a window.
@@ -18,18 +18,18 @@ class RecentMaximum:
         self._now = self._before = 0.0  # largest of this window, and of the one before
 
     def add(self, value: float) -> None:
-        """A value came now."""
-        self._turn()
+        """Add a value that was measured now."""
+        self._advance_window()
         self._now = max(self._now, value)
 
     @property
     def value(self) -> float:
-        """The largest value that is remembered; 0 if there is none."""
-        self._turn()
+        """The recent maximum; 0 if there are no recent values."""
+        self._advance_window()
         return max(self._now, self._before)
 
-    def _turn(self) -> None:
-        """Begin the next window if it is time."""
+    def _advance_window(self) -> None:
+        """Begin the next window if the present one is over."""
         past_s = self._clock_s() - self._began_s
         if past_s < self._window_s:
             return

@@ -1,7 +1,7 @@
-"""Steps that are under way: begun in the order of their plans, wherever they are computed.
+"""Runs steps in the order of their plans on the compute thread, and on a GPU overlaps them.
 
-On a GPU a step is begun before the one before has ended, its plan only has to be there; on a CPU it
-begins when that one has ended, without asking the loop.
+On a GPU a step begins as soon as its plan has arrived, while the step before computes. On a CPU
+the compute thread begins it when the step before has ended, without going through the event loop.
 """
 
 import asyncio
@@ -17,30 +17,30 @@ from gpu_worker.step.recent_maximum import RecentMaximum
 from shared.messages.outputs import StepResult
 from shared.messages.plans import StepPlan
 
-# A step that was slow for once must not let a dead worker's lease live long for ever.
+# The lease outlives the longest recent step; one slow step must not make it long for ever.
 _WINDOW_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Executed:
-    """A step that was carried out, and when."""
+    """A step that was computed, and its times."""
 
     result: StepResult
     began_s: float
     ended_s: float
-    look: Any  # the observer's
+    snapshot: Any  # the observer's
 
 
-class Computing:
-    """What the worker's loop knows of the threads and the device that compute.
+class StepQueue:
+    """Queues steps for the compute thread or the device, and returns futures of their results.
 
     Args:
-        executor: a loaded model.
-        observer: gets every step.
+        executor: carries out plans on a loaded model.
+        observer: records every step.
         clock_s: monotonic time.
-        thread: computes steps; None: the loop does, and can do nothing else meanwhile.
-        pipeline: what the executor can do if steps may overlap; asks for ``thread``.
-        waiting: a thread that has nothing to do but to wait for the device.
+        thread: computes steps; None: the loop computes them, and does nothing else meanwhile.
+        pipeline: the executor's overlapping steps, which need ``thread``; None: no overlap.
+        waiting: thread that waits for the device.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Computing:
         self._pipeline = pipeline
         self._waiting = waiting
         self._last: asyncio.Future[StepResult] | None = None  # of the step that was begun last
-        self._ended_s: float | None = None  # when it was computed, if the next plan was there
-        self._failed: BaseException | None = None  # in a step; those behind it are not carried out
+        self._ended_s: float | None = None  # when it ended; None if the next plan came late
+        self._failed: BaseException | None = None  # error of a step; later ones are not computed
 
     @property
     def longest_s(self) -> float:
@@ -70,34 +70,34 @@ class Computing:
 
     @property
     def unfinished(self) -> asyncio.Future[StepResult] | None:
-        """Of the step that was begun last, unless it has ended."""
+        """The future of the step that was begun last; None if it is done."""
         return None if self._last is None or self._last.done() else self._last
 
     def begin(self, plan: StepPlan) -> asyncio.Future[StepResult]:
-        """Carry out a plan, behind those that were begun before.
+        """Queue a plan behind those that were begun before.
 
         Returns:
-            Its result, once it is there; else PlanRefused, or whatever the model raised.
+            A future of its result; it raises PlanRefused, or whatever the model raised.
         """
         if self._pipeline is not None:
             overlapping = self._overlap(plan, self._pipeline, before=self._last)
             self._last = asyncio.create_task(overlapping)
             return self._last
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[StepResult] = loop.create_future()
-        self._last = told
+        future: asyncio.Future[StepResult] = loop.create_future()
+        self._last = future
         if self._thread is None:
-            self._tell(told, self._execute(plan))
+            self._resolve(future, self._execute(plan))
         else:
-            self._thread.submit(self._compute, plan, told, loop)
-        return told
+            self._thread.submit(self._compute, plan, future, loop)
+        return future
 
-    def plan_is_late(self) -> None:
-        """What passes until the next step begins is not the loop's doing."""
+    def mark_plan_late(self) -> None:
+        """Mark that the loop waits for a plan: the time until the next step is no overhead."""
         self._ended_s = None
 
     async def end(self) -> None:
-        """Wait for a step that is under way; nobody wants its result, nor why there is none."""
+        """Wait for a step under way and drop its result or error."""
         last, self._last = self._last, None
         if last is None:
             return
@@ -107,14 +107,14 @@ class Computing:
             last.exception()
 
     async def reset(self) -> None:
-        """Forget all sequences, once no step is under way.
+        """Wait for a step under way, then drop all sequences.
 
         Raises:
-            Exception: whatever the model raised in that one.
+            Exception: whatever the model raised in that step.
         """
         last, self._last = self._last, None
         if last is not None:
-            with suppress(PlanRefused):  # a plan that nobody wants any more
+            with suppress(PlanRefused):  # its result is dropped anyway
                 await last
         self._failed = None
         self._ended_s = None
@@ -125,54 +125,56 @@ class Computing:
     def _compute(
         self,
         plan: StepPlan,
-        told: asyncio.Future[StepResult],
+        future: asyncio.Future[StepResult],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """Carry out a plan, on the thread; asyncio's own way takes three callbacks more."""
+        """Carry out a plan on the thread; ``run_in_executor`` would take three callbacks more."""
         outcome = self._execute(plan)
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to whom it matters
-            loop.call_soon_threadsafe(self._tell, told, outcome)
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._resolve, future, outcome)
 
     def _execute(self, plan: StepPlan) -> _Executed | BaseException:
-        """Carry out a plan, unless one before it failed; on whatever thread."""
+        """Carry out a plan unless one before it failed; its outcome, or the error."""
         if self._failed is not None:
             return self._failed
         began_s = self._clock_s()
         try:
             result = self._executor.execute(plan)
-            return _Executed(result, began_s, self._clock_s(), self._observer.look())
-        except BaseException as error:  # somebody waits, whatever it is
+            return _Executed(result, began_s, self._clock_s(), self._observer.snapshot())
+        except BaseException as error:  # any kind: the loop waits for this future
             self._failed = error
             return error
 
-    def _tell(self, told: asyncio.Future[StepResult], outcome: _Executed | BaseException) -> None:
-        """Hand on what was computed, on the loop."""
-        if told.done():
-            return  # the loop is being torn down
+    def _resolve(
+        self, future: asyncio.Future[StepResult], outcome: _Executed | BaseException
+    ) -> None:
+        """Complete a step's future, on the loop."""
+        if future.done():
+            return  # cancelled, because the loop shuts down
         if isinstance(outcome, BaseException):
-            told.set_exception(outcome)
+            future.set_exception(outcome)
             return
         try:
-            self._note(outcome, self._overhead_s(outcome.began_s))
+            self._observe(outcome, self._overhead_s(outcome.began_s))
         except Exception as error:
-            told.set_exception(error)
+            future.set_exception(error)
         else:
-            told.set_result(outcome.result)
+            future.set_result(outcome.result)
 
     # ----------------------------------------------------------------- overlapping
 
     async def _overlap(
         self, plan: StepPlan, pipeline: Pipeline[Any], before: asyncio.Future[StepResult] | None
     ) -> StepResult:
-        """Let the device begin; the result comes when it is done."""
+        """Begin a step on the device, wait for it, and return its result."""
         loop = asyncio.get_running_loop()
         began_s = self._clock_s()
         busy = before is not None and not before.done()
         overhead_s = 0.0 if busy else self._overhead_s(began_s)
         step = await loop.run_in_executor(self._thread, self._begin, plan, pipeline)
         await loop.run_in_executor(self._waiting, step.wait)
-        result, look = await loop.run_in_executor(self._thread, self._finish, step, pipeline)
-        self._note(_Executed(result, began_s, self._clock_s(), look), overhead_s)
+        result, snapshot = await loop.run_in_executor(self._thread, self._finish, step, pipeline)
+        self._observe(_Executed(result, began_s, self._clock_s(), snapshot), overhead_s)
         return result
 
     def _begin(self, plan: StepPlan, pipeline: Pipeline[Any]) -> Any:
@@ -185,14 +187,14 @@ class Computing:
             raise
 
     def _finish(self, step: Any, pipeline: Pipeline[Any]) -> tuple[StepResult, Any]:
-        return pipeline.finish(step), self._observer.look()
+        return pipeline.finish(step), self._observer.snapshot()
 
-    # ----------------------------------------------------------------- notes
+    # ----------------------------------------------------------------- observation
 
     def _overhead_s(self, began_s: float) -> float | None:
         return None if self._ended_s is None else began_s - self._ended_s
 
-    def _note(self, step: _Executed, overhead_s: float | None) -> None:
+    def _observe(self, step: _Executed, overhead_s: float | None) -> None:
         self._ended_s = step.ended_s
         self._longest_s.add(step.ended_s - step.began_s)
-        self._observer.step(step.result, step.look, overhead_s)
+        self._observer.step(step.result, step.snapshot, overhead_s)

@@ -1,4 +1,4 @@
-"""Where the tokens of one step lie, before it is handed to kernels."""
+"""The KV slots and block tables of one step's tokens, on the host."""
 
 from dataclasses import dataclass
 
@@ -13,22 +13,22 @@ from kernels.interface import RaggedBatch
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Sequences of a step, their blocks, and the slots of their new tokens.
+    """Sequences of a step, their blocks, and the KV slots of their new tokens.
 
-    Block ids and slots are those of plans until a KV memory has translated them.
+    Block ids and KV slots are those of the plan until a KV memory has translated them.
     """
 
-    slots: Indices  # [S] where the worker keeps each sequence
+    slots: Indices  # [S] batch slot of each sequence
     sizes: Indices | None  # [S] new tokens of each sequence; None: one each
     positions: Indices  # [T]
     context_lens: Indices  # [S] tokens with K/V, this step's included
     num_blocks: Indices  # [S] blocks that each sequence has
     block_tables: npt.NDArray[np.int32]  # [S, C]; entries past a sequence's blocks are garbage
-    slot_mapping: Indices  # [T] block id * block size + offset in the block
+    slot_mapping: Indices  # [T] KV slots: block id * block size + offset in the block
 
     @classmethod
     def of(cls, arrays: SlotArrays, rows: Rows, block_size: int) -> "Placement":
-        """Of resident sequences, by their block tables."""
+        """The placement of a step's rows, by the block tables of their sequences."""
         num_blocks = arrays.num_slots[rows.slots] // block_size
         width = int(num_blocks.max())
         return cls(
@@ -45,11 +45,11 @@ class Placement:
 
     @property
     def owners(self) -> Indices:
-        """The slot [T] whose sequence each token belongs to."""
+        """The batch slot [T] of each token's sequence."""
         return self.slots if self.sizes is None else np.repeat(self.slots, self.sizes)
 
     def ragged(self, device: torch.device) -> RaggedBatch:
-        """What kernels are told."""
+        """The batch description for kernels, on a device."""
         starts = np.zeros(len(self.slots) + 1, np.int32)
         if self.sizes is None:
             starts[:] = np.arange(len(starts))

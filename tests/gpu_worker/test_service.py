@@ -165,10 +165,10 @@ class Overheads:
     def __init__(self) -> None:
         self.seen: list[float | None] = []
 
-    def look(self) -> None:
+    def snapshot(self) -> None:
         pass
 
-    def step(self, result: StepResult, look: None, overhead_s: float | None) -> None:
+    def step(self, result: StepResult, snapshot: None, overhead_s: float | None) -> None:
         self.seen.append(overhead_s)
 
 

@@ -9,7 +9,7 @@ from gpu_worker.observer import Observer as WorkerObserver
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
-from gpu_worker.step.compute_thread import compute_thread, look_ahead
+from gpu_worker.step.compute_thread import compute_thread, premapper
 from scheduler_svc.observer import Observer as SchedulerObserver
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService
@@ -168,7 +168,7 @@ async def running_worker(
     """
     built = build_worker(worker)
     device = BusyDevice(built.executor)
-    ahead = look_ahead(built.executor)
+    ahead = premapper(built.executor)
     service = WorkerService(
         bus,
         engine_id,
@@ -180,7 +180,7 @@ async def running_worker(
         thread=device.computing
         if overlap
         else (None if ahead is None else compute_thread(built.executor.device)),
-        look_ahead=ahead,
+        premapper=ahead,
         pipeline=device if overlap else None,
         waiting=device.waiting,
     )

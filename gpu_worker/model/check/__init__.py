@@ -1,3 +1,3 @@
-"""The check at load that decides whether a model is served: its outputs against those of the
-model's own code.
+"""The check at load, which decides whether a model is served: it compares outputs with those of
+the model's own code.
 """

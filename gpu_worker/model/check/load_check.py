@@ -1,8 +1,8 @@
-"""The check at load that decides whether a model is served: ours against its own code.
+"""The check at load: compares PageStream's attention and layers with the model's own code.
 
-Every decoder layer is called with what the model's own code has computed up to there, so that its
-error shows by itself, beside the error that the model's own code makes in this layer. Then logits
-are compared of a pass in which nothing is replaced, where the errors of all layers come together.
+Every decoder layer is called with the inputs that the model's own code has computed, so that its
+error is isolated, and can be compared with the error of the model's own code in this layer. Then
+the logits of an ordinary pass are compared, in which the errors of all layers add up.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ _FAULTS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class ModelCheck:
-    """Compares a model with what it was when this was made.
+    """Computes references from a model as it was loaded, and compares it with them later.
 
     Args:
         model: as it was loaded.
@@ -59,19 +59,19 @@ class ModelCheck:
         with narrow_windows(model, max_model_len) as narrowed:
             length = length_to_check(model, narrowed or shapes, max_model_len)
             tokens = check_sequences(model.vocab_size, length, text, model.device)
-            with _faults_named("its own code fails"):
+            with _as_unsupported("its own code fails"):
                 self._references = compute_references(model, self._layers, tokens)
         self._tokens = tokens
         self._lengths = [len(each) for each in tokens]
 
     def layers(self, instead: str) -> CheckResult:
-        """Compare layers that were replaced since, with the model's own attention.
+        """Compare layers that were replaced since, run with the model's own attention.
 
         Args:
-            instead: what to do where they do not compute the same, for errors.
+            instead: advice for the error if they do not compute the same.
 
         Raises:
-            ModelUnsupported: they deviate by more than rounding explains, or fail.
+            ModelUnsupported: they fail, or deviate by more than rounding explains.
         """
 
         def logits() -> torch.Tensor:
@@ -79,16 +79,16 @@ class ModelCheck:
 
         with narrow_windows(self._model, self._max_model_len):
             groups = row_groups(self._lengths, ragged=False)
-            with _faults_named("with compiled layers", instead):
+            with _as_unsupported("with replaced layers", instead):
                 deviations = self._forced(self._by_sequence, groups)
                 found = logits()
-            return self._result("with compiled layers", deviations, found, groups, instead)
+            return self._result("with replaced layers", deviations, found, groups, instead)
 
     def attention(self, backend: AttentionBackend, allocator: Allocator) -> CheckResult:
-        """Compare attention in ragged steps over blocks with the model's own.
+        """Compare paged attention in ragged steps with the model's own attention.
 
         Raises:
-            ModelUnsupported: they deviate by more than rounding explains.
+            ModelUnsupported: it deviates by more than rounding explains.
         """
         groups = row_groups(self._lengths, ragged=True)
         with narrow_windows(self._model, self._max_model_len) as narrowed:
@@ -111,7 +111,7 @@ class ModelCheck:
         return self._result("with paged attention", deviations, found, groups)
 
     def _by_sequence(self, observe: "_Observe") -> torch.Tensor:
-        """Logits of a pass over each sequence, one after the other."""
+        """Logits [T of all, vocabulary] of a pass over each sequence, one after the other."""
         found = []
         for index, tokens in enumerate(self._tokens):
             spans = [(0, len(each) if n == index else 0) for n, each in enumerate(self._tokens)]
@@ -128,7 +128,7 @@ class ModelCheck:
         run: "Callable[[_Observe], torch.Tensor]",
         groups: Sequence[torch.Tensor],
     ) -> list[Deviation]:
-        """Deviations of every stage for inputs that the model's own code has computed."""
+        """Deviation of every stage, given the inputs that the model's own code has computed."""
         references, model = self._references, self._model
         parts: list[list[list[torch.Tensor]]] = [
             [[] for _ in references] for _ in range(len(self._layers))
@@ -174,7 +174,7 @@ class ModelCheck:
         groups: Sequence[torch.Tensor],
         instead: str = "",
     ) -> CheckResult:
-        """The worst of all stages and of the logits of a pass of its own."""
+        """The worst deviation of all stages and of the logits of an ordinary pass."""
         own = torch.cat([each.own_logits for each in self._references])
         exact = own
         if self._model.dtype != torch.float32:
@@ -196,12 +196,12 @@ class ModelCheck:
 
 
 _Observe = Callable[[LayerCall, Sequence[Span]], torch.Tensor]
-"""Sees a call of a layer, and the tokens of each sequence that it is for."""
+"""Gets a call of a layer and its span of tokens of each sequence; returns the layer's output."""
 
 
 @contextmanager
-def _faults_named(what: str, instead: str = "") -> Iterator[None]:
-    """What a model's code raises becomes ModelUnsupported, but for what the machine is to blame."""
+def _as_unsupported(what: str, instead: str = "") -> Iterator[None]:
+    """Turn errors of the model's code into ModelUnsupported; errors of the machine stay."""
     try:
         yield
     except (torch.OutOfMemoryError, torch.AcceleratorError):
@@ -217,5 +217,5 @@ def _append(parts: Sequence[list[torch.Tensor]], more: Sequence[torch.Tensor]) -
 
 
 def _joined(parts: Sequence[Sequence[torch.Tensor]]) -> torch.Tensor:
-    """Rows [T of all, K] of what was computed of each sequence."""
+    """Rows [T of all, K] of all parts, sequence by sequence."""
     return torch.cat([part for each in parts for part in each])

@@ -1,4 +1,4 @@
-"""Sliding windows that are short while a model is checked: the cost must not grow with them."""
+"""Shortens sliding windows while a model is checked, so that the check stays short."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +11,9 @@ _MIN_TOKENS = 40
 
 
 def length_to_check(model: RaggedModel, shapes: Sequence[LayerShape], max_model_len: int) -> int:
-    """Tokens that are more than all windows hold."""
+    """Number of tokens of a check that exceeds all windows."""
     windows = [shape.params.sliding_window or 0 for shape in shapes]
-    # Some models put a window into their mask and do not tell their attention: that must show.
+    # Some models apply a window in their mask alone; the check must be long enough to find that.
     windows += [window for _, window in _windows(model)]
     longest = max((window for window in windows if window < max_model_len), default=0)
     return min(max_model_len, max(_MIN_TOKENS, longest + longest // 2 + 8))
@@ -23,11 +23,12 @@ def length_to_check(model: RaggedModel, shapes: Sequence[LayerShape], max_model_
 def narrow_windows(
     model: RaggedModel, max_model_len: int
 ) -> Iterator[tuple[LayerShape, ...] | None]:
-    """Meanwhile long sliding windows are short, in masks and in attention alike.
+    """Shorten long sliding windows inside the block, in masks and in attention alike.
 
-    Those that no sequence is longer than are left as they are: they hide nothing.
+    Windows as long as the longest sequence are left as they are, because they hide no token.
 
-    Yields the layers as they are meanwhile, None if nothing was changed.
+    Yields:
+        The attention layers with shortened windows; None if no window was changed.
     """
     long = range(_LONGEST_WINDOW + 1, max_model_len)
     changed = [(holder, window) for holder, window in _windows(model) if window in long]
@@ -36,7 +37,7 @@ def narrow_windows(
     try:
         shapes = model.observe_layers() if changed else None
         if shapes is not None and any(shape.params.sliding_window in long for shape in shapes):
-            _restore(changed)  # the window has another source: the check must be long instead
+            _restore(changed)  # the window comes from elsewhere, so the check must be longer
             shapes = None
         yield shapes
     finally:
@@ -44,7 +45,7 @@ def narrow_windows(
 
 
 def _windows(model: RaggedModel) -> list[tuple[Any, int]]:
-    """The configuration and modules that have a sliding window, and its tokens."""
+    """The configuration and the modules with a sliding window, and its length in tokens."""
     holders = (model.config, *model.model.modules())
     found = [(holder, getattr(holder, "sliding_window", None)) for holder in holders]
     return [(holder, window) for holder, window in found if isinstance(window, int)]

@@ -1,4 +1,4 @@
-"""Sequences computed together, in uneven chunks over scattered blocks."""
+"""Computes sequences together in ragged steps, over scattered blocks."""
 
 from collections.abc import Iterator, Sequence
 
@@ -27,7 +27,7 @@ class RaggedPass:
         sequences: token ids [T] of each.
 
     Attributes:
-        spans: what the present step computes of each sequence.
+        spans: tokens of each sequence that the present step computes.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RaggedPass:
         """Logits [T of all, vocabulary], sequence by sequence."""
         lengths = [len(tokens) for tokens in self._sequences]
         num_blocks = num_blocks_for(lengths, self._block_size)
-        # Neighbours in a sequence must not be neighbours in the pool.
+        # Consecutive blocks of a sequence must not be consecutive in the pool.
         order = np.arange(num_blocks, dtype=np.int32)[::-1]
         tables = order.reshape(-1, len(lengths)).T
         found: list[list[torch.Tensor]] = [[] for _ in lengths]
@@ -65,17 +65,17 @@ class RaggedPass:
         positions = torch.cat([torch.arange(a, b) for a, b in spans]).to(device)
         step = PagedStep(self._backend, memory.caches, batch)
         logits = self._model.forward(tokens, positions, step, rows=None).clone()
-        memory.attended()
+        memory.mark_queued()
         return torch.split(logits, [b - a for a, b in spans])
 
 
 def num_blocks_for(lengths: Sequence[int], block_size: int) -> int:
-    """Blocks that hold sequences of these lengths, as many for each."""
+    """Number of blocks for sequences of these lengths, each with as many as the longest."""
     return len(lengths) * -(-max(lengths) // block_size)
 
 
 def spans_of_steps(lengths: Sequence[int]) -> Iterator[list[Span]]:
-    """What each step computes: uneven prompts, decodes beside chunks and alone, then the rest."""
+    """Spans of each step: uneven chunks, decodes with and without chunks, then the rest."""
     done = [0] * len(lengths)
     first = [13 + 6 * index for index in range(len(lengths))]
     for sizes in (first, [1, 5], [1, 1], [5, 1], [1, 4], [1, 1], lengths):
@@ -86,10 +86,10 @@ def spans_of_steps(lengths: Sequence[int]) -> Iterator[list[Span]]:
 
 
 def row_groups(lengths: Sequence[int], ragged: bool) -> list[torch.Tensor]:
-    """Indices of rows that one mistake would make wrong together, among those of all sequences.
+    """Groups of rows, as indices into the rows of all sequences, that one bug would make wrong.
 
-    Quarters of each sequence; where they were computed in steps, also the rows that are computed
-    alone, and the first and the last ones of longer chunks.
+    The groups are the quarters of each sequence. For ragged steps they are also all decodes, and
+    all first and all last rows of longer chunks.
     """
     starts = np.cumsum([0, *lengths])
     rows = [torch.arange(a, a + n) for a, n in zip(starts.tolist(), lengths, strict=False)]
@@ -110,7 +110,7 @@ def row_groups(lengths: Sequence[int], ragged: bool) -> list[torch.Tensor]:
 
 
 def _placement(spans: Sequence[Span], tables: npt.NDArray[np.int32], block_size: int) -> Placement:
-    """Rows [a, b) of each sequence; ``tables`` is [S, max_blocks]."""
+    """The placement of tokens [a, b) of each sequence; ``tables`` is [S, max_blocks]."""
     positions = np.concatenate([np.arange(a, b) for a, b in spans])
     sizes = np.array([b - a for a, b in spans])
     sequences = np.repeat(np.arange(len(spans)), sizes)

@@ -1,8 +1,8 @@
-"""What a model computes by itself, and what it would compute without rounding.
+"""Computes a model's reference outputs: by its own code, and the same without rounding.
 
 Each decoder layer runs twice on the same inputs: by transformers' own code in the model's type, and
-with its weights in float32. The difference is what rounding costs in this layer of this model, and
-that is what others' errors are measured by. Only one layer at a time has its weights in float32.
+with its weights in float32. The difference is the rounding error of this layer, which is the unit
+of the check. Only one layer at a time has float32 weights in memory.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ class Reference:
 
     Attributes:
         tokens: [T] int64.
-        embedded: [T, K] what the first layer is called with.
-        own: of each layer its output [T, K], as the model itself computes it.
-        exact: of each layer its output [T, K] float32 for the same input; ``own`` itself where the
+        embedded: [T, K] input of the first layer.
+        own: output [T, K] of each layer, by the model's own code.
+        exact: output [T, K] of each layer for the same input in float32; ``own`` itself if the
             model is in float32.
-        own_logits: [T, vocabulary] of the model itself.
+        own_logits: [T, vocabulary] by the model's own code.
         exact_logits: [T, vocabulary] with all layers in float32.
     """
 
@@ -36,19 +36,19 @@ class Reference:
     exact_logits: torch.Tensor
 
     def input_of(self, index: int) -> torch.Tensor:
-        """What a layer is called with, [T, K]."""
+        """The input [T, K] of a layer."""
         return self.own[index - 1] if index else self.embedded
 
 
 def compute_references(
     model: RaggedModel, layers: WatchedLayers, sequences: Sequence[torch.Tensor]
 ) -> tuple[Reference, ...]:
-    """One for each sequence of token ids [T]; the model is as it was loaded."""
+    """A reference for each sequence of token ids [T], by a model as it was loaded."""
     return tuple(_Pass(model, layers).run(tokens) for tokens in sequences)
 
 
 class _Pass:
-    """A pass over one sequence."""
+    """Computes the reference of one sequence."""
 
     def __init__(self, model: RaggedModel, layers: WatchedLayers) -> None:
         self._model = model
@@ -57,7 +57,7 @@ class _Pass:
         self._embedded: torch.Tensor | None = None
         self._own: list[torch.Tensor] = []
         self._exact: list[torch.Tensor] = []
-        self._unrounded: torch.Tensor | None = None  # [1, T, K] float32, never rounded on its way
+        self._unrounded: torch.Tensor | None = None  # [1, T, K] with all layers so far in float32
 
     @torch.inference_mode()
     def run(self, tokens: torch.Tensor) -> Reference:
@@ -87,7 +87,7 @@ class _Pass:
         return own
 
     def _put_unrounded(self, call: LayerCall) -> torch.Tensor:
-        """The layers are skipped; what follows them is the model's own."""
+        """Skip the layers and return the unrounded output after the last one."""
         if call.index < len(self._layers) - 1:
             return call.hidden
         assert self._unrounded is not None

@@ -1,4 +1,4 @@
-"""The token sequences that a model is checked with: text, and random ids."""
+"""Makes the token sequences of the check: a text, and random ids."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ import torch
 
 from shared.logs import EventLog
 
-# Trained models compute text as they were meant to; random ids take them where rounding matters
-# most. Long enough for the narrowed windows of a check.
+# A text gives activations as in use; random ids give those where rounding matters most. The text
+# is long enough for the shortened windows of a check.
 _TEXT = (
     "The lighthouse keeper counted 42 ships before breakfast, wrote their names into a book, and "
     "wondered why none of them had answered his signal. In winter the sea freezes near the shore; "
@@ -16,7 +16,7 @@ _TEXT = (
     "def area(radius): return 3.14159 * radius ** 2. What is the capital of France? Paris, of "
     "course, although the answer has not always been as simple as that."
 )
-_SHORTER = 5  # tokens: the second sequence is shorter than the first, where there is room
+_SHORTER = 5  # tokens by which the second sequence is shorter than the first
 
 log = EventLog(__name__)
 
@@ -27,10 +27,10 @@ def check_sequences(
     """Two sequences of token ids [length], [length - 5], int64: text, and random ids.
 
     Args:
-        vocab_size: random ids are below.
-        length: tokens of the longer one.
-        text: token ids of a text, repeated as often as it takes; empty: both are random.
-        device: where they lie.
+        vocab_size: limit of the random ids.
+        length: tokens of the longer sequence.
+        text: token ids of a text, repeated to this length; empty: both are random.
+        device: of the result.
     """
     generator = torch.Generator().manual_seed(0)
     lengths = (length, max(1, length - _SHORTER))
@@ -43,7 +43,7 @@ def check_sequences(
 
 
 def text_tokens(model: str) -> list[int]:
-    """Token ids of a short text by a model's own tokenizer; none if it has no fast one."""
+    """Token ids of a short text by the model's own tokenizer; empty if it has no fast one."""
     try:
         from tokenizers import Tokenizer
 

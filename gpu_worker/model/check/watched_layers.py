@@ -1,4 +1,4 @@
-"""A model's decoder layers, called through a function that sees their inputs and outputs."""
+"""Routes the calls of a model's decoder layers through a function, for the check at load."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ class LayerCall:
 
     Attributes:
         index: of the layer.
-        hidden: hidden states [1, T, K] that it is called with.
+        hidden: its input hidden states [1, T, K].
     """
 
     index: int
@@ -38,14 +38,14 @@ class LayerCall:
     def run_with(
         self, weights: Mapping[str, torch.Tensor], hidden: torch.Tensor, dtype: torch.dtype
     ) -> torch.Tensor:
-        """The same by the layer's code with other weights, all other arguments in ``dtype``."""
+        """The layer's output with other weights, and with all other arguments cast to ``dtype``."""
         more, others = _cast(self._more, dtype), _cast(dict(self._others), dtype)
         arguments, others = self._arguments(hidden, more, others)
         layer = self._watched.layer
         return self._watched.hidden_of(functional_call(layer, dict(weights), arguments, others))
 
     def weights_in(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The layer's parameters in another type, as ``run_with`` takes them."""
+        """The layer's parameters in another type, for ``run_with``."""
         return {name: each.to(dtype) for name, each in self._watched.layer.named_parameters()}
 
     def _arguments(
@@ -57,7 +57,7 @@ class LayerCall:
 
 
 Visit = Callable[[LayerCall], torch.Tensor]
-"""Sees a call, and returns the hidden states [1, T, K] that follow it."""
+"""Gets the call of a layer, and returns the hidden states [1, T, K] to go on with."""
 
 
 class WatchedLayers:
@@ -96,7 +96,7 @@ class WatchedLayers:
 
     @contextmanager
     def visited(self, visit: Visit) -> Iterator[None]:
-        """Meanwhile ``visit`` decides what follows each layer."""
+        """Call ``visit`` in the place of each layer inside the block."""
         for (parent, at), watched in zip(self._places, self._watched, strict=True):
             watched.visit, watched.layer = visit, parent[at]
             parent[at] = watched
@@ -108,14 +108,14 @@ class WatchedLayers:
 
 
 class _Watched(nn.Module):
-    """In the place of a layer; has its attributes."""
+    """Stands in for a layer, with its attributes."""
 
     def __init__(self, layer: nn.Module, index: int) -> None:
         super().__init__()
         self.layer = layer
         self.visit: Visit | None = None
         self._index = index
-        self._rest: tuple[Any, ...] | None = None  # what it returned beside hidden states
+        self._rest: tuple[Any, ...] | None = None  # further outputs of the layer
 
     def hidden_of(self, output: Any) -> torch.Tensor:
         """The hidden states in what the layer returned."""
@@ -137,7 +137,7 @@ class _Watched(nn.Module):
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """The same with all tensors of numbers that are no integers in another type."""
+    """A copy in which all floating-point tensors are cast to ``dtype``."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, dict):

@@ -58,16 +58,16 @@ def test_blocks_appear_at_their_places_and_at_several() -> None:
 def test_nothing_is_unmapped_while_work_may_read_it() -> None:
     driver = FakeDriver()
     mapper = make(driver)
-    mapper.begin()
+    mapper.begin_step()
     mapper.map(0, 1, 2)
-    mapper.used()
-    mapper.begin()
+    mapper.mark_queued()
+    mapper.begin_step()
     mapper.map(2, 3, 1)  # nothing was there: no reason to wait
     assert driver.unfinished
     mapper.map(1, 4, 1)
     assert not driver.unfinished
-    mapper.used()
-    mapper.begin()
+    mapper.mark_queued()
+    mapper.begin_step()
     mapper.unmap(0, 3)
     mapper.unmap(0, 3)
     assert seen(driver, mapper) == {}
@@ -78,14 +78,14 @@ def test_what_the_running_step_does_not_read_is_unmapped_while_it_runs() -> None
     mapper = make(driver)
     ranges = MappedRanges(mapper, num_ranges=3, max_blocks=4, num_blocks=NUM_BLOCKS)
     table, two = np.array([[1, 2, 3]], np.int32), np.array([2])
-    ranges.follow(np.array([0]), table, np.array([3]))
-    mapper.used()
-    ranges.follow(np.array([1]), table, two)
-    mapper.used()
+    ranges.map_tables(np.array([0]), table, np.array([3]))
+    mapper.mark_queued()
+    ranges.map_tables(np.array([1]), table, two)
+    mapper.mark_queued()
     assert len(driver.unfinished) == 2
     first = mapper.space.data_ptr()
     driver.reads = {first + place * PAGE_BYTES for place in (4, 5)}  # the second step
-    ranges.prepare(np.array([0, 1]), np.array([[4, 5, 0], [1, 2, 0]], np.int32), np.array([2, 3]))
+    ranges.premap(np.array([0, 1]), np.array([[4, 5, 0], [1, 2, 0]], np.int32), np.array([2, 3]))
     assert len(driver.unfinished) == 1, "it waited for the first step, and not for the second"
     assert seen(driver, mapper) == {0: 4, 1: 5, 2: 3, 4: 1, 5: 2, 6: 0}
 
@@ -94,13 +94,13 @@ def test_what_the_running_step_reads_stays_though_its_sequence_is_gone_already()
     driver = FakeDriver()
     mapper = make(driver)
     ranges = MappedRanges(mapper, num_ranges=3, max_blocks=4, num_blocks=NUM_BLOCKS)
-    ranges.follow(np.array([0]), np.array([[1, 2]], np.int32), np.array([2]))
-    mapper.used()
+    ranges.map_tables(np.array([0]), np.array([[1, 2]], np.int32), np.array([2]))
+    mapper.mark_queued()
     ranges.keep(np.zeros(3, np.bool_))  # the next step begins, and its preparation comes late
-    ranges.prepare(np.array([0]), np.array([[3, 4, 5]], np.int32), np.array([3]))
+    ranges.premap(np.array([0]), np.array([[3, 4, 5]], np.int32), np.array([3]))
     assert seen(driver, mapper) == {0: 1, 1: 2, 2: 5}
     assert ranges.num_in_use == 0
-    ranges.follow(np.array([0]), np.array([[3, 4, 5]], np.int32), np.array([3]))
+    ranges.map_tables(np.array([0]), np.array([[3, 4, 5]], np.int32), np.array([3]))
     assert seen(driver, mapper) == {0: 3, 1: 4, 2: 5}
 
 
@@ -123,7 +123,7 @@ def test_closing_gives_everything_back() -> None:
     driver = FakeDriver()
     mapper = make(driver)
     mapper.map(0, 1, 2)
-    mapper.used()
+    mapper.mark_queued()
     mapper.close()
     assert not driver.mapped
     assert not driver.handles
@@ -149,11 +149,11 @@ def test_sequences_come_and_go_for_long_without_a_wrong_call() -> None:
         lengths = rng.integers(1, 5, len(slots))
         driver.refused = {"access"} if step % 7 == 3 else set()
         try:
-            ranges.follow(slots, tables, lengths)
+            ranges.map_tables(slots, tables, lengths)
         except MappingFailed:
             assert driver.refused
             continue
-        mapper.used()
+        mapper.mark_queued()
         driver.reads = None
         found = seen(driver, mapper)
         for slot, table, length in zip(slots.tolist(), tables, lengths, strict=True):

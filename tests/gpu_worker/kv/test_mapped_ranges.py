@@ -37,10 +37,10 @@ class NotedMapper:
         for index in range(count):
             self.found.pop(place + index, None)
 
-    def begin(self) -> None:
+    def begin_step(self) -> None:
         pass
 
-    def used(self) -> None:
+    def mark_queued(self) -> None:
         pass
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Ranges(MappedRanges):
         """Follow tables as ``s<slot>=[blocks]``; what was mapped: place, block, count."""
         self.mapper.calls.clear()
         slots, padded, lengths = expected(**tables)
-        self.follow(slots, padded, lengths)
+        self.map_tables(slots, padded, lengths)
         for slot, blocks in zip(slots.tolist(), tables.values(), strict=True):
             assert self.at(slot)[: len(blocks)] == blocks
         assert self.mapper.areas() <= self.num_areas
@@ -191,7 +191,7 @@ def expected(**tables: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_what_is_prepared_needs_no_mapping_later() -> None:
     ranges = Ranges(NotedMapper())
     ranges.see(s0=[1, 2], s1=[3])
-    ranges.prepare(*expected(s0=[1, 2, 8], s1=[3], s2=[5, 6]))
+    ranges.premap(*expected(s0=[1, 2, 8], s1=[3], s2=[5, 6]))
     assert ranges.num_in_use == 3
     assert ranges.see(s0=[1, 2, 8], s1=[3], s2=[5, 6]) == []
     assert ranges.num_in_use == 6
@@ -201,7 +201,7 @@ def test_what_runs_is_not_remapped_ahead_of_time() -> None:
     ranges = Ranges(NotedMapper())
     ranges.see(s0=[1, 2], s1=[3, 4])
     ranges.see(s0=[1, 2])
-    ranges.prepare(*expected(s0=[1, 7, 8], s1=[3, 9]))
+    ranges.premap(*expected(s0=[1, 7, 8], s1=[3, 9]))
     assert ranges.at(0)[:3] == [1, 2, 8]  # a copy on write has to wait for the step
     assert ranges.at(1)[:2] == [3, 9]
     assert ranges.see(s0=[1, 7, 8], s1=[3, 9]) == [(1, 7, 1)]
@@ -210,7 +210,7 @@ def test_what_runs_is_not_remapped_ahead_of_time() -> None:
 def test_what_was_prepared_for_nothing_leaves_nothing_wrong() -> None:
     ranges = Ranges(NotedMapper())
     ranges.see(s0=[1, 2], s1=[3])
-    ranges.prepare(*expected(s0=[1, 2, 8, 9], s1=[3, 7], s2=[5, 6]))
+    ranges.premap(*expected(s0=[1, 2, 8, 9], s1=[3, 7], s2=[5, 6]))
     ranges.keep_only()  # as when an epoch ends
     assert ranges.num_in_use == 0
     ranges.see(s0=[1, 2, 9], s1=[4], s2=[5])
@@ -224,7 +224,7 @@ def test_a_mapping_that_fails_ahead_of_time_fails_nobody() -> None:
     ranges = Ranges(mapper)
     ranges.see(s0=[1, 2])
     mapper.refused = {10}
-    ranges.prepare(*expected(s0=[1, 2, 10], s1=[5]))
+    ranges.premap(*expected(s0=[1, 2, 10], s1=[5]))
     ranges.see(s0=[1, 2], s1=[5])
     with pytest.raises(MappingFailed, match=r"blocks \[2, 3\) of the sequence in slot 0.*luck"):
         ranges.see(s0=[1, 2, 10])
@@ -237,7 +237,7 @@ def test_nothing_is_given_back_for_what_is_only_prepared() -> None:
     ranges = Ranges(mapper)
     ranges.see(s0=[1, 3, 5])
     ranges.see(s1=[2, 4, 6])
-    ranges.prepare(*expected(s2=[7, 9, 11]))
+    ranges.premap(*expected(s2=[7, 9, 11]))
     assert ranges.at(2) == [-1] * MAX_BLOCKS
     assert ranges.at(0)[:3] == [1, 3, 5]
     ranges.see(s2=[7, 9, 11])
@@ -246,8 +246,8 @@ def test_nothing_is_given_back_for_what_is_only_prepared() -> None:
 def test_ranges_and_columns_that_are_not_there_are_left_out() -> None:
     ranges = Ranges(NotedMapper())
     ranges.see(s0=[1])
-    ranges.prepare(*expected(s70=[2], s0=[1, 2]))
-    ranges.prepare(*expected(s1=list(range(9))))
+    ranges.premap(*expected(s70=[2], s0=[1, 2]))
+    ranges.premap(*expected(s1=list(range(9))))
     assert ranges.see(s0=[1, 2]) == []
     assert ranges.at(1) == [-1] * MAX_BLOCKS
 
@@ -275,7 +275,7 @@ def test_whatever_is_prepared_steps_find_their_blocks_and_keep_them(
         ranges.see(**named)
         assert ranges.num_in_use == len({block for blocks in tables.values() for block in blocks})
         mapper.refused = refused
-        ranges.prepare(*expected(**{f"s{slot}": blocks for slot, blocks in prepared.items()}))
+        ranges.premap(*expected(**{f"s{slot}": blocks for slot, blocks in prepared.items()}))
         mapper.refused = set()
         for slot, blocks in tables.items():
             assert ranges.at(slot)[: len(blocks)] == blocks, "the step still computes"

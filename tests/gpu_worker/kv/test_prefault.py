@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpu_worker.kv import prefault
-from gpu_worker.kv.prefault import populate
+from gpu_worker.kv import prefault as prefault_module
+from gpu_worker.kv.prefault import prefault
 from gpu_worker.kv.zeroed_memory import zeroed
 from kernels.interface import LayerCache
 
@@ -36,7 +36,7 @@ async def test_all_memory_is_taken_and_nothing_written() -> None:
     pool[1, 0, 3, 0, 5] = 7
     expected = pool[1].clone()
     before = resident_bytes()
-    await populate(caches, idle)
+    await prefault(caches, idle)
     assert resident_bytes() - before > 0.9 * pool.nbytes - 4 * MIB
     assert torch.equal(pool[1], expected)
     assert not pool[0].any()
@@ -53,7 +53,7 @@ async def test_nothing_is_taken_while_there_is_something_to_do() -> None:
             task.cancel()
         return True
 
-    task = asyncio.create_task(populate(caches, busy))
+    task = asyncio.create_task(prefault(caches, busy))
     with pytest.raises(asyncio.CancelledError):
         await task
     assert resident_bytes() - before < 4 * MIB
@@ -64,10 +64,10 @@ async def test_memory_that_others_need_is_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool, caches = layers()
-    monkeypatch.setattr(prefault, "available_memory", lambda: 2**29)
+    monkeypatch.setattr(prefault_module, "available_memory", lambda: 2**29)
     before = resident_bytes()
     with caplog.at_level("INFO"):
-        await populate(caches, idle)
+        await prefault(caches, idle)
     assert "taken when needed" in caplog.text
     assert resident_bytes() - before < 4 * MIB
     assert not pool.any()
@@ -75,6 +75,6 @@ async def test_memory_that_others_need_is_left(
 
 async def test_a_system_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, caches = layers()
-    monkeypatch.setattr(prefault, "_MADV_POPULATE_WRITE", 9_999)
-    await populate(caches, idle)
+    monkeypatch.setattr(prefault_module, "_MADV_POPULATE_WRITE", 9_999)
+    await prefault(caches, idle)
     assert not pool.any()

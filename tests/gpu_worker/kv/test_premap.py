@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gpu_worker.kv.premap import LookAhead
+from gpu_worker.kv.premap import Premapper
 from gpu_worker.kv.virtual_memory import VirtualMemory
 from gpu_worker.plan_reader import PlanReader
 from gpu_worker.startup.build import Worker
@@ -81,7 +81,7 @@ def history(executor: Executor, seed: int = 0) -> tuple[list[StepPlan], list[lis
 
 
 def replay(
-    executor: Executor, plans: list[StepPlan], foreseen: Callable[[int], StepPlan | None]
+    executor: Executor, plans: list[StepPlan], premapped: Callable[[int], StepPlan | None]
 ) -> tuple[list[list[int]], list[int]]:
     """Tokens of each step, and how many mappings each step made itself."""
     memory = executor.memory
@@ -99,8 +99,8 @@ def replay(
         with futures.ThreadPoolExecutor(1) as thread:
             for plan in plans:
                 calls[0] = 0
-                following = foreseen(plan.step)
-                ahead = None if following is None else thread.submit(executor.foresee, following)
+                following = premapped(plan.step)
+                ahead = None if following is None else thread.submit(executor.premap, following)
                 tokens.append(executor.execute(plan).tokens.tolist())
                 by_step.append(calls[0])
                 if ahead is not None:
@@ -145,40 +145,40 @@ def test_whatever_is_foreseen_tokens_are_the_same(executor: Executor) -> None:
         {"replaced_handles": ints(1), "replaced_columns": ints(0), "copy_targets": ints(5)},
     ]
 
-    def foreseen(step: int) -> StepPlan:
+    def premapped(step: int) -> StepPlan:
         if rng.random() < 0.5:
             return step_plan(step + 1, **nonsense[int(rng.integers(len(nonsense)))])
         return others[int(rng.integers(len(others)))]
 
-    found, _ = replay(executor, plans, foreseen)
+    found, _ = replay(executor, plans, premapped)
     assert found == tokens
 
 
-def test_only_the_next_plan_is_prepared_for(executor: Executor) -> None:
+def test_only_the_next_plan_is_premapped(executor: Executor) -> None:
     plans, _ = history(executor)
-    prepared = []
-    executor.memory.prepare = prepared.append  # type: ignore[method-assign]
+    demands = []
+    executor.memory.premap = demands.append  # type: ignore[method-assign]
     try:
         executor.execute(plans[0])
-        executor.foresee(plans[0])
-        executor.foresee(plans[2])
-        assert prepared == []
-        executor.foresee(plans[1])
-        assert len(prepared) == 1
+        executor.premap(plans[0])
+        executor.premap(plans[2])
+        assert demands == []
+        executor.premap(plans[1])
+        assert len(demands) == 1
         executor.reset()
-        executor.foresee(plans[1])
-        assert len(prepared) == 1
+        executor.premap(plans[1])
+        assert len(demands) == 1
     finally:
-        del executor.memory.prepare
+        del executor.memory.premap
 
 
-def test_time_that_was_hidden_is_told_from_time_that_was_waited_for(executor: Executor) -> None:
+def test_overlapped_mapping_time_is_distinguished_from_waiting_time(executor: Executor) -> None:
     plans, _ = history(executor)
     executor.execute(plans[0])
     mapping = executor.memory.mapping
     assert mapping is not None
     assert 0 < mapping.map_s <= mapping.wait_s
-    executor.foresee(plans[1])
+    executor.premap(plans[1])
     executor.execute(plans[1])
     mapping = executor.memory.mapping
     assert mapping is not None
@@ -189,12 +189,12 @@ def test_time_that_was_hidden_is_told_from_time_that_was_waited_for(executor: Ex
 
 @dataclass
 class NotedExecutor:
-    """Remembers which steps were foreseen."""
+    """Remembers which steps were premapped."""
 
-    foreseen: list[int] = field(default_factory=list)
+    premapped: list[int] = field(default_factory=list)
 
-    def foresee(self, plan: StepPlan) -> None:
-        self.foreseen.append(plan.step)
+    def premap(self, plan: StepPlan) -> None:
+        self.premapped.append(plan.step)
 
 
 async def test_what_comes_while_a_step_computes_is_handed_over_if_it_is_the_next_plan(
@@ -205,18 +205,18 @@ async def test_what_comes_while_a_step_computes_is_handed_over_if_it_is_the_next
 
     executor = NotedExecutor()
     with futures.ThreadPoolExecutor(1) as thread:
-        ahead = LookAhead(executor, thread)
+        premapper = Premapper(executor, thread)
         plans = PlanReader(redis_bus, KEYS.plans, EntryId(0, 0), 50)
-        looking = asyncio.create_task(ahead.prepare(plans, 1))
+        premapping = asyncio.create_task(premapper.premap_next(plans, 1))
         await say(step_plan(2), 2)
-        await looking
-        assert executor.foreseen == [2]
-        await ahead.prepare(plans, 1)  # it is still there
-        assert executor.foreseen == [2, 2]
-        await ahead.prepare(plans, 7)
+        await premapping
+        assert executor.premapped == [2]
+        await premapper.premap_next(plans, 1)  # it is still there
+        assert executor.premapped == [2, 2]
+        await premapper.premap_next(plans, 7)
         entry = await plans.next()
         assert entry is not None
         await say(EpochStarted(2, "s", ()), 3)
-        await ahead.prepare(plans, 2)
-        assert executor.foreseen == [2, 2]
+        await premapper.premap_next(plans, 2)
+        assert executor.premapped == [2, 2]
         await plans.close()

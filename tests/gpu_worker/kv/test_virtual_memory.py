@@ -109,10 +109,10 @@ def test_nothing_is_mapped_in_steps_that_open_no_block(executor: Executor) -> No
     observer = Observer(metrics, executor)
     planner = Planner(executor)
     planner.admit(1, prompt(BLOCK_SIZE))
-    observer.step(planner.step(s1=BLOCK_SIZE), observer.look(), None)
+    observer.step(planner.step(s1=BLOCK_SIZE), observer.snapshot(), None)
     mapped = memory_of(executor).mapping
     for _ in range(3):
-        observer.step(planner.step(), observer.look(), None)
+        observer.step(planner.step(), observer.snapshot(), None)
     assert memory_of(executor).mapping.in_use_bytes == mapped.in_use_bytes + BLOCK_BYTES
     text = metrics.render().decode()
     assert 'worker_kv_map_seconds_count{engine="engine",model_name="tiny"} 4.0' in text

@@ -27,7 +27,7 @@ from gpu_worker.model.download import LoggedProgress, download
 from shared.logs import setup_logging
 
 setup_logging("worker", "info")
-LoggedProgress.news_s = 0.0
+LoggedProgress.interval_s = 0.0
 download(sys.argv[1])
 """
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 import pytest
 
 from gpu_worker.step.recent_maximum import RecentMaximum
-from gpu_worker.step.step_queue import Computing
+from gpu_worker.step.step_queue import StepQueue
 from tests.scheduler_svc.test_recovery import result
 
 
@@ -56,7 +56,7 @@ class _Executor:
 
 
 class _Observer:
-    def look(self) -> None:
+    def snapshot(self) -> None:
         return None
 
     def step(self, *_: Any) -> None:
@@ -66,13 +66,13 @@ class _Observer:
 async def test_one_slow_step_does_not_lengthen_the_lease_for_ever() -> None:
     clock = Clock()
     executor = _Executor(clock)
-    computing = Computing(
+    steps = StepQueue(
         cast(Any, executor), cast(Any, _Observer()), clock, thread=None, pipeline=None, waiting=None
     )
     executor.takes_s = 90.0
-    await computing.begin(cast(Any, None))
-    assert computing.longest_s == pytest.approx(90.0)
+    await steps.begin(cast(Any, None))
+    assert steps.longest_s == pytest.approx(90.0)
     executor.takes_s = 0.1
     for _ in range(10 * 300):  # five minutes
-        await computing.begin(cast(Any, None))
-    assert computing.longest_s == pytest.approx(0.1)
+        await steps.begin(cast(Any, None))
+    assert steps.longest_s == pytest.approx(0.1)

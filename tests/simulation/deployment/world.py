@@ -92,10 +92,10 @@ class Unwatched:
 
 
 class _Silent:
-    def look(self) -> None:
+    def snapshot(self) -> None:
         pass
 
-    def step(self, result: StepResult, look: object, overhead_s: float | None) -> None:
+    def step(self, result: StepResult, snapshot: object, overhead_s: float | None) -> None:
         pass
 
 

@@ -326,7 +326,7 @@ def test_a_model_that_computes_something_else_with_them_is_refused(
 
     monkeypatch.setattr(CpuLayers, "linear", wrong)
     settings = WorkerSettings(model=str(model_path("gpt2")), device="cpu", num_blocks=8)
-    with pytest.raises(ModelUnsupported, match=r"gpt2.*compiled layers.*--layer-kernels off"):
+    with pytest.raises(ModelUnsupported, match=r"gpt2.*replaced layers.*--layer-kernels off"):
         build_worker(settings)
 
 
