@@ -1,1 +1,1 @@
-"""Runs all services on one machine, and what containers need."""
+"""Runs all services on one machine, and provides health checks and requirements for containers."""

@@ -1,6 +1,6 @@
-"""Reads the settings of ``scripts/serve`` and starts nothing: exits with 2 on one that is wrong.
+"""Checks the settings of ``scripts/serve`` and exits, with 2 if one is wrong.
 
-It needs nothing but Python itself, so that mistakes are found before anything is installed.
+It needs nothing but Python itself, so that wrong settings are found before anything is installed.
 """
 
 from deploy.serve import options_or_exit

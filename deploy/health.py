@@ -1,8 +1,8 @@
 """Health checks for containers: ``python -m deploy.health SERVICE``.
 
-It exits with 0, or says what is wrong and exits with 1. Scheduler and worker are healthy while
-their loops renew their leases in Redis; the gateway while it would serve a request. A thread that
-answers proves nothing, so none is asked.
+It exits with 0, or prints the reason and exits with 1. Scheduler and worker are healthy while their
+loops renew their leases in Redis; the gateway while it would serve a request. A separate thread
+could answer although the loop hangs, so there is none.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ async def lease_exists(redis_url: str, key: str) -> bool:
 
 
 def trouble_of(service: str) -> str | None:
-    """What is wrong with a service of this machine; None if nothing is."""
-    settings = load(GatewaySettings, {}, os.environ)  # Redis and engine are named alike everywhere
+    """Why a service of this machine is unhealthy; None if it is healthy."""
+    settings = load(GatewaySettings, {}, os.environ)  # Redis and engine: alike in all services
     if service == "gateway":
         ready = is_ready(*health_address(settings))
         return None if ready else "the gateway is not ready"

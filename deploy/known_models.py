@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from deploy.processes.signals import Signals
-from deploy.processes.spawner_messages import NewsReader
+from deploy.processes.spawner_messages import MessageReader
 from deploy.settings import REPOSITORY
 from deploy.terminal import Terminal
 from shared.cache_folder import cache_folder
@@ -18,7 +18,7 @@ _MAKERS = {"smollm2": REPOSITORY / "models" / "smollm2.py"}
 
 
 def known_models() -> dict[str, Path]:
-    """Folder of each model by its name; one that is made at its first use need not exist yet."""
+    """Folder of each known model by its name; it may not exist before the model's first use."""
     made = {name: cache_folder() / "models" / name for name in _MAKERS}
     return {"demo": REPOSITORY / "models" / "demo", **made}
 
@@ -37,7 +37,7 @@ def maker_command(model: str) -> list[str]:
 
 
 def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
-    """Make the model's folder if it is one of ours that does not exist yet.
+    """Make the folder of a known model if it does not exist yet.
 
     Returns early if a signal to stop arrives.
 
@@ -45,31 +45,31 @@ def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
         model: path of a folder, or a hub id.
 
     Raises:
-        PageStreamError: it could not be made; the text says why.
+        PageStreamError: it could not be made; the error has the reason.
     """
     command = maker_command(model)
     if not command:
         return
-    progress = NewsReader()
+    progress = MessageReader()
     process = subprocess.Popen(
         [*_DIE_WITH_US, str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
         stdout=progress.write_end,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # a Ctrl-C is the launcher's to pass on
+        start_new_session=True,  # the launcher passes Ctrl-C on
     )
     progress.inherited()
     with process:
         while process.poll() is None:
             signals.wait(_POLL_S, [progress])
             for line in progress.lines():
-                terminal.say(line)
+                terminal.show(line)
             if signals.num_stops:
                 process.terminate()
                 process.wait()
         for line in progress.lines():
-            terminal.say(line)
+            terminal.show(line)
         progress.close()
         assert process.stderr is not None
         complaint = process.stderr.read().strip()

@@ -1,8 +1,8 @@
-"""Runs every service of one machine, from the first process to the last.
+"""Starts, watches and stops every service of one machine.
 
-Start: Redis (unless one was named), then scheduler, worker and gateway at once. Stop: gateway
-first, which lets open streams end, then scheduler, which lets accepted requests end, worker and
-Redis.
+Start: Redis (unless a setting names one), then scheduler, worker and gateway at once. Stop: the
+gateway first, which lets open streams end; then the scheduler, which lets accepted requests end;
+then the worker and Redis.
 """
 
 import sys
@@ -14,7 +14,7 @@ from deploy.options import Options
 from deploy.processes.signals import Signals
 from deploy.processes.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
 from deploy.redis.server import configure, find_server_for, private_endpoint
-from deploy.redis.server_probe import forget_keys, redis_answers
+from deploy.redis.server_probe import delete_keys, redis_is_ready
 from deploy.service_probe import health_address, http_url, is_ready
 from deploy.state_dir import StateDir
 from deploy.terminal import Failure, Terminal, event_in
@@ -31,7 +31,7 @@ _SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY", "PAGESTREAM_METRICS_KEY")
 
 _PRIVATE = 0o077
 _GRACE_S = 15.0
-_POLL_S = 0.1  # while something is awaited that announces itself by no signal
+_POLL_S = 0.1  # interval of polling for conditions that send no signal
 _IDLE_S = 5.0
 _NEWS_EVERY_S = 2.0
 
@@ -51,10 +51,10 @@ class Launcher:
         self._services: dict[str, Supervisor] = {}
         self._failure: Failure | None = None
         self._code = 0
-        self._told: dict[str, str] = {}  # by service, the last line that was shown of its start
+        self._shown: dict[str, str] = {}  # by service, the last line of its log that was shown
 
     def run(self) -> int:
-        """Serve until told to stop.
+        """Serve until a signal to stop.
 
         Returns:
             The exit code.
@@ -77,7 +77,7 @@ class Launcher:
             raise
         self._drain()
         if self._failure is not None:
-            self._terminal.conclude(self._failure)
+            self._terminal.show_failure(self._failure)
         return self._code
 
     def _start(self, name: str, command: Sequence[str]) -> Supervisor:
@@ -91,19 +91,20 @@ class Launcher:
         log, pid_file = self._state.log(name), self._state.pid_file(name)
         umask = _PRIVATE if name == "redis" else -1  # its files hold prompts
         service = Service(name, command, environ, log, pid_file, grace_s, umask)
-        supervisor = Supervisor(service, self._note, self._options.scheduler.worker_patience)
+        supervisor = Supervisor(
+            service, self._handle_event, self._options.scheduler.worker_patience
+        )
         self._services[name] = supervisor
         supervisor.start(time.monotonic())
         return supervisor
 
     def _use_redis(self, url: str) -> None:
-        from deploy.redis.external_server import (
-            check_redis,  # --help answers before redis is installed
-        )
+        # Imported late, so that --help works before redis is installed.
+        from deploy.redis.external_server import check_redis
 
         for doubt in check_redis(url):
-            self._terminal.complain(f"warning: {doubt}")
-        self._state.note_redis(url)
+            self._terminal.warn(f"warning: {doubt}")
+        self._state.record_redis_url(url)
 
     def _start_redis(self) -> None:
         folder = self._state.redis
@@ -111,28 +112,28 @@ class Launcher:
         endpoint = private_endpoint(folder, self._options.launcher.redis_port)
         log = self._state.log("redis")
         self._environ["REDIS_URL"] = endpoint.url
-        self._state.note_redis(endpoint.url)
+        self._state.record_redis_url(endpoint.url)
         redis = self._start("redis", configure(server.path, endpoint, folder, log))
 
-        # Whoever held a lease when this Redis last ran has ended, but a lease that was killed off
-        # in mid-life is still in the data, and a gateway would take its holder for alive.
+        # The holders of leases ended with the last run of this Redis. A lease that did not expire
+        # then is still in the data, and a gateway would take its holder for alive.
         engine = EngineKeys(self._options.gateway.engine_id)
         leases = (engine.info, engine.worker(0))
 
         def settled() -> bool:
-            if redis.is_hopeless:
+            if redis.keeps_failing:
                 return True
-            return redis_answers(endpoint) and forget_keys(endpoint, leases)
+            return redis_is_ready(endpoint) and delete_keys(endpoint, leases)
 
         self._until(settled, _POLL_S)
-        if redis.is_hopeless:
+        if redis.keeps_failing:
             raise PageStreamError(
                 f"{server} does not start; if its data cannot be read, move {folder} away"
             )
-        self._terminal.say(f"redis     is {server}, at {endpoint.places}")
+        self._terminal.show(f"redis     is {server}, at {endpoint.places}")
 
     def _await_ready(self) -> None:
-        """Wait until requests would be served, and say so in one line."""
+        """Wait until the gateway would serve requests, and print one line."""
         gateway = self._options.gateway
         news_at = self._terminal.age_s + _NEWS_EVERY_S
 
@@ -140,7 +141,7 @@ class Launcher:
             nonlocal news_at
             if self._terminal.age_s >= news_at:
                 news_at += _NEWS_EVERY_S
-                self._tell_news()
+                self._show_progress()
             return self._has_failed() or is_ready(*health_address(gateway))
 
         self._until(settled, _POLL_S)
@@ -150,39 +151,39 @@ class Launcher:
         model = model_name(gateway.model, gateway.served_model_name)
         body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
         key = "-H 'Authorization: Bearer YOUR-KEY' " if gateway.asks_for_keys else ""
-        self._terminal.say(
+        self._terminal.show(
             f"ready: {url} serves {model}; try: curl {url}/v1/completions "
             f"-H 'Content-Type: application/json' {key}-d '{body}'"
         )
 
-    def _tell_news(self) -> None:
-        """The last line of each log that matters at start, if it is another than before."""
+    def _show_progress(self) -> None:
+        """Print the last line of each log that matters at start, if it is new."""
         for name in ("worker", "gateway"):
             supervisor = self._services[name]
             last = supervisor.log_tail(1) or ["importing packages"]
-            if last[0] != self._told.get(name):
-                self._told[name] = last[0]
+            if last[0] != self._shown.get(name):
+                self._shown[name] = last[0]
                 state = supervisor.state.name.lower()
-                self._terminal.say(f"{name:<9} is {state}: {event_in(last[0])}")
+                self._terminal.show(f"{name:<9} is {state}: {event_in(last[0])}")
 
     def _until(self, done: Callable[[], bool], poll_s: float) -> None:
-        """Keep services running until ``done``, or until told to stop."""
+        """Keep services running until ``done``, or until a signal to stop."""
         while not self._signals.num_stops and not done():
-            self._turn(poll_s)
+            self._wait_and_tick(poll_s)
 
-    def _turn(self, longest_s: float) -> None:
-        """Wait for something to happen, then let the supervisors act on it."""
+    def _wait_and_tick(self, longest_s: float) -> None:
+        """Wait for a signal, a message or a deadline, then let the supervisors act."""
         now = time.monotonic()
         due = [s.next_deadline for s in self._services.values() if s.next_deadline is not None]
-        news = [s.news for s in self._services.values() if s.news is not None]
-        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]), news)
+        messages = [s.messages for s in self._services.values() if s.messages is not None]
+        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]), messages)
         for supervisor in self._services.values():
             supervisor.tick(time.monotonic())
             rotate_if_large(supervisor.service.log, self._options.launcher.max_log_bytes)
 
     def _drain(self) -> None:
-        """Stop one service after the other; the ones not yet told to stop are kept running."""
-        self._terminal.say("stopping; press Ctrl-C again to end everything at once")
+        """Stop one service after the other; the others are kept running meanwhile."""
+        self._terminal.show("stopping; press Ctrl-C again to end everything at once")
         for name in _STOP_ORDER:
             supervisor = self._services.get(name)
             if supervisor is None:
@@ -190,22 +191,22 @@ class Launcher:
             supervisor.stop(time.monotonic())
             if supervisor.state is State.STOPPING:
                 longest_s = supervisor.service.grace_s
-                self._terminal.say(f"{name:<9} is to end, in {longest_s:g} s at most")
+                self._terminal.show(f"{name:<9} is to end, in {longest_s:g} s at most")
             while supervisor.state is State.STOPPING:
                 if self._signals.num_stops > 1:
                     self._kill_all()
                     return
-                self._turn(_IDLE_S)
+                self._wait_and_tick(_IDLE_S)
 
     def _kill_all(self) -> None:
         for supervisor in self._services.values():
             supervisor.stop(time.monotonic())
             supervisor.kill()
         while any(s.state is State.STOPPING for s in self._services.values()):
-            self._turn(_POLL_S)
+            self._wait_and_tick(_POLL_S)
 
-    def _note(self, event: Event) -> None:
-        self._terminal.report(event)
+    def _handle_event(self, event: Event) -> None:
+        self._terminal.show_event(event)
         if isinstance(event, Stopped) and event.killed:
             self._code = self._code or 1
         if isinstance(event, GaveUp) and self._failure is None:
@@ -213,10 +214,10 @@ class Launcher:
             self._failure = Failure(event.service, event.how, event.log_tail)
 
     def _has_failed(self) -> bool:
-        """Whether a service cannot run, so that nothing is left to do but to end."""
+        """Whether a service cannot run, so that the launcher must end."""
         for name, supervisor in self._services.items():
-            if supervisor.is_hopeless and self._failure is None:
+            if supervisor.keeps_failing and self._failure is None:
                 self._code = 1
                 how = f"{supervisor.num_deaths} deaths before it was ready"
-                self._failure = Failure(name, how, supervisor.last_words)
+                self._failure = Failure(name, how, supervisor.last_lines)
         return self._failure is not None

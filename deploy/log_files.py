@@ -1,8 +1,8 @@
-"""Log files of services: bounded, with a few older ones kept beside each.
+"""Log files of services, of limited size, each with a few older ones.
 
 A file that has grown too large is renamed, and an empty one takes its place. The service that
-writes it notices at its next line and goes on there (``shared/logs.py``): nothing is copied, and
-no line is lost.
+writes it notices at its next line and reopens it (``shared/logs.py``): nothing is copied, and no
+line is lost.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ _GENERATIONS = 3
 
 
 def open_log(log: Path) -> int:
-    """Descriptor to append to a log that its user alone can read."""
+    """Descriptor to append to a log that only its user can read."""
     return os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
@@ -26,7 +26,7 @@ def rotate_if_large(log: Path, max_bytes: int) -> None:
 
 
 def rotate(log: Path) -> None:
-    """``x.log`` becomes ``x.log.1``, that ``x.log.2``, and so on; the oldest goes."""
+    """Rename ``x.log`` to ``x.log.1``, that one to ``x.log.2``, and so on; delete the oldest."""
     for number in reversed(range(_GENERATIONS)):
         older = log.with_name(f"{log.name}.{number + 1}")
         newer = log.with_name(f"{log.name}.{number}") if number else log

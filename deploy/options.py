@@ -1,7 +1,7 @@
-"""What the launcher is told: the settings of all services, from flags and environment.
+"""The launcher's options: the settings of all services, from flags and environment.
 
-Everything is read and checked here, before anything starts; the services then read the same values
-from the environment that is made for them.
+Everything is read and checked here, before any process starts. The services then read the same
+values from the environment that the launcher makes for them.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from scheduler_svc.settings import SchedulerSettings
 from shared.errors import SettingsError
 from shared.settings import SettingsParser, add_flags, check_environment, env_name, load
 
-# What the hub calls a model; anything else can only be a folder.
+# The form of hub ids; anything else can only be a folder.
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 _CLASSES = (LauncherSettings, GatewaySettings, SchedulerSettings, WorkerSettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Settings of everything that is started.
+    """Settings of the launcher and of all services.
 
     Attributes:
-        environ: environment of the services: the launcher's own, with the flags written into it.
-        own_redis: whether the launcher starts a Redis, because none was named.
-        given: names of the settings that a flag or variable sets.
+        environ: environment of the services: the launcher's own, with the values of flags.
+        own_redis: whether the launcher starts a Redis, because no setting names one.
+        given: names of the settings that a flag or a variable sets.
     """
 
     launcher: LauncherSettings
@@ -45,10 +45,10 @@ class Options:
 
 
 def read_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Settings from a command line and an environment; ``--help`` and unknown flags exit.
+    """Read settings from a command line and an environment; exits for ``--help`` and unknown flags.
 
     Raises:
-        SettingsError: a variable is unknown, or a value cannot be used.
+        SettingsError: a variable is unknown, or a value is invalid.
     """
     flags = _parser().read(argv)
     check_environment(_CLASSES, environ)
@@ -71,11 +71,11 @@ def read_options(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def service_environ(flags: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment in which a service reads the settings that were given as flags."""
+    """The environment of a service, with the settings that were given as flags."""
     names = {field.name: env_name(field) for cls in _CLASSES for field in dataclasses.fields(cls)}
     made = dict(environ) | {names[name]: text for name, text in flags.items()}
-    # Services run from the user's folder, so that relative paths of theirs mean what they say, and
-    # with a search path that this folder cannot shadow.
+    # Services run in the user's folder, so that relative paths in their settings work, and with a
+    # module search path that this folder cannot shadow.
     path = environ.get("PYTHONPATH", "").split(os.pathsep)
     others = [folder for folder in path if folder not in ("", str(REPOSITORY))]
     made["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *others])
@@ -85,9 +85,9 @@ def service_environ(flags: Mapping[str, str], environ: Mapping[str, str]) -> dic
 
 
 def find_model(model: str) -> str:
-    """Absolute path of a model's folder: here, in the repository, or of a model known by name.
+    """Absolute path of a model's folder: as given, in the repository, or of a known model.
 
-    Anything else must be a hub id, and is returned as it is.
+    Anything else must be a hub id, and is returned unchanged.
 
     Raises:
         SettingsError: it can only be a folder, and there is none; or it nearly is a known name.

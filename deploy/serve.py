@@ -1,6 +1,6 @@
-"""``scripts/serve``: a whole PageStream on one machine.
+"""``scripts/serve``: runs all of PageStream on one machine.
 
-This module and all it imports need nothing but Python itself, so that ``--help`` answers before
+This module and all that it imports need nothing but Python itself, so that ``--help`` works before
 anything is installed.
 """
 
@@ -22,7 +22,7 @@ from shared.settings import exit_with
 
 
 def main() -> int:
-    """Start, serve, drain; returns the exit code."""
+    """Start, serve and drain; the exit code."""
     given, options = options_or_exit()
     wait_for_turns()  # Redis inherits it
     terminal = Terminal()
@@ -33,18 +33,18 @@ def main() -> int:
             make_model(options.gateway.model, signals, terminal)
             if signals.num_stops:
                 return 0
-            terminal.say(f"serving {options.gateway.model}; logs in {state.path / 'log'}")
-            terminal.say(f"metrics   are at {', '.join(metrics_urls(options))}")
+            terminal.show(f"serving {options.gateway.model}; logs in {state.path / 'log'}")
+            terminal.show(f"metrics   are at {', '.join(metrics_urls(options))}")
             for warning in warnings(options):
-                terminal.complain(f"warning: {warning}")
+                terminal.warn(f"warning: {warning}")
             return Launcher(options, state, signals, terminal).run()
     except PageStreamError as error:
-        terminal.complain(f"error: {error}")
+        terminal.warn(f"error: {error}")
         return 2 if isinstance(error, SettingsError) else 1
 
 
 def options_or_exit() -> tuple[Options, Options]:
-    """Settings as given, and resolved; exits with 2 if one cannot be used."""
+    """Read and resolve the settings; exits with 2 if one cannot be used."""
     try:
         given = read_options(sys.argv[1:], os.environ)
         return given, resolve(given)
@@ -53,7 +53,7 @@ def options_or_exit() -> tuple[Options, Options]:
 
 
 def resolve(options: Options) -> Options:
-    """The same with what the services must agree on decided: the model's path, the ports.
+    """Choose the values that the services must share: the model's path, and the ports.
 
     Raises:
         SettingsError: there is no such model.
@@ -65,7 +65,7 @@ def resolve(options: Options) -> Options:
     environ |= {"PAGESTREAM_MODEL": model, "PAGESTREAM_PORT": str(port)}
     gateway = dataclasses.replace(options.gateway, model=model, port=port)
     if gateway.asks_for_keys and not gateway.gateway_metrics_port:
-        # The launcher has no key, and asks how the gateway is.
+        # The launcher has no API key, but polls the gateway's health.
         gateway = dataclasses.replace(
             gateway, gateway_metrics_host="127.0.0.1", gateway_metrics_port=free_port()
         )
@@ -75,7 +75,7 @@ def resolve(options: Options) -> Options:
 
 
 def _choose_metrics_ports(options: Options, port: int) -> Options:
-    """Ports that were not given are free ones, so that several servers run on one machine."""
+    """Choose free metrics ports, unless given, so that several servers can run on one machine."""
     scheduler, worker = options.scheduler, options.worker
     environ, taken = dict(options.environ), [port, options.gateway.gateway_metrics_port]
     if "scheduler_metrics_port" not in options.given:
@@ -92,7 +92,7 @@ def _choose_metrics_ports(options: Options, port: int) -> Options:
 
 
 def metrics_urls(options: Options) -> list[str]:
-    """Where each service's ``/metrics`` is."""
+    """URLs of each service's ``/metrics``."""
     gateway, scheduler, worker = options.gateway, options.scheduler, options.worker
     places = (
         ("gateway", *health_address(gateway)),
@@ -103,13 +103,13 @@ def metrics_urls(options: Options) -> list[str]:
 
 
 def warnings(options: Options) -> list[str]:
-    """What works, and is probably not meant."""
+    """Warnings on settings that work, but are probably not intended."""
     gateway = options.gateway
     if gateway.asks_for_keys or is_loopback(gateway.host):
         return []
     return [
-        f"--host {gateway.host} without --api-keys: everybody who reaches this machine's port "
-        f"{gateway.port} can use the model (docs/OPERATIONS.md tells how to make keys)"
+        f"--host {gateway.host} without --api-keys: every client that reaches this machine's port "
+        f"{gateway.port} can use the model (docs/OPERATIONS.md describes how to make keys)"
     ]
 
 

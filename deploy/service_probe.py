@@ -1,4 +1,4 @@
-"""Questions that the launcher asks running services; none waits for long."""
+"""Requests that the launcher sends to running services, with short timeouts."""
 
 import http.client
 
@@ -8,7 +8,7 @@ _TIMEOUT_S = 1.0
 
 
 def is_ready(host: str, port: int) -> bool:
-    """Whether a gateway answers that requests would be served."""
+    """Whether a gateway reports that it would serve requests."""
     try:
         return _get(host, port, "/health/ready")[0] == 200
     except (OSError, http.client.HTTPException):
@@ -16,14 +16,14 @@ def is_ready(host: str, port: int) -> bool:
 
 
 def health_address(settings: GatewaySettings) -> tuple[str, int]:
-    """Host and port of a gateway's health checks, those that ask for no key if there are any."""
+    """Host and port of a gateway's health checks, preferably of those that need no key."""
     if settings.gateway_metrics_port:
         return settings.gateway_metrics_host, settings.gateway_metrics_port
     return settings.host, settings.port
 
 
 def reachable_host(host: str) -> str:
-    """Where to reach a server that listens on ``host``."""
+    """The address at which this machine reaches a server that listens on ``host``."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
 
 

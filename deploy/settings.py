@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class LauncherSettings:
-    """All services of one machine."""
+    """Settings for running all services on one machine."""
 
     state_dir: str | None = setting(
         None,
@@ -34,5 +34,5 @@ class LauncherSettings:
     )
 
     def state_path(self, port: int) -> Path:
-        """Absolute path of the state folder of a server whose ``--port`` is this."""
+        """Absolute path of the state folder for a server with this ``--port``."""
         return state_folder(self.state_dir, port)

@@ -1,9 +1,9 @@
-"""The folder in which one launcher keeps everything.
+"""The state folder of one launcher.
 
 run/serve.pid          the launcher; locked while it lives
 run/<service>.pid      its services
-run/redis.url          the Redis that they use, or used last
-log/<service>.log      their output since this start; what was before is in <service>.log.1 to .3
+run/redis.url          URL of the Redis that they use, or used last
+log/<service>.log      their output since this start; older output in <service>.log.1 to .3
 redis/                 data of the launcher's own Redis, kept between starts
 """
 
@@ -23,8 +23,8 @@ from shared.errors import PageStreamError
 from shared.state_folder import redis_url_file
 
 _LEFTOVER_DEADLINE_S = 15.0
-# A pid file is written right after its process starts; the clock of process start times ticks
-# every 10 ms. Anything further apart is a process that was given an old id.
+# A pid file is written right after its process starts, and process start times have a resolution of
+# 10 ms. If the two are farther apart, the id has been reused by another process.
 _SAME_START_S = 2.0
 
 
@@ -77,8 +77,8 @@ class StateDir:
     def pid_file(self, service: str) -> Path:
         return self.path / "run" / f"{service}.pid"
 
-    def note_redis(self, url: str) -> None:
-        """Leave word of the Redis in use, readable for its user alone: there may be a password."""
+    def record_redis_url(self, url: str) -> None:
+        """Write the URL of the Redis in use, with its password, to a file for its user alone."""
         file = redis_url_file(self.path)
         file.unlink(missing_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
@@ -109,7 +109,7 @@ class _Process:
 
 
 def _end_leftover(pid_file: Path) -> None:
-    """Forget a service of an earlier start, and end it if it still runs."""
+    """Remove the pid file of an earlier start, and end the service if it still runs."""
     try:
         pid = int(pid_file.read_text())
     except (OSError, ValueError):
@@ -120,26 +120,26 @@ def _end_leftover(pid_file: Path) -> None:
     while left := _left_of(pid, written):
         if pid in left:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # each service leads a group of its own
+                os.killpg(pid, signal.SIGKILL)  # each service leads a process group
         if time.monotonic() > deadline:
             raise PageStreamError(
                 f"process {left[0]} of an earlier start does not end ({pid_file})"
             )
-        time.sleep(0.02)  # it is no child of ours, so there is nothing to wait on
+        time.sleep(0.02)  # it is not a child of this process, so there is nothing to wait on
     pid_file.unlink(missing_ok=True)
 
 
 def _left_of(leader: int, written: float) -> list[int]:
-    """Ids of what still runs of the service whose first process started at about ``written``.
+    """Ids of the processes left of the service whose first process started at about ``written``.
 
-    A service that its spawner forked is killed when the spawner has ended, and holds its ports
-    until all its memory is given back. It is known by its session, whose number no new process is
-    given while the session has members.
+    A service that a spawner forked is killed when the spawner has ended, and holds its ports until
+    all its memory is freed. It is found by its session, whose id is not reused while the session
+    has members.
     """
     boot = _boot_time()
     first = _look(leader, boot)
     if written < boot or (first and abs(first.started - written) >= _SAME_START_S):
-        return []  # a process that was given an old id
+        return []  # the id was reused by another process
     processes = (_look(int(path.name), boot) for path in Path("/proc").glob("[1-9]*"))
     return [
         process.pid
@@ -152,7 +152,7 @@ def _left_of(leader: int, written: float) -> list[int]:
 
 
 def _boot_time() -> float:
-    """When this machine started, in Unix time; after all time where there is no /proc."""
+    """When this machine started, in Unix time; infinity if there is no /proc."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
         return next(float(line.split()[1]) for line in lines if line.startswith("btime"))
@@ -163,9 +163,9 @@ def _boot_time() -> float:
 def _look(pid: int, boot: float) -> _Process | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended, or been gone for long
+    except OSError:  # it has ended
         return None
     state, session, num_threads, ticks = fields[0], *map(int, (fields[3], fields[17], fields[19]))
-    # A zombie whose other threads are not gone yet still holds its ports.
+    # A zombie of which other threads still exist holds its ports.
     has_ended = state == "Z" and num_threads <= 1
     return _Process(pid, session, boot + ticks / os.sysconf("SC_CLK_TCK"), has_ended)

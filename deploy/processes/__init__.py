@@ -1,1 +1,1 @@
-"""Processes of services: spawned, supervised, restarted, stopped, and ended with the launcher."""
+"""Processes of services: spawned, supervised, restarted, stopped, ended with the launcher."""

@@ -1,4 +1,4 @@
-"""A process that dies with this one."""
+"""A child process that dies with the launcher."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.log_files import open_log
-from deploy.processes.spawner_messages import NEWS_FD, NewsReader
+from deploy.processes.spawner_messages import MESSAGES_FD, MessageReader
 from shared.logs import LOG_FILE
 
 _DIE_WITH_US = (sys.executable, "-IS", str(Path(__file__).with_name("die_with_parent.py")))
@@ -18,15 +18,16 @@ _DIE_WITH_US = (sys.executable, "-IS", str(Path(__file__).with_name("die_with_pa
 class Child:
     """A running process with a log file and a pid file, in a session of its own.
 
-    The session keeps the terminal's Ctrl-C away from it: who stops when is the launcher's to say.
+    The session keeps the terminal's Ctrl-C away from it, because the launcher decides when it
+    stops.
 
     Args:
-        log: its output is appended here.
+        log: file to append its output to.
         pid_file: holds its process id while it runs.
         umask: of the process; -1: this one's.
 
     Attributes:
-        news: what it tells, if it is a spawner; closed when ``poll`` has found it ended.
+        messages: from the process, if it is a spawner; closed when ``poll`` has found it ended.
     """
 
     def __init__(
@@ -39,21 +40,21 @@ class Child:
     ) -> None:
         self._log = log
         self._pid_file = pid_file
-        self.news = NewsReader()
+        self.messages = MessageReader()
         with open(open_log(log), "ab") as output:
             self._log_start = output.seek(0, os.SEEK_END)
             self._log_file = os.fstat(output.fileno()).st_ino
             self._process = subprocess.Popen(
                 [*_DIE_WITH_US, str(os.getpid()), *command],
-                env={**environ, NEWS_FD: str(self.news.write_end), LOG_FILE: str(log)},
-                pass_fds=(self.news.write_end,),
+                env={**environ, MESSAGES_FD: str(self.messages.write_end), LOG_FILE: str(log)},
+                pass_fds=(self.messages.write_end,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 umask=umask,
             )
-        self.news.inherited()
+        self.messages.inherited()
         pid_file.write_text(f"{self.pid}\n")
 
     @property
@@ -64,22 +65,22 @@ class Child:
         """Exit code, minus the signal that ended it, or None while it runs."""
         code = self._process.poll()
         if code is not None:
-            self.kill()  # what it may have started itself
+            self.kill()  # ends the processes that it may have started
             self._pid_file.unlink(missing_ok=True)
-            self.news.close()
+            self.messages.close()
         return code
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it, and everything it has started, at once."""
-        with contextlib.suppress(ProcessLookupError):  # nothing is left of its session
+        """Kill the process and all processes of its session."""
+        with contextlib.suppress(ProcessLookupError):  # no process is left in its session
             os.killpg(self.pid, signal.SIGKILL)
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """The last lines that this process, not an earlier one, wrote to its present log file."""
+        """The last lines that this process wrote to its present log file."""
         with self._log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             start = self._log_start if os.fstat(log.fileno()).st_ino == self._log_file else 0

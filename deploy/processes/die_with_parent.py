@@ -1,7 +1,7 @@
-"""Becomes a command that is killed when the launcher dies: die_with_parent.py LAUNCHER COMMAND ...
+"""Runs a command that is killed when the launcher dies: die_with_parent.py LAUNCHER COMMAND ...
 
-A program of its own, because a fork that runs Python before its exec is not safe beside threads.
-Linux only; elsewhere services outlive a killed launcher, and its next start ends them.
+It is a program of its own, because a fork that runs Python before its exec is not safe beside
+threads. Linux only; on other systems services outlive a killed launcher until its next start.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """Let this process be killed as soon as its parent, of this id, is dead."""
+    """Let the kernel kill this process as soon as its parent, of this id, is dead."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the call above
@@ -21,7 +21,7 @@ def die_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Ask the kernel, then run the command in this process."""
+    """Register with the kernel, then run the command in this process."""
     launcher, *command = sys.argv[1:]
     die_with(int(launcher))
     os.execvp(command[0], command)

@@ -1,4 +1,4 @@
-"""Exit codes of processes: what they mean, in words."""
+"""The meanings of exit codes of processes."""
 
 import signal
 
@@ -6,7 +6,7 @@ FUTILE_EXIT_CODES = (2, 78)  # a bad setting; a model that cannot be served
 
 
 def describe_exit(code: int) -> str:
-    """An exit code, or minus the signal that ended a process, in words."""
+    """The meaning of an exit code, or of minus the signal that ended a process."""
     if code >= 0:
         return f"exit code {code}"
     try:

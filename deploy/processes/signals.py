@@ -1,4 +1,4 @@
-"""Signals of this process, to be waited for."""
+"""Collects this process's signals, and waits for them."""
 
 import math
 import select
@@ -8,17 +8,17 @@ import time
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from deploy.processes.spawner_messages import NewsReader
+from deploy.processes.spawner_messages import MessageReader
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# timeout(1) and process managers signal a process and its group: twice, though they mean once.
+# timeout(1) and process managers signal a process and its group: it gets the same signal twice.
 _ONE_STOP_S = 0.3
 
 
 class Signals:
     """While entered, signals interrupt nothing; ``wait`` collects them. Main thread only.
 
-    A child's end wakes ``wait`` up too. After leaving, requests to stop are ignored.
+    The end of a child wakes ``wait`` up too. After leaving, signals to stop are ignored.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Signals:
         self._write_end.setblocking(False)
         signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
         for number in (*_STOP, signal.SIGCHLD):
-            signal.signal(number, _note)
+            signal.signal(number, _do_nothing)
         return self
 
     def __exit__(
@@ -40,7 +40,7 @@ class Signals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # All has ended but this process: an impatient Ctrl-C must not make an error of that.
+        # Only this process is left: another Ctrl-C must not turn its end into an error.
         for number in _STOP:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -48,12 +48,12 @@ class Signals:
         self._read_end.close()
         self._write_end.close()
 
-    def wait(self, timeout_s: float, news: Sequence[NewsReader] = ()) -> None:
-        """Until a signal or news arrive or the time has passed.
+    def wait(self, timeout_s: float, messages: Sequence[MessageReader] = ()) -> None:
+        """Wait until a signal or a message arrives, or the time has passed.
 
-        ``num_stops`` counts requests to stop.
+        ``num_stops`` counts the signals to stop.
         """
-        ends = [self._read_end.fileno(), *(found.fileno() for found in news)]
+        ends = [self._read_end.fileno(), *(found.fileno() for found in messages)]
         readable = select.select(ends, [], [], max(0.0, timeout_s))[0]
         if self._read_end.fileno() in readable:
             received = self._read_end.recv(4096)
@@ -63,5 +63,5 @@ class Signals:
                 self._last_stop = now
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    """The byte that the interpreter writes to the wake-up socket says it all."""
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the interpreter has already written the signal to the wake-up socket."""

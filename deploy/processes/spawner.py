@@ -1,21 +1,21 @@
-"""Has a service's imports done, and forks the service: again whenever it dies.
+"""Imports a service's modules once, then forks the service, and forks it again whenever it dies.
 
     python -m deploy.processes.spawner gpu_worker [FLAGS OF THE SERVICE]
 
 Most of the time in which a service starts goes into Python's imports, several seconds for a
-worker. A fork has them done, so that a service that was killed is back in about a second.
+worker. A fork has the modules already, so that a killed service is back in about a second.
 
-A package that can be spawned has in its ``__main__``
+The ``__main__`` of a package that can be spawned has
 
-    prepare()     reads the settings, sets up logs and imports everything; opens and starts nothing
-    main(ready)   runs the service, calls ``ready`` when it does its work, returns its exit code
+    prepare()     reads settings, sets up logs, imports everything; opens and starts nothing
+    main(ready)   runs the service, calls ``ready`` when it works, returns its exit code
 
-A fork copies only the thread that forks, so nothing may have started another one: no event loop,
-no OpenMP, no CUDA. That is looked at, and a process with threads becomes the service itself.
+A fork copies only the thread that forks, so no other one may have been started: no event loop, no
+OpenMP, no CUDA. The spawner checks this; a process with threads runs the service itself.
 
-The service dies with the spawner. The spawner ends after a signal to stop, once the service has
-ended, or when the service ends in a way that a fork does not mend. It exits with the service's
-code. A signal to the service alone is a death like any other, however well it ends.
+The service dies with the spawner. The spawner ends when the service has ended after a signal to
+stop, or with an exit code that a fork cannot mend, and exits with the service's code. If a signal
+ends the service alone, it is forked again, whatever its exit code.
 """
 
 import contextlib
@@ -32,19 +32,19 @@ from typing import NoReturn
 
 from deploy.processes.die_with_parent import die_with
 from deploy.processes.exit_codes import FUTILE_EXIT_CODES, describe_exit
-from deploy.processes.spawner_messages import DIED, READY, tell
+from deploy.processes.spawner_messages import DIED, READY, write_message
 from shared.logs import EventLog
 
 Main = Callable[[Callable[[], None]], int]
 
 _STOP = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (*_STOP, signal.SIGHUP)
-_HEARD = (*_PASSED_ON, signal.SIGCHLD)
+_SIGNALS = (*_PASSED_ON, signal.SIGCHLD)
 _FIRST_DELAY_S = 0.1
-_FORK_EVERY_S = 0.5  # at most, however well its predecessor was
-# One that never gets ready may suffer from what this process has imported.
+_FORK_EVERY_S = 0.5  # at most, however long the process before was healthy
+# A service that never gets ready may suffer from the modules that the spawner has imported.
 _MOST_FAILURES = 5
-_SIGNAL_EXIT = 128  # a shell's way to tell a signal by an exit code
+_SIGNAL_EXIT = 128  # shells report a signal as 128 + its number
 
 log = EventLog(__name__)
 
@@ -60,12 +60,12 @@ class Spawner:
         self._main = main
         self._stopping = False
         self._num_failures = 0  # processes in a row that died before they were ready
-        self._death = ""  # how the last one ended
+        self._death = ""  # how the last process ended
         self._died_s = 0.0
         self._forked_s = 0.0
 
     def run(self) -> int:
-        """Fork, wait, fork again. Main thread only.
+        """Fork, wait, and fork again. Main thread only.
 
         Returns:
             The exit code. Forked processes do not return.
@@ -73,39 +73,39 @@ class Spawner:
         if not can_fork():
             log.warning("there are threads, so that nothing can be forked: a restart takes longer")
             return self._main(lambda: None)
-        # What is shared stays shared: collections would write into it. Looking for garbage first
-        # would take half a second and find next to none.
+        # Freezing keeps shared pages shared: a garbage collection would write into them.
+        # Collecting before would take half a second and find next to nothing.
         gc.freeze()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         while True:
-            ready_end, told_end = os.pipe()
+            read_end, write_end = os.pipe()
             parent, self._forked_s = os.getpid(), time.monotonic()
             pid = os.fork()
             if pid == 0:
-                os.close(ready_end)
-                _end_at_once(self._serve(parent, told_end))
-            os.close(told_end)
+                os.close(read_end)
+                _end_at_once(self._serve(parent, write_end))
+            os.close(write_end)
             with contextlib.suppress(PermissionError, ProcessLookupError):
-                os.setpgid(pid, pid)  # it does the same; whoever is first
+                os.setpgid(pid, pid)  # the child does the same; the first call wins
             code = self._wait(pid)
-            was_ready = _has_byte(ready_end)
-            os.close(ready_end)
-            if not self._is_to_fork(pid, code, was_ready):
+            was_ready = _has_byte(read_end)
+            os.close(read_end)
+            if not self._should_fork(pid, code, was_ready):
                 return code if code >= 0 else _SIGNAL_EXIT - code
 
-    def _serve(self, parent: int, told_end: int) -> int:
-        """The service, in a group of its own: a terminal's Ctrl-C comes once, from the spawner."""
+    def _serve(self, parent: int, write_end: int) -> int:
+        """Run the service in a process group of its own; the spawner passes Ctrl-C on."""
         die_with(parent)
         os.setpgid(0, 0)
         for number in _STOP:
-            signal.signal(number, lambda *_: sys.exit(0))  # until the service takes them over
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+            signal.signal(number, lambda *_: sys.exit(0))  # until the service sets its own
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
         def ready() -> None:
             with contextlib.suppress(BrokenPipeError):
-                os.write(told_end, b"\n")
-            os.close(told_end)
-            tell(os.environ, READY)
+                os.write(write_end, b"\n")
+            os.close(write_end)
+            write_message(os.environ, READY)
             if self._death:
                 after_s = round(time.monotonic() - self._died_s, 2)
                 log.info("back", after_s=after_s, predecessor=self._death)
@@ -113,23 +113,23 @@ class Spawner:
         return self._main(_once(ready))
 
     def _wait(self, pid: int) -> int:
-        """Pass signals on until the process has ended; its exit code or minus its signal."""
+        """Pass signals on until the process has ended; its exit code, or minus its signal."""
         while True:
-            ended, status = os.waitpid(-1, os.WNOHANG)  # in a container orphans are ours, too
+            ended, status = os.waitpid(-1, os.WNOHANG)  # in a container also orphans
             if ended == pid:
                 return os.waitstatus_to_exitcode(status)
             if not ended:
-                self._hear(signal.sigwait(_HEARD), pid)
+                self._handle_signal(signal.sigwait(_SIGNALS), pid)
 
-    def _hear(self, number: int, pid: int) -> None:
+    def _handle_signal(self, number: int, pid: int) -> None:
         if number in _STOP:
             self._stopping = True
         if number in _PASSED_ON:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _is_to_fork(self, pid: int, code: int, was_ready: bool) -> bool:
-        """Whether another process is to be forked; waits until it is time."""
+    def _should_fork(self, pid: int, code: int, was_ready: bool) -> bool:
+        """Whether to fork another process; waits until it is time to."""
         self._death, self._died_s = describe_exit(code), time.monotonic()
         if self._stopping or code in FUTILE_EXIT_CODES or (code == 0 and not was_ready):
             return False
@@ -142,16 +142,16 @@ class Spawner:
             delay_s = max(delay_s, _FIRST_DELAY_S * 2 ** (self._num_failures - 1))
         next_s = round(delay_s, 2)
         log.warning("died", pid=pid, how=self._death, was_ready=was_ready, next_start_s=next_s)
-        tell(os.environ, f"{DIED} {self._death}")
-        return not self._is_told_to_stop(delay_s)
+        write_message(os.environ, f"{DIED} {self._death}")
+        return not self._stop_requested(delay_s)
 
-    def _is_told_to_stop(self, within_s: float) -> bool:
+    def _stop_requested(self, within_s: float) -> bool:
         until_s = time.monotonic() + within_s
         while True:
-            heard = signal.sigtimedwait(_PASSED_ON, max(0.0, until_s - time.monotonic()))
-            if heard is None:
+            received = signal.sigtimedwait(_PASSED_ON, max(0.0, until_s - time.monotonic()))
+            if received is None:
                 return False
-            if heard.si_signo in _STOP:
+            if received.si_signo in _STOP:
                 return True
 
 
@@ -162,7 +162,7 @@ def can_fork() -> bool:
 
 
 def main() -> int:
-    """Exit code of the service."""
+    """Prepare and spawn the service; its exit code."""
     if len(sys.argv) < 2:
         print(
             "usage: python -m deploy.processes.spawner PACKAGE [FLAGS OF THE SERVICE]",
@@ -172,7 +172,7 @@ def main() -> int:
     for number in _STOP:
         signal.signal(number, lambda *_: sys.exit(0))
     del sys.argv[0]
-    gc.disable()  # imports make half a million objects that stay: a seventh of a worker's start
+    gc.disable()  # collections during imports took a seventh of a worker's start
     _import_numpy()
     service = importlib.import_module(f"{sys.argv[0]}.__main__")
     service.prepare()
@@ -181,7 +181,7 @@ def main() -> int:
 
 
 def _import_numpy() -> None:
-    """Its OpenBLAS starts threads at once if there may be more than one; nobody needs it."""
+    """Import numpy with one OpenBLAS thread; OpenBLAS would start more at import."""
     name = "OPENBLAS_NUM_THREADS"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -193,10 +193,10 @@ def _import_numpy() -> None:
 
 
 def _end_at_once(code: int) -> NoReturn:
-    """End a forked service that has closed all that it had opened.
+    """End a forked service after it has closed its connections and files.
 
-    The interpreter's own end would take apart all that was imported, object by object: seconds
-    for a worker, in which its successor could have been started.
+    The interpreter's own shutdown would free all imported objects one by one. For a worker that
+    takes seconds, by which its successor would start later.
     """
     logging.shutdown()
     sys.stdout.flush()
@@ -213,7 +213,7 @@ def _has_byte(pipe_end: int) -> bool:
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:
-    """The same, doing nothing from the second time on."""
+    """A function that calls ``do`` the first time, and nothing afterwards."""
     actions = [action]
 
     def do() -> None:

@@ -1,20 +1,20 @@
-"""What a spawner tells whoever started it, through a pipe: lines of plain words.
+"""Messages from a spawner to the process that started it: lines of text in a pipe.
 
-ready          the service does its work
-died HOW       it does not, and is forked again
+ready          the service works
+died HOW       the service died, and is forked again
 """
 
 import contextlib
 import os
 from collections.abc import Mapping
 
-NEWS_FD = "SPAWNER_NEWS_FD"
+MESSAGES_FD = "SPAWNER_MESSAGES_FD"
 READY = "ready"
 DIED = "died"
 
 
-class NewsReader:
-    """The reading end, and a writing end for a process to inherit."""
+class MessageReader:
+    """The reading end of a pipe, and a writing end for a process to inherit."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -23,11 +23,11 @@ class NewsReader:
         self._rest = b""
 
     def fileno(self) -> int:
-        """To wait on."""
+        """File descriptor to wait on."""
         return self._read_end
 
     def lines(self) -> list[str]:
-        """What has arrived since the last call."""
+        """The lines that have arrived since the last call."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._read_end, 4096):
                 self._rest += data
@@ -35,18 +35,18 @@ class NewsReader:
         return [line.decode() for line in lines]
 
     def inherited(self) -> None:
-        """The other process has its writing end; ours is not needed."""
+        """Close the writing end here, after the other process has inherited it."""
         os.close(self.write_end)
 
     def close(self) -> None:
-        """Nobody will write any more; may be said twice."""
+        """Close the reading end; may be called twice."""
         if self._read_end >= 0:
             os.close(self._read_end)
             self._read_end = -1
 
 
-def tell(environ: Mapping[str, str], line: str) -> None:
-    """Write a line, if somebody listens."""
-    if (number := environ.get(NEWS_FD, "")).isdigit():
-        with contextlib.suppress(OSError):  # nobody reads any more, or too slowly
+def write_message(environ: Mapping[str, str], line: str) -> None:
+    """Write a line to the pipe that ``environ`` names, if there is one."""
+    if (number := environ.get(MESSAGES_FD, "")).isdigit():
+        with contextlib.suppress(OSError):  # the reader is gone or too slow
             os.write(int(number), f"{line}\n".encode())

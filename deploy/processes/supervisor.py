@@ -1,9 +1,9 @@
-"""Keeps services running: restarts what dies, gives up on what a restart cannot mend.
+"""Keeps one service running: restarts it when it dies, unless a restart cannot help.
 
     STOPPED ──> RUNNING ──> BACKING_OFF ──> RUNNING      died
-                   │              └───────> STOPPED      told to stop meanwhile
+                   │              └───────> STOPPED      stop requested meanwhile
                    ├──> FAILED                           by its exit code a restart is futile
-                   └──> STOPPING ──> STOPPED             told to stop
+                   └──> STOPPING ──> STOPPED             stop requested
 
 Nothing here waits or reads a clock: the caller calls ``tick`` whenever a process may have ended or
 ``next_deadline`` has passed.
@@ -16,18 +16,18 @@ from pathlib import Path
 
 from deploy.processes.child import Child
 from deploy.processes.exit_codes import FUTILE_EXIT_CODES, describe_exit
-from deploy.processes.spawner_messages import DIED, READY, NewsReader
+from deploy.processes.spawner_messages import DIED, READY, MessageReader
 
 _FIRST_DELAY_S = 0.1
 _LONGEST_DELAY_S = 15.0
-_HEALTHY_AFTER_S = 30.0  # unless it says so earlier
-_TAIL_LINES = 10  # that are reported of every death
-_LAST_WORDS_LINES = 80  # a traceback and the error before it
+_HEALTHY_AFTER_S = 30.0  # unless the service reports it earlier
+_TAIL_LINES = 10  # of its log that are reported with every death
+_LAST_LINES = 80  # a traceback and the error before it
 _DEATHS_AT_START = 3
 
 
 class State(enum.Enum):
-    """What a service is doing; the table of transitions is at the top of this module."""
+    """The state of a service; the table of transitions is at the top of this module."""
 
     STOPPED = enum.auto()
     RUNNING = enum.auto()
@@ -47,10 +47,10 @@ _LEGAL = {
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How to run one service.
+    """The command of one service and the limits on running it.
 
     Attributes:
-        grace_s: how long it may take to end when asked to.
+        grace_s: seconds from SIGTERM until it is killed.
         umask: of its files; -1: this process's.
     """
 
@@ -73,7 +73,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The process ended by itself; another one is started in ``restart_in_s``."""
+    """The process ended by itself; another one will be started in ``restart_in_s``."""
 
     service: str
     how: str
@@ -83,7 +83,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Respawned:
-    """A spawner has noticed that its service ended by itself, and forks it again."""
+    """A spawner reported that its service ended by itself; it forks the service again."""
 
     service: str
     how: str
@@ -91,8 +91,8 @@ class Respawned:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
-    """The service does its work again, so long after it died."""
+class Recovered:
+    """The service is ready again, ``after_s`` seconds after it died."""
 
     service: str
     after_s: float
@@ -100,7 +100,7 @@ class Back:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """The process ended in a way that a restart cannot mend, with this exit code."""
+    """The process ended with this exit code, and a restart cannot help."""
 
     service: str
     how: str
@@ -110,27 +110,27 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The process ended because it was told to; ``killed`` if it had to be."""
+    """The process ended after a request to stop; ``killed`` if it exceeded its grace."""
 
     service: str
     how: str
     killed: bool
 
 
-Event = Started | Died | Respawned | Back | GaveUp | Stopped
+Event = Started | Died | Respawned | Recovered | GaveUp | Stopped
 
 
 class Supervisor:
-    """One service and the process that currently is it.
+    """One service, with the process that runs it.
 
     Attributes:
         num_deaths: how often it ended by itself.
-        last_words: the last lines of its log when it did so last.
+        last_lines: the end of its log when it did so last.
 
     Args:
-        on_event: called with everything that happens.
-        patience_s: for how long a service that was ready once is started again although its exit
-            code means that this is futile: what it misses (its model's folder) may come back.
+        on_event: called with every event.
+        patience_s: seconds for which a service that was ready once is started again although its
+            exit code means that this is futile: what it misses (its model's folder) may come back.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Supervisor:
         self.service = service
         self.state = State.STOPPED
         self.num_deaths = 0
-        self.last_words: Sequence[str] = ()
+        self.last_lines: Sequence[str] = ()
         self._on_event = on_event
         self._patience_s = patience_s
         self._was_ready = False
@@ -147,37 +147,37 @@ class Supervisor:
         self._child: Child | None = None
         self._started = 0.0
         self._delay_s = _FIRST_DELAY_S
-        self._deadline: float | None = None  # of the back-off or of the grace
+        self._deadline: float | None = None  # end of the back-off or of the grace
         self._killed = False
-        self._died: float | None = None  # until it is back
+        self._died: float | None = None  # time of the last death; None once it is ready again
 
     @property
-    def news(self) -> NewsReader | None:
-        """To be waited on: when it can be read, ``tick`` has something to do."""
-        return self._child.news if self._child is not None else None
+    def messages(self) -> MessageReader | None:
+        """Messages of a spawner; when they can be read, call ``tick``."""
+        return self._child.messages if self._child is not None else None
 
     @property
-    def is_hopeless(self) -> bool:
-        """Whether it has died again and again, and was never ready."""
+    def keeps_failing(self) -> bool:
+        """Whether it has died several times and was never ready."""
         return not self._was_ready and self.num_deaths >= _DEATHS_AT_START
 
     @property
     def pid(self) -> int | None:
-        """The running process."""
+        """Process id of the running process."""
         return self._child.pid if self._child is not None else None
 
     @property
     def next_deadline(self) -> float | None:
-        """When ``tick`` has something to do even if no process ends."""
+        """Time at which to call ``tick`` even if no process ends."""
         return self._deadline
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """The last lines of the running process."""
+        """The last lines of the running process's log."""
         return self._child.log_tail(num_lines) if self._child is not None else []
 
     def start(self, now: float) -> None:
         """Start a process."""
-        self._become(State.RUNNING)
+        self._set_state(State.RUNNING)
         service = self.service
         self._child = Child(
             service.command, service.environ, service.log, service.pid_file, service.umask
@@ -187,75 +187,75 @@ class Supervisor:
         self._on_event(Started(service.name, self._child.pid))
 
     def stop(self, now: float) -> None:
-        """Ask the process to end; it is killed when its grace has passed."""
+        """Send SIGTERM; the process is killed when its grace has passed."""
         if self.state is State.RUNNING:
-            self._become(State.STOPPING)
+            self._set_state(State.STOPPING)
             self._deadline = now + self.service.grace_s
             self._running_child().terminate()
         elif self.state is State.BACKING_OFF:
-            self._become(State.STOPPED)
+            self._set_state(State.STOPPED)
             self._deadline = None
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process at once."""
         if self.state is State.RUNNING:
-            self._become(State.STOPPING)
+            self._set_state(State.STOPPING)
         if self.state is State.STOPPING:
             self._deadline = None
             self._killed = True
             self._running_child().kill()
 
     def tick(self, now: float) -> None:
-        """Notice an ended process and do what is due."""
+        """Read messages, handle an ended process, and do what is due."""
         if self._child is not None:
-            for line in self._child.news.lines():
-                self._heard(line, now)
+            for line in self._child.messages.lines():
+                self._handle_message(line, now)
             code = self._child.poll()
             if code is not None:
                 child, self._child = self._child, None
-                self._ended(child, code, now)
+                self._handle_end(child, code, now)
         if self._deadline is not None and now >= self._deadline:
             if self.state is State.BACKING_OFF:
                 self.start(now)
             else:
                 self.kill()
 
-    def _heard(self, line: str, now: float) -> None:
+    def _handle_message(self, line: str, now: float) -> None:
         what, _, how = line.partition(" ")
         if what == DIED:
             self._died = now
             self.num_deaths += 1
-            self.last_words = self._running_child().log_tail(_LAST_WORDS_LINES)
-            self._on_event(Respawned(self.service.name, how, self.last_words))
+            self.last_lines = self._running_child().log_tail(_LAST_LINES)
+            self._on_event(Respawned(self.service.name, how, self.last_lines))
         elif what == READY:
             self._delay_s = _FIRST_DELAY_S
             self._was_ready, self._futile_since = True, None
             if self._died is not None:
-                self._on_event(Back(self.service.name, now - self._died))
+                self._on_event(Recovered(self.service.name, now - self._died))
                 self._died = None
 
-    def _ended(self, child: Child, code: int, now: float) -> None:
+    def _handle_end(self, child: Child, code: int, now: float) -> None:
         name, how = self.service.name, describe_exit(code)
-        self.last_words = child.log_tail(_LAST_WORDS_LINES)
+        self.last_lines = child.log_tail(_LAST_LINES)
         if self.state is State.STOPPING:
-            self._become(State.STOPPED)
+            self._set_state(State.STOPPED)
             self._deadline = None
             self._on_event(Stopped(name, how, self._killed))
         elif code in FUTILE_EXIT_CODES and not self._may_come_back(now):
-            self._become(State.FAILED)
-            self._on_event(GaveUp(name, how, self.last_words, code))
+            self._set_state(State.FAILED)
+            self._on_event(GaveUp(name, how, self.last_lines, code))
         else:
             if now - self._started >= _HEALTHY_AFTER_S:
                 self._delay_s = _FIRST_DELAY_S
-            self._become(State.BACKING_OFF)
+            self._set_state(State.BACKING_OFF)
             self.num_deaths += 1
             self._died = now
             self._deadline = now + self._delay_s
-            self._on_event(Died(name, how, self.last_words[-_TAIL_LINES:], self._delay_s))
+            self._on_event(Died(name, how, self.last_lines[-_TAIL_LINES:], self._delay_s))
             self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
 
     def _may_come_back(self, now: float) -> bool:
-        """Whether to try again after an end that is futile to repeat."""
+        """Whether to restart after an exit code that makes restarts futile."""
         if not self._was_ready:
             return False
         if self._futile_since is None:
@@ -266,6 +266,6 @@ class Supervisor:
         assert self._child is not None, f"{self.service.name} is {self.state} without a process"
         return self._child
 
-    def _become(self, state: State) -> None:
+    def _set_state(self, state: State) -> None:
         assert state in _LEGAL[self.state], f"{self.service.name}: {self.state} to {state}"
         self.state = state

@@ -1,7 +1,7 @@
-"""Which server wrote a Redis data folder, and which ones can read it.
+"""Finds out which server wrote a Redis data folder, and which servers can read it.
 
 The append-only file begins with a snapshot, whose first field names the server that wrote it. A
-snapshot's format changes between versions, and a server refuses one that it does not know.
+snapshot's format changes between versions, and a server refuses formats that it does not support.
 """
 
 import re
@@ -12,8 +12,8 @@ _MANIFEST = Path("appendonlydir", "appendonly.aof.manifest")
 _BASE = re.compile(r"^file (\S+) seq \d+ type b", re.MULTILINE)
 _HEADER = re.compile(rb"(?:REDIS|VALKEY)\d+\xfa.(redis|valkey)-ver.(\d+)\.(\d+)", re.DOTALL)
 _HEADER_BYTES = 64
-# Valkey began as Redis 7.2 and has read and written its format until 9.0, which brought one of
-# its own; Redis 7.4 did the same.
+# Valkey began as Redis 7.2 and used its format until 9.0, which introduced one of its own; so did
+# Redis 7.4.
 _COMMON = (7, 2)
 _FIRST_OWN = {"redis": (7, 4), "valkey": (9, 0)}
 
@@ -27,12 +27,12 @@ class Version:
 
 
 def name_of(version: Version) -> str:
-    """``Valkey 9.1``."""
+    """Kind and version for messages: ``Valkey 9.1``."""
     return f"{version.kind.capitalize()} {version.number[0]}.{version.number[1]}"
 
 
 def version_of_data(folder: Path) -> Version | None:
-    """The server that wrote the snapshot in a data folder; None if there is none to be found."""
+    """The server that wrote the snapshot in a data folder; None if there is no snapshot."""
     try:
         base = _BASE.search((folder / _MANIFEST).read_text())
         if base is None:
@@ -47,7 +47,7 @@ def version_of_data(folder: Path) -> Version | None:
 
 
 def can_read(server: Version, writer: Version) -> bool:
-    """Whether a server knows the format in which ``writer`` writes snapshots."""
+    """Whether a server supports the format in which ``writer`` writes snapshots."""
     if server.kind == writer.kind:
         return server.number >= writer.number
     if writer.number >= _FIRST_OWN[writer.kind]:

@@ -1,4 +1,4 @@
-"""A Redis that the user has named: whether it can be used, before anything is started."""
+"""Checks a Redis that the user has named, before any service starts."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, LoginRefused, PageStreamError
 
-_PATIENCE_S = 5.0  # it may be starting, too
+_PATIENCE_S = 5.0  # it may be starting as well
 _AGAIN_S = 0.25
 
 
 def check_redis(url: str) -> Sequence[str]:
-    """Warnings about its settings.
+    """Check that the server can be used; warnings about its settings.
 
     Raises:
         SettingsError: the URL cannot be used.
-        PageStreamError: the server cannot be reached, does not let us in, or is too old.
+        PageStreamError: the server cannot be reached, refuses the password, or is too old.
     """
     return asyncio.run(_check(url))
 

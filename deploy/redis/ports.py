@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shared.errors import PageStreamError
 
-# Connections are given higher numbers by Linux (32768 up), and by other systems (49152 up).
+# Outgoing connections get higher numbers, from 32768 on Linux and from 49152 on other systems.
 _FIRST_PORT = 10_000
 _NUM_PORTS = 20_000
 _TRIES = 200
@@ -19,7 +19,7 @@ _TRIES = 200
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """An address that a service is going to listen on; ``setting`` is what chose it."""
+    """An address that a service will listen on, and the ``setting`` that chose it."""
 
     setting: str
     host: str
@@ -27,10 +27,10 @@ class Wanted:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody listens on right now.
+    """A port on loopback on which no process listens now.
 
-    It is none of those that the system gives to connections: one of them could take it while the
-    service that listens there is being started again, even a connection to that very service.
+    It is below the range of outgoing connections: one of those could take the port while the
+    service that listens there is restarted, even a connection to that very service.
 
     Raises:
         PageStreamError: no port was found.
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 def prefer_port(host: str, port: int, taken: Sequence[int]) -> int:
-    """This port if it can be listened on and is not to be another service's, else a free one."""
+    """This port if it is free and not another service's, else a free one."""
     if port not in taken:
         with contextlib.suppress(OSError), _listen(Wanted("", host, port)):
             return port
@@ -53,17 +53,18 @@ def prefer_port(host: str, port: int, taken: Sequence[int]) -> int:
 
 
 def check_ports(wanted: Sequence[Wanted]) -> None:
-    """Prove that all addresses can be listened on at the same time.
+    """Check that all addresses can be listened on at the same time.
 
     Raises:
-        PageStreamError: names the setting, and why its address cannot be used.
+        PageStreamError: an address cannot be used; the error names the setting and the reason.
     """
-    with ExitStack() as probes:  # all stay open, so that two services cannot want the same port
+    with ExitStack() as probes:  # all stay open, so that two services with the same port are found
         for want in wanted:
             try:
                 probes.enter_context(_listen(want))
             except OSError as error:
-                # A positive number is the system's own; others are about the host's name.
+                # Positive numbers are the operating system's; others come from resolving the
+                # host's name.
                 number = error.errno or 0
                 reason = os.strerror(number) if number > 0 else error.strerror or str(error)
                 raise PageStreamError(
@@ -72,12 +73,12 @@ def check_ports(wanted: Sequence[Wanted]) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on ``host``."""
+    """Whether an address can be reached from this machine alone."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name; whatever it is, others may know it
+    except ValueError:  # a host name; other machines may resolve it
         return False
 
 

@@ -1,4 +1,4 @@
-"""A Redis server of one's own: which binary, with which settings, and where it is reached."""
+"""The launcher's own Redis server: its program, its settings, and its address."""
 
 import os
 import re
@@ -33,7 +33,7 @@ class RedisServer:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a server of one's own is reached.
+    """The address of the launcher's own server.
 
     Attributes:
         path: of its Unix socket; None: it has none.
@@ -47,7 +47,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """For services: by the socket, if there is one, which costs less than TCP."""
+        """URL for services: by the socket if there is one, which costs less than TCP."""
         login = "" if self.password is None else f":{self.password}@"
         if self.path is None:
             return f"redis://{login}127.0.0.1:{self.port}/0"
@@ -55,15 +55,15 @@ class Endpoint:
 
     @property
     def places(self) -> str:
-        """For people: without the password."""
+        """The addresses for people to read, without the password."""
         tcp = f"127.0.0.1:{self.port}, with the password in redis.url" if self.port else ""
         return " and ".join(place for place in (str(self.path or ""), tcp) if place)
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connection.
+        """Open a connection.
 
         Raises:
-            OSError: there is none.
+            OSError: the server does not accept it.
         """
         if self.path is None:
             return socket.create_connection(("127.0.0.1", self.port), timeout_s)
@@ -78,12 +78,12 @@ class Endpoint:
 
 
 def private_endpoint(folder: Path, port: int = 0) -> Endpoint:
-    """A place that this user's processes alone can use: a socket in ``folder``.
+    """An address that only this user's processes can use: a socket in ``folder``.
 
     Args:
-        port: a TCP port of loopback to listen on as well, which takes a password, since any user
-            of the machine may connect. Without one there is a port only where the socket's name
-            would be too long for the system.
+        port: a TCP port of loopback to listen on as well, with a password, since any user of the
+            machine may connect to it. Without it there is a port only if the socket's path would
+            be too long for the system.
     """
     path = folder.absolute() / "redis.sock"
     short = len(os.fsencode(path)) <= _LONGEST_SOCKET
@@ -93,19 +93,19 @@ def private_endpoint(folder: Path, port: int = 0) -> Endpoint:
 
 
 def find_redis_server() -> str:
-    """Path of a server new enough for our logs: one on PATH, else the wheel's.
+    """Path of a server that is new enough: one on PATH, else the one of the Python package.
 
     Raises:
-        PageStreamError: there is none; names what to install.
+        PageStreamError: there is none; the error names what to install.
     """
     return _find_servers()[0].path
 
 
 def find_server_for(folder: Path) -> RedisServer:
-    """A server that can read what ``folder`` holds; the kind and version that wrote it if possible.
+    """A server that can read the data in ``folder``, preferably the one that wrote it.
 
     Raises:
-        PageStreamError: there is none; names what to install.
+        PageStreamError: there is none; the error names what to install.
     """
     servers, writer = _find_servers(), version_of_data(folder)
     if writer is None:
@@ -124,10 +124,10 @@ def find_server_for(folder: Path) -> RedisServer:
 def configure(binary: str, endpoint: Endpoint, folder: Path, log: Path | None = None) -> list[str]:
     """Write the settings of a server that keeps its data in ``folder``.
 
-    They are in a file for its user alone, because command lines can be read by everybody.
+    They go to a file that only its user can read, because all users can read command lines.
 
     Args:
-        log: its output; None: standard output.
+        log: file for its output; None: standard output.
 
     Returns:
         Its command line.
@@ -161,10 +161,10 @@ def _quoted(path: Path) -> str:
 
 
 def _find_servers() -> list[RedisServer]:
-    """All that are new enough, those on PATH first.
+    """All servers that are new enough, those on PATH first.
 
     Raises:
-        PageStreamError: there is none; names what to install.
+        PageStreamError: there is none; the error names what to install.
     """
     found = []
     for path in filter(None, map(shutil.which, _NAMES)):

@@ -1,4 +1,4 @@
-"""Questions that the launcher asks a Redis of its own; none waits for long."""
+"""Commands that the launcher sends to its own Redis, with short timeouts."""
 
 from collections.abc import Sequence
 
@@ -7,18 +7,18 @@ from deploy.redis.server import Endpoint
 _TIMEOUT_S = 1.0
 
 
-def redis_answers(endpoint: Endpoint) -> bool:
-    """Whether a Redis of one's own has loaded its data and takes commands."""
+def redis_is_ready(endpoint: Endpoint) -> bool:
+    """Whether a Redis has loaded its data and accepts commands."""
     return _ask_redis(endpoint, "PING").startswith(b"+PONG")
 
 
-def forget_keys(endpoint: Endpoint, keys: Sequence[str]) -> bool:
+def delete_keys(endpoint: Endpoint, keys: Sequence[str]) -> bool:
     """Delete keys; whether the server has confirmed it."""
     return _ask_redis(endpoint, "DEL", *keys).startswith(b":")
 
 
 def _ask_redis(endpoint: Endpoint, *words: str) -> bytes:
-    """The beginning of the reply to one command; nothing if there is none."""
+    """The beginning of the reply to one command; empty if there is none."""
     try:
         with endpoint.connect(_TIMEOUT_S) as connection:
             if endpoint.password is not None:

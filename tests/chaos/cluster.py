@@ -16,7 +16,7 @@ from pathlib import Path
 from deploy.processes.child import Child
 from deploy.redis.ports import free_port
 from deploy.redis.server import Endpoint, configure, find_redis_server
-from deploy.redis.server_probe import redis_answers
+from deploy.redis.server_probe import redis_is_ready
 from deploy.settings import REPOSITORY
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.chaos.http_stream import Broken, ask
@@ -210,7 +210,7 @@ class Cluster:
         if service.child is None or service.was_killed:
             return False
         if name == "redis":
-            return await asyncio.to_thread(redis_answers, self.redis)
+            return await asyncio.to_thread(redis_is_ready, self.redis)
         with self.log(name).open() as log:
             log.seek(service.log_start)
             return service.says_ready in log.read()

@@ -133,6 +133,6 @@ def test_the_place_of_redis_is_for_its_user_alone(tmp_path: Path) -> None:
         file = redis_url_file(tmp_path)
         file.write_text("redis://of-an-earlier-start/0")
         file.chmod(0o644)
-        state.note_redis("redis://:secret@far:1/0")
+        state.record_redis_url("redis://:secret@far:1/0")
         assert file.read_text() == "redis://:secret@far:1/0\n"
         assert file.stat().st_mode & 0o777 == 0o600

@@ -438,7 +438,7 @@ async def test_a_later_worker_takes_over_and_the_earlier_stands_by() -> None:
     stage = Stage()
     mine = await stage.instance()
     later = Lease(stage.bus, KEYS, 0)
-    await later.ready("later", MODEL, KV, SPEEDS)
+    await later.acquire("later", MODEL, KV, SPEEDS)
     stage.service._lease._due_s = 0.0
     await stage.start_epoch(10, "later")
     await stage.quiet()
@@ -456,15 +456,15 @@ async def test_a_later_worker_takes_over_and_the_earlier_stands_by() -> None:
 async def test_states_before_ready_leave_a_living_workers_lease_alone() -> None:
     clock = Clock()
     bus = MemoryBus(clock)
-    await Lease(bus, KEYS, 0).ready("first", MODEL, KV, SPEEDS)
+    await Lease(bus, KEYS, 0).acquire("first", MODEL, KV, SPEEDS)
     second = Lease(bus, KEYS, 0)
-    await second.loading("second")
+    await second.publish_loading("second")
     assert decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"").instance == "first"
     clock.now_ms += 10_000
-    await second.loading("second")
+    await second.publish_loading("second")
     found = decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"")
     assert (found.state, found.instance) == (WorkerState.LOADING, "second")
-    await second.failed("second", "no such model")
+    await second.publish_failed("second", "no such model")
     clock.now_ms += 30 * 60 * 1_000
     found = decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"")
     assert (found.state, found.detail) == (WorkerState.FAILED, "no such model")

@@ -80,10 +80,10 @@ def _everybody_is_named(stack: ExitStack) -> None:
     """F3: a worker takes part in every epoch that it reads of, whoever is meant."""
 
     async def start(self: Any, started: EpochStarted) -> None:
-        await self._idle()
+        await self._leave_epoch()
         self._epoch = started.epoch
 
-    take = WorkerService._take
+    take = WorkerService._process_entry
 
     async def take_any(self: Any, entry: Any, plans: Any) -> None:
         if self._epoch is None:
@@ -91,8 +91,8 @@ def _everybody_is_named(stack: ExitStack) -> None:
             self._step = max(0, entry.id.seq - 1)
         await take(self, entry, plans)
 
-    stack.enter_context(patch.object(WorkerService, "_start", start))
-    stack.enter_context(patch.object(WorkerService, "_take", take_any))
+    stack.enter_context(patch.object(WorkerService, "_join_epoch", start))
+    stack.enter_context(patch.object(WorkerService, "_process_entry", take_any))
 
 
 def _states_are_not_compared(stack: ExitStack) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from deploy.processes.supervisor import (
-    Back,
     Died,
     Event,
     GaveUp,
+    Recovered,
     Respawned,
     Service,
     Started,
@@ -146,7 +146,7 @@ def test_the_back_off_starts_anew_after_the_service_was_up_for_a_while(
     check_that_the_back_off_starts_anew(made)
 
 
-NEWS = "/proc/self/fd/$SPAWNER_NEWS_FD"
+MESSAGES = "/proc/self/fd/$SPAWNER_MESSAGES_FD"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
@@ -154,19 +154,21 @@ def test_the_back_off_starts_anew_as_soon_as_the_service_says_that_it_is_ready(
     harness: Callable[..., Harness], tmp_path: Path
 ) -> None:
     stay = tmp_path / "stay"
-    made = harness(f"[ -e {stay} ] && echo ready > {NEWS} && echo told && exec sleep 60; exit 1")
-    until_it_stays(made, stay, Back)
+    made = harness(
+        f"[ -e {stay} ] && echo ready > {MESSAGES} && echo told && exec sleep 60; exit 1"
+    )
+    until_it_stays(made, stay, Recovered)
     check_that_the_back_off_starts_anew(made)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
 def test_a_spawners_news_of_its_service_are_passed_on(harness: Callable[..., Harness]) -> None:
     news = "echo ready; echo died signal SIGKILL; echo ready"
-    script = f"echo the reason; {{ {news}; }} > {NEWS}; exec sleep 60"
+    script = f"echo the reason; {{ {news}; }} > {MESSAGES}; exec sleep 60"
     made = harness(script)
-    assert made.until(Back) == Back("service", 0.0)
+    assert made.until(Recovered) == Recovered("service", 0.0)
     died = Respawned("service", "signal SIGKILL", ["the reason"])
-    assert made.events[1:] == [died, Back("service", 0.0)]
+    assert made.events[1:] == [died, Recovered("service", 0.0)]
     assert made.supervisor.num_deaths == 1
 
 
@@ -187,7 +189,8 @@ def test_what_was_ready_once_may_come_back_for_a_while_whatever_its_exit_code(
 ) -> None:
     away = tmp_path / "away"
     made = harness(
-        f"[ -e {away} ] && exit 78; echo ready > {NEWS}; echo up; exec sleep 60", patience_s=10.0
+        f"[ -e {away} ] && exit 78; echo ready > {MESSAGES}; echo up; exec sleep 60",
+        patience_s=10.0,
     )
     made.wait_for_log("up")
     away.touch()
@@ -200,7 +203,7 @@ def test_what_was_ready_once_may_come_back_for_a_while_whatever_its_exit_code(
     assert futile.how == "exit code 78"
     away.unlink()
     made.now += 1.0
-    made.until(Back)  # and the patience begins anew
+    made.until(Recovered)  # and the patience begins anew
     away.touch()
     os.kill(made.supervisor.pid or 0, signal.SIGKILL)
     made.until(Died)
@@ -217,11 +220,11 @@ def test_what_dies_again_and_again_before_it_is_ready_is_hopeless(
 ) -> None:
     made = harness("echo no memory; exit 1")
     for _ in range(3):
-        assert not made.supervisor.is_hopeless
+        assert not made.supervisor.keeps_failing
         made.until(Died)
         made.now = made.supervisor.next_deadline or 0.0
-    assert made.supervisor.is_hopeless
-    assert list(made.supervisor.last_words) == ["no memory"]
+    assert made.supervisor.keeps_failing
+    assert list(made.supervisor.last_lines) == ["no memory"]
 
 
 def test_a_killed_service_is_started_again(harness: Callable[..., Harness]) -> None:

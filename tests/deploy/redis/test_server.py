@@ -18,7 +18,7 @@ from deploy.redis.server import (
     find_server_for,
     private_endpoint,
 )
-from deploy.redis.server_probe import forget_keys, redis_answers
+from deploy.redis.server_probe import delete_keys, redis_is_ready
 from shared.bus.api import START, Append
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, PageStreamError
@@ -124,7 +124,7 @@ def served(binary: str, endpoint: Endpoint, folder: Path) -> Iterator[None]:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
             deadline = time.monotonic() + 10
-            while not redis_answers(endpoint) and time.monotonic() < deadline:
+            while not redis_is_ready(endpoint) and time.monotonic() < deadline:
                 time.sleep(0.01)  # between two looks; what is waited for is the condition
             yield
         finally:
@@ -143,7 +143,7 @@ def test_only_processes_of_this_user_reach_it(tmp_path: Path, name: str, scheme:
     assert endpoint.url.startswith(f"{scheme}://")
     with served(find_redis_server(), endpoint, folder):
         assert asyncio.run(_written_and_read(endpoint.url)) == 1
-        assert forget_keys(endpoint, ["log"])
+        assert delete_keys(endpoint, ["log"])
         if endpoint.path is not None:
             assert endpoint.path.stat().st_mode & 0o077 == 0
             assert endpoint.port == 0
