@@ -150,7 +150,7 @@ class Launcher:
         url = http_url(gateway.host, gateway.port)
         model = model_name(gateway.model, gateway.served_model_name)
         body = f'{{"model": "{model}", "prompt": "Once upon a time", "max_tokens": 32}}'
-        key = "-H 'Authorization: Bearer YOUR-KEY' " if gateway.asks_for_keys else ""
+        key = "-H 'Authorization: Bearer YOUR-KEY' " if gateway.requires_keys else ""
         self._terminal.show(
             f"ready: {url} serves {model}; try: curl {url}/v1/completions "
             f"-H 'Content-Type: application/json' {key}-d '{body}'"

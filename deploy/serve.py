@@ -64,7 +64,7 @@ def resolve(options: Options) -> Options:
     environ = dict(options.environ)
     environ |= {"PAGESTREAM_MODEL": model, "PAGESTREAM_PORT": str(port)}
     gateway = dataclasses.replace(options.gateway, model=model, port=port)
-    if gateway.asks_for_keys and not gateway.gateway_metrics_port:
+    if gateway.requires_keys and not gateway.gateway_metrics_port:
         # The launcher has no API key, but polls the gateway's health.
         gateway = dataclasses.replace(
             gateway, gateway_metrics_host="127.0.0.1", gateway_metrics_port=free_port()
@@ -105,7 +105,7 @@ def metrics_urls(options: Options) -> list[str]:
 def warnings(options: Options) -> list[str]:
     """Warnings on settings that work, but are probably not intended."""
     gateway = options.gateway
-    if gateway.asks_for_keys or is_loopback(gateway.host):
+    if gateway.requires_keys or is_loopback(gateway.host):
         return []
     return [
         f"--host {gateway.host} without --api-keys: every client that reaches this machine's port "

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import uvloop
 
-from gateway.http.server import Server, heed_signals
+from gateway.http.server import Server, handle_signals
 from gateway.settings import GatewaySettings
 from gateway.text.memory_release import limit_free_memory
 from gateway.text.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callabl
         _log.warning("starting without Redis", error=error)
     try:
         server = Server(settings, bus, tokenizer)
-        heed_signals(server)
+        handle_signals(server)
         return await server.run(ready)
     finally:
         await bus.close()

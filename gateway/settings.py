@@ -192,6 +192,6 @@ class GatewaySettings(ServiceSettings):
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
 
     @property
-    def asks_for_keys(self) -> bool:
+    def requires_keys(self) -> bool:
         """Clients need an API key."""
         return self.api_keys is not None or self.api_key is not None

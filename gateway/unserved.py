@@ -41,7 +41,7 @@ def create_unserved_app(
     app.router.routes.extend(management_routes(metrics, lambda: _refusal(reason)))
 
     @app.get("/version")
-    async def say_version() -> dict[str, str]:
+    async def show_version() -> dict[str, str]:
         return {"version": version()}
 
     @app.api_route("/{path:path}", methods=_METHODS, include_in_schema=False)

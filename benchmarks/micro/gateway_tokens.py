@@ -116,7 +116,7 @@ async def measure(num_streams: int, num_tokens: int, step_s: float, profile: boo
     if profiler is not None:
         profiler.disable()
         pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(30)
-    server.leave()
+    server.stop()
     await running
     return 1e6 * spent_s / (num_streams * num_tokens)
 

@@ -75,7 +75,7 @@ class ApiKeys:
         self.reload()
 
     @property
-    def are_asked_for(self) -> bool:
+    def are_required(self) -> bool:
         """False: everybody is let in."""
         return bool(self._keys)
 

@@ -31,9 +31,9 @@ class RequireKey:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         keys, is_client = self._keys, True
-        if scope.get("path") == _METRICS_PATH and self._metrics_keys.are_asked_for:
+        if scope.get("path") == _METRICS_PATH and self._metrics_keys.are_required:
             keys, is_client = self._metrics_keys, False
-        if scope["type"] == "http" and keys.are_asked_for:
+        if scope["type"] == "http" and keys.are_required:
             given = Headers(scope=scope).get("authorization", "")
             key = keys.key_of(given)
             if key is not None:

@@ -70,7 +70,7 @@ class _Running:
         self.arrival: asyncio.Timeout | None = None
         self.has_place = True
 
-    def hurry(self, now_s: float) -> None:
+    def expire(self, now_s: float) -> None:
         """Its body is not waited for any longer."""
         self.deadline_s = now_s
         if self.arrival is not None:
@@ -124,7 +124,7 @@ class LimitCalls:
         finally:
             self._arriving.pop(running, None)
             self._release_place(running)
-            running.bytes.give_back(caller, running.num_bytes)
+            running.bytes.release(caller, running.num_bytes)
 
     def _counting(self, call: Call, running: _Running, receive: Receive) -> Receive:
         """``receive`` that counts the body, and waits for it no longer than it may take."""
@@ -186,11 +186,11 @@ class LimitCalls:
                 return False  # all that follow are younger
             if running.has_place and caller in (None, running.caller):
                 self._release_place(running)
-                running.hurry(now_s)
+                running.expire(now_s)
                 return True
         return False
 
     def _release_place(self, running: _Running) -> None:
         if running.has_place:
             running.has_place = False
-            self._calls.give_back(running.caller, 1)
+            self._calls.release(running.caller, 1)

@@ -35,7 +35,7 @@ class Quota:
         self._held_by_all += amount
         self._held[caller] += amount
 
-    def give_back(self, caller: str, amount: int) -> None:
+    def release(self, caller: str, amount: int) -> None:
         """A caller holds so much less."""
         self._held_by_all -= amount
         self._held[caller] -= amount

@@ -71,7 +71,7 @@ def create_app(service: Service) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = describe(app, bodies, service.keys.are_asked_for, OPEN_PATHS)
+            app.openapi_schema = describe(app, bodies, service.keys.are_required, OPEN_PATHS)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -102,7 +102,9 @@ class BoundedHttp(HttpConnection):
 
     def on_message_begin(self) -> None:
         self._stop_waiting()
-        self._arrival = self.loop.call_later(self._limits.request_timeout_s, self._is_too_slow)
+        self._arrival = self.loop.call_later(
+            self._limits.request_timeout_s, self._on_request_timeout
+        )
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
@@ -139,7 +141,7 @@ class BoundedHttp(HttpConnection):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._reading = self.loop.call_later(self._limits.write_timeout_s, self._is_unread)
+        self._reading = self.loop.call_later(self._limits.write_timeout_s, self._on_write_timeout)
 
     def resume_writing(self) -> None:
         if self._reading is not None:
@@ -147,7 +149,7 @@ class BoundedHttp(HttpConnection):
             self._reading = None
         super().resume_writing()
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         _log.debug("idle connection closed for another", client=self.client)
         if self.transport.get_write_buffer_size():  # an answer that is not read would hold it open
             self.transport.abort()
@@ -172,14 +174,14 @@ class BoundedHttp(HttpConnection):
             self.refuse(head_too_large(self._limits.max_head_bytes))
             raise _Refused
 
-    def _is_too_slow(self) -> None:
+    def _on_request_timeout(self) -> None:
         if self._waits_for_us:
             timeout_s = self._limits.request_timeout_s
-            self._arrival = self.loop.call_later(timeout_s, self._is_too_slow)
+            self._arrival = self.loop.call_later(timeout_s, self._on_request_timeout)
             return
         self.refuse(too_slow(self._limits.request_timeout_s))
 
-    def _is_unread(self) -> None:
+    def _on_write_timeout(self) -> None:
         _log.info("a client does not read", client=self.client)
         self.transport.abort()
 

@@ -14,7 +14,7 @@ _SUBSCRIBER_BITS = 64  # of an IPv6 address; one subscriber has all addresses be
 class Connection(Protocol):
     """What the table does to a connection."""
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         """Close, since another connection needs the place."""
 
 
@@ -96,7 +96,7 @@ class ConnectionTable:
         if oldest is None:
             return False
         self.remove(oldest)
-        oldest.give_way()
+        oldest.evict()
         return True
 
     def _origin_of(self, address: str | None) -> str:

@@ -26,10 +26,10 @@ def management_routes(metrics: GatewayMetrics, ready: Callable[[], Response]) ->
     async def show_metrics(request: Request) -> Response:  # noqa: ARG001
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    async def say_alive(request: Request) -> Response:  # noqa: ARG001
+    async def show_alive(request: Request) -> Response:  # noqa: ARG001
         return JSONResponse({"status": "alive"})
 
-    async def say_ready(request: Request) -> Response:  # noqa: ARG001
+    async def show_ready(request: Request) -> Response:  # noqa: ARG001
         return ready()
 
     async def show_status(request: Request) -> Response:  # noqa: ARG001
@@ -38,6 +38,6 @@ def management_routes(metrics: GatewayMetrics, ready: Callable[[], Response]) ->
     return [
         Route("/health", show_status),
         Route("/metrics", show_metrics),
-        Route("/health/live", say_alive),
-        Route("/health/ready", say_ready),
+        Route("/health/live", show_alive),
+        Route("/health/ready", show_ready),
     ]

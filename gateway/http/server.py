@@ -91,7 +91,7 @@ class Server:
         fit = connections_that_fit(settings.max_connections)
         self._limits = connection_limits(settings, fit)
         self._settings = settings
-        self._leave = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._listening = asyncio.Event()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> int:
@@ -107,7 +107,7 @@ class Server:
         engine = asyncio.create_task(self.service.engine.run())
         servers = [http, *self._management()]
         serving = [asyncio.create_task(server.serve()) for server in servers]
-        leaving = asyncio.create_task(self._leave.wait())
+        leaving = asyncio.create_task(self._stopping.wait())
         announcing = asyncio.create_task(self._announce(http, ready))
         failed = False
         try:
@@ -134,9 +134,9 @@ class Server:
         await self._listening.wait()
         return self.port
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Accept nothing more, let open streams end, and return from ``run``."""
-        self._leave.set()
+        self._stopping.set()
 
     def reload_keys(self) -> None:
         """Read the file of API keys again; if it cannot be used, those known before stay."""
@@ -173,7 +173,7 @@ class Server:
         await http.bound.wait()
         self.port = http.port
         self._listening.set()
-        if not self.service.keys.are_asked_for and not _is_loopback(self._settings.host):
+        if not self.service.keys.are_required and not _is_loopback(self._settings.host):
             _log.warning("no API keys: everybody who reaches the port may use it")
         _log.info(
             "listening",
@@ -217,7 +217,7 @@ async def _end(task: "asyncio.Task[Any]") -> bool:
     return True
 
 
-def heed_signals(server: Server) -> None:
+def handle_signals(server: Server) -> None:
     """Leave in good order at the first SIGTERM or SIGINT, at once at the second.
 
     SIGHUP reads the API keys again.
@@ -230,7 +230,7 @@ def heed_signals(server: Server) -> None:
             _log.warning("second signal, leaving at once", signal=number)
             os._exit(128 + number)
         seen.append(number)
-        server.leave()
+        server.stop()
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal, number)

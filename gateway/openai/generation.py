@@ -29,7 +29,7 @@ from gateway.http.errors import (
 )
 from gateway.openai.generation_output import GenerationOutput
 from gateway.openai.prompt_requests import Choice, HistoryDiffers
-from gateway.resume.client_view import views_of
+from gateway.resume.client_view import client_views
 from gateway.resume.event_ids import Position, StreamPosition
 from gateway.resume.stream_context import read_display
 from gateway.text.choice_text import Delta
@@ -56,7 +56,7 @@ class Generation:
     The engine's events arrive in ``queue``; ``output`` turns them into what clients see.
 
     Attributes:
-        server_leaves: it ended because this process does.
+        server_stops: it ended because this process does.
         is_taken_over: a newer call delivers at least one of its requests.
     """
 
@@ -65,7 +65,7 @@ class Generation:
     ) -> None:
         self.queue = EventQueue()
         self.output = output
-        self.server_leaves = self.is_taken_over = False
+        self.server_stops = self.is_taken_over = False
         self._engine = engine
         self._metrics = metrics
         self._abort_reason = "not finished"
@@ -115,7 +115,7 @@ class Generation:
             own = [next(positions) for _ in request.choices]
             if known is None:
                 continue
-            views = views_of(known, [(place.num_tokens, place.ended) for place in own])
+            views = client_views(known, [(place.num_tokens, place.ended) for place in own])
             for choice, view in zip(request.choices, views, strict=True):
                 if output.display.output.generate:
                     try:
@@ -226,7 +226,7 @@ class Generation:
             raise ClientLeft
         if isinstance(event, ServerStopping):
             self._abort_reason = "gateway shuts down"
-            self.server_leaves = True
+            self.server_stops = True
             raise shutting_down(accepted=True, resumable=self.output.display.resumable)
         if isinstance(event, _WITHOUT_OUTPUT):
             return None

@@ -22,7 +22,7 @@ from gateway.openai.request_schema import ChatBody, CompletionBody, GenerationBo
 from gateway.openai.response_schema import ChatAnswer, CompletionAnswer
 from gateway.openai.responses import Resumption, StreamAnswer, whole_answer
 from gateway.openai.validation import (
-    Output,
+    OutputOptions,
     Prompt,
     chat_max_tokens,
     chat_output,
@@ -34,7 +34,7 @@ from gateway.openai.validation import (
     sampling_params,
 )
 from gateway.prompts.prompt_length import sampling_of_last, scores_last, truncated
-from gateway.prompts.tokenization import Asking
+from gateway.prompts.tokenization import TokenizeOptions
 from gateway.resume.event_ids import StreamPosition
 from gateway.resume.stream_context import Display, fingerprint, request_id, seed_of
 from gateway.resume.stream_ids import call_id_of, secret_of_key, stream_id_of
@@ -93,8 +93,8 @@ async def _complete(service: Service, request: Request) -> Response:
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
     prompts, sampling = [], []
-    asking = _asking(request, body, engine)
-    for whole in await service.prompts.completion(body, asking):
+    options = _tokenize_options(request, body, engine)
+    for whole in await service.prompts.completion(body, options):
         prompt = truncated(whole, body, engine)
         if scores_last(prompt, output, beams, engine):
             prompt = replace(prompt, scores_last=True)
@@ -116,8 +116,8 @@ async def _chat(service: Service, request: Request) -> Response:
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    asking = _asking(request, body, engine)
-    whole = await service.prompts.chat(body.messages, body.tools, asking)
+    options = _tokenize_options(request, body, engine)
+    whole = await service.prompts.chat(body.messages, body.tools, options)
     prompt = truncated(whole, body, engine)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
@@ -129,10 +129,10 @@ def _priority(service: Service, request: Request, body: GenerationBody) -> int:
     return priority_of(body, call_of(request).priorities, service.keys.open_priorities)
 
 
-def _asking(request: Request, body: GenerationBody, engine: Engine) -> Asking:
+def _tokenize_options(request: Request, body: GenerationBody, engine: Engine) -> TokenizeOptions:
     # What is cut off may have any length.
     is_cut = body.truncate_prompt_tokens is not None
-    return Asking(caller_of(request), None if is_cut else engine.model.max_model_len)
+    return TokenizeOptions(caller_of(request), None if is_cut else engine.model.max_model_len)
 
 
 async def _answer(
@@ -141,7 +141,7 @@ async def _answer(
     body: GenerationBody,
     prompts: Sequence[Prompt],
     sampling: Sequence[SamplingParams],
-    output: Output,
+    output: OutputOptions,
     priority: int,
 ) -> Response:
     call = call_of(request)
@@ -213,7 +213,7 @@ def _display(
     call: Call,
     body: GenerationBody,
     prompts: Sequence[Prompt],
-    output: Output,
+    output: OutputOptions,
     is_repeatable: bool,
 ) -> Display:
     options = body.stream_options

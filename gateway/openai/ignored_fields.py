@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 # By field: the harmless values, or the type whose values all are. null always is.
-Neutral = Mapping[str, tuple[Any, ...] | type]
+IgnoredFields = Mapping[str, tuple[Any, ...] | type]
 
-NEUTRAL: Neutral = {
+IGNORED: IgnoredFields = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -33,11 +33,11 @@ NEUTRAL: Neutral = {
     "verbosity": (),
     "web_search_options": (),
 }
-NEUTRAL_IN_STREAM_OPTIONS: Neutral = {
+IGNORED_IN_STREAM_OPTIONS: IgnoredFields = {
     "include_obfuscation": (False,),
 }
 # An assistant's message, as the official clients give it out and users send it back.
-NEUTRAL_IN_MESSAGE: Neutral = {
+IGNORED_IN_MESSAGE: IgnoredFields = {
     "refusal": (),
     "annotations": ([],),
     "audio": (),
@@ -47,22 +47,22 @@ NEUTRAL_IN_MESSAGE: Neutral = {
 _JSON_TYPES: dict[type, str] = {bool: "boolean", str: "string", dict: "object"}
 
 
-def is_harmless(value: Any, neutral: tuple[Any, ...] | type) -> bool:
+def may_be_ignored(value: Any, ignored: tuple[Any, ...] | type) -> bool:
     """Whether a field with this entry may hold this value."""
     if value is None:
         return True
-    if isinstance(neutral, type):
-        return type(value) is neutral
+    if isinstance(ignored, type):
+        return type(value) is ignored
     # True equals 1, but is no number
-    return any(type(value) is type(other) and value == other for other in neutral)
+    return any(type(value) is type(other) and value == other for other in ignored)
 
 
-def describing(neutral: Neutral) -> Callable[[dict[str, Any]], None]:
+def describe_ignored(ignored: IgnoredFields) -> Callable[[dict[str, Any]], None]:
     """Adds these fields to a body's description, which allows no others that it does not name."""
 
     def describe(schema: dict[str, Any]) -> None:
         schema["additionalProperties"] = False
-        for name, values in neutral.items():
+        for name, values in ignored.items():
             if isinstance(values, type):
                 field: dict[str, Any] = {"type": ["null", _JSON_TYPES[values]]}
             else:

@@ -32,7 +32,7 @@ from gateway.openai.response_schema import (
     TokensAnswer,
     VersionAnswer,
 )
-from gateway.prompts.tokenization import Asking
+from gateway.prompts.tokenization import TokenizeOptions
 from gateway.service import Service
 from gateway.text.tokenizer import Tokenizer
 from shared.messages.leases import PrefixState
@@ -97,8 +97,8 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
             index = next(index for index, token in enumerate(body.tokens) if token >= size)
             reason = f"the tokenizer has the tokens 0 to {size - 1}"
             raise invalid_value(f"tokens[{index}]", body.tokens[index], reason)
-        asking = Asking(caller_of(request))
-        found = await service.prompts.text(body.tokens, skip_special=False, asking=asking)
+        options = TokenizeOptions(caller_of(request))
+        found = await service.prompts.text(body.tokens, skip_special=False, options=options)
         if len(found) <= _WHOLE_CHARS:
             return JSONResponse({"prompt": found})
         return PiecewiseJson(members(("prompt", text(found))))
@@ -143,15 +143,15 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
 async def _tokenize(service: Service, request: Request) -> Response:
     body = await service.bodies.read(request, _tokenize_body, service.max_token_bytes)
     service.check_model(body.model)
-    asking = Asking(caller_of(request))
+    options = TokenizeOptions(caller_of(request))
     if isinstance(body, TokenizeChatBody):
         generation_prompt = body.add_generation_prompt is not False
         tokens = await service.prompts.chat_tokens(
-            body.messages, body.tools, generation_prompt, asking
+            body.messages, body.tools, generation_prompt, options
         )
     else:
         special = body.add_special_tokens is not False
-        tokens = await service.prompts.text_tokens(body.prompt, special, asking)
+        tokens = await service.prompts.text_tokens(body.prompt, special, options)
     engine = service.engine.status
     answer: dict[str, Any] = {
         "count": len(tokens),

@@ -137,7 +137,7 @@ def plain_text(media_type: str) -> dict[int | str, dict[str, Any]]:
 def describe(
     app: FastAPI,
     bodies: list[type[BaseModel]],
-    keys_are_asked_for: bool,
+    keys_are_required: bool,
     open_paths: tuple[str, ...],
 ) -> dict[str, Any]:
     """The OpenAPI description of ``app``, with the schemas of all bodies.
@@ -157,7 +157,7 @@ def describe(
         for method in _METHODS:
             if method in item:
                 _drop_fastapis_own(item[method]["responses"])
-                needs_key = keys_are_asked_for and path not in open_paths
+                needs_key = keys_are_required and path not in open_paths
                 item[method]["security"] = [{"api_key": []}] if needs_key else []
     return described
 

@@ -25,12 +25,12 @@ from gateway.http.errors import (
 )
 from gateway.http.malformed_json import not_json
 from gateway.openai.ignored_fields import (
-    NEUTRAL,
-    NEUTRAL_IN_MESSAGE,
-    NEUTRAL_IN_STREAM_OPTIONS,
-    Neutral,
-    describing,
-    is_harmless,
+    IGNORED,
+    IGNORED_IN_MESSAGE,
+    IGNORED_IN_STREAM_OPTIONS,
+    IgnoredFields,
+    describe_ignored,
+    may_be_ignored,
 )
 from shared.sampling import PARAMETERS, Parameter, TokenBias
 
@@ -150,7 +150,7 @@ class _Part(BaseModel):
 class StreamOptions(_Body):
     """How a stream is written."""
 
-    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_STREAM_OPTIONS))
+    model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_STREAM_OPTIONS))
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = Field(
@@ -183,7 +183,7 @@ else:
 class GenerationBody(_SamplingFields):
     """What both ways to generate have in common; sampling parameters as in ``PARAMETERS``."""
 
-    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL))
+    model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED))
 
     stop: Stop | None = None
     use_beam_search: bool | None = None  # with n as the number of beams
@@ -275,7 +275,7 @@ class ChatTool(_Part):
 class ChatMessage(_Body):
     """One turn of a conversation."""
 
-    model_config = ConfigDict(json_schema_extra=describing(NEUTRAL_IN_MESSAGE))
+    model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_MESSAGE))
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = Field(None, description="null only beside an assistant's tool_calls.")
@@ -346,12 +346,12 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
         if first["type"] == "json_invalid":
             raise not_json(data, first["msg"]) from None
         raise from_validation(error) from None
-    _refuse_extra(body, "", NEUTRAL if isinstance(body, GenerationBody) else {})
+    _refuse_extra(body, "", IGNORED if isinstance(body, GenerationBody) else {})
     if isinstance(body, _ChatMessages):
         for index, message in enumerate(body.messages):
             check_message(message, f"messages[{index}].")
     if isinstance(body, GenerationBody) and body.stream_options is not None:
-        _refuse_extra(body.stream_options, "stream_options.", NEUTRAL_IN_STREAM_OPTIONS)
+        _refuse_extra(body.stream_options, "stream_options.", IGNORED_IN_STREAM_OPTIONS)
         if not body.stream:
             raise invalid("stream_options", "stream_options: only allowed when stream is true")
     if isinstance(body, GenerationBody) and body.stream_resume and not body.stream:
@@ -370,7 +370,7 @@ def check_message(message: ChatMessage, path: str) -> None:
     Raises:
         ApiError: 400 that names the field, which begins with ``path``.
     """
-    _refuse_extra(message, path, NEUTRAL_IN_MESSAGE)
+    _refuse_extra(message, path, IGNORED_IN_MESSAGE)
     if message.content is None and not (message.role == "assistant" and message.tool_calls):
         name = f"{path}content"
         if "content" not in message.model_fields_set:
@@ -384,7 +384,7 @@ def check_message(message: ChatMessage, path: str) -> None:
         raise invalid_value(f"{path}tool_call_id", message.tool_call_id, reason)
 
 
-def _refuse_extra(body: _Body, path: str, neutral: Neutral) -> None:
+def _refuse_extra(body: _Body, path: str, ignored: IgnoredFields) -> None:
     for name, value in (body.model_extra or {}).items():
-        if name not in neutral or not is_harmless(value, neutral[name]):
+        if name not in ignored or not may_be_ignored(value, ignored[name]):
             raise unsupported(path + name[:80], value)

@@ -131,7 +131,7 @@ class StreamAnswer(Response):
                 resumption.window_s
             )  # another call takes over one request after the other
         else:
-            generation.close(abort=resumption is None or not generation.server_leaves)
+            generation.close(abort=resumption is None or not generation.server_stops)
 
     async def _send_resumable(self, receive: Receive, send: Send, window_s: float) -> None:
         """Send the stream, and run on for ``window_s`` after the client has left.

@@ -40,7 +40,7 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputOptions:
     """What the client wants to see of the tokens; the engine need not know."""
 
     stops: tuple[str, ...]
@@ -60,7 +60,7 @@ class Output:
         return self.num_candidates > self.num_choices
 
 
-def completion_output(body: CompletionBody) -> Output:
+def completion_output(body: CompletionBody) -> OutputOptions:
     """What a completion shows."""
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         reason = "must be at least 1 unless echo is true or prompt_logprobs is given"
@@ -75,7 +75,7 @@ def completion_output(body: CompletionBody) -> Output:
     if body.stream and may_rank:
         reason = "which is best is known at the end only, so there is nothing to stream"
         raise invalid_value("best_of", num_candidates, reason)
-    return Output(
+    return OutputOptions(
         stops=_stops(body),
         min_tokens=body.min_tokens or 0,
         num_logprobs=body.logprobs,
@@ -89,11 +89,11 @@ def completion_output(body: CompletionBody) -> Output:
     )
 
 
-def chat_output(body: ChatBody) -> Output:
+def chat_output(body: ChatBody) -> OutputOptions:
     """What an answer in a conversation shows."""
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_value("top_logprobs", body.top_logprobs, "needs logprobs to be true")
-    return Output(
+    return OutputOptions(
         stops=_stops(body),
         min_tokens=body.min_tokens or 0,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -127,7 +127,9 @@ def priority_of(body: GenerationBody, of_key: PriorityRange | None, of_all: Prio
     return body.priority
 
 
-def check_num_choices(num_prompts: int, output: Output, is_resumable: bool, limit: int) -> None:
+def check_num_choices(
+    num_prompts: int, output: OutputOptions, is_resumable: bool, limit: int
+) -> None:
     """Refuse more choices than one call may have, before anything is done for the first of them.
 
     Args:
@@ -149,7 +151,7 @@ def check_num_choices(num_prompts: int, output: Output, is_resumable: bool, limi
 
 
 def completion_max_tokens(
-    body: CompletionBody, prompt: Prompt, output: Output, engine: Engine
+    body: CompletionBody, prompt: Prompt, output: OutputOptions, engine: Engine
 ) -> int:
     """How many tokens to generate at most, by default as OpenAI does."""
     explicit = 1 if body.max_tokens == 0 else body.max_tokens
@@ -160,7 +162,7 @@ def completion_max_tokens(
     return explicit
 
 
-def chat_max_tokens(body: ChatBody, prompt: Prompt, output: Output, engine: Engine) -> int:
+def chat_max_tokens(body: ChatBody, prompt: Prompt, output: OutputOptions, engine: Engine) -> int:
     """How many tokens to generate at most: by default all that fit."""
     field, explicit = "max_completion_tokens", body.max_completion_tokens
     if explicit is None:
@@ -179,7 +181,7 @@ def chat_max_tokens(body: ChatBody, prompt: Prompt, output: Output, engine: Engi
 
 def sampling_params(
     body: GenerationBody,
-    output: Output,
+    output: OutputOptions,
     beams: BeamParams | None,
     max_tokens: int,
     engine: Engine,
@@ -206,7 +208,7 @@ def sampling_params(
     )
 
 
-def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:
+def check_prompt(prompt: Prompt, output: OutputOptions, engine: Engine) -> None:
     """Refuse tokens that the model does not have, and prompts that leave no room for an answer.
 
     Raises:
@@ -242,7 +244,7 @@ def check_prompt(prompt: Prompt, output: Output, engine: Engine) -> None:
 
 
 def _check_room(
-    max_tokens: int, field: str, prompt: Prompt, output: Output, engine: Engine
+    max_tokens: int, field: str, prompt: Prompt, output: OutputOptions, engine: Engine
 ) -> None:
     length, context = len(prompt.tokens), engine.model.max_model_len
     given = f"the prompt has {length} tokens and {field} is {max_tokens}"
@@ -256,7 +258,7 @@ def _check_room(
         raise too_long(f"{given}; {_blocks(prompt, max_tokens, output, engine)}", field)
 
 
-def _blocks(prompt: Prompt, max_tokens: int, output: Output, engine: Engine) -> str:
+def _blocks(prompt: Prompt, max_tokens: int, output: OutputOptions, engine: Engine) -> str:
     """What a request needs of the KV cache, and what there is."""
     num_candidates = output.num_candidates
     needed = engine.blocks_needed(len(prompt.tokens), max_tokens, num_candidates)

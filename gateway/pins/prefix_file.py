@@ -103,5 +103,7 @@ def _tokens(line: _Line, tokenizer: Tokenizer) -> list[int]:
     assert line.messages is not None, "one of the three is given"
     if not tokenizer.has_chat_template:
         raise ValueError("messages: this model has no chat template")
-    chat = tokenizer.render_apart(conversation(line.messages, add_generation_prompt=False))
+    chat = tokenizer.render_with_control_tokens(
+        conversation(line.messages, add_generation_prompt=False)
+    )
     return tokenizer.encode_chat(chat)

@@ -15,7 +15,7 @@ _NUM_PRIVATE = 0xFFFD
 _SECRET_CHARS = 8
 
 
-class ApartEncoder:
+class LiteralTextEncoder:
     """A second tokenizer of the same model, which reads the names of control tokens as plain text.
 
     In the places where the template wrote control tokens stand secret names of them, which it

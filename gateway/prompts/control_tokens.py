@@ -56,12 +56,12 @@ class RenderedChat:
 
     Attributes:
         control: control tokens that the template wrote, in their order; None: all that there are.
-        names_others: other control tokens stand in the text by name.
+        has_literal_names: other control tokens stand in the text by name.
     """
 
     text: str
     control: tuple[ControlSpan, ...] | None = None
-    names_others: bool = False
+    has_literal_names: bool = False
 
 
 Render = Callable[[Conversation], str]

@@ -41,7 +41,7 @@ class ChatRenderer:
         """
 
         def render() -> RenderedChat:
-            return self._tokenizer.render_apart(
+            return self._tokenizer.render_with_control_tokens(
                 conversation(messages, tools, add_generation_prompt)
             )
 

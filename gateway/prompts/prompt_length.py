@@ -5,7 +5,7 @@ from dataclasses import replace
 from gateway.engine.client import Engine
 from gateway.http.errors import invalid_value
 from gateway.openai.request_schema import ChatBody, GenerationBody
-from gateway.openai.validation import COMPLETION_MAX_TOKENS, Output, Prompt
+from gateway.openai.validation import COMPLETION_MAX_TOKENS, OutputOptions, Prompt
 from shared.sampling import BeamParams, SamplingParams, TokenBias
 
 _CERTAIN_BIAS = 1e6  # beyond all logits, and exact enough in single precision
@@ -31,7 +31,9 @@ def truncated(prompt: Prompt, body: GenerationBody, engine: Engine) -> Prompt:
     return replace(prompt, tokens=prompt.tokens[-most:], text=None)
 
 
-def scores_last(prompt: Prompt, output: Output, beams: BeamParams | None, engine: Engine) -> bool:
+def scores_last(
+    prompt: Prompt, output: OutputOptions, beams: BeamParams | None, engine: Engine
+) -> bool:
     """Whether the prompt is to be looked at only, and leaves no room for a token to be generated.
 
     The engine generates at least one token. So of such a prompt it gets all but the last token, and

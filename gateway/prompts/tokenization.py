@@ -11,7 +11,7 @@ from gateway.openai.validation import Prompt
 from gateway.prompts.control_tokens import TemplateRefused
 from gateway.prompts.conversations import DEFAULT_LIMIT_S, ChatRenderer
 from gateway.prompts.fair_threads import FairThreads
-from gateway.text.memory_release import give_back
+from gateway.text.memory_release import release_free_memory
 from gateway.text.tokenizer import Tokenizer
 
 # Below, encoding takes less than handing it to a thread and back.
@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class TokenizeOptions:
     """On whose behalf text is tokenized, and what for.
 
     Attributes:
@@ -41,7 +41,7 @@ class Asking:
     max_tokens: int | None = None
 
 
-ANYBODY = Asking()
+DEFAULT_OPTIONS = TokenizeOptions()
 
 
 class PromptReader:
@@ -81,7 +81,9 @@ class PromptReader:
             )
         return len(given)
 
-    async def completion(self, body: CompletionBody, asking: Asking = ANYBODY) -> list[Prompt]:
+    async def completion(
+        self, body: CompletionBody, options: TokenizeOptions = DEFAULT_OPTIONS
+    ) -> list[Prompt]:
         """The prompts of a completion, one for each request.
 
         Raises:
@@ -90,7 +92,7 @@ class PromptReader:
         given = body.prompt
         if isinstance(given, str):
             self._check_chars("prompt", len(given))
-            return [await self._from_text(given, "prompt", len(given), asking)]
+            return [await self._from_text(given, "prompt", len(given), options)]
         if isinstance(given[0], int):
             return [self._from_tokens(given, "prompt")]
         # Many short ones are as much work as a long one.
@@ -99,7 +101,7 @@ class PromptReader:
         self._check_chars("prompt", num_chars)
         size = num_chars + _PIECE_CHARS * len(texts)
         return [
-            await self._from_text(item, f"prompt[{index}]", size, asking)
+            await self._from_text(item, f"prompt[{index}]", size, options)
             if isinstance(item, str)
             else self._from_tokens(cast("list[int]", item), f"prompt[{index}]")
             for index, item in enumerate(given)
@@ -109,10 +111,10 @@ class PromptReader:
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ChatTool] | None = None,
-        asking: Asking = ANYBODY,
+        options: TokenizeOptions = DEFAULT_OPTIONS,
     ) -> Prompt:
         """The prompt that asks for the next turn of a conversation."""
-        tokens = await self.chat_tokens(messages, tools, True, asking)
+        tokens = await self.chat_tokens(messages, tools, True, options)
         return Prompt(tokens, None, "messages")
 
     async def chat_tokens(
@@ -120,7 +122,7 @@ class PromptReader:
         messages: Sequence[ChatMessage],
         tools: Sequence[ChatTool] | None = None,
         add_generation_prompt: bool = True,
-        asking: Asking = ANYBODY,
+        options: TokenizeOptions = DEFAULT_OPTIONS,
     ) -> list[int]:
         """Tokens of a conversation.
 
@@ -132,21 +134,23 @@ class PromptReader:
         self._check_chars("messages", sum(map(_num_chars, messages)))
 
         try:
-            chat = await self._chats.rendered(messages, tools, add_generation_prompt, asking.caller)
+            chat = await self._chats.rendered(
+                messages, tools, add_generation_prompt, options.caller
+            )
 
             def encode() -> list[int]:
-                self._check_length("messages", chat.text, asking)
+                self._check_length("messages", chat.text, options)
                 return self._tokenizer.encode_chat(chat)
 
             # The encoder for messages that name control tokens is made when it is first needed.
-            size = _INLINE_CHARS + 1 if chat.names_others else len(chat.text)
-            return await self._run(size, encode, asking)
+            size = _INLINE_CHARS + 1 if chat.has_literal_names else len(chat.text)
+            return await self._run(size, encode, options)
         except TemplateRefused as error:
             reason = f"the chat template refuses these messages: {error}"
             raise invalid("messages", reason) from None
 
     async def text_tokens(
-        self, text: str, add_special_tokens: bool, asking: Asking = ANYBODY
+        self, text: str, add_special_tokens: bool, options: TokenizeOptions = DEFAULT_OPTIONS
     ) -> list[int]:
         """Tokens of a text.
 
@@ -154,31 +158,31 @@ class PromptReader:
             ApiError: 400, it is too long.
         """
         self._check_chars("prompt", len(text))
-        return await self._encoded(text, add_special_tokens, len(text), asking)
+        return await self._encoded(text, add_special_tokens, len(text), options)
 
     async def text(
-        self, tokens: Sequence[int], skip_special: bool, asking: Asking = ANYBODY
+        self, tokens: Sequence[int], skip_special: bool, options: TokenizeOptions = DEFAULT_OPTIONS
     ) -> str:
         """Text of tokens."""
         decode = self._tokenizer.decode
         size = _DECODED_CHARS * len(tokens)
-        return await self._run(size, lambda: decode(tokens, skip_special), asking)
+        return await self._run(size, lambda: decode(tokens, skip_special), options)
 
     def close(self) -> None:
         """Give the threads up; nothing may be asked afterwards."""
         self._threads.close()
         self._chats.close()
 
-    async def _from_text(self, text: str, path: str, size: int, asking: Asking) -> Prompt:
-        self._check_length(path, text, asking)
-        tokens = await self._encoded(text, True, size, asking)
+    async def _from_text(self, text: str, path: str, size: int, options: TokenizeOptions) -> Prompt:
+        self._check_length(path, text, options)
+        tokens = await self._encoded(text, True, size, options)
         return Prompt(self._never_empty(tokens), text, path)
 
     async def _encoded(
-        self, text: str, add_special_tokens: bool, size: int, asking: Asking
+        self, text: str, add_special_tokens: bool, size: int, options: TokenizeOptions
     ) -> list[int]:
         encode = self._tokenizer.encode
-        return await self._run(size, lambda: encode(text, add_special_tokens), asking)
+        return await self._run(size, lambda: encode(text, add_special_tokens), options)
 
     def _check_chars(self, path: str, num_chars: int) -> None:
         """Refuse more text than one call may have."""
@@ -187,9 +191,9 @@ class PromptReader:
                 f"{path}: {num_chars} characters; at most {self._max_chars} in one call", path
             )
 
-    def _check_length(self, path: str, text: str, asking: Asking) -> None:
+    def _check_length(self, path: str, text: str, options: TokenizeOptions) -> None:
         """Refuse a text that is too long however it is tokenized."""
-        bound, limit = self._tokenizer.text_bound, asking.max_tokens
+        bound, limit = self._tokenizer.text_bound, options.max_tokens
         # Most texts are shorter than the limit even with one token for each character.
         if bound is None or limit is None or len(text) <= limit * bound.chars_per_token:
             return
@@ -208,20 +212,20 @@ class PromptReader:
         bos = self._tokenizer.bos_token_id
         return [bos] if not tokens and bos is not None else tokens
 
-    async def _run(self, size: int, work: Callable[[], _T], asking: Asking) -> _T:
+    async def _run(self, size: int, work: Callable[[], _T], options: TokenizeOptions) -> _T:
         if size <= _INLINE_CHARS:
             return work()
         if size >= _LARGE_CHARS:
-            work = partial(_then_give_back, work)
-        return await self._threads.run(asking.caller, work)
+            work = partial(_then_release_memory, work)
+        return await self._threads.run(options.caller, work)
 
 
-def _then_give_back(work: Callable[[], _T]) -> _T:
+def _then_release_memory(work: Callable[[], _T]) -> _T:
     """The tokenizer needs 100 to 200 bytes for each character, which the heap would keep."""
     try:
         return work()
     finally:
-        give_back()
+        release_free_memory()
 
 
 def _num_chars(message: ChatMessage) -> int:

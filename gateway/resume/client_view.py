@@ -11,7 +11,7 @@ from shared.messages.endings import FinishReason
 from shared.messages.requests import ChoiceView
 
 
-def views_of(known: Attached, has: Sequence[tuple[int, bool]]) -> list[ChoiceView]:
+def client_views(known: Attached, has: Sequence[tuple[int, bool]]) -> list[ChoiceView]:
     """What the client has of each choice, as far as the engine knows it.
 
     Of a beam search nothing is delivered before its end, so nothing is viewed.

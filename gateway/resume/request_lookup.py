@@ -12,7 +12,7 @@ from gateway.openai.generation import ClientLeft
 from gateway.openai.responses import watch_disconnect
 
 
-class LookUp:
+class RequestLookup:
     """Requests that somebody wants to go on with; from here on nobody else delivers them.
 
     Either ``close`` or ``abandon`` must be called in the end.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gateway.openai.request_schema import CompletionBody, GenerationBody
 from gateway.openai.serializers import AnswerHead, ChatSerializer, CompletionSerializer, Serializer
-from gateway.openai.validation import Output
+from gateway.openai.validation import OutputOptions
 from gateway.text.tokenizer import Tokenizer
 from shared.codec import Message, decode_as, encode, message
 from shared.errors import DecodeError
@@ -27,7 +27,7 @@ class Display(Message):
     created: int  # seconds since 1970
     num_prompts: int
     prompt_text: str | None  # as the client gave it, if it is to be echoed
-    output: Output  # what is shown of the tokens
+    output: OutputOptions  # what is shown of the tokens
     include_usage: bool
     resumable: bool
     fingerprint: str  # of the body, if it can be repeated; "" otherwise

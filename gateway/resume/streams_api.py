@@ -15,7 +15,7 @@ from gateway.openai.openapi_description import continues, reads_header
 from gateway.openai.responses import Resumption, StreamAnswer, client_left
 from gateway.openai.validation import Prompt
 from gateway.resume.event_ids import StreamPosition
-from gateway.resume.request_lookup import LookUp
+from gateway.resume.request_lookup import RequestLookup
 from gateway.resume.stream_context import Display, read_display, request_id
 from gateway.resume.stream_ids import call_id_in
 from gateway.service import Service
@@ -59,7 +59,7 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
 async def _taken_up(
     service: Service, stream_id: str, call_id: str, request: Request, position: StreamPosition
 ) -> Response:
-    lookup = LookUp(service.engine, request.receive)
+    lookup = RequestLookup(service.engine, request.receive)
     try:
         display, found = await _found(lookup, call_id, position, service.max_prompts)
         resumption = Resumption(stream_id, service.resume_window_s, position)
@@ -72,7 +72,7 @@ async def _taken_up(
 
 
 async def _found(
-    lookup: LookUp, call_id: str, position: StreamPosition, max_prompts: int
+    lookup: RequestLookup, call_id: str, position: StreamPosition, max_prompts: int
 ) -> tuple[Display, list[Attached | None]]:
     """How the stream is shown, and what the engine knows of its requests.
 

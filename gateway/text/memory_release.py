@@ -27,7 +27,7 @@ def limit_free_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Let the C library give back free pages of all threads, where it is one that can.
 
     Other threads may go on meanwhile. It takes about 1 ms for each 2 MB.

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.prompts.chat_encoder import ApartEncoder
+from gateway.prompts.chat_encoder import LiteralTextEncoder
 from gateway.prompts.control_tokens import (
     ControlTokens,
     Conversation,
@@ -35,8 +35,8 @@ class Tokenizer:
 
     def __init__(self, source: Any, special_in_messages: bool = False) -> None:
         self._source = source
-        self._apart_lock = threading.Lock()  # guards the making of the next
-        self._apart: ApartEncoder | None = None
+        self._literal_lock = threading.Lock()  # guards the making of the next
+        self._literal_encoder: LiteralTextEncoder | None = None
         self._slow_lock = threading.Lock()
         self._backend = getattr(source, "backend_tokenizer", None)
         if self._backend is not None:
@@ -141,7 +141,7 @@ class Tokenizer:
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         return text
 
-    def render_apart(self, chat: Conversation) -> RenderedChat:
+    def render_with_control_tokens(self, chat: Conversation) -> RenderedChat:
         """The same, with the control tokens that are the template's and not of a message.
 
         Raises:
@@ -166,10 +166,10 @@ class Tokenizer:
             return ids
         if self._backend is None:
             return self._encoded_in_pieces(chat)
-        with self._apart_lock:
-            if self._apart is None:
-                self._apart = ApartEncoder(self._backend, self._control.names)
-        return self._apart.encode(chat)
+        with self._literal_lock:
+            if self._literal_encoder is None:
+                self._literal_encoder = LiteralTextEncoder(self._backend, self._control.names)
+        return self._literal_encoder.encode(chat)
 
     def _encoded_in_pieces(self, chat: RenderedChat) -> list[int]:
         ids: list[int] = []

@@ -98,7 +98,7 @@ async def _open_stage(tokenizer: Tokenizer, bus: Bus, ready: bool, **changes: An
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-    server.leave()
+    server.stop()
     await running
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from gateway.openai.validation import Output
+from gateway.openai.validation import OutputOptions
 from gateway.resume.stream_context import Display
 
 
@@ -16,7 +16,7 @@ def display(**changes: Any) -> Display:
         "created": 1,
         "num_prompts": 1,
         "prompt_text": None,
-        "output": Output(
+        "output": OutputOptions(
             stops=(),
             min_tokens=0,
             num_logprobs=None,

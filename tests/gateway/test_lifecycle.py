@@ -314,7 +314,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody_else(stage: Stage) ->
 async def test_a_client_that_does_not_read_cannot_hold_up_the_end(make_stage: MakeStage) -> None:
     stage = await make_stage(drain_timeout=0.0)
     writer = await open_unread_stream(stage)
-    stage.server.leave()
+    stage.server.stop()
     assert await stage.running == 0
     await stage.engine.hear_abort()
     writer.transport.abort()
@@ -535,7 +535,7 @@ async def test_the_gateway_works_over_redis(make_stage: MakeStage, redis_url: st
     async with Stream(stage) as stream:
         *_, done = await stream.rest()
     assert done == "[DONE]"
-    stage.server.leave()
+    stage.server.stop()
     assert await stage.running == 0
     for task in stage.tasks:
         task.cancel()
@@ -550,7 +550,7 @@ async def test_the_gateway_works_over_redis(make_stage: MakeStage, redis_url: st
 async def test_a_draining_gateway_refuses_requests_and_lets_streams_end(stage: Stage) -> None:
     async with Stream(stage) as stream:
         submit = await stage.engine.accept_next()
-        stage.server.leave()
+        stage.server.stop()
         await stage.until(lambda: stage.server.service.draining)
         refused = await stage.complete()
         assert refused.status_code == 503
@@ -568,7 +568,7 @@ async def test_streams_that_outlast_the_drain_end_with_an_error(make_stage: Make
     waiting = stage.spawn(stage.complete())
     async with Stream(stage) as stream:
         submits = [await stage.engine.accept_next() for _ in range(2)]
-        stage.server.leave()
+        stage.server.stop()
         [last] = await stream.rest()
     assert "shutting down" in json.loads(last)["error"]["message"]
     assert (await waiting).status_code == 503

@@ -46,7 +46,7 @@ async def gateway_with_engine(model: Path) -> AsyncIterator[str]:
             await asyncio.sleep(0.01)
         yield f"http://127.0.0.1:{port}"
         assert server.service.engine.num_open == 0, "every call has ended"
-        server.leave()
+        server.stop()
         await running
 
 

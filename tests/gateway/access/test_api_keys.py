@@ -56,7 +56,7 @@ def test_no_key_is_held_in_plain_text(file: Path) -> None:
 
 
 def test_without_keys_nobody_is_asked() -> None:
-    assert not ApiKeys().are_asked_for
+    assert not ApiKeys().are_required
 
 
 def test_a_name_may_have_two_keys_while_one_replaces_the_other(file: Path) -> None:

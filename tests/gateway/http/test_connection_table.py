@@ -14,7 +14,7 @@ class Held:
     def __init__(self) -> None:
         self.is_closed = False
 
-    def give_way(self) -> None:
+    def evict(self) -> None:
         self.is_closed = True
 
 

@@ -81,7 +81,7 @@ def chat(*texts: str) -> Conversation:
 
 
 def encoded(tokenizer: Tokenizer, given: Conversation) -> list[int]:
-    return tokenizer.encode_chat(tokenizer.render_apart(given))
+    return tokenizer.encode_chat(tokenizer.render_with_control_tokens(given))
 
 
 def tokenizer_of(model: str) -> Any:

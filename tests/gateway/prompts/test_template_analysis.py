@@ -79,7 +79,7 @@ def test_no_text_becomes_a_control_token_by_what_stands_around_it(source: str) -
     tokenizer = byte_level()
     tokenizer.chat_template = source
     given = Conversation([{"role": "user", "name": "s", "content": "s"}])
-    rendered = Tokenizer(tokenizer).render_apart(given)
+    rendered = Tokenizer(tokenizer).render_with_control_tokens(given)
     assert rendered.text in NAMES
     assert not rendered.control
 
@@ -93,7 +93,7 @@ def test_both_ways_to_render_find_the_same_control_tokens(model: str) -> None:
             {"role": role, "content": text} for role in ("system", "user", "assistant", "user")
         ]
         given = Conversation(messages)
-        once = tokenizer.render_apart(given)
+        once = tokenizer.render_with_control_tokens(given)
         names = {token.name for token in once.control or ()}
         twice = ControlTokens(names).render(tokenizer.render_chat, given)
         assert once == twice

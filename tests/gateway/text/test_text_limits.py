@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from gateway.http.errors import ApiError
 from gateway.openai.request_schema import ChatMessage, CompletionBody, TextPart
-from gateway.prompts.tokenization import Asking, PromptReader
+from gateway.prompts.tokenization import PromptReader, TokenizeOptions
 from gateway.text.text_limits import text_bound
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.tokenizers_for_tests import FAMILIES, byte_level, metaspace
@@ -77,20 +77,20 @@ async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> Non
     prompts = PromptReader(tokenizer, max_prompts=2)
     assert tokenizer.text_bound is not None
     longest = 100 * tokenizer.text_bound.chars_per_token
-    asking = Asking("a", max_tokens=100)
+    options = TokenizeOptions("a", max_tokens=100)
     too_long = "a" * (longest + tokenizer.text_bound.chars_per_token)
     for body in (CompletionBody(model="m", prompt=p) for p in (too_long, ["a", too_long])):
         with pytest.raises(ApiError, match=r"at least 101 tokens") as caught:
-            await prompts.completion(body, asking)
+            await prompts.completion(body, options)
         assert caught.value.code == "context_length_exceeded"
         assert caught.value.param.startswith("prompt")  # type: ignore[union-attr]
     tokenizer.num_encoded = 0
     with pytest.raises(ApiError, match="at least 101 tokens"):
-        await prompts.completion(CompletionBody(model="m", prompt=too_long), asking)
+        await prompts.completion(CompletionBody(model="m", prompt=too_long), options)
     assert tokenizer.num_encoded == 0
     with pytest.raises(ApiError, match="messages has"):
-        await prompts.chat([ChatMessage(role="user", content=too_long)], asking=asking)
-    await prompts.completion(CompletionBody(model="m", prompt="a" * longest), asking)
+        await prompts.chat([ChatMessage(role="user", content=too_long)], options=options)
+    await prompts.completion(CompletionBody(model="m", prompt="a" * longest), options)
     prompts.close()
 
 

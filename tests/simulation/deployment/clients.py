@@ -22,7 +22,7 @@ from gateway.engine.events import (
     TokensArrived,
     UnknownRequest,
 )
-from gateway.resume.client_view import views_of
+from gateway.resume.client_view import client_views
 from shared.messages.endings import FinishReason
 from shared.messages.requests import Stop, Submit
 
@@ -162,7 +162,7 @@ class Call:
                     self._refuse(event)
         self._engine.close(identity, self._queue)
         has = list(zip(map(len, self._replay), self._ended, strict=True))
-        views = views_of(known, has)
+        views = client_views(known, has)
         for choice, view in enumerate(views):
             self._take(choice, view.tokens.tolist())
             if view.finish_reason and not self._ended[choice]:
