@@ -1,4 +1,4 @@
-"""``python -m gateway``: settings, tokenizer, then serve."""
+"""``python -m gateway``: reads the settings, loads the tokenizer, then serves."""
 
 import os
 import sys
@@ -23,9 +23,9 @@ _log = EventLog("gateway")
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Keep transformers from importing torch, where it is installed for other services.
+    """Keep transformers from importing torch, which may be installed for other services.
 
-    A gateway needs the tokenizer alone, and torch costs seconds and hundreds of megabytes.
+    A gateway needs only the tokenizer, and torch costs seconds and hundreds of megabytes.
     """
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it would warn that torch is missing
     sys.modules["torch"] = None  # type: ignore[assignment]
@@ -42,7 +42,7 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callabl
         for doubt in await bus.doubts():
             _log.warning(doubt)
     except BusUnavailable as error:
-        # It may come yet: the server below keeps trying, and is not ready until then.
+        # The server keeps trying to connect, and is not ready until then.
         _log.warning("starting without Redis", error=error)
     try:
         server = Server(settings, bus, tokenizer)
@@ -53,14 +53,14 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callabl
 
 
 def prepare() -> None:
-    """Read the settings, set up logs and import what tokenizers need; exits with 2 on bad ones."""
+    """Read the settings, set up logs, import what tokenizers need; exits with 2 on bad settings."""
     _settings()
     with _without_torch():
         Tokenizer.preload()
 
 
 def main(ready: Callable[[], None] = lambda: None) -> int:
-    """Exit status of the process.
+    """Load the tokenizer and serve; return the exit status of the process.
 
     Args:
         ready: called when connections are accepted.

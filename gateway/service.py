@@ -1,4 +1,4 @@
-"""What all endpoints share."""
+"""The state that all endpoints share."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from shared.metrics import GatewayMetrics
 
 @dataclass(frozen=True, slots=True)
 class ReadyLimits:
-    """How long nothing may move before this gateway is not ready.
+    """Times without progress after which this gateway is not ready.
 
     Attributes:
-        stall_ms: of the engine: since its last step, while there is work.
-        log_lag_s: of this process: since its last look into the log, while somebody waits.
+        stall_ms: since the engine's last step, while it has work.
+        log_lag_s: since this process last read the log to its end, while calls wait.
     """
 
     stall_ms: int
@@ -30,14 +30,14 @@ class Service:
     """One gateway.
 
     Attributes:
-        model_root: what the model was loaded from, a folder or a hub id.
+        model_root: the model's folder or hub id.
         created: when it started, seconds since 1970.
-        quotas: what calls in progress hold, and may.
-        max_token_bytes: of the body of a call that tokenizes or detokenizes.
+        quotas: limits on calls in progress, and what they hold.
+        max_token_bytes: largest body of a call that tokenizes or detokenizes.
         max_prompts: in one call.
         max_choices: in one call, of all its prompts together.
-        resume_window_s: how long a stream that can be resumed outlives its client.
-        draining: it ends as soon as its open streams have ended.
+        resume_window_s: how long a resumable stream runs on without its client.
+        draining: the process ends when its open streams have ended.
     """
 
     model_name: str
@@ -60,7 +60,7 @@ class Service:
     draining: bool = False
 
     def check_model(self, name: str | None) -> None:
-        """Refuse what is not served here.
+        """Refuse a model that is not served here.
 
         Raises:
             ApiError: 404.
@@ -69,7 +69,7 @@ class Service:
             raise unknown_model(name)
 
     def ready_engine(self) -> Engine:
-        """An engine that takes requests.
+        """The engine, if it can take requests.
 
         Raises:
             ApiError: 503.
@@ -84,7 +84,7 @@ class Service:
         return engine
 
     def why_not_ready(self) -> ApiError | None:
-        """None if requests can be taken."""
+        """The error for new requests, None if they can be accepted."""
         if self.draining:
             return shutting_down(accepted=False)
         status = self.engine.status

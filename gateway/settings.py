@@ -21,17 +21,17 @@ def _origins(text: str) -> str:
 
 
 def checked_networks(text: str) -> str:
-    """``10.0.0.0/8,::1``: the same, if these are addresses and networks.
+    """Returns a text such as ``10.0.0.0/8,::1`` if it is a list of addresses and networks.
 
     Raises:
-        ValueError: they are not.
+        ValueError: it is not.
     """
     networks_of(text)
     return text
 
 
 def checked_range(text: str) -> str:
-    """``-10..10``: the same, if it is a range of priorities.
+    """Returns a text such as ``-10..10`` if it is a range of priorities.
 
     Raises:
         ValueError: it is not.
@@ -42,7 +42,7 @@ def checked_range(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings(ServiceSettings):
-    """HTTP in, tokens out."""
+    """Settings of one gateway process."""
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "Port to listen on.", minimum=0, maximum=65535)
@@ -157,7 +157,7 @@ class GatewaySettings(ServiceSettings):
         30.0, "Seconds that open streams may take to end after SIGTERM.", minimum=0
     )
     bus_patience: float = setting(
-        60.0,  # whoever is paused for half a minute harms nobody
+        60.0,  # a process that is paused for half a minute causes no failure
         "Seconds that Redis may be away before open requests are given up, and that a new or "
         "resumed one waits for the engine's first word. What the engine has accepted is waited "
         "for, however long it is silent.",

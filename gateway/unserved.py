@@ -1,6 +1,6 @@
-"""The gateway of a model that has no tokenizer: it stays up, and says what is wrong.
+"""Serves 503 with the reason if the model's tokenizer cannot be loaded.
 
-A gateway that exits would leave clients with a refused connection and no reason.
+If the process exited instead, clients would only see refused connections.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"]
 def create_unserved_app(
     settings: GatewaySettings, keys: ApiKeys, metrics: GatewayMetrics, reason: str
 ) -> FastAPI:
-    """Alive and never ready: everything that needs a model is answered with 503 and the reason."""
+    """An application that is alive and never ready, and answers all else with 503."""
     app = FastAPI(title="PageStream", version=version())
     metrics_keys = ApiKeys(None, settings.metrics_key, "PAGESTREAM_METRICS_KEY")
     app.add_middleware(RequireKey, keys=keys, metrics_keys=metrics_keys, metrics=metrics)
@@ -58,7 +58,7 @@ def _refusal(reason: str) -> Response:
 
 
 async def serve_unserved(settings: GatewaySettings, reason: str) -> int:
-    """Answer until told to leave; the exit status of the process is a failure's.
+    """Serve until SIGTERM or SIGINT; return the exit status of the process, which is 1.
 
     Raises:
         SettingsError: the API keys cannot be used.

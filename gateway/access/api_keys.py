@@ -1,8 +1,8 @@
-"""Who may use this gateway. Keys are held as hashes only.
+"""API keys of clients. Only hashes of keys are stored.
 
-A file of keys has one in each line, ``NAME sha256:HEX``; a name may have several, so that a key can
-be replaced while both work. ``priority=LOW..HIGH`` behind it allows these priorities to its
-requests. ``python -m gateway.access.api_keys NAME >> FILE`` makes one, and shows it.
+A file of keys has one key a line, ``NAME sha256:HEX``. A name may have several keys, so that one
+can be replaced while both work. ``priority=LOW..HIGH`` at the end allows these priorities to its
+requests. ``python -m gateway.access.api_keys NAME >> FILE`` makes a key and shows it.
 """
 
 import argparse
@@ -24,12 +24,12 @@ _NAME = re.compile(r"[\w.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key that is known.
+    """A key that clients may use.
 
     Attributes:
-        tenant: its name.
+        tenant: the key's name.
         digest: SHA-256 of the key, 32 bytes.
-        priorities: that its requests may ask for.
+        priorities: that its requests may have.
     """
 
     tenant: str
@@ -38,17 +38,18 @@ class ApiKey:
 
 
 class ApiKeys:
-    """The keys that clients may present; none at all lets everybody in.
+    """The keys that clients may use; without any key, all clients are accepted.
 
     Args:
         file: path of a file of keys.
-        plain: one more key, as it is.
-        variable: of the environment, which ``plain`` came from.
-        priorities: that may be asked for where a key has no range of its own, and by everybody
-            where no keys are asked for. By default none with keys, and any without.
+        plain: one more key, in plain text.
+        variable: name of the environment variable that held ``plain``.
+        priorities: allowed for keys without a range of their own, and for all clients where no
+            key is required. By default, keys allow only the default priority, and without keys
+            all priorities are allowed.
 
     Attributes:
-        open_priorities: that may be asked for where no keys are asked for.
+        open_priorities: allowed for all clients where no key is required.
 
     Raises:
         SettingsError: a key or the file cannot be used. It never shows a key.
@@ -76,7 +77,7 @@ class ApiKeys:
 
     @property
     def are_required(self) -> bool:
-        """False: everybody is let in."""
+        """Whether clients need a key."""
         return bool(self._keys)
 
     @property
@@ -85,10 +86,10 @@ class ApiKeys:
         return self._num_tenants
 
     def reload(self) -> int:
-        """Read the file again; how many keys there are now.
+        """Read the file again, and return the number of keys.
 
         Raises:
-            SettingsError: it cannot be used. The keys that were known stay.
+            SettingsError: the file cannot be used. The old keys stay.
         """
         plain = () if self._plain is None else (self._plain,)
         self._keys = plain + (() if self._file is None else _read(self._file, self._priorities))
@@ -96,19 +97,19 @@ class ApiKeys:
         return len(self._keys)
 
     def key_of(self, authorization: str) -> ApiKey | None:
-        """The key in an ``Authorization`` header, None if it holds none that is known."""
+        """The key in an ``Authorization`` header, None if it has no valid key."""
         scheme, _, given = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
             return None
         digest, found = _digest(given.strip()), None
-        # Every key is looked at, so that the time says nothing of which one fits.
+        # Every key is compared, so that the time does not depend on which one matches.
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
                 found = key
         return found
 
     def tenant_of(self, authorization: str) -> str | None:
-        """Name of the key in an ``Authorization`` header, None if it holds none that is known."""
+        """Name of the key in an ``Authorization`` header, None if it has no valid key."""
         key = self.key_of(authorization)
         return None if key is None else key.tenant
 

@@ -15,10 +15,10 @@ OPEN_PATHS = ("/health", "/health/live", DOCS_PATH)
 
 
 class RequireKey:
-    """Checks the API key of a call and notes whose call it is; stands inside the AccessLog.
+    """Middleware that checks the API key of a call and sets its tenant; runs inside AccessLog.
 
     Args:
-        metrics_keys: open /metrics instead of the keys of clients, if there are any.
+        metrics_keys: required for /metrics instead of clients' keys, if there are any.
     """
 
     def __init__(

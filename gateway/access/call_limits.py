@@ -1,8 +1,8 @@
-"""Refuses calls before anything is done for them: beyond a limit, and while the engine is full.
+"""Refuses calls early: beyond limits on calls and bodies, and while the engine's queue is full.
 
 Calls and the bytes of their bodies are counted for all callers together and for each API key, from
-a call's beginning until its answer is sent. A body that does not arrive holds its place only until
-somebody else needs it.
+a call's beginning until its answer is sent. A call whose body does not arrive is ended as soon as
+another call needs its place.
 """
 
 import asyncio
@@ -19,19 +19,19 @@ from gateway.http.errors import ApiError, overloaded, too_many_bytes, too_many_c
 from shared.metrics import GatewayMetrics
 
 TOKEN_PATHS = ("/tokenize", "/detokenize")
-_GRACE_S = 5.0  # that a body may take even while others wait for its call's place
+_GRACE_S = 5.0  # for a body to arrive, even if another call needs the place
 
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """What calls in progress may hold, all together.
+    """Limits on all calls in progress together.
 
     Attributes:
         max_body_bytes: of one call.
-        max_total_body_bytes: of all calls but those for tokens.
+        max_total_body_bytes: of all calls except tokenize and detokenize.
         max_total_token_bytes: of all calls that tokenize and detokenize.
-        max_key_share: of all that, for one API key while there are others.
-        body_timeout_s: that a body may take, however it arrives.
+        max_key_share: part of these limits for one API key while there are others.
+        body_timeout_s: for a body to arrive.
     """
 
     max_calls: int
@@ -43,13 +43,13 @@ class CallLimits:
 
 
 class CallQuotas:
-    """What calls in progress hold, of what they may."""
+    """What calls in progress hold of the limits."""
 
     def __init__(self, limits: CallLimits) -> None:
         share = limits.max_key_share
         self.body_timeout_s = limits.body_timeout_s
         self.calls = Quota(limits.max_calls, max(1, int(limits.max_calls * share)))
-        # Every key may send one of the largest bodies.
+        # Every key may send one body of the largest size.
         largest = limits.max_body_bytes
         body_bytes, token_bytes = limits.max_total_body_bytes, limits.max_total_token_bytes
         self.body_bytes = Quota(body_bytes, max(largest, int(body_bytes * share)))
@@ -71,18 +71,20 @@ class _Running:
         self.has_place = True
 
     def expire(self, now_s: float) -> None:
-        """Its body is not waited for any longer."""
+        """Stop waiting for its body."""
         self.deadline_s = now_s
         if self.arrival is not None:
             self.arrival.reschedule(now_s)
 
 
 class LimitCalls:
-    """Refuses what is too much before its body is read. Probes and scrapes do not count.
+    """Middleware that refuses calls beyond the limits before their bodies are read.
+
+    Probes and scrapes do not count.
 
     Args:
-        is_shared: there are several API keys, each of which may have its share only.
-        is_full: the engine would refuse whatever is new.
+        is_shared: whether there are several API keys, each with its share.
+        is_full: whether the engine would refuse any new request.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class LimitCalls:
             running.bytes.release(caller, running.num_bytes)
 
     def _counting(self, call: Call, running: _Running, receive: Receive) -> Receive:
-        """``receive`` that counts the body, and waits for it no longer than it may take."""
+        """A ``receive`` that counts the bytes of the body and limits the time it may take."""
 
         async def receive_counting() -> Message:
             if running not in self._arriving:
@@ -161,13 +163,13 @@ class LimitCalls:
             return too_many_calls(self._calls.total)
         # The HTTP parser accepts digits alone here.
         expected = int(headers.get("content-length", "0"))
-        # What is larger than all bodies may be is refused as that.
+        # A body larger than the whole quota is refused later, as too large.
         error = self._why_no_bytes(caller, num_bytes, min(expected, num_bytes.most))
         if error is not None:
             return error
         if not self._is_full() or not scope["path"].endswith("/completions"):
             return None
-        # Who names a generation may want one that is there already.
+        # With a key the client may ask for a generation that exists already.
         return None if "idempotency-key" in headers else overloaded("the engine's queue is full")
 
     def _why_no_bytes(self, caller: str, num_bytes: Quota, wanted: int) -> ApiError | None:

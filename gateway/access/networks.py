@@ -1,4 +1,4 @@
-"""Networks as a setting names them."""
+"""Parses the networks of a setting."""
 
 import ipaddress
 
@@ -9,7 +9,7 @@ def networks_of(text: str) -> tuple[Network, ...]:
     """The networks in ``10.0.0.0/8,::1``; none in an empty text or ``none``.
 
     Raises:
-        ValueError: one of them is none.
+        ValueError: a part is no network.
     """
     if text.strip() in ("", "none"):
         return ()

@@ -1,4 +1,4 @@
-"""Which priorities a request may ask for: lower ones are served first."""
+"""Ranges of priorities that requests may have; lower priorities are served first."""
 
 import re
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class PriorityRange:
 
     @staticmethod
     def parse(text: str) -> "PriorityRange":
-        """The range in ``-10..10``, or ``none`` for the default priority alone.
+        """Parses a range such as ``-10..10``, or ``none`` for the default priority alone.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the text is no range.
         """
         if text == "none":
             return ONLY_DEFAULT
@@ -40,7 +40,7 @@ class PriorityRange:
 
     @property
     def default(self) -> int:
-        """Of requests that ask for none: 0, or what is nearest to it."""
+        """Priority of requests that give none: the one in the range that is nearest to 0."""
         return min(max(_DEFAULT, self.low), self.high)
 
 

@@ -1,14 +1,14 @@
-"""A quantity that callers share."""
+"""Limits a quantity that callers share."""
 
 from collections import Counter
 
 
 class Quota:
-    """So much of something, all together, and of this so much for one caller.
+    """A limit for all callers together, and one for each.
 
     Args:
-        total: what all callers may hold.
-        most: what one caller may hold while there are others.
+        total: the most that all callers may hold.
+        most: the most that one caller may hold while there are others.
     """
 
     def __init__(self, total: int, most: int) -> None:
@@ -23,20 +23,20 @@ class Quota:
         return self._held_by_all
 
     def is_exhausted_for(self, caller: str, amount: int) -> bool:
-        """So much more is more than a caller may hold."""
+        """Whether ``amount`` more would exceed the limit of one caller."""
         return self._held[caller] + amount > self.most
 
     def is_exhausted(self, amount: int) -> bool:
-        """So much more is more than there is."""
+        """Whether ``amount`` more would exceed the limit of all callers."""
         return self._held_by_all + amount > self.total
 
     def take(self, caller: str, amount: int) -> None:
-        """A caller holds so much more."""
+        """Count ``amount`` more for a caller."""
         self._held_by_all += amount
         self._held[caller] += amount
 
     def release(self, caller: str, amount: int) -> None:
-        """A caller holds so much less."""
+        """Count ``amount`` less for a caller."""
         self._held_by_all -= amount
         self._held[caller] -= amount
         if not self._held[caller]:

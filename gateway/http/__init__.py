@@ -1,3 +1,3 @@
-"""How calls arrive and how answers leave: connections and their limits, bodies, errors, the
-application and the process that serves it.
+"""HTTP: connections and their limits, bodies, errors, the application and the process that serves
+it.
 """

@@ -1,4 +1,4 @@
-"""The FastAPI application: endpoints, and one place that turns errors into answers."""
+"""The FastAPI application: endpoints, middleware, and handlers that turn errors into answers."""
 
 from typing import Any
 
@@ -30,8 +30,8 @@ from shared.version import version
 
 def create_app(service: Service) -> FastAPI:
     """The application that serves one gateway's clients."""
-    # Redirects would go to wherever the Host header says.
-    # FastAPI's own page of the API comes from elsewhere, and sends no key.
+    # Redirects would trust the Host header.
+    # FastAPI's own page of the API loads scripts from other hosts, and sends no key.
     app = FastAPI(
         title="PageStream",
         version=version(),
@@ -57,7 +57,7 @@ def create_app(service: Service) -> FastAPI:
         metrics=service.metrics,
     )
     allow_origins(app, service.cors_origins)
-    app.add_middleware(AccessLog)  # the outermost: it sees what the others refuse
+    app.add_middleware(AccessLog)  # outermost, so that it logs calls that the others refuse
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)

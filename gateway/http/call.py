@@ -16,7 +16,7 @@ from shared.logs import EventLog
 
 _log = EventLog("gateway.access")
 _SCOPE_KEY = "pagestream.call"
-# Asked every few seconds by machines, and answered without work.
+# Probes and scrapes call these every few seconds.
 QUIET_PATHS = ("/health", "/metrics")
 MAX_KEY_CHARS = 255
 _SHOWN_PATH_CHARS = 200
@@ -26,17 +26,17 @@ _DISCARD_S = 2.0
 
 @dataclass(slots=True)
 class Call:
-    """What is known of a call in flight.
+    """A call in progress.
 
     Attributes:
-        id: 128 bits in hex, random unless the client gave an ``Idempotency-Key``; stands in the
-            log and in the ``X-Request-Id`` header.
+        id: 128 bits in hex, random unless the client gave an ``Idempotency-Key``; shown in logs
+            and in the ``X-Request-Id`` header.
         received_ms: wall clock at its start.
-        tenant: whose API key it came with, "" where none is asked for.
-        priorities: that its API key may ask for, None where no key is asked for.
-        discards_body: what still arrives of the body is thrown away.
+        tenant: name of its API key, "" where none is required.
+        priorities: priorities that its API key allows, None where no key is required.
+        discards_body: the rest of the body is read and dropped.
         status: of the response, 0 before it starts.
-        fields: more to say in the access log; never a client's text.
+        fields: further fields for the access log; never a client's text.
     """
 
     id: str = field(default_factory=lambda: secrets.token_hex(16))
@@ -50,35 +50,35 @@ class Call:
 
 
 def call_of(request: Request) -> Call:
-    """The call that a request belongs to."""
+    """The call of a request."""
     return call_in(request.scope)
 
 
 def call_in(scope: Scope) -> Call:
-    """The same, where there is no request yet."""
+    """The call of an ASGI scope."""
     return cast(Call, scope[_SCOPE_KEY])
 
 
 def client_of(request: Request) -> str:
-    """Names who calls, "" for nobody in particular.
+    """Name of the client, "" if it gave none.
 
-    It is whose API key was given, which stays the same when the key is replaced. Where no key is
-    asked for, it is whatever the client says of itself.
+    That is the name of its API key, which stays the same when the key is replaced. Where no key is
+    required, it is the ``Authorization`` header.
     """
     return call_of(request).tenant or request.headers.get("authorization", "")
 
 
 def caller_of(request: Request) -> str:
-    """Names between whom threads are shared: API keys, or addresses where no key is asked for."""
+    """Name by which threads are shared: of the API key, or the address where no key is required."""
     address = "" if request.client is None else request.client.host
     return call_of(request).tenant or address
 
 
 def idempotency_key(request: Request) -> str | None:
-    """By which the client names a generation that it may ask for again.
+    """The key by which the client may ask for the same generation again.
 
     Raises:
-        ApiError: 400, it cannot be used.
+        ApiError: 400, it is too short or too long.
     """
     key = request.headers.get("idempotency-key")
     if key is not None and not 1 <= len(key) <= MAX_KEY_CHARS:
@@ -90,13 +90,13 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def shown_path(scope: Scope) -> str:
-    """The path as it appears in logs and messages: never all of a long one."""
+    """The path for logs and messages, cut if it is long."""
     path: str = scope["path"]
     return path if len(path) <= _SHOWN_PATH_CHARS else path[:_SHOWN_PATH_CHARS] + "..."
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, never more than ``limit`` bytes of it.
+    """Read the whole body, of at most ``limit`` bytes.
 
     Raises:
         ApiError: 413, it is longer; 415, it is compressed.
@@ -112,7 +112,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise unsupported_encoding(encoding)
         # The HTTP parser accepts digits alone here.
         if int(request.headers.get("content-length", "0")) > limit:
-            # A client that asks first is told before it sends anything.
+            # A client that sends ``Expect`` gets the error before it sends the body.
             if "expect" not in request.headers:
                 call_of(request).discards_body = True
                 await _discard(body)
@@ -131,10 +131,9 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 async def _discard(body: AsyncIterator[bytes]) -> None:
-    """Read on for a while, keeping nothing.
+    """Read the rest of a body for a while and drop it.
 
-    Closing a connection that holds unread data resets it, and then the client never sees the
-    answer that says what was wrong.
+    Closing a connection with unread data resets it, and the client would not get the error.
     """
     size = 0
     try:
@@ -148,7 +147,7 @@ async def _discard(body: AsyncIterator[bytes]) -> None:
 
 
 class AccessLog:
-    """Gives every call an id, and logs one line when it is over."""
+    """Middleware that gives every call an id, and logs one line at its end."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -160,7 +159,7 @@ class AccessLog:
         call = Call()
         scope[_SCOPE_KEY] = call
 
-        async def send_noting(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
                 header = (b"x-request-id", call.id.encode())
@@ -168,7 +167,7 @@ class AccessLog:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_noting)
+            await self._app(scope, receive, send_and_record)
         except Exception:
             call.status = 500
             raise

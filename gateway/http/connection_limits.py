@@ -1,8 +1,8 @@
-"""Connections that no client can make grow, or keep for nothing.
+"""Limits the number of connections, and the memory and time that each may take.
 
-uvicorn bounds bodies (it stops reading while nobody takes them) and answers (it stops writing while
-nobody reads them), but neither heads, nor the number of connections, nor the time that a request
-may take to arrive.
+uvicorn limits the memory of bodies (it stops reading if the application does) and of answers (it
+stops writing if the client does not read). It limits neither heads, nor the number of connections,
+nor the time that a request takes to arrive.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from shared.logs import EventLog
 
 _log = EventLog("gateway.http.connection_limits")
 
-_OTHER_FILES = 128  # of the process: libraries, the tokenizer, Redis, logs
+_OTHER_FILES = 128  # open files for libraries, the tokenizer, Redis and logs
 _FEWEST = 16
 # Chunked encoding can need more bytes than it carries: "1\r\nx\r\n".
 _FRAMING_PER_BODY_BYTE = 8
@@ -29,7 +29,7 @@ _HEADER_FRAMING = len(": \r\n")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What one client, and all together, may take.
+    """Limits for one connection, one address, and all together.
 
     Attributes:
         max_address_connections: from one address, unless it is a trusted proxy's.
@@ -37,7 +37,7 @@ class ConnectionLimits:
         max_head_bytes: of the request line and the headers of one request.
         idle_timeout_s: until the first request of a connection begins.
         request_timeout_s: from the first byte of a request to its last.
-        write_timeout_s: that a client may leave full buffers unread.
+        write_timeout_s: for which a client may leave full buffers unread.
     """
 
     max_connections: int
@@ -50,7 +50,7 @@ class ConnectionLimits:
 
 
 class _Refused(Exception):
-    """The parser is to look at nothing more."""
+    """Stops the parser."""
 
 
 class BoundedHttp(HttpConnection):
@@ -90,9 +90,9 @@ class BoundedHttp(HttpConnection):
         self._completes = False
         super().data_received(data)
         if self._arrival is None and not self._is_answering and not self.transport.is_closing():
-            # It was no beginning of a request; uvicorn has stopped its clock all the same.
+            # No request has begun, but uvicorn has cancelled the timeout.
             self._arrival = self.loop.call_later(self._limits.idle_timeout_s, self.transport.close)
-        if self._completes:  # what follows in the same data is the beginning of the next request
+        if self._completes:  # the rest of the data belongs to the next request
             self._framing_bytes = 0
             return
         self._framing_bytes += len(data) - (self._body_bytes - body_before)
@@ -119,7 +119,7 @@ class BoundedHttp(HttpConnection):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._in_head = self._upgrades  # else it comes again
+        self._in_head = self._upgrades  # the head is parsed again without its upgrade
         if not self._in_head:
             self._table.set_busy(self)
 
@@ -151,7 +151,9 @@ class BoundedHttp(HttpConnection):
 
     def evict(self) -> None:
         _log.debug("idle connection closed for another", client=self.client)
-        if self.transport.get_write_buffer_size():  # an answer that is not read would hold it open
+        if (
+            self.transport.get_write_buffer_size()
+        ):  # closing would wait for the client to read an answer
             self.transport.abort()
         else:
             self.transport.close()
@@ -161,21 +163,21 @@ class BoundedHttp(HttpConnection):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
-    def _waits_for_us(self) -> bool:
-        """An earlier request of the client is being answered, and no more of this one is read."""
+    def _input_is_paused(self) -> bool:
+        """No more of a request is read while an earlier one is being answered."""
         if self._in_head:
             return self._is_answering
         return bool(self.pipeline) or self.flow.read_paused
 
     def _add_to_head(self, num_bytes: int) -> None:
-        """Count what the parser has found: it may be whole in what was read at once."""
+        """Count bytes that the parser has found; a whole head may arrive at once."""
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.max_head_bytes:
             self.refuse(head_too_large(self._limits.max_head_bytes))
             raise _Refused
 
     def _on_request_timeout(self) -> None:
-        if self._waits_for_us:
+        if self._input_is_paused:
             timeout_s = self._limits.request_timeout_s
             self._arrival = self.loop.call_later(timeout_s, self._on_request_timeout)
             return
@@ -193,7 +195,7 @@ class BoundedHttp(HttpConnection):
     def refuse(self, error: ApiError) -> None:
         _log.info("connection refused", client=self.client, error=error.code)
         may_answer = self._in_head or not self.cycle.response_started
-        if may_answer and not self._waits_for_us:
+        if may_answer and not self._input_is_paused:
             body = json.dumps(error.body()).encode("ascii")
             headers = {**error.headers, "Content-Type": "application/json", "Connection": "close"}
             lines = [f"{name}: {value}" for name, value in headers.items()]
@@ -204,12 +206,12 @@ class BoundedHttp(HttpConnection):
 
 
 def connections_that_fit(wanted: int) -> int:
-    """So many as the system lets this process have files, at most ``wanted``.
+    """The number of connections that the limit of open files allows, at most ``wanted``.
 
-    The soft limit is raised as far as needed and allowed.
+    Raises the soft limit as far as needed and allowed.
 
     Raises:
-        SettingsError: there would be hardly any.
+        SettingsError: the limit allows too few.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES

@@ -1,4 +1,4 @@
-"""Which connections there are, from where, and which of them make room for new ones."""
+"""Counts connections by address, and closes idle ones to make room for new ones."""
 
 import ipaddress
 from collections import Counter, defaultdict
@@ -8,27 +8,27 @@ from typing import Protocol
 from gateway.access.networks import Network
 from gateway.http.errors import ApiError, busy, busy_address
 
-_SUBSCRIBER_BITS = 64  # of an IPv6 address; one subscriber has all addresses behind them
+_SUBSCRIBER_BITS = 64  # prefix of an IPv6 address, which belongs to one subscriber
 
 
 class Connection(Protocol):
-    """What the table does to a connection."""
+    """A connection that the table may close."""
 
     def evict(self) -> None:
-        """Close, since another connection needs the place."""
+        """Close, as another connection needs the place."""
 
 
 class ConnectionTable:
-    """Counts connections, all together and from each address.
+    """Counts connections, all together and by address.
 
-    A connection is idle while no request of it is being answered: before its first one, between
-    two, and while the head of one arrives. Where there are too many, the one that has been idle
-    longest is closed for a new one: of the same address where that has too many, else of all.
+    A connection is idle while no request of it is being answered: before its first request, between
+    two, and while the head of one arrives. If there are too many connections, a new one replaces
+    the one that has been idle longest: of the same address if that has too many, else of all.
 
     Args:
         max_connections: all together.
         max_per_address: from one IPv4 address, or one IPv6 network of a subscriber.
-        trusted: addresses of proxies, whose connections are those of many clients.
+        trusted: addresses of proxies, whose connections belong to many clients.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ConnectionTable:
         return len(self._origins)
 
     def add(self, connection: Connection, address: str | None) -> ApiError | None:
-        """Count a new connection, which is idle; or why there is no room for it.
+        """Count a new connection, which is idle; return an error if there is no room for it.
 
         Args:
             address: of the client, None if it has none.
@@ -63,7 +63,7 @@ class ConnectionTable:
         return None
 
     def remove(self, connection: Connection) -> None:
-        """Forget a connection, if it is known."""
+        """Remove a connection, if it is in the table."""
         self.set_busy(connection)
         origin = self._origins.pop(connection, None)
         if origin is None:
@@ -73,14 +73,14 @@ class ConnectionTable:
             del self._num_of[origin]
 
     def set_idle(self, connection: Connection) -> None:
-        """No request of a connection is being answered any more."""
+        """Mark a connection: no request of it is being answered."""
         origin = self._origins.get(connection)
         if origin is not None:
             self._idle[connection] = None
             self._idle_of[origin][connection] = None
 
     def set_busy(self, connection: Connection) -> None:
-        """A request of a connection is being answered."""
+        """Mark a connection: a request of it is being answered."""
         origin = self._origins.get(connection)
         if origin is None or connection not in self._idle:
             return
@@ -91,7 +91,7 @@ class ConnectionTable:
             del self._idle_of[origin]
 
     def _make_room(self, idle: dict[Connection, None]) -> bool:
-        """Close the connection that has been idle longest, if there is one."""
+        """Close the connection that has been idle longest; False if there is none."""
         oldest = next(iter(idle), None)
         if oldest is None:
             return False
@@ -100,7 +100,7 @@ class ConnectionTable:
         return True
 
     def _origin_of(self, address: str | None) -> str:
-        """By what connections are counted together, "" where there is no limit."""
+        """The address or network by which a connection is counted, "" for no limit."""
         try:
             found = ipaddress.ip_address((address or "").partition("%")[0])
         except ValueError:

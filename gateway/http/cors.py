@@ -1,19 +1,19 @@
-"""Cross-origin calls: what browsers need to let pages of other origins use the gateway."""
+"""CORS: allows browsers to call the gateway from pages of other origins."""
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 _EXPOSED = ("X-Request-Id", "X-Stream-URL", "Retry-After", "X-Should-Retry")
-_PREFLIGHT_S = 600  # that browsers may remember an answer
+_PREFLIGHT_S = 600  # for which browsers may cache an answer
 
 
 def allow_origins(app: FastAPI, origins: str | None) -> None:
-    """Let pages of these origins call, and read the answers, errors included.
+    """Allow pages of these origins to call and to read all answers, errors included.
 
-    Keys stand in a header and not in cookies, so credentials need not be allowed.
+    API keys are sent in a header and not in cookies, so credentials need not be allowed.
 
     Args:
-        origins: with commas between them, or ``*``; None for none.
+        origins: separated by commas, or ``*``; None for none.
     """
     if origins is not None:
         app.add_middleware(

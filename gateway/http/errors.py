@@ -1,4 +1,4 @@
-"""Everything that a client can be told, in OpenAI's error format. The one place for it."""
+"""All errors that clients can get, in OpenAI's format."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _SHOWN_VALUE_CHARS = 80
 _RETRY_AFTER_S = 2
 _WITH_KEY = " with this API key"
 STREAM_LOST = "stream_lost"
-# OpenAI's own clients repeat every 409 and 500 that does not say this.
+# OpenAI's own clients retry every 409 and 500 without this header.
 _FINAL = {"x-should-retry": "false"}
 
 _TYPES = {
@@ -33,12 +33,12 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer other than success.
+    """An error that is sent to the client.
 
     Args:
         param: field of the request that is at fault.
-        code: a word for programs.
-        rejection: label of the rejections metric, None if nothing was rejected.
+        code: for programs to compare.
+        rejection: label of the rejections metric, None if no request was rejected.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """The JSON body in OpenAI's format."""
         kind = _TYPES.get(self.status, "server_error")
         error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
 
 def invalid(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """400: the request can never work as it stands."""
+    """400: the request can never succeed."""
     return ApiError(400, message, param=param, code=code, rejection="invalid")
 
 
@@ -81,7 +81,7 @@ def too_long(message: str, param: str) -> ApiError:
 
 
 def unknown_model(name: str) -> ApiError:
-    """404, as OpenAI says it."""
+    """404, with OpenAI's message."""
     return ApiError(
         404,
         f"The model {shown(name)} does not exist",
@@ -92,7 +92,7 @@ def unknown_model(name: str) -> ApiError:
 
 
 def body_too_large(limit: int) -> ApiError:
-    """413; the connection closes because the rest of the body is not read."""
+    """413; the connection is closed, as the rest of the body is not read."""
     return ApiError(
         413,
         f"The request body is larger than {limit} bytes",
@@ -103,7 +103,7 @@ def body_too_large(limit: int) -> ApiError:
 
 
 def body_too_complex(kind: str, number: int, limit: int) -> ApiError:
-    """400: a body of allowed size that takes too long to parse."""
+    """400: the body has an allowed size, but would take too long to parse."""
     message = f"The request body has {number} {kind}; at most {limit} are accepted"
     return ApiError(400, message, code="body_too_complex", rejection="too_large")
 
@@ -121,13 +121,13 @@ def unsupported_encoding(name: str) -> ApiError:
 
 
 def unavailable(message: str) -> ApiError:
-    """503: there is no engine now; the same request may work later."""
+    """503: there is no engine now; the same request may succeed later."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
     return ApiError(503, message, code="engine_unavailable", rejection="no_engine", headers=headers)
 
 
 def unauthorized(given: bool) -> ApiError:
-    """401: no key, or none that is known."""
+    """401: no API key, or an invalid one."""
     message = "this API key is not known" if given else "an API key is needed"
     return ApiError(
         401,
@@ -139,58 +139,58 @@ def unauthorized(given: bool) -> ApiError:
 
 
 def head_too_large(limit: int) -> ApiError:
-    """431; nothing of the request was kept."""
+    """431: the request was dropped."""
     message = f"The request line and headers are larger than {limit} bytes"
     return ApiError(431, message, code="head_too_large")
 
 
 def malformed_http(reason: str) -> ApiError:
-    """400: the bytes on the connection are no request of HTTP/1.1."""
+    """400: the bytes on the connection are no HTTP/1.1 request."""
     message = "This is not a valid HTTP/1.1 request" + (f": {reason}" if reason else "")
     return ApiError(400, message, code="invalid_http")
 
 
 def other_protocol(name: str) -> ApiError:
-    """400: the client wants to go on in a protocol that is not spoken here."""
+    """400: the client asks for a protocol that is not supported."""
     message = f"The connection cannot become {name}: this server speaks HTTP/1.1 alone"
     return ApiError(400, message, code="unsupported_protocol")
 
 
 def too_slow(limit_s: float) -> ApiError:
-    """408: the request did not arrive in full; what is left of it is not read."""
+    """408: the request did not arrive in time; the rest of it is not read."""
     message = f"The request did not arrive within {limit_s:.3g} seconds"
     headers = {"Connection": "close"}
     return ApiError(408, message, code="request_timeout", headers=headers)
 
 
 def busy(limit: int) -> ApiError:
-    """503: no connection is left; another gateway may have some."""
+    """503: there are too many connections; another gateway may accept some."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
     message = f"there are {limit} connections already"
     return ApiError(503, message, code="too_many_connections", headers=headers)
 
 
 def busy_address(limit: int) -> ApiError:
-    """429: the client's address has all connections that it may have, and uses them."""
+    """429: the client's address has too many connections, and none is idle."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
     message = f"there are {limit} connections from this address already"
     return ApiError(429, message, code="too_many_connections", headers=headers)
 
 
 def too_many_calls(limit: int, of_key: bool = False) -> ApiError:
-    """429: this gateway is in the middle of as many calls as it may be, or as a key may have."""
+    """429: the limit of calls in progress is reached, of this gateway or of the API key."""
     return overloaded(f"{limit} calls{_WITH_KEY * of_key} are in progress already")
 
 
 def too_many_bytes(limit: int, of_key: bool = False) -> ApiError:
-    """429: the bodies of calls in progress are as large as they may be together."""
+    """429: the limit of bytes in bodies of calls in progress is reached."""
     return overloaded(
         f"the bodies of calls{_WITH_KEY * of_key} in progress may have {limit} bytes together"
     )
 
 
 def overloaded(message: str) -> ApiError:
-    """429: too much is waiting already; the same request may work later."""
+    """429: too much is waiting already; the same request may succeed later."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
     return ApiError(429, message, code="overloaded", rejection="overloaded", headers=headers)
 
@@ -211,12 +211,12 @@ def shutting_down(accepted: bool, resumable: bool = False) -> ApiError:
 
 
 def unknown_stream() -> ApiError:
-    """404: there can be no such stream."""
+    """404: there is no such stream."""
     return ApiError(404, "there is no such stream", code="stream_not_found", rejection="invalid")
 
 
 def gone(message: str) -> ApiError:
-    """410: what could be continued once is not remembered any more."""
+    """410: the stream could be continued once, and is forgotten now."""
     return ApiError(410, message, code="stream_gone", rejection="invalid")
 
 
@@ -227,7 +227,7 @@ def taken_over() -> ApiError:
 
 
 def other_body() -> ApiError:
-    """422: an Idempotency-Key was used before for something else."""
+    """422: the Idempotency-Key was used before with another body."""
     return ApiError(
         422,
         "Idempotency-Key: it was used with another body; a key stands for one generation",
@@ -237,13 +237,13 @@ def other_body() -> ApiError:
 
 
 def failed(message: str, code: str = "generation_failed") -> ApiError:
-    """500: an accepted request did not end well."""
+    """500: an accepted request failed."""
     headers = _FINAL if code == STREAM_LOST else None
     return ApiError(500, message, code=code, headers=headers)
 
 
 def from_validation(error: ValidationError) -> ApiError:
-    """What is wrong with a body, from pydantic's first finding."""
+    """The error for a body that pydantic refused, from its first finding."""
     details = error.errors(include_url=False)[0]
     kind = details["type"]
     param = _path(details)
@@ -265,14 +265,14 @@ def from_validation(error: ValidationError) -> ApiError:
 
 
 def unsupported(param: str, value: object) -> ApiError:
-    """400: a field, or a value of it, that would have to be ignored."""
+    """400: the field, or its value, is not supported."""
     return invalid(
         param, f"{param}={shown(value)}: this field is not supported", "unsupported_parameter"
     )
 
 
 def shown(value: object) -> str:
-    """A value as it appears in messages: never all of a long one."""
+    """A value for messages, cut if it is long."""
     # repr of a long list or text would be built in full only to be cut.
     if isinstance(value, str):
         text = repr(value[: _SHOWN_VALUE_CHARS + 1])
@@ -284,7 +284,7 @@ def shown(value: object) -> str:
 
 
 def _part_of_message(param: str) -> str | None:
-    """The part of a message whose type this field is."""
+    """Path of the message part whose type field ``param`` is, else None."""
     found = re.fullmatch(r"(messages\[\d+\]\.content\[\d+\])\.type", param)
     return found and found[1]
 
@@ -294,6 +294,6 @@ def _path(details: ErrorDetails) -> str | None:
     for part in details["loc"]:
         if isinstance(part, int):
             parts.append(f"[{part}]")
-        elif part != "[key]" and not part.startswith("as "):  # those are not the client's
+        elif part != "[key]" and not part.startswith("as "):  # names of our own union members
             parts.append(f".{part[:_SHOWN_VALUE_CHARS]}" if parts else part)
     return "".join(parts) or None

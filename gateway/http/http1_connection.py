@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection, read as clients write it.
+"""One HTTP/1.1 connection: upgrades, malformed input, and half-closed connections.
 
-uvicorn loses the body of a request that asks for another protocol, answers what is no HTTP in plain
-text, and takes the end of what a client sends for the end of the client.
+uvicorn loses the body of a request that asks for another protocol, answers malformed requests in
+plain text, and treats a half-closed connection as a closed one.
 """
 
 import asyncio
@@ -18,33 +18,33 @@ _OF_UPGRADES = (b"upgrade", b"http2-settings")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _COMMENT = b":\n\n"  # of Server-Sent Events
 _TCP_CLOSED = 7  # TCP_CLOSE in Linux's tcp_states.h
-_FIRST_LOOK_S = 0.01
-_MOST_BETWEEN_LOOKS_S = 1.0
+_FIRST_POLL_S = 0.01
+_MAX_POLL_INTERVAL_S = 1.0
 _PROBE_AFTER_S = 10
 _NUM_PROBES = 3
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Serves a request in HTTP/1.1 whatever it would rather speak, and answers half-closed clients.
+    """Serves every request in HTTP/1.1, even if it asks for an upgrade, and half-closed clients.
 
-    A client that closes its connection and one that only ends its side of it look the same. An
-    answer's first bytes tell: a closed connection is reset by them. So a half-closed connection
-    is sent something that clients skip, and looked at until it is reset or the answer is complete.
+    A closed connection and a half-closed one look the same until bytes are sent: a closed one is
+    reset by them. So a half-closed connection is sent bytes that clients skip, and polled until it
+    is reset or the answer is complete.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._upgrades = False  # the parser has stopped behind this request's head
+        self._upgrades = False  # the parser has stopped after this request's head
         self._ignores_input = False
-        self._look: asyncio.TimerHandle | None = None
+        self._poll: asyncio.TimerHandle | None = None
 
     def refuse(self, error: ApiError) -> None:
-        """Answer with an error, if no answer has begun, and close."""
+        """Send an error, if no answer has begun, and close."""
         raise NotImplementedError
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._look is not None:
-            self._look.cancel()
+        if self._poll is not None:
+            self._poll.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -70,13 +70,13 @@ class HttpConnection(HttpToolsProtocol):
             super().on_message_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection for the answer to what has arrived in full, if there is any."""
+        """Keep the connection open for the answer to a complete request, if there is one."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body:
             return False
         cycle.keep_alive = False
         self._probe()
-        self._look = self.loop.call_later(_FIRST_LOOK_S, self._look_at_client, _FIRST_LOOK_S)
+        self._poll = self.loop.call_later(_FIRST_POLL_S, self._poll_client, _FIRST_POLL_S)
         return True
 
     def _parse(self, data: bytes) -> None:
@@ -90,14 +90,14 @@ class HttpConnection(HttpToolsProtocol):
                 if is_tunnel or protocol == b"websocket":
                     self.refuse(other_protocol("a tunnel" if is_tunnel else "a WebSocket"))
                     return
-                # The parser is done with a connection that changes its protocol; this one does not.
+                # The parser ends at an upgrade; a new one continues without it.
                 head, rest = self._head_without_upgrade(), data[stopped.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 data = head + rest
 
     def _head_without_upgrade(self) -> bytes:
-        """The head of the current request, as it would be if the client knew HTTP/1.1 alone."""
+        """The head of the current request without its upgrade."""
         version = self.parser.get_http_version().encode()
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
         for name, value in self.headers:
@@ -110,12 +110,12 @@ class HttpConnection(HttpToolsProtocol):
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _refuse_malformed(self, error: httptools.HttpParserError) -> None:
-        if self.transport.is_closing():  # refused by a callback of the parser
+        if self.transport.is_closing():  # a callback of the parser has refused the request
             return
         cycle = self.cycle
         earlier_is_answered = cycle is not None and not cycle.response_complete
         if earlier_is_answered and not cycle.more_body:
-            # What is wrong came behind a request that is in order: its answer stays whole.
+            # The malformed input follows a valid request, whose answer must stay whole.
             cycle.keep_alive = False
             self._ignores_input = True
             return
@@ -123,9 +123,9 @@ class HttpConnection(HttpToolsProtocol):
         self.refuse(malformed_http("" if is_ours else str(error)))
 
     def _probe(self) -> None:
-        """Send what resets the connection if the client has closed it, and else changes nothing.
+        """Send bytes that reset the connection if the client has closed it, and that it skips else.
 
-        Where nothing can be sent, TCP's own probes find a closed client after a minute.
+        Where none can be sent, TCP's keep-alive finds a closed client after a minute.
         """
         link = self._socket
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -136,10 +136,10 @@ class HttpConnection(HttpToolsProtocol):
         if not cycle.response_started:
             if not self.pipeline and cycle.scope["http_version"] == "1.1":
                 self.transport.write(_CONTINUE)
-        elif cycle.chunked_encoding:  # of streams alone
+        elif cycle.chunked_encoding:  # only streams are chunked
             self.transport.write(b"%x\r\n%s\r\n" % (len(_COMMENT), _COMMENT))
 
-    def _look_at_client(self, waited_s: float) -> None:
+    def _poll_client(self, waited_s: float) -> None:
         if self.transport.is_closing():
             return
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)
@@ -147,8 +147,8 @@ class HttpConnection(HttpToolsProtocol):
         if state == _TCP_CLOSED:
             self.transport.abort()
             return
-        next_s = min(2 * waited_s, _MOST_BETWEEN_LOOKS_S)
-        self._look = self.loop.call_later(next_s, self._look_at_client, next_s)
+        next_s = min(2 * waited_s, _MAX_POLL_INTERVAL_S)
+        self._poll = self.loop.call_later(next_s, self._poll_client, next_s)
 
     @property
     def _socket(self) -> socket.socket:

@@ -1,4 +1,4 @@
-"""Answers that may be long: written piece by piece, as fast as the client reads."""
+"""Serializes long answers piece by piece, as fast as the client reads."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ _DEEPEST = 4  # maps below are short: log-probabilities at one place
 
 
 class PiecewiseJson(Response):
-    """A JSON text in pieces, which are made when the client has read those before.
+    """A JSON response in pieces, each made after the client has read those before.
 
-    So an answer that is not read takes the memory of what it is made from, and one that is takes
-    the event loop for one piece at a time.
+    So an unread answer takes only the memory of its data, and each piece blocks the event loop
+    only briefly.
 
     Args:
-        pieces: the text, in order.
+        pieces: of the JSON text, in order.
     """
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
@@ -35,21 +35,21 @@ class PiecewiseJson(Response):
         await send(start)
         for piece in self._pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)  # a client that reads fast is not to keep others waiting
+            await asyncio.sleep(0)  # a client that reads fast must not delay others
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def dumped(answer: dict[str, Any]) -> bytes:
-    """An answer's JSON, made so that other threads run meanwhile.
+    """An answer's JSON, made in pieces so that other threads can run in between.
 
-    ``json.dumps`` does not let them: log-probabilities of a long prompt would hold up the event
-    loop for as long as it takes, on whatever thread it runs.
+    ``json.dumps`` holds the GIL: with log-probabilities of a long prompt it would block the event
+    loop, on whatever thread it runs.
     """
     return "".join(_pieces(answer, 0)).encode("ascii")
 
 
 def _pieces(given: object, depth: int) -> Iterator[str]:
-    """JSON of maps and of what they hold; ``choices`` are taken apart, longer lists are cut."""
+    """JSON of a value: maps and ``choices`` by member, longer lists in slices."""
     if isinstance(given, dict) and depth < _DEEPEST:
         before = "{"
         for name, member in given.items():
@@ -75,7 +75,7 @@ def _listed(pieces: Iterator[str]) -> Iterator[str]:
 
 
 def members(*given: tuple[str, Iterator[str]]) -> Iterator[bytes]:
-    """A map, from the names of its members and pieces of their values' JSON."""
+    """JSON of a map, from its members' names and the pieces of their JSON."""
     before = "{"
     for name, pieces in given:
         yield f"{before}{json.dumps(name)}:".encode()
@@ -85,12 +85,12 @@ def members(*given: tuple[str, Iterator[str]]) -> Iterator[bytes]:
 
 
 def value(given: object) -> Iterator[str]:
-    """A short value."""
+    """JSON of a short value."""
     yield json.dumps(given)
 
 
 def items(given: Sequence[object]) -> Iterator[str]:
-    """A list of any length."""
+    """JSON of a list of any length."""
     starts = range(0, len(given), _PIECE_TOKENS)
     slices = (json.dumps(list(given[start : start + _PIECE_TOKENS]))[1:-1] for start in starts)
     joined = (("," if number else "") + piece for number, piece in enumerate(slices))
@@ -98,7 +98,7 @@ def items(given: Sequence[object]) -> Iterator[str]:
 
 
 def text(given: str) -> Iterator[str]:
-    """A text of any length."""
+    """JSON of a text of any length."""
     starts = range(0, len(given), _PIECE_CHARS)
     pieces = (json.dumps(given[start : start + _PIECE_CHARS])[1:-1] for start in starts)
     return chain('"', pieces, '"')

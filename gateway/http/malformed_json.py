@@ -1,4 +1,4 @@
-"""What a body that is not JSON is likely to be instead."""
+"""Explains why a body is not JSON: compressed data, or Python."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from gateway.http.errors import ApiError, invalid, unsupported_encoding
 _MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _LOOKED_AT_BYTES = 64 * 2**10
 _IN_JSON = {"None": "null", "True": "true", "False": "false"}
-# Strings are matched to be passed over; one that does not end is all the rest.
+# Strings are matched to be skipped; one that does not end is the whole rest.
 _STRING_OR_WORD = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|$)|\b(None|True|False)\b', re.DOTALL)
 _SINGLE_QUOTED = re.compile(r"\s*[\[{]\s*'")
 
@@ -19,7 +19,7 @@ def not_json(data: bytes, reason: str) -> ApiError:
     """The error for a body that cannot be parsed.
 
     Args:
-        reason: the parser's words.
+        reason: the parser's message.
     """
     for magic, name in _MAGIC.items():
         if data.startswith(magic):
@@ -37,7 +37,7 @@ def not_json(data: bytes, reason: str) -> ApiError:
 
 
 def _path_of(text: str, word: "re.Match[str]") -> str | None:
-    """Which field a word stands in, if the rest of the body is JSON."""
+    """Path of the field that contains a word, if the rest of the body is JSON."""
     mark = secrets.token_hex(16)
 
     def mend(match: "re.Match[str]") -> str:

@@ -1,4 +1,4 @@
-"""What machines ask, on a port of its own that no client needs to reach, and without a key."""
+"""Metrics and health on a port of their own, without an API key."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,15 @@ from shared.metrics import CONTENT_TYPE, GatewayMetrics
 
 
 def management_app(metrics: GatewayMetrics, ready: Callable[[], Response]) -> Starlette:
-    """Nothing but what ``management_routes`` are for."""
+    """An application with ``management_routes`` only."""
     return Starlette(routes=management_routes(metrics, ready))
 
 
 def management_routes(metrics: GatewayMetrics, ready: Callable[[], Response]) -> list[Route]:
-    """``/metrics``, ``/health``, ``/health/live`` and ``/health/ready``; with HEAD, too.
+    """``/metrics``, ``/health``, ``/health/live`` and ``/health/ready``, by GET and HEAD.
 
     Args:
-        ready: the answer to the last of them.
+        ready: makes the answer of ``/health/ready``.
     """
 
     async def show_metrics(request: Request) -> Response:  # noqa: ARG001

@@ -1,4 +1,4 @@
-"""Request bodies: read within a limit, and parsed where they hold up no other call."""
+"""Reads request bodies within a limit, and parses long ones on a thread."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,11 +11,10 @@ from gateway.prompts.fair_threads import FairThreads
 
 _T = TypeVar("_T")
 
-# Below, parsing takes less than handing the body to a thread and back.
+# Up to here, parsing takes less time than passing the body to a thread.
 _INLINE_BYTES = 16 * 2**10
-# Parsing does not let other threads run. What a body may hold of the costly kinds follows from the
-# largest body: a token id takes some 5 bytes, a message of a conversation some 60 with 5 strings
-# and maps.
+# Parsing holds the GIL. The limits of costly values follow from the largest body: a token id takes
+# some 5 bytes, a message of a conversation some 60, with 5 strings and maps.
 _BYTES_PER_VALUE = 4
 _BYTES_PER_STRUCTURE = 40
 _FEW_STRINGS = 1_000
@@ -24,8 +23,8 @@ _FEW_STRINGS = 1_000
 class BodyReader:
     """Reads and parses the bodies of calls.
 
-    Bodies of any length are parsed by one thread, in turn for each caller: JSON parsers do not let
-    the event loop run meanwhile, so several threads would only hold it up longer.
+    One thread parses long bodies, serving callers in turn: JSON parsers hold the GIL, so several
+    threads would only block the event loop longer.
 
     Args:
         max_body_bytes: the largest body that is accepted.
@@ -40,14 +39,14 @@ class BodyReader:
     async def read(
         self, request: Request, parse: Callable[[bytes], _T], max_bytes: int | None = None
     ) -> _T:
-        """What ``parse`` makes of a call's body.
+        """Read a call's body and return the result of ``parse``.
 
         Args:
             max_bytes: a tighter limit than that of all bodies.
 
         Raises:
-            ApiError: 413 or 400, the body is too large, holds too many values, or is what
-                ``parse`` refuses.
+            ApiError: 413 or 400, the body is too large, holds too many values, or ``parse`` refuses
+                it.
         """
         limit = self._max_body_bytes
         data = await read_body(request, limit if max_bytes is None else min(limit, max_bytes))
@@ -61,11 +60,11 @@ class BodyReader:
         return await self._thread.run(caller_of(request), check_and_parse)
 
     def close(self) -> None:
-        """Give the thread up; nothing may be read afterwards."""
+        """Stop the thread; ``read`` may not be called afterwards."""
         self._thread.close()
 
     def _check(self, data: bytes) -> None:
-        """Refuse bodies whose values take long to parse, before they are."""
+        """Refuse a body whose values would take too long to parse."""
         num_values, num_structures = count_values(data)
         if num_structures > self._max_structures:
             raise body_too_complex("strings, lists and maps", num_structures, self._max_structures)
@@ -76,12 +75,12 @@ class BodyReader:
 def count_values(data: bytes) -> tuple[int, int]:
     """Values in a JSON text, and how many of them are strings, keys, lists and maps.
 
-    At least what a parser finds before the first fault. Costs some 10 ms for 4 MB of text.
+    At least as many as a parser finds before the first error. Takes some 10 ms for 4 MB.
     """
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_strings = (data.count(b'"') + 1) // 2
-    if num_strings > max(_FEW_STRINGS, len(data) // 8):  # too many to cut the text at each
+    if num_strings > max(_FEW_STRINGS, len(data) // 8):  # too many to split the text at each
         return num_strings, num_strings
     outside = b"".join(data.split(b'"')[::2])
     num_containers = outside.count(b"[") + outside.count(b"{")

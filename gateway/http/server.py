@@ -1,4 +1,4 @@
-"""One gateway process: listens, serves, drains, leaves."""
+"""One gateway process: listens, serves, drains, stops."""
 
 import asyncio
 import os
@@ -38,14 +38,14 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Server:
-    """Serves one engine until a signal, or until its own loop of the log fails.
+    """Serves one engine until a signal arrives, or until the reader of the outputs log fails.
 
     Attributes:
-        port: the one that is listened on, 0 before.
-        connections: of clients, open now.
+        port: on which it listens, 0 before.
+        connections: open connections of clients.
 
     Raises:
-        SettingsError: the prefixes that are to be pinned, or the API keys, cannot be read.
+        SettingsError: the pinned prefixes or the API keys cannot be read.
     """
 
     def __init__(self, settings: GatewaySettings, bus: Bus, tokenizer: Tokenizer) -> None:
@@ -95,7 +95,7 @@ class Server:
         self._listening = asyncio.Event()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> int:
-        """Serve until told to leave; the exit status of the process.
+        """Serve until ``stop`` is called; return the exit status of the process.
 
         Args:
             ready: called when connections are accepted.
@@ -113,7 +113,7 @@ class Server:
         try:
             working = (engine, leaving, *serving)
             await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-            # Without the loop of the log streams would wait forever: better to leave with an error.
+            # Without the reader of the log, streams would wait forever.
             failed = not leaving.done()
             await self._drain(0.0 if failed else settings.drain_timeout)
             for server in servers:
@@ -135,18 +135,18 @@ class Server:
         return self.port
 
     def stop(self) -> None:
-        """Accept nothing more, let open streams end, and return from ``run``."""
+        """Accept no more calls, let open streams end, and return from ``run``."""
         self._stopping.set()
 
     def reload_keys(self) -> None:
-        """Read the file of API keys again; if it cannot be used, those known before stay."""
+        """Read the file of API keys again; if it cannot be used, the old keys stay."""
         try:
             _log.info("API keys read", keys=self.service.keys.reload())
         except SettingsError as error:
             _log.error("API keys not read, the old ones stay", error=error)
 
     def _management(self) -> list[HttpServer]:
-        """What answers machines on a port of their own, if there is to be one."""
+        """The server of metrics and health on a port of its own, if there is one."""
         host, port = self._settings.gateway_metrics_host, self._settings.gateway_metrics_port
         if not port:
             return []
@@ -165,7 +165,7 @@ class Server:
             engine.leave()
 
     async def _flush(self, engine: "asyncio.Task[None]") -> None:
-        """Stops and Aborts of the last moment should still be heard."""
+        """Append the last Stops and Aborts to the log."""
         if not engine.done():
             await self.service.engine.flushed()
 
@@ -174,7 +174,7 @@ class Server:
         self.port = http.port
         self._listening.set()
         if not self.service.keys.are_required and not _is_loopback(self._settings.host):
-            _log.warning("no API keys: everybody who reaches the port may use it")
+            _log.warning("no API keys: every client that reaches the port may use it")
         _log.info(
             "listening",
             url=f"http://{self._settings.host}:{self.port}",
@@ -205,7 +205,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _end(task: "asyncio.Task[Any]") -> bool:
-    """Cancel a task until it has ended; whether it did not fail."""
+    """Cancel a task until it has ended; return False if it failed."""
     await cancel_until_done(task)
     try:
         task.result()
@@ -218,7 +218,7 @@ async def _end(task: "asyncio.Task[Any]") -> bool:
 
 
 def handle_signals(server: Server) -> None:
-    """Leave in good order at the first SIGTERM or SIGINT, at once at the second.
+    """Drain and stop at the first SIGTERM or SIGINT, exit at once at the second.
 
     SIGHUP reads the API keys again.
     """

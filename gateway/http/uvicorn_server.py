@@ -1,4 +1,4 @@
-"""uvicorn, as the gateway wants it: within limits, silent, and leaving signals to others."""
+"""Configures uvicorn: connection limits, no logs of its own, no signal handlers."""
 
 import asyncio
 import socket
@@ -15,11 +15,11 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.settings import GatewaySettings
 
 _KEEP_ALIVE_S = 75  # longer than load balancers keep idle connections
-LAST_EVENTS_S = 3.0  # for what is to be said to open streams when all must end
+LAST_EVENTS_S = 3.0  # for the last events of open streams at shutdown
 
 
 def connection_limits(settings: GatewaySettings, max_connections: int) -> ConnectionLimits:
-    """What one client, and all together, may take."""
+    """The limits of connections that the settings give."""
     return ConnectionLimits(
         max_connections=max_connections,
         max_address_connections=settings.max_address_connections or max(1, max_connections // 4),
@@ -34,7 +34,7 @@ def connection_limits(settings: GatewaySettings, max_connections: int) -> Connec
 class HttpServer(uvicorn.Server):
     """Serves one application on one port.
 
-    uvicorn's own handling of signals would close streams too early.
+    Signals are handled elsewhere: uvicorn would close streams too early.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int, limits: ConnectionLimits) -> None:
@@ -63,7 +63,7 @@ class HttpServer(uvicorn.Server):
 
     @property
     def port(self) -> int:
-        """The one that is listened on, once ``bound``."""
+        """The port on which it listens, once ``bound``."""
         port: int = self.servers[0].sockets[0].getsockname()[1]
         return port
 
@@ -75,7 +75,7 @@ class HttpServer(uvicorn.Server):
         try:
             await super().startup(sockets)
         except SystemExit:
-            # The address is in use, or not ours; uvicorn has logged it.
+            # The address is in use or not local; uvicorn has logged it.
             raise OSError("cannot listen") from None
         if self.started:
             self.bound.set()

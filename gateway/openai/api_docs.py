@@ -1,4 +1,4 @@
-"""The API for people: one page that reads ``/openapi.json`` and needs nothing from elsewhere."""
+"""Serves ``/docs``: one page that reads ``/openapi.json`` and loads nothing from other hosts."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from starlette.responses import HTMLResponse, Response
 
 DOCS_PATH = "/docs"
 _HEADERS = {
-    # Nothing is loaded but what the page itself holds and this server answers.
+    # The page may load nothing but its own parts and answers of this server.
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; script-src 'unsafe-inline';"
     " style-src 'unsafe-inline'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",

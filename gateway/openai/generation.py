@@ -111,11 +111,11 @@ class Generation:
         self._metrics.open_streams.inc(len(output.requests))
         output.resume_at(position)
         positions = iter(position.choices or [Position()] * len(output.choices))
-        for request, known in zip(output.requests, found, strict=True):
+        for request, state in zip(output.requests, found, strict=True):
             own = [next(positions) for _ in request.choices]
-            if known is None:
+            if state is None:
                 continue
-            views = client_views(known, [(place.num_tokens, place.ended) for place in own])
+            views = client_views(state, [(place.num_tokens, place.ended) for place in own])
             for choice, view in zip(request.choices, views, strict=True):
                 if output.display.output.generate:
                     try:
@@ -126,8 +126,8 @@ class Generation:
                     reason = FinishReason(view.finish_reason)
                     self._pending.append(ChoiceFinished(request.id, choice.number, reason))
             if not all(view.finish_reason for view in views):
-                is_search = known.submit.sampling.beams is not None
-                self._engine.attach(known.submit, self.queue, () if is_search else views)
+                is_search = state.submit.sampling.beams is not None
+                self._engine.attach(state.submit, self.queue, () if is_search else views)
 
     async def accepted(self) -> None:
         """Wait until the engine has accepted every request; until then it may still refuse.
@@ -247,7 +247,7 @@ class Generation:
     def _fail(self, event: RequestFailed) -> None:
         choices = self.output.request(event.request_id).choices
         if all(choice.text.finish_reason is not None for choice in choices):
-            return  # all choices ended at stop strings before the engine was told to stop
+            return  # all choices ended at stop strings before the Stop reached the engine
         if event.ended_in_engine:
             for choice in choices:
                 choice.engine_finished = True

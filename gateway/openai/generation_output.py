@@ -144,7 +144,7 @@ class GenerationOutput:
         request = self._by_id[event.request_id]
         choice = request.choices[event.choice]
         if choice.text.finish_reason is not None and choice.replay is None:
-            return None  # it ended at a stop string before the engine was told to stop
+            return None  # it ended at a stop string before the Stop reached the engine
         tokens, logprobs = event.tokens, event.logprobs
         request.observe_tokens(self._metrics, choice, len(tokens), self._started_s)
         if not logprobs and request.submit.sampling.num_logprobs is not None:

@@ -1,12 +1,13 @@
-"""Fields that are not supported, with what they may hold all the same, since it changes nothing.
+"""Unsupported fields, with the values that are accepted because ignoring them changes nothing.
 
-Clients send many fields with their default values, and some that only inform who serves them.
+Many clients send all fields with their default values, and some fields are only information for
+the server.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# By field: the harmless values, or the type whose values all are. null always is.
+# By field: the values that may be ignored, or the type all of whose values may be. null always may.
 IgnoredFields = Mapping[str, tuple[Any, ...] | type]
 
 IGNORED: IgnoredFields = {
@@ -15,7 +16,7 @@ IGNORED: IgnoredFields = {
     "suffix": ("",),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": bool,  # there are none in texts
+    "spaces_between_special_tokens": bool,  # answers never have any
     "tools": ([],),
     "tool_choice": ("none", "auto"),  # of no tools
     "parallel_tool_calls": bool,
@@ -36,7 +37,7 @@ IGNORED: IgnoredFields = {
 IGNORED_IN_STREAM_OPTIONS: IgnoredFields = {
     "include_obfuscation": (False,),
 }
-# An assistant's message, as the official clients give it out and users send it back.
+# In an assistant's message, as official clients return it and users send it back.
 IGNORED_IN_MESSAGE: IgnoredFields = {
     "refusal": (),
     "annotations": ([],),
@@ -48,7 +49,11 @@ _JSON_TYPES: dict[type, str] = {bool: "boolean", str: "string", dict: "object"}
 
 
 def may_be_ignored(value: Any, ignored: tuple[Any, ...] | type) -> bool:
-    """Whether a field with this entry may hold this value."""
+    """Whether a value may be ignored.
+
+    Args:
+        ignored: the field's entry in an ``IgnoredFields``.
+    """
     if value is None:
         return True
     if isinstance(ignored, type):
@@ -58,7 +63,7 @@ def may_be_ignored(value: Any, ignored: tuple[Any, ...] | type) -> bool:
 
 
 def describe_ignored(ignored: IgnoredFields) -> Callable[[dict[str, Any]], None]:
-    """Adds these fields to a body's description, which allows no others that it does not name."""
+    """A function that adds these fields to the JSON schema of a body, and forbids all others."""
 
     def describe(schema: dict[str, Any]) -> None:
         schema["additionalProperties"] = False

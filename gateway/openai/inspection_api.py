@@ -1,4 +1,4 @@
-"""Endpoints that generate nothing: models, tokens, health, metrics."""
+"""Endpoints that generate no text: models, tokens, health, metrics."""
 
 from array import array
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ _WHOLE_CHARS = 64 * 2**10
 
 
 def inspection_router(service: Service, version: str) -> APIRouter:
-    """The endpoints that look at the model and at the gateway."""
+    """The endpoints for the model, tokens, and the state of the gateway."""
     router = APIRouter(default_response_class=Response)
     _add_model(router, service)
     _add_tokens(router, service)
@@ -66,7 +66,7 @@ def _add_model(router: APIRouter, service: Service) -> None:
 
     @router.get("/prefixes", tags=["model"], responses=answers(PrefixList))
     async def list_prefixes() -> Response:
-        """The prefixes that this gateway wants to stay in the KV cache, and what became of each."""
+        """The prefixes that this gateway pins in the KV cache, and the state of each."""
         return JSONResponse({"object": "list", "data": _prefix_cards(service)})
 
 
@@ -110,11 +110,11 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
         """Version of PageStream."""
         return JSONResponse({"version": version})
 
-    # Whoever only wants the status asks with HEAD.
+    # Probes that only want the status use HEAD.
     @router.head("/health/live", include_in_schema=False)
     @router.get("/health/live", tags=["gateway"], responses=answers(Alive))
     async def live() -> Response:
-        """200 as long as the process works at all."""
+        """200 while the process runs."""
         return JSONResponse({"status": "alive"})
 
     @router.head("/health", include_in_schema=False)
@@ -157,7 +157,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
         "count": len(tokens),
         "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
     }
-    # As numbers: an answer may wait long for its client to read it.
+    # Kept as an array: a slow client may leave the answer in memory for long.
     numbers = array("i", tokens)
     spelled = _Spelled(service.tokenizer, numbers)
     if len(tokens) <= _WHOLE_TOKENS:
@@ -171,7 +171,7 @@ async def _tokenize(service: Service, request: Request) -> Response:
 
 
 class _Spelled(Sequence[str]):
-    """Text of each token by itself, found when it is needed."""
+    """The text of each token by itself, made when it is read."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: "array[int]") -> None:
         self._tokenizer = tokenizer
@@ -196,7 +196,7 @@ class _Spelled(Sequence[str]):
 
 
 def _tokenize_body(data: bytes) -> TokenizeTextBody | TokenizeChatBody:
-    """A conversation, or a text where there are no messages."""
+    """Parses a conversation, or a text if the body has no messages."""
     try:
         return parse_body(TokenizeChatBody, data)
     except ApiError as error:

@@ -1,8 +1,7 @@
-"""What the OpenAPI description says beyond what FastAPI reads from the endpoints.
+"""Adds request and response bodies to the OpenAPI description that FastAPI generates.
 
-Bodies are read, checked and written by hand, so that nothing but the error format of OpenAI ever
-goes out and no more than the limit is ever held in memory. So what comes in and goes out is said
-here.
+FastAPI cannot derive them: the endpoints read and write bodies by themselves, so that all errors
+have OpenAI's format and no more than the limit is held in memory.
 """
 
 from collections.abc import Mapping
@@ -35,7 +34,7 @@ _STREAM_URL = {
         "schema": {"type": "string"},
     }
 }
-# Of each event of a stream; there is an id if the stream can be resumed.
+# Schema of each event of a stream; it has an id if the stream can be resumed.
 _EVENT = {
     "type": "object",
     "properties": {"data": {"type": "string"}, "id": {"type": "string"}},
@@ -62,14 +61,14 @@ _MAY_BE_RETRIED = (429, 503)
 
 
 def takes(*bodies: type[BaseModel]) -> dict[str, Any]:
-    """An endpoint's ``openapi_extra``: its body is one of these."""
+    """``openapi_extra`` of an endpoint whose body is one of these models."""
     refs = [{"$ref": _REF.format(model=body.__name__)} for body in bodies]
     schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def reads_header(name: str, text: str, **limits: int) -> dict[str, Any]:
-    """An endpoint's ``openapi_extra``: it looks at this header, a text within these limits."""
+    """``openapi_extra`` of an endpoint that reads this header."""
     schema = {"type": "string", **limits}
     header = {"name": name, "in": "header", "required": False, "description": text}
     return {"parameters": [header | {"schema": schema}]}
@@ -78,11 +77,11 @@ def reads_header(name: str, text: str, **limits: int) -> dict[str, Any]:
 def answers(
     body: Any, *errors: int, has_body: bool = False, unready: Any = ErrorAnswer
 ) -> dict[int | str, dict[str, Any]]:
-    """An endpoint's ``responses``: success with a body of this model, and errors.
+    """``responses`` of an endpoint: success with a body of this model, and errors.
 
     Args:
-        errors: statuses that not every endpoint may have.
-        has_body: the request has one.
+        errors: statuses besides those of every endpoint.
+        has_body: the request has a body.
         unready: model of the body of a 503.
     """
     described: dict[int | str, dict[str, Any]] = {
@@ -98,7 +97,7 @@ def answers(
 
 
 def generates(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of an endpoint that generates text, in one piece or as a stream."""
+    """``responses`` of an endpoint that generates text, in one piece or as a stream."""
     described = answers(body, 404, 409, 422, 500, has_body=True)
     return described | {200: described[200] | streams()}
 
@@ -117,14 +116,14 @@ def streams() -> dict[str, Any]:
 
 
 def continues() -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of an endpoint that continues streams."""
+    """``responses`` of an endpoint that continues streams."""
     described = answers(ErrorAnswer, 400, 404, 409, 410)
     nothing = {"description": "There is nothing after this event.", "headers": _REQUEST_ID}
     return described | {200: streams(), 204: nothing}
 
 
 def plain_text(media_type: str) -> dict[int | str, dict[str, Any]]:
-    """The ``responses`` of an endpoint that writes a text."""
+    """``responses`` of an endpoint that returns plain text."""
     described = answers(ErrorAnswer)
     text = {
         "description": "Success.",
@@ -143,7 +142,7 @@ def describe(
     """The OpenAPI description of ``app``, with the schemas of all bodies.
 
     Args:
-        open_paths: for which no API key is needed in any case.
+        open_paths: paths that never need an API key.
     """
     described = get_openapi(title=app.title, version=app.version, routes=app.routes)
     _, schemas = models_json_schema([(body, "validation") for body in bodies], ref_template=_REF)
@@ -163,7 +162,7 @@ def describe(
 
 
 def _drop_fastapis_own(responses: dict[str, Mapping[str, Any]]) -> None:
-    """FastAPI expects to refuse parameters by itself, which it never does here."""
+    """Remove the 422 of FastAPI's own validation, which no endpoint here uses."""
     content = responses.get("422", {}).get("content", {})
     if "HTTPValidationError" in str(content):
         del responses["422"]

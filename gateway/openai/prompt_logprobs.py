@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's tokens, for clients that ask for them."""
+"""Log-probabilities of a prompt's tokens, as answers show them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,14 +16,15 @@ PromptScores = list[tuple[int, TokenLogprobs | None]]  # tokens; None for the fi
 def prompt_scores(
     tokens: Sequence[int], found: Mapping[int, TokenLogprobs], num_top: int
 ) -> PromptScores:
-    """All tokens of a prompt, with what is shown of their places.
+    """All tokens of a prompt with their scores.
 
     Args:
-        found: by position, as the engine told them; it may have told more of the likeliest tokens.
-        num_top: of those that are shown.
+        found: the engine's scores by position; they may hold more of the likeliest tokens than are
+            shown.
+        num_top: the likeliest tokens to show at each position.
 
     Raises:
-        ApiError: 500, the engine did not tell all of them.
+        ApiError: 500, the engine did not send all scores.
     """
     shown: PromptScores = [(tokens[0], None)]
     for position, token in enumerate(tokens[1:], 1):
@@ -38,13 +39,13 @@ def prompt_scores(
 
 
 def echoed_scores(prompt: Prompt, scores: PromptScores, tokenizer: Tokenizer) -> list[ScoredToken]:
-    """The same in the text that is echoed."""
+    """Scores of a prompt with the offsets of its tokens in the echoed text."""
     places = zip(scores, _offsets(prompt, tokenizer), strict=True)
     return [ScoredToken(token, offset, each) for (token, each), offset in places]
 
 
 def _offsets(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    """Where the tokens of a prompt stand in what is echoed of it."""
+    """Characters before each token of a prompt in its echoed text."""
     if prompt.text is not None:
         offsets = tokenizer.offsets(prompt.text)
         if offsets is not None and len(offsets) == len(prompt.tokens):

@@ -74,7 +74,7 @@ class PromptRequest:
         submit: the message that asks the engine for it.
         choices: in the engine's order.
         echo: text that stands before that of every choice.
-        prompt_scores: log-probabilities by position, if the engine was asked for them.
+        prompt_scores: log-probabilities by position, if the request asks for them.
         cached_tokens: of the prompt, found in the prefix cache.
     """
 

@@ -1,6 +1,6 @@
-"""The bodies that clients may send, with strict types.
+"""Schemas of request bodies, with strict types.
 
-Fields that are not here are refused by name, unless they hold a value that changes nothing.
+An unknown field is refused by name, unless its value can be ignored without changing the answer.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -105,7 +105,7 @@ def _biases(parameter: Parameter) -> Any:
     assert most is not None
 
     def few(biases: Any) -> Any:
-        """Refuse too many entries before each of them is looked at."""
+        """Refuse too many entries before each is validated."""
         if isinstance(biases, dict) and len(biases) > most:
             raise ValueError(f"at most {most} tokens can have a bias")
         return biases
@@ -133,7 +133,7 @@ def _sampling_field(parameter: Parameter) -> tuple[Any, Any]:
 
 
 class _Body(BaseModel):
-    # Extra fields are kept for `_refuse_extra`, which knows those that change nothing.
+    # Extra fields are kept for `_refuse_extra`, which accepts those that may be ignored.
     model_config = ConfigDict(
         strict=True,
         extra="allow",
@@ -148,7 +148,7 @@ class _Part(BaseModel):
 
 
 class StreamOptions(_Body):
-    """How a stream is written."""
+    """``stream_options`` of a body."""
 
     model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_STREAM_OPTIONS))
 
@@ -211,7 +211,9 @@ class GenerationBody(_SamplingFields):
     )
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] | None = None
-    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = None  # from the POST on
+    deadline_ms: Annotated[int, Field(ge=1, le=MAX_DEADLINE_MS)] | None = (
+        None  # after the call arrived
+    )
     user: str | None = None
 
 
@@ -225,7 +227,7 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(_Part):
-    """A piece of a message's content."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
@@ -241,23 +243,23 @@ Content = Annotated[
 
 
 class CalledFunction(_Part):
-    """What an assistant has called."""
+    """The function that an assistant called."""
 
     name: str
     arguments: str  # JSON, as the model wrote it
 
 
 class ToolCall(_Part):
-    """A call in an assistant's message."""
+    """A tool call in an assistant's message."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # in the stream that it came from
+    index: int | None = None  # in the stream from which it was taken
 
 
 class ToolFunction(_Part):
-    """A function that a chat describes to the model."""
+    """The function of a tool that the chat template describes to the model."""
 
     name: str
     description: str | None = None
@@ -266,14 +268,14 @@ class ToolFunction(_Part):
 
 
 class ChatTool(_Part):
-    """A tool that a chat describes to the model."""
+    """A tool that the chat template describes to the model."""
 
     type: Literal["function"]
     function: ToolFunction
 
 
 class ChatMessage(_Body):
-    """One turn of a conversation."""
+    """One message of a conversation."""
 
     model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_MESSAGE))
 
@@ -334,7 +336,7 @@ _B = TypeVar("_B", bound=_Body)
 
 
 def parse_body(cls: type[_B], data: bytes) -> _B:
-    """A validated body.
+    """Parses and validates a body.
 
     Raises:
         ApiError: 400 that names the field and its value.
@@ -365,10 +367,10 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
 
 
 def check_message(message: ChatMessage, path: str) -> None:
-    """Refuse what no message of its role has.
+    """Refuse fields that a message of its role cannot have.
 
     Raises:
-        ApiError: 400 that names the field, which begins with ``path``.
+        ApiError: 400 that names the field.
     """
     _refuse_extra(message, path, IGNORED_IN_MESSAGE)
     if message.content is None and not (message.role == "assistant" and message.tool_calls):

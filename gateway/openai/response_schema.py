@@ -1,4 +1,4 @@
-"""The bodies that clients get, for the API's description. Tests compare real answers with them."""
+"""Schemas of response bodies, for the OpenAPI description; tests check real answers with them."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ class ErrorDetail(_Answer):
     message: str
     type: str
     param: str | None  # field or header of the request that is at fault
-    code: str | None  # a word for programs
+    code: str | None  # for programs to compare
 
 
 class ErrorAnswer(_Answer):
@@ -28,13 +28,13 @@ class ErrorAnswer(_Answer):
 
 
 class CachedTokens(_Answer):
-    """Of the prompts, found in the prefix cache."""
+    """Tokens of the prompts that were found in the prefix cache."""
 
     cached_tokens: _Count
 
 
 class UsageAnswer(_Answer):
-    """What an answer cost."""
+    """Numbers of tokens that an answer used."""
 
     prompt_tokens: _Count
     completion_tokens: _Count
@@ -43,7 +43,7 @@ class UsageAnswer(_Answer):
 
 
 class CompletionLogprobs(_Answer):
-    """Of all tokens of a text, in columns."""
+    """Log-probabilities of all tokens of a text, in columns."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -52,14 +52,14 @@ class CompletionLogprobs(_Answer):
 
 
 class PromptLogprob(_Answer):
-    """A token at its place in a prompt."""
+    """A token at a position of a prompt."""
 
     logprob: float
-    rank: Annotated[int, Field(ge=1)] | None  # null: it is none of the likeliest asked for
+    rank: Annotated[int, Field(ge=1)] | None  # null: it is not among the likeliest that are shown
     decoded_token: str
 
 
-# By token id, for each token of a prompt; null for the first, which nothing is before.
+# For each position of a prompt, scores by token id; null for the first position.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
@@ -77,7 +77,7 @@ class CompletionChoice(_Answer):
 
 
 class CompletionAnswer(_Answer):
-    """Of POST /v1/completions, unless it streams."""
+    """Answer of POST /v1/completions without stream."""
 
     id: str
     object: Literal["text_completion"]
@@ -88,7 +88,7 @@ class CompletionAnswer(_Answer):
 
 
 class TokenLogprob(_Answer):
-    """One token."""
+    """A token and its log-probability."""
 
     token: str
     logprob: float
@@ -96,20 +96,20 @@ class TokenLogprob(_Answer):
 
 
 class ScoredChatToken(TokenLogprob):
-    """One token of an answer, with those that were likeliest at its place."""
+    """A token of an answer, with the likeliest tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
 
 
 class ChatLogprobs(_Answer):
-    """Of all tokens of an answer."""
+    """Log-probabilities of all tokens of an answer."""
 
     content: list[ScoredChatToken]
     refusal: None
 
 
 class AssistantMessage(_Answer):
-    """What the model says."""
+    """The message that the model generated."""
 
     role: Literal["assistant"]
     content: str
@@ -128,7 +128,7 @@ class ChatChoice(_Answer):
 
 
 class ChatAnswer(_Answer):
-    """Of POST /v1/chat/completions, unless it streams."""
+    """Answer of POST /v1/chat/completions without stream."""
 
     id: str
     object: Literal["chat.completion"]
@@ -154,14 +154,14 @@ class ModelCard(_Answer):
 
 
 class ModelList(_Answer):
-    """Always one."""
+    """The list of models, which has one entry."""
 
     object: Literal["list"]
     data: list[ModelCard]
 
 
 class PrefixCard(_Answer):
-    """A prompt's beginning that is to stay in the KV cache."""
+    """A prefix that is pinned in the KV cache."""
 
     id: str
     object: Literal["prefix"]
@@ -171,7 +171,7 @@ class PrefixCard(_Answer):
 
 
 class PrefixList(_Answer):
-    """All that this gateway names."""
+    """All prefixes that this gateway pins."""
 
     object: Literal["list"]
     data: list[PrefixCard]
@@ -193,13 +193,13 @@ class TextAnswer(_Answer):
 
 
 class VersionAnswer(_Answer):
-    """Of PageStream."""
+    """The version of PageStream."""
 
     version: str
 
 
 class Alive(_Answer):
-    """The process works."""
+    """The process runs."""
 
     status: Literal["alive"]
 
@@ -211,7 +211,7 @@ class Ready(_Answer):
 
 
 class NotReady(_Answer):
-    """It would not."""
+    """A request sent now would be refused."""
 
     status: Literal["not ready"]
     check: Literal["gateway", "engine", "steps", "log"]  # that failed

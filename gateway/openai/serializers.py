@@ -1,8 +1,8 @@
-"""Answers as OpenAI's clients read them.
+"""Serializes answers in OpenAI's formats.
 
-Streams are written a chunk per token, so what all chunks of an answer share is rendered once and
-the rest is put together from strings. All text is escaped to ASCII: many clients split lines at
-more characters than the two that Server-Sent Events know.
+A stream has about one chunk for each token. So the part that all chunks of an answer share is
+serialized once, and the rest is put together from strings. All text is escaped to ASCII, since many
+clients split lines at more characters than Server-Sent Events do.
 """
 
 import json
@@ -23,14 +23,14 @@ _LOWEST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an answer cost."""
+    """Numbers of tokens that an answer used."""
 
     prompt_tokens: int  # each prompt once, however many choices continue it
-    completion_tokens: int  # of all that was generated, shown or not; of a beam search, shown
+    completion_tokens: int  # generated, shown or not; of a beam search, shown ones only
     cached_tokens: int  # of the prompts, found in the prefix cache
 
     def body(self) -> dict[str, Any]:
-        """As clients read it."""
+        """The ``usage`` object of an answer."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
@@ -41,11 +41,12 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What all parts of an answer say.
+    """What all chunks of an answer have in common.
 
     Attributes:
         created: seconds since 1970.
-        prompt_tokens: shown with the answer if asked for, by choice.
+        token_ids: the answer shows token ids.
+        prompt_tokens: by choice, shown where token ids are.
     """
 
     id: str
@@ -57,7 +58,7 @@ class AnswerHead:
 
 
 class StreamEvent(NamedTuple):
-    """One Server-Sent Event, and what of a delta its reader has then."""
+    """One Server-Sent Event, and which parts of a delta it shows."""
 
     data: bytes
     shows_tokens: bool
@@ -68,17 +69,17 @@ class Serializer(Protocol):
     """One of OpenAI's formats."""
 
     def resume(self, begun: Iterable[int]) -> None:
-        """The stream continues one in which these choices have begun already."""
+        """Continue a stream in which these choices have begun already."""
 
     def chunk(self, index: int, delta: Delta, usage: Usage | None) -> list[StreamEvent]:
-        """Events for what is new in one choice, at least one; the last shows all of it.
+        """At least one event for a delta of one choice; the last one completes it.
 
         Args:
-            usage: so far, if every event has it.
+            usage: so far, if every event shows it.
         """
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        """The event that ends a stream with its cost."""
+        """The event that shows the usage at the end of a stream."""
 
     def whole(
         self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[PromptScores]
@@ -86,13 +87,13 @@ class Serializer(Protocol):
         """The answer in one piece.
 
         Args:
-            prompts: scores of each prompt, which has as many choices as the others; none if nobody
-                asked for them.
+            prompts: scores of each prompt, empty if they are not shown; all prompts have the same
+                number of choices.
         """
 
 
 class CompletionSerializer:
-    """``text_completion``."""
+    """Writes ``text_completion`` objects."""
 
     def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:
         self._head = head
@@ -161,7 +162,7 @@ class CompletionSerializer:
                     item.scores.top_ids.tolist(), item.scores.top_logprobs.tolist(), strict=True
                 )
             }
-            # The chosen token is always there, even if it is none of the best.
+            # The chosen token is always listed, even if it is not among the likeliest.
             best.setdefault(name(item.token), _finite(item.scores.logprob))
             top.append(best)
         return {
@@ -174,7 +175,7 @@ class CompletionSerializer:
         }
 
     def _token_name(self, token: int) -> str:
-        """Text of a token, or its bytes, by which tokens with damaged text can be told apart."""
+        """Text of a token; its bytes where they are not UTF-8, so that such tokens differ."""
         data = self._tokenizer.token_bytes(token)
         try:
             return data.decode()
@@ -183,7 +184,7 @@ class CompletionSerializer:
 
 
 class ChatSerializer:
-    """``chat.completion``."""
+    """Writes ``chat.completion`` objects and their chunks."""
 
     def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:
         self._head = head
@@ -275,7 +276,7 @@ class ChatSerializer:
 
 
 class _Frame:
-    """What surrounds the choices of every chunk."""
+    """The fields around the choices of every chunk."""
 
     def __init__(self, head: AnswerHead, whole_object: str, chunk_object: str) -> None:
         self._whole = {
@@ -299,12 +300,12 @@ class _Frame:
 
 
 def error_event(body: dict[str, Any]) -> bytes:
-    """The last event of a stream that failed; nothing follows."""
+    """The last event of a stream that failed."""
     return b"data: " + json.dumps(body).encode("ascii") + b"\n\n"
 
 
 def _prompt_logprobs(prompt: PromptScores, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
-    """By token id, at each place of a prompt: the likeliest, and the one that stands there."""
+    """Scores by token id for each position of a prompt: of the likeliest tokens and its own."""
 
     def shown(token: int, logprob: float, rank: int | None) -> dict[str, Any]:
         text = tokenizer.token_bytes(token).decode(errors="replace")

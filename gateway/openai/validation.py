@@ -1,4 +1,4 @@
-"""From a validated body to requests that the engine can certainly serve, or a 400 that says why."""
+"""Turns a validated body into requests that the engine can serve, or refuses it with 400."""
 
 import secrets
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _NEUTRAL_IN_SEARCHES = {
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the choices of one request continue."""
+    """The prompt of one request."""
 
     tokens: list[int]
     text: str | None  # as the client gave it, None if it gave tokens
@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the client wants to see of the tokens; the engine need not know."""
+    """How the tokens are shown to the client; the engine does not use it."""
 
     stops: tuple[str, ...]
     min_tokens: int  # stop strings are not looked for in the text of so many first tokens
@@ -56,12 +56,12 @@ class OutputOptions:
 
     @property
     def is_ranked(self) -> bool:
-        """There are candidates that will not be shown."""
+        """More choices are generated than shown."""
         return self.num_candidates > self.num_choices
 
 
 def completion_output(body: CompletionBody) -> OutputOptions:
-    """What a completion shows."""
+    """Output options of a completion."""
     if body.max_tokens == 0 and not body.echo and body.prompt_logprobs is None:
         reason = "must be at least 1 unless echo is true or prompt_logprobs is given"
         raise invalid_value("max_tokens", 0, reason)
@@ -90,7 +90,7 @@ def completion_output(body: CompletionBody) -> OutputOptions:
 
 
 def chat_output(body: ChatBody) -> OutputOptions:
-    """What an answer in a conversation shows."""
+    """Output options of a chat."""
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_value("top_logprobs", body.top_logprobs, "needs logprobs to be true")
     return OutputOptions(
@@ -108,11 +108,11 @@ def chat_output(body: ChatBody) -> OutputOptions:
 
 
 def priority_of(body: GenerationBody, of_key: PriorityRange | None, of_all: PriorityRange) -> int:
-    """The priority that a request has, if it may have it.
+    """The priority of a request.
 
     Args:
-        of_key: what its API key may ask for, None where no key is asked for.
-        of_all: what may be asked for then.
+        of_key: priorities that its API key allows, None where no key is required.
+        of_all: priorities that are allowed then.
 
     Raises:
         ApiError: 400.
@@ -130,11 +130,11 @@ def priority_of(body: GenerationBody, of_key: PriorityRange | None, of_all: Prio
 def check_num_choices(
     num_prompts: int, output: OutputOptions, is_resumable: bool, limit: int
 ) -> None:
-    """Refuse more choices than one call may have, before anything is done for the first of them.
+    """Refuse more choices than one call may have, before any work is done.
 
     Args:
-        is_resumable: every event's id has the position of every choice.
-        limit: choices that are generated for all prompts of a call.
+        is_resumable: the id of every event holds the position of every choice.
+        limit: choices that a call may generate for all its prompts.
 
     Raises:
         ApiError: 400.
@@ -153,7 +153,7 @@ def check_num_choices(
 def completion_max_tokens(
     body: CompletionBody, prompt: Prompt, output: OutputOptions, engine: Engine
 ) -> int:
-    """How many tokens to generate at most, by default as OpenAI does."""
+    """The most tokens to generate; OpenAI's default if the body has no limit."""
     explicit = 1 if body.max_tokens == 0 else body.max_tokens
     if explicit is None:
         room = engine.max_tokens_for(len(prompt.tokens), output.num_candidates)
@@ -163,7 +163,7 @@ def completion_max_tokens(
 
 
 def chat_max_tokens(body: ChatBody, prompt: Prompt, output: OutputOptions, engine: Engine) -> int:
-    """How many tokens to generate at most: by default all that fit."""
+    """The most tokens to generate; all that fit if the body has no limit."""
     field, explicit = "max_completion_tokens", body.max_completion_tokens
     if explicit is None:
         field, explicit = "max_tokens", body.max_tokens
@@ -209,7 +209,7 @@ def sampling_params(
 
 
 def check_prompt(prompt: Prompt, output: OutputOptions, engine: Engine) -> None:
-    """Refuse tokens that the model does not have, and prompts that leave no room for an answer.
+    """Refuse token ids outside the vocabulary, and prompts that leave no room for an answer.
 
     Raises:
         ApiError: 400.
@@ -259,7 +259,7 @@ def _check_room(
 
 
 def _blocks(prompt: Prompt, max_tokens: int, output: OutputOptions, engine: Engine) -> str:
-    """What a request needs of the KV cache, and what there is."""
+    """Text: the KV blocks that a request needs, and all there are."""
     num_candidates = output.num_candidates
     needed = engine.blocks_needed(len(prompt.tokens), max_tokens, num_candidates)
     whose = "it needs" if num_candidates == 1 else f"{num_candidates} choices need"

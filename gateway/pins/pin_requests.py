@@ -1,7 +1,7 @@
-"""Keeps the scheduler aware of the prefixes that the operator wants to stay in the KV cache.
+"""Sends pins to the scheduler: prefixes that the operator wants to stay in the KV cache.
 
-Every gateway names its prefixes to every epoch of the engine, until the engine says that it knows
-them. Nothing is remembered: a prefix that an epoch has given up, or never heard of, is named again.
+Every gateway sends its prefixes to every epoch of the engine until the engine's lease lists them.
+A prefix that the lease does not list, or no longer, is sent again.
 """
 
 import math
@@ -23,7 +23,7 @@ _log = EventLog("gateway.pins.pin_requests")
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A beginning of prompts."""
+    """The first tokens of prompts."""
 
     name: str
     tokens: IntArray  # [num_tokens]
@@ -38,7 +38,7 @@ class Prefix:
 
 
 class Pinning:
-    """Prefixes, and when the engine was told of which.
+    """Decides which prefixes are sent to the engine, and when.
 
     Attributes:
         prefixes: in the operator's order.
@@ -47,48 +47,48 @@ class Pinning:
     def __init__(self, prefixes: Sequence[Prefix]) -> None:
         self.prefixes = tuple(prefixes)
         self._by_id = {prefix.prefix_id: prefix for prefix in prefixes}
-        self._foreign: set[str] = set()  # of which the model does not have all tokens
+        self._unsupported: set[str] = set()  # with tokens outside the vocabulary
         self._epoch = 0
         self._states: dict[str, str] = {}
-        self._said_s: dict[str, float] = {}  # in this epoch
+        self._sent_s: dict[str, float] = {}  # in this epoch
 
     def due(self, info: EngineInfo, now_s: float) -> list[Pin]:
-        """What a ready engine should be told now.
+        """Messages to send to a ready engine now.
 
         Args:
-            now_s: of a clock that never goes back.
+            now_s: of a monotonic clock.
         """
         if not self._by_id:
             return []
         if info.epoch != self._epoch:
             self._epoch = info.epoch
-            self._said_s.clear()
+            self._sent_s.clear()
         self._states = {status.prefix_id: status.state for status in info.prefixes}
         pins: list[Pin] = []
         for prefix_id, prefix in self._by_id.items():
-            again = now_s - self._said_s.get(prefix_id, -math.inf) >= _AGAIN_S
+            again = now_s - self._sent_s.get(prefix_id, -math.inf) >= _AGAIN_S
             if again and prefix_id not in self._states and self._is_for(info, prefix_id):
-                self._said_s[prefix_id] = now_s
+                self._sent_s[prefix_id] = now_s
                 pins.append(Pin(prefix_id, prefix.name, prefix.tokens, prefix.cache_salt))
                 if len(pins) == _MAX_AT_ONCE:
                     break
         return pins
 
     def state_of(self, prefix: Prefix) -> str:
-        """What the engine makes of a prefix, as far as this gateway knows."""
-        if prefix.prefix_id in self._foreign:
+        """The state of a prefix, by the engine's last lease."""
+        if prefix.prefix_id in self._unsupported:
             return PrefixState.REFUSED
         return self._states.get(prefix.prefix_id, PrefixState.PENDING)
 
     def _is_for(self, info: EngineInfo, prefix_id: str) -> bool:
-        """Whether the model has all of the tokens; the worker could not look others up."""
-        assert info.model is not None, "a ready engine says what it serves"
-        if prefix_id in self._foreign:
+        """Whether all tokens are in the model's vocabulary."""
+        assert info.model is not None, "the lease of a ready engine has a model"
+        if prefix_id in self._unsupported:
             return False
         prefix = self._by_id[prefix_id]
         size, largest = info.model.vocab_size, int(prefix.tokens.max())
         if largest >= size:
-            self._foreign.add(prefix_id)
+            self._unsupported.add(prefix_id)
             reason = f"token {largest}: the vocabulary has the tokens 0 to {size - 1}"
             _log.error("cannot pin prefix", name=prefix.name, reason=reason)
             return False

@@ -1,4 +1,4 @@
-"""The file of prefixes that the operator wants to stay in the KV cache.
+"""Reads the file of prefixes that the operator pins in the KV cache.
 
 Each line is a JSON map with one of
 
@@ -6,7 +6,7 @@ Each line is a JSON map with one of
     {"messages": [...]}          a conversation's beginning, in the model's chat template
     {"tokens": [1, 2, 3]}
 
-and, if wanted, ``cache_salt`` and a ``name`` for logs. Empty lines are skipped.
+and, optionally, ``cache_salt`` and a ``name`` for logs. Empty lines are skipped.
 """
 
 import json
@@ -47,7 +47,7 @@ def read_prefixes(file: str | None, tokenizer: Tokenizer) -> list[Prefix]:
     """The prefixes of a file, tokenized; none if there is no file.
 
     Raises:
-        SettingsError: it cannot be read; names the line, the field and its value.
+        SettingsError: the file cannot be read; names the line, the field and its value.
     """
     if file is None:
         return []

@@ -1,3 +1,3 @@
-"""From what clients send to prompt tokens: chat templates, control tokens, lengths, and the
-threads on which this is computed.
+"""Turns clients' texts and conversations into prompt tokens: chat templates, control tokens, prompt
+lengths, and the threads that do this work.
 """

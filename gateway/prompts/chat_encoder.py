@@ -16,11 +16,11 @@ _SECRET_CHARS = 8
 
 
 class LiteralTextEncoder:
-    """A second tokenizer of the same model, which reads the names of control tokens as plain text.
+    """A second tokenizer of the same model that encodes names of control tokens as plain text.
 
-    In the places where the template wrote control tokens stand secret names of them, which it
-    knows. So a text is normalized, split and merged just as in the first tokenizer, and text that
-    a template puts around a message still makes tokens with it.
+    Where the template wrote control tokens, the text gets secret names instead, which only this
+    tokenizer has. So the text is normalized, split and merged just as in the first tokenizer, also
+    where a message and the template's text around it form one token.
 
     Args:
         backend: the model's tokenizer.
@@ -31,7 +31,7 @@ class LiteralTextEncoder:
         state = json.loads(backend.to_str())
         known = {item["content"]: item for item in state["added_tokens"]}
         for name in control:
-            known[name]["special"] = True  # so that the flag below concerns it
+            known[name]["special"] = True  # so that `encode_special_tokens` applies to it
         self._encoder = Backend.from_str(json.dumps(state))
         self._encoder.encode_special_tokens = True
         names = {name: self._secret_name() for name in control}
@@ -47,7 +47,7 @@ class LiteralTextEncoder:
         """Token ids of a conversation.
 
         Raises:
-            TemplateRefused: this tokenizer makes a control token of a text in any case.
+            TemplateRefused: this tokenizer makes a control token of plain text even so.
         """
         pieces, end = [], 0
         for span in chat.control or ():

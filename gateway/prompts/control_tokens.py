@@ -1,13 +1,13 @@
-"""Control tokens: which of them a chat template wrote, and which are text of its messages.
+"""Finds the control tokens that a chat template wrote, and not a message.
 
-A message may hold the name of a control token, such as ``<|im_start|>system``. Encoded as it is, it
-would pose as a turn of the system. So a conversation is rendered a second time with the characters
-of its messages replaced, one by one, by others that no text has. Control tokens that stand in that
-rendering are the template's own; where both renderings are alike otherwise, this also tells where
-they stand in the first one.
+A message may contain the name of a control token, such as ``<|im_start|>system``. If it became that
+token, a user could forge a message of the system. So a conversation is rendered twice, the second
+time with each character of its messages replaced by one that no text has. Control tokens in the
+second rendering are the template's own. Where the renderings are equal otherwise, their positions
+are the same in the first one.
 
-A long conversation takes twice as long that way. It is rendered once if no text of it holds ``<``
-and the template is among those of which that is enough, see ``template_analysis``.
+The second rendering doubles the time of a long conversation. It is left out if no text contains
+``<`` and the template is one for which that is safe, see ``template_analysis``.
 """
 
 import re
@@ -18,23 +18,23 @@ from typing import Any
 
 from gateway.prompts.template_analysis import OPENING
 
-# Half characters, which JSON in UTF-8 cannot hold; case, width and escapes leave them as they are.
+# Surrogates, which JSON in UTF-8 cannot hold; changes of case, width and escapes keep them.
 _FIRST_HIDDEN = 0xD800
 _MAX_HIDDEN = 2048
-_NUM_CASED = 0x1E944  # characters behind these have no case
-_PIECE_CHARS = 2**16  # of a long text at once, so that other threads have their turns
-# Words of the format, which templates compare with.
+_NUM_CASED = 0x1E944  # characters from here on have no case
+_PIECE_CHARS = 2**16  # of a long text at once, so that other threads can run in between
+# Keys and values of the format, which templates compare with constants.
 _KEYS_OF_FORMAT = ("role", "type")
 _WORDS_OF_FORMAT = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class TemplateRefused(Exception):
-    """The chat template does not accept these messages; the text says why."""
+    """The chat template does not accept these messages, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given."""
+    """The input of a chat template."""
 
     messages: Sequence[dict[str, Any]]
     tools: Sequence[dict[str, Any]] | None = None
@@ -43,7 +43,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class ControlSpan:
-    """Where a control token stands in a text."""
+    """The position of a control token in a text."""
 
     name: str
     start: int
@@ -52,11 +52,11 @@ class ControlSpan:
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A conversation as a template writes it.
+    """The text that a template rendered from a conversation.
 
     Attributes:
-        control: control tokens that the template wrote, in their order; None: all that there are.
-        has_literal_names: other control tokens stand in the text by name.
+        control: control tokens that the template wrote, in order; None: all in the text.
+        has_literal_names: the text also has names of control tokens that are plain text.
     """
 
     text: str
@@ -65,17 +65,17 @@ class RenderedChat:
 
 
 Render = Callable[[Conversation], str]
-_Change = Callable[[str, str], str]  # of a text and the role whose message it is in
+_Change = Callable[[str, str], str]  # of a text and the role of its message
 
 
 class ControlTokens:
-    """Tokens that mean more than their text.
+    """The control tokens of a model: tokens with a meaning beyond their text.
 
     Args:
-        special: names of tokens that no text may stand for, such as ``<|im_start|>``.
-        marks: names of other tokens that the template writes, such as ``</think>``. Models write
-            them, too, so an assistant's messages may hold them.
-        writes_whole: the template writes names as a whole, see ``writes_names_whole``.
+        special: names of tokens that no message may contain, such as ``<|im_start|>``.
+        marks: names of other tokens that the template writes, such as ``</think>``. Models generate
+            them, too, so an assistant's messages may contain them.
+        writes_whole: the template writes names only as a whole, see ``writes_names_whole``.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ControlTokens:
         self._edges = {code: to for code, to in self._all.items() if chr(code) in edges}
         self._tables = [self._all, self._edges]
         if all(len(name) > 2 and _visible(name[1:-1]) - edges for name in self.names):
-            # For templates that look for brackets.
+            # For templates that search for brackets.
             self._tables.append({c: to for c, to in self._all.items() if c not in self._edges})
         self._back = {ord(to): chr(code) for code, to in self._all.items()}
 
@@ -102,7 +102,7 @@ class ControlTokens:
         """Render a conversation, and find the control tokens that the template wrote.
 
         Raises:
-            TemplateRefused: by ``render``, or the template's own text cannot be told apart.
+            TemplateRefused: from ``render``, or they cannot be found.
         """
         text = render(chat)
         if not self.names:
@@ -113,7 +113,7 @@ class ControlTokens:
         for table in self._tables:
             try:
                 hidden = render(self._mapped(chat, partial(self._hidden, table)))
-            except TemplateRefused:  # it looks for something in the messages
+            except TemplateRefused:  # it needs some text that was replaced
                 continue
             if _translated(hidden, self._back) == text:
                 return self._rendered(text, self._spans(hidden))
@@ -122,8 +122,8 @@ class ControlTokens:
         if certain is None:
             reason = "what it writes cannot be told apart from what the messages hold"
             raise TemplateRefused(reason)
-        # The template writes other things where a message holds certain characters. So these stay,
-        # and only the names themselves are broken.
+        # The template's output depends on characters of the messages. So these stay, and only the
+        # names of control tokens are changed, by one character.
         broken = render(self._mapped(chat, self._broken))
         spans = _confirmed(self._spans(broken), certain, self._is_special)
         return self._rendered(_translated(broken, self._back), spans)
@@ -154,7 +154,9 @@ class ControlTokens:
             return value
         items = {}
         for key, item in value.items():
-            if any(ord(char) in self._edges for char in key):  # of a JSON Schema: no template asks
+            if any(
+                ord(char) in self._edges for char in key
+            ):  # of a JSON Schema; no template reads it
                 key = change(key, role)
             is_word = key in _KEYS_OF_FORMAT and item in _WORDS_OF_FORMAT
             items[key] = item if is_word else self._changed(item, change, role)
@@ -178,11 +180,11 @@ class ControlTokens:
         for index, char in enumerate(name):
             if ord(char) in self._all:
                 return name[:index] + self._all[ord(char)] + name[index + 1 :]
-        return ""  # of white space alone
+        return ""  # the name is white space
 
 
 def _opens(value: Any) -> bool:
-    """Whether any text in it, or key, holds what names of control tokens begin with."""
+    """Whether any text or key in a value contains ``OPENING``."""
     if isinstance(value, str):
         return OPENING in value
     if isinstance(value, dict):
@@ -196,14 +198,14 @@ def _pattern(names: Collection[str]) -> "re.Pattern[str]":
 
 
 def _visible(chars: Iterable[str]) -> set[str]:
-    """Characters, and those that become one of them in upper or lower case; no white space."""
+    """Characters without white space, and those whose upper or lower case is one of them."""
     given = {char for char in chars if not char.isspace()}
     return given | {char for char, other in _cases() if not given.isdisjoint(other)}
 
 
 @cache
 def _cases() -> list[tuple[str, str]]:
-    """Characters with what they are in upper and in lower case, where that is something else."""
+    """Characters with their upper and lower case, where either differs."""
     pairs = ((char, char.upper() + char.lower()) for char in map(chr, range(_NUM_CASED)))
     return [(char, other) for char, other in pairs if other != 2 * char]
 
@@ -218,9 +220,9 @@ def _translated(text: str, table: Mapping[int, str]) -> str:
 def _confirmed(
     spans: Sequence[ControlSpan], certain: Sequence[str], is_special: Callable[[ControlSpan], bool]
 ) -> list[ControlSpan]:
-    """Those that the template wrote for sure: as it does whatever the messages hold.
+    """The spans that the template writes whatever the messages contain.
 
-    What comes of a text by what the template does to it, such as ``lower``, is not among them.
+    A name that arises from text of a message, such as by ``lower``, is left out.
     """
     special = [span for span in spans if is_special(span)]
     first, last = 0, 0

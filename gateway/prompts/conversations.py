@@ -1,4 +1,4 @@
-"""Conversations: from bodies to what chat templates expect, and through the template."""
+"""Turns the messages of a body into the input of chat templates, and renders them."""
 
 import json
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ DEFAULT_LIMIT_S = 2.0
 
 
 class ChatRenderer:
-    """Renders conversations beside the event loop.
+    """Renders conversations on threads.
 
     Args:
-        limit_s: that a template may take.
+        limit_s: time limit of a template.
     """
 
     def __init__(self, tokenizer: Tokenizer, limit_s: float = DEFAULT_LIMIT_S) -> None:
@@ -36,7 +36,7 @@ class ChatRenderer:
             caller: threads are shared fairly between callers.
 
         Raises:
-            TemplateRefused: the template does not accept it, or takes too long.
+            TemplateRefused: the template raised an error, or took too long.
             ApiError: 429, no thread was free in time.
         """
 
@@ -48,7 +48,7 @@ class ChatRenderer:
         return await self._threads.run(render, caller)
 
     def close(self) -> None:
-        """Give the threads up; nothing may be asked afterwards."""
+        """Stop the threads; no other method may be called afterwards."""
         self._threads.close()
 
 
@@ -57,7 +57,7 @@ def conversation(
     tools: Sequence[ChatTool] | None = None,
     add_generation_prompt: bool = True,
 ) -> Conversation:
-    """As chat templates expect it: not all of them know parts or developers."""
+    """The input of a chat template; few templates take parts and developers."""
     return Conversation(
         [_plain_message(message) for message in messages],
         [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
@@ -81,7 +81,7 @@ def _plain_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:
-    """Templates write the arguments as JSON themselves, so they are given what it stands for."""
+    """The tool call with parsed arguments, since templates write JSON by themselves."""
     arguments: Any = call.function.arguments
     try:
         parsed = json.loads(arguments)

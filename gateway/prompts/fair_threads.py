@@ -1,4 +1,4 @@
-"""Threads that are shared fairly between callers."""
+"""Shares threads fairly between callers."""
 
 import asyncio
 from collections import Counter, deque
@@ -17,15 +17,15 @@ class _Job:
 
 
 class FairThreads:
-    """Runs work on threads, one caller's jobs in turn with those of the others.
+    """Runs jobs on threads, serving callers in turn.
 
-    Each caller has a queue of its own, and the queues are served round robin. So the work of a
-    caller waits for at most one job of each other caller per thread, however many those have sent.
+    Each caller has a queue, and the queues are served round robin. So a job waits for at most one
+    job of each other caller per thread, however many those have sent.
 
     Args:
         num_threads: jobs that run at once.
-        max_per_caller: of these, for one caller. Less than ``num_threads`` keeps a thread free
-            for others.
+        max_per_caller: jobs of one caller that run at once. Less than ``num_threads`` keeps a
+            thread free for others.
         name: of the threads.
     """
 
@@ -38,9 +38,9 @@ class FairThreads:
         self._num_running: Counter[str] = Counter()  # by caller
 
     async def run(self, caller: str, work: Callable[[], _T]) -> _T:
-        """The result of ``work``, once it was the caller's turn.
+        """Run ``work`` in the caller's turn, and return its result.
 
-        Work whose caller was cancelled before its turn is not begun.
+        If the awaiting task is cancelled before that, the work does not start.
         """
         job = _Job(work, asyncio.get_running_loop().create_future())
         self._queues.setdefault(caller, deque()).append(job)
@@ -49,7 +49,7 @@ class FairThreads:
         return result
 
     def close(self) -> None:
-        """Give the threads up; nothing may be run afterwards."""
+        """Stop the threads; ``run`` may not be called afterwards."""
         for queue in self._queues.values():
             for job in queue:
                 job.done.cancel()
@@ -79,14 +79,14 @@ class FairThreads:
             self._num_running[caller] -= 1
             if not self._num_running[caller]:
                 del self._num_running[caller]
-            _pass_on(found, job.done)
+            _copy_result(found, job.done)
             self._begin_jobs()
 
         running.add_done_callback(ended)
 
 
-def _pass_on(found: "asyncio.Future[Any]", to: "asyncio.Future[Any]") -> None:
-    """Give a job's result to the task that waits for it, if one still does."""
+def _copy_result(found: "asyncio.Future[Any]", to: "asyncio.Future[Any]") -> None:
+    """Copy a job's result to the future that its caller awaits, unless that was cancelled."""
     if found.cancelled():
         to.cancel()
         return

@@ -1,4 +1,4 @@
-"""Prompts as long as the context, and those that are cut to fit into it."""
+"""Prompts as long as the context, and prompts that are truncated to fit into it."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from gateway.openai.request_schema import ChatBody, GenerationBody
 from gateway.openai.validation import COMPLETION_MAX_TOKENS, OutputOptions, Prompt
 from shared.sampling import BeamParams, SamplingParams, TokenBias
 
-_CERTAIN_BIAS = 1e6  # beyond all logits, and exact enough in single precision
+_CERTAIN_BIAS = 1e6  # larger than all logits, and exact enough in single precision
 
 
 def truncated(prompt: Prompt, body: GenerationBody, engine: Engine) -> Prompt:
@@ -34,17 +34,17 @@ def truncated(prompt: Prompt, body: GenerationBody, engine: Engine) -> Prompt:
 def scores_last(
     prompt: Prompt, output: OutputOptions, beams: BeamParams | None, engine: Engine
 ) -> bool:
-    """Whether the prompt is to be looked at only, and leaves no room for a token to be generated.
+    """Whether the engine is to generate the last token of a prompt that fills the whole context.
 
-    The engine generates at least one token. So of such a prompt it gets all but the last token, and
-    generates that one, with its log-probability.
+    Such a prompt can only be scored. The engine generates at least one token, so it gets all tokens
+    but the last one, and generates that one with its log-probability.
     """
     is_full = len(prompt.tokens) == engine.model.max_model_len > 1
     return is_full and not output.generate and beams is None
 
 
 def sampling_of_last(prompt: Prompt, sampling: SamplingParams) -> SamplingParams:
-    """Generates the last token of the prompt, with the log-probabilities that prompts get."""
+    """Parameters that generate the prompt's last token with the log-probabilities of prompts."""
     return replace(
         SamplingParams.greedy(1),
         ignore_eos=True,

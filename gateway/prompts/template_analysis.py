@@ -1,4 +1,4 @@
-"""Recognizes chat templates that write control tokens as a whole, from their source alone."""
+"""Recognizes chat templates that write control tokens only as a whole, from their source."""
 
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -6,26 +6,25 @@ from itertools import pairwise
 from jinja2 import Environment, TemplateError
 from jinja2.lexer import Token
 
-OPENING = "<"  # nothing that is allowed below makes it of other text
+OPENING = "<"  # nothing that is allowed below makes this character from other text
 _GIVEN = "messages"
 _TAGS = frozenset({"if", "elif", "else", "endif", "for", "endfor", "set", "macro", "endmacro"})
 _FILTERS = frozenset({"default", "length", "lower", "string", "tojson", "trim", "upper"})
 _METHODS = frozenset({"endswith", "get", "items", "keys", "startswith", "strip"})
 _FUNCTIONS = frozenset({"namespace", "raise_exception", "range", "strftime_now"})
 _WORDS = frozenset({"and", "or", "not", "in", "if", "elif", "else"})
-# Filters and functions of these names may have arguments.
+# Filters and functions that may have arguments.
 _CALLED = (_METHODS | _FUNCTIONS | _WORDS | {"default", "tojson"}) - {"strip"}
 _VALUES = frozenset({"rparen", "rbracket", "rbrace", "string"})
 _BEHIND_NAMES = frozenset({"add", "tilde", "variable_end"})
 
 
 def writes_names_whole(source: str, names: Collection[str]) -> bool:
-    """Whether control tokens come of a template's own text alone, where no message has ``<``.
+    """Whether all control tokens in a prompt are the template's own if no message contains ``<``.
 
-    It is so if every name begins with that character, and the source has it only where it writes a
-    whole name, straight into the prompt. Then wherever it stands in a prompt, such a name stands.
-    What the source does beside that must be among a few things that neither write the character
-    nor cut text. False wherever this is not certain.
+    That holds if every name begins with ``<``, and the source contains it only to write a whole
+    name straight into the prompt. All else in the source must be among a few constructs that
+    neither write ``<`` nor cut text. False if this is not certain.
     """
     if any(not name.startswith(OPENING) or name[-1].isspace() for name in names):
         return False
@@ -45,7 +44,7 @@ def writes_names_whole(source: str, names: Collection[str]) -> bool:
 
 
 def _blocks(tokens: Sequence[Token]) -> list[list[Token]]:
-    """What stands in each pair of braces, and the end of these."""
+    """The tokens inside each pair of braces, and its end."""
     blocks: list[list[Token]] = []
     for token in tokens:
         if token.type in ("block_begin", "variable_begin"):
@@ -65,7 +64,7 @@ def _is_output(block: Sequence[Token]) -> bool:
 
 
 def _is_common(block: Sequence[Token]) -> bool:
-    """Whether a tag is one of those known, and gives ``messages`` no other meaning."""
+    """Whether a block is output or an allowed tag that does not redefine ``messages``."""
     if _is_output(block):
         return True
     types, values = [token.type for token in block], [str(token.value) for token in block]
@@ -75,14 +74,14 @@ def _is_common(block: Sequence[Token]) -> bool:
         case "for":
             at = values.index("in") if "in" in values else len(values)
             return _GIVEN not in values[:at] and "lparen" not in types[at:]
-        case "set":  # without "=" it would take what is written up to its end
+        case "set":  # without "=" it captures the output up to its end
             is_made_here = "lparen" in types and "namespace" not in values
             return values[1] != _GIVEN and "assign" in types and not is_made_here
     return values[0] in _TAGS
 
 
 def _cuts_nothing(block: Sequence[Token], macros: Collection[str]) -> bool:
-    """Whether nothing is called but what is known, and no text taken to pieces."""
+    """Whether a block calls only what is allowed, and cuts no text."""
     for index, (token, behind) in enumerate(pairwise(block)):
         before = block[index - 1] if index else token
         after = [found.type for found in block[index + 1 : index + 3]]
@@ -105,7 +104,7 @@ def _cuts_nothing(block: Sequence[Token], macros: Collection[str]) -> bool:
 
 
 def _writes_out(block: Sequence[Token], macros: Collection[str]) -> bool:
-    """Whether names of control tokens, and macros, go straight to the prompt."""
+    """Whether names of control tokens, and output of macros, go straight into the prompt."""
     depth = 0
     for index, token in enumerate(block):
         depth += (token.type == "lparen") - (token.type == "rparen")
@@ -115,7 +114,7 @@ def _writes_out(block: Sequence[Token], macros: Collection[str]) -> bool:
             if not is_straight:
                 return False
         elif (token.type == "string" and OPENING in text) or (
-            token.type == "name" and "token" in text  # the template is given names in such
+            token.type == "name" and "token" in text  # variables such as bos_token hold names
         ):
             is_whole = behind.type in _BEHIND_NAMES or behind.value in ("if", "else")
             if not (is_straight and is_whole):

@@ -1,4 +1,4 @@
-"""Threads for chat templates, which are programs of the model's authors: none may run for long."""
+"""Runs chat templates on threads with a time limit, as they are programs of the model's authors."""
 
 import asyncio
 import ctypes
@@ -20,18 +20,18 @@ _T = TypeVar("_T")
 
 
 class _TooSlow(BaseException):
-    """Raised in the middle of a template; no ``except Exception`` there takes it."""
+    """Raised inside a running template, where no ``except Exception`` catches it."""
 
 
 class TemplateThreads:
-    """Runs templates beside the event loop, each for a limited time.
+    """Runs templates on threads, each for a limited time.
 
     A thread cannot be stopped from outside, but an exception can be raised in it between two
-    instructions of Python, which templates are compiled to. A template that hangs in one
-    instruction keeps its thread; calls that find all threads taken are refused after the same time.
+    bytecode instructions, and templates are compiled to bytecode. A template that hangs in one
+    instruction keeps its thread; calls that wait for a thread are refused after the same time.
 
     Args:
-        limit_s: that a template may run, and that it may wait for a thread.
+        limit_s: time limit of a template, and of waiting for a thread.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -39,14 +39,14 @@ class TemplateThreads:
         self._threads = FairThreads(_THREADS, _THREADS_PER_CALLER, "template")
 
     async def run(self, work: Callable[[], _T], caller: str = "") -> _T:
-        """The result of ``work``, and its exceptions.
+        """Run ``work`` on a thread; return its result or raise its exception.
 
         Args:
             caller: threads are shared fairly between callers.
 
         Raises:
             TemplateRefused: it took too long.
-            ApiError: 429, the threads were busy with other templates for too long.
+            ApiError: 429, no thread was free in time.
         """
         job = _Job()
         future = asyncio.ensure_future(self._threads.run(caller, partial(job.run, work)))
@@ -56,7 +56,7 @@ class TemplateThreads:
             done, _ = await asyncio.wait({future}, timeout=max(0.0, rest_s))
         if done:
             return future.result()
-        # Its end is of no interest; an exception that nobody takes would be logged.
+        # An exception that is never retrieved would be logged.
         future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         if job.started_s is None:
             future.cancel()
@@ -65,7 +65,7 @@ class TemplateThreads:
         raise TemplateRefused(f"it took longer than {self._limit_s:g} s")
 
     def close(self) -> None:
-        """Give the threads up; nothing may be run afterwards."""
+        """Stop the threads; ``run`` may not be called afterwards."""
         self._threads.close()
 
 
@@ -84,7 +84,7 @@ class _Job:
         self._is_interrupted = False
 
     def run(self, work: Callable[[], _T]) -> _T:
-        """On a thread of the pool."""
+        """Run on a thread of the pool."""
         self._thread, self.started_s = threading.get_ident(), time.monotonic()
         result: list[_T] = []
         error: Exception | None = None
@@ -95,7 +95,7 @@ class _Job:
                 error = raised
             with self._lock:
                 self._is_over = True
-            while self._is_interrupted:  # the exception is on its way, and must not come later
+            while self._is_interrupted:  # the exception must arrive here, and not later
                 time.sleep(_YIELD_S)
         except _TooSlow:
             raise TemplateRefused("it took too long") from None
@@ -104,7 +104,7 @@ class _Job:
         return result[0]
 
     def interrupt(self) -> None:
-        """Raise in the thread, if it still works at this."""
+        """Raise an exception in the thread, unless the work has ended."""
         with self._lock:
             if not self._is_over:
                 self._is_interrupted = True

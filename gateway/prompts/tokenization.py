@@ -1,4 +1,4 @@
-"""From what clients send to prompt tokens, without holding up other requests."""
+"""Tokenizes the prompts and conversations of bodies without blocking the event loop."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ from gateway.prompts.fair_threads import FairThreads
 from gateway.text.memory_release import release_free_memory
 from gateway.text.tokenizer import Tokenizer
 
-# Below, encoding takes less than handing it to a thread and back.
+# Up to here, encoding takes less time than passing it to a thread.
 _INLINE_CHARS = 4_000
-_DECODED_CHARS = 4  # a token to be decoded costs so much
-_PIECE_CHARS = 100  # a prompt costs so much, however short it is
+_DECODED_CHARS = 4  # decoding a token takes as long as encoding so many characters
+_PIECE_CHARS = 100  # likewise the fixed cost of a prompt
 _THREADS = 3
 _THREADS_PER_CALLER = 2  # one is left for other callers
 
-_LARGE_CHARS = 2**18  # tokenizing as many takes far longer than giving memory back
+_LARGE_CHARS = 2**18  # tokenizing as many takes far longer than releasing memory
 _MAX_CHARS = 4 * 2**20
 
 _T = TypeVar("_T")
@@ -29,12 +29,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class TokenizeOptions:
-    """On whose behalf text is tokenized, and what for.
+    """How a text is tokenized.
 
     Attributes:
         caller: threads are shared fairly between callers.
-        max_tokens: longer texts are of no use, and refused before they are tokenized where that
-            is certain; None: texts of any length.
+        max_tokens: texts that are certainly longer are refused before they are tokenized; None:
+            no limit.
     """
 
     caller: str = ""
@@ -45,12 +45,12 @@ DEFAULT_OPTIONS = TokenizeOptions()
 
 
 class PromptReader:
-    """Turns bodies into prompts, the long ones on threads of its own.
+    """Turns bodies into prompts, long ones on threads.
 
     Args:
-        max_prompts: of one call.
-        template_timeout_s: that a chat template may take.
-        max_chars: of text in one call, all its prompts or messages together.
+        max_prompts: in one call.
+        template_timeout_s: time limit of a chat template.
+        max_chars: in all prompts or messages of one call together.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PromptReader:
         self._chats = ChatRenderer(tokenizer, template_timeout_s)
 
     def count(self, body: CompletionBody) -> int:
-        """Prompts of a completion.
+        """The number of prompts of a completion.
 
         Raises:
             ApiError: 400, there are too many.
@@ -95,7 +95,7 @@ class PromptReader:
             return [await self._from_text(given, "prompt", len(given), options)]
         if isinstance(given[0], int):
             return [self._from_tokens(given, "prompt")]
-        # Many short ones are as much work as a long one.
+        # Many short prompts are as much work as a long one.
         texts = [item for item in given if isinstance(item, str)]
         num_chars = sum(map(len, texts))
         self._check_chars("prompt", num_chars)
@@ -113,7 +113,7 @@ class PromptReader:
         tools: Sequence[ChatTool] | None = None,
         options: TokenizeOptions = DEFAULT_OPTIONS,
     ) -> Prompt:
-        """The prompt that asks for the next turn of a conversation."""
+        """The prompt for the next message of a conversation."""
         tokens = await self.chat_tokens(messages, tools, True, options)
         return Prompt(tokens, None, "messages")
 
@@ -142,7 +142,7 @@ class PromptReader:
                 self._check_length("messages", chat.text, options)
                 return self._tokenizer.encode_chat(chat)
 
-            # The encoder for messages that name control tokens is made when it is first needed.
+            # LiteralTextEncoder, which takes long to build, is built when it is first needed.
             size = _INLINE_CHARS + 1 if chat.has_literal_names else len(chat.text)
             return await self._run(size, encode, options)
         except TemplateRefused as error:
@@ -169,7 +169,7 @@ class PromptReader:
         return await self._run(size, lambda: decode(tokens, skip_special), options)
 
     def close(self) -> None:
-        """Give the threads up; nothing may be asked afterwards."""
+        """Stop the threads; no other method may be called afterwards."""
         self._threads.close()
         self._chats.close()
 
@@ -185,16 +185,16 @@ class PromptReader:
         return await self._run(size, lambda: encode(text, add_special_tokens), options)
 
     def _check_chars(self, path: str, num_chars: int) -> None:
-        """Refuse more text than one call may have."""
+        """Refuse text beyond the limit of a call."""
         if num_chars > self._max_chars:
             raise too_long(
                 f"{path}: {num_chars} characters; at most {self._max_chars} in one call", path
             )
 
     def _check_length(self, path: str, text: str, options: TokenizeOptions) -> None:
-        """Refuse a text that is too long however it is tokenized."""
+        """Refuse a text that certainly has too many tokens."""
         bound, limit = self._tokenizer.text_bound, options.max_tokens
-        # Most texts are shorter than the limit even with one token for each character.
+        # Cheap test first: most texts are far below the limit.
         if bound is None or limit is None or len(text) <= limit * bound.chars_per_token:
             return
         least = bound.min_tokens(text)
@@ -221,7 +221,7 @@ class PromptReader:
 
 
 def _then_release_memory(work: Callable[[], _T]) -> _T:
-    """The tokenizer needs 100 to 200 bytes for each character, which the heap would keep."""
+    """Run ``work``, then release the 100 to 200 bytes a character that tokenizing needed."""
     try:
         return work()
     finally:

@@ -1,3 +1,3 @@
-"""Streams that any gateway can continue: ids of events and of streams, what a client already has,
-and the endpoint.
+"""Streams that any gateway can continue: ids of events and streams, what a client already has, the
+look-up of requests, and the endpoint.
 """

@@ -1,9 +1,9 @@
-"""Ids of Server-Sent Events: what the reader of a stream has, so that any gateway can go on there.
+"""Ids of Server-Sent Events: the position of a stream's reader, where any gateway can continue.
 
-An id holds, for every choice, how many tokens its reader has seen and a checksum of them; whether
-it has begun, and whether it has ended. Text after a position is a pure function of the tokens up
-to it, so that is all it takes. The checksum tells whether the log continues the same tokens: an
-engine that lost them may have drawn others.
+An id holds, for every choice, the number of tokens that the reader has and their checksum, and
+whether the choice has begun and ended. No more is needed, since text after a position is a pure
+function of the tokens up to it. The checksum shows whether the log holds the same tokens: an engine
+that lost them may have sampled others.
 
     12b8d1f9c07..4e00aa31c5~32      choice 0 has 12 tokens, 1 has not begun, 2 ended with 4;
                                     32 prompt tokens came from the cache
@@ -29,7 +29,7 @@ _SHOWN_CHARS = 80
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What the reader of a stream has of one choice."""
+    """How much of one choice the reader of a stream has."""
 
     num_tokens: int = 0
     checksum: int = 0
@@ -37,7 +37,7 @@ class Position:
     ended: bool = False
 
     def after(self, tokens: Sequence[int]) -> "Position":
-        """With more tokens."""
+        """The position after more tokens."""
         checksum = zlib.crc32(np.asarray(tokens, "<i4").tobytes(), self.checksum)
         return Position(self.num_tokens + len(tokens), checksum, True, self.ended)
 
@@ -49,13 +49,13 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """What the reader of a stream has.
+    """How much of a stream its reader has.
 
     Attributes:
-        choices: by index; empty if it has nothing at all.
-        cached_tokens: of the prompts, as far as they were known.
-        has_usage: the usage was shown, or is not to be.
-        is_done: nothing is left to show.
+        choices: by index; empty if it has nothing.
+        cached_tokens: of the prompts, as counted so far.
+        has_usage: the reader has the usage.
+        is_done: the reader has all of it.
     """
 
     choices: tuple[Position, ...] = ()
@@ -65,7 +65,7 @@ class StreamPosition:
 
     @staticmethod
     def parse(text: str | None) -> "StreamPosition":
-        """Of the id of the last event that was seen; None for none.
+        """Parses the id of the last event that the reader has; None: it has none.
 
         Raises:
             ApiError: 400.
@@ -88,10 +88,10 @@ def _parse_choice(text: str) -> Position:
 
 
 class EventIds:
-    """Names the events of one stream.
+    """Gives ids to the events of one stream.
 
     Args:
-        start: where the stream goes on.
+        start: what the reader has before the first event.
     """
 
     def __init__(self, num_choices: int, start: StreamPosition) -> None:
@@ -101,7 +101,7 @@ class EventIds:
     def chunk(
         self, index: int, delta: Delta, events: Sequence[StreamEvent], cached_tokens: int
     ) -> bytes:
-        """The events of a delta, each with its id."""
+        """The events of a delta with their ids."""
         before, named = self._choices[index], []
         after = before.after(delta.token_ids)
         for event in events:
@@ -112,11 +112,11 @@ class EventIds:
         return b"".join(named)
 
     def usage(self, event: bytes, cached_tokens: int) -> bytes:
-        """The event that tells what the answer cost."""
+        """The event with the usage, with its id."""
         return self._named(event, cached_tokens, "u")
 
     def done(self, event: bytes, cached_tokens: int) -> bytes:
-        """The last event."""
+        """The last event, with its id."""
         return self._named(event, cached_tokens, "d")
 
     def _named(self, event: bytes, cached_tokens: int, mark: str) -> bytes:
@@ -124,10 +124,10 @@ class EventIds:
 
 
 class Replay:
-    """Tokens that the client has seen come again, from the log.
+    """Recognizes tokens of the log that the client has already.
 
     Args:
-        position: what the client has.
+        position: how much the client has.
     """
 
     def __init__(self, position: Position) -> None:
@@ -136,11 +136,11 @@ class Replay:
 
     @property
     def is_over(self) -> bool:
-        """All have come."""
+        """All tokens that the client has were recognized."""
         return self._seen.num_tokens == self._position.num_tokens
 
     def take(self, tokens: Sequence[int]) -> int | None:
-        """How many of these the client has; None if it has seen others."""
+        """How many of these tokens the client has; None if it has other tokens."""
         count = min(len(tokens), self._position.num_tokens - self._seen.num_tokens)
         self._seen = self._seen.after(tokens[:count])
         if self.is_over and self._seen.checksum != self._position.checksum:

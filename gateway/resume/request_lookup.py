@@ -1,4 +1,4 @@
-"""Asks the engine for requests of which only the ids are known."""
+"""Looks up requests of which only the ids are known."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ from gateway.openai.responses import watch_disconnect
 
 
 class RequestLookup:
-    """Requests that somebody wants to go on with; from here on nobody else delivers them.
+    """Looks up requests in the engine, and takes over their delivery.
 
-    Either ``close`` or ``abandon`` must be called in the end.
+    The caller must call either ``close`` or ``abandon`` in the end.
 
     Args:
-        receive: tells when the client leaves.
+        receive: of the HTTP call, to notice that the client disconnects.
     """
 
     def __init__(self, engine: EngineClient, receive: Receive) -> None:
@@ -26,35 +26,38 @@ class RequestLookup:
         self._receive = receive
         self._queue = EventQueue()
         self._found: dict[str, Attached | None] = {}
-        self._asked: list[str] = []
+        self._request_ids: list[str] = []
 
-    async def ask(self, request_ids: Sequence[str]) -> list[Attached | None]:
-        """What the engine knows of each of these requests; None for what it does not remember.
+    async def find(self, request_ids: Sequence[str]) -> list[Attached | None]:
+        """The engine's state of each of these requests; None for those that it has forgotten.
 
         Raises:
-            ApiError: 503, the engine does not answer; 409, somebody else wants one of them.
-            ClientLeft: nobody waits any more.
+            ApiError: 503, the engine does not answer; 409, a newer call takes one of them over.
+            ClientLeft: the client closed its connection.
         """
         for identity in request_ids:
-            self._asked.append(identity)
+            self._request_ids.append(identity)
             self._engine.look_up(identity, self._queue)
         async with watch_disconnect(self._receive, lambda: self._queue.put(ClientDisconnected())):
-            while len(self._found) < len(self._asked):
+            while len(self._found) < len(self._request_ids):
                 for event in await self._queue.take():
-                    self._open(event)
+                    self._apply(event)
         return [self._found[identity] for identity in request_ids]
 
     def close(self) -> None:
-        """What goes on is delivered by another call, or by whoever asked."""
-        for identity in self._asked:
+        """Close the look-ups; a Generation delivers the requests from here on."""
+        for identity in self._request_ids:
             self._engine.close(identity, self._queue)
 
     def abandon(self, after_s: float) -> None:
-        """Abort after a while what nobody takes: earlier deliveries may have ended for this one."""
-        for identity in self._asked:
+        """Close the look-ups; requests that no call delivers by then are aborted.
+
+        The look-up has ended earlier deliveries, so the requests would run for no client.
+        """
+        for identity in self._request_ids:
             self._engine.abandon(identity, self._queue, after_s)
 
-    def _open(self, event: CallEvent) -> None:
+    def _apply(self, event: CallEvent) -> None:
         if isinstance(event, Attached):
             self._found[event.request_id] = event
         elif isinstance(event, UnknownRequest):

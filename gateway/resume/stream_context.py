@@ -1,4 +1,4 @@
-"""How a gateway shows an answer: travels with the request, for the gateway that takes it over."""
+"""How an answer is shown: stored with its requests, for a gateway that takes them over."""
 
 import hashlib
 import json
@@ -12,14 +12,14 @@ from gateway.text.tokenizer import Tokenizer
 from shared.codec import Message, decode_as, encode, message
 from shared.errors import DecodeError
 
-# How an answer travels says nothing about what it is.
+# Fields that change how an answer is sent, and not what it is.
 _OF_TRANSPORT = {"stream", "stream_options", "stream_resume"}
 
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class Display(Message):
-    """Everything about an answer that the engine need not know, of one prompt of a call."""
+    """How the answer to one prompt of a call is shown; the engine stores it unread."""
 
     call_id: str
     is_chat: bool
@@ -31,17 +31,17 @@ class Display(Message):
     include_usage: bool
     resumable: bool
     fingerprint: str  # of the body, if it can be repeated; "" otherwise
-    num_prompt_tokens: int = 0  # of all prompts together; 0: an older version did not say
-    continuous_usage: bool = False  # the usage so far stands in every chunk of a stream
-    scored_token: int | None = None  # ends the prompt, and is generated for its log-probability
+    num_prompt_tokens: int = 0  # of all prompts together; 0: written by an older version
+    continuous_usage: bool = False  # every chunk of a stream has the usage so far
+    scored_token: int | None = None  # the prompt's last token, which the engine generates
 
     def packed(self, prompt_text: str | None, scored_token: int | None = None) -> bytes:
-        """For the Submit of one prompt."""
+        """Encoded for the Submit of one prompt."""
         text = prompt_text if self.output.echo else None
         return encode(replace(self, prompt_text=text, scored_token=scored_token))
 
     def serializer(self, tokenizer: Tokenizer, prompts: Sequence[list[int]]) -> Serializer:
-        """Writes the answer; ``prompts`` are the tokens of each."""
+        """The serializer of the answer; ``prompts`` are the tokens of each prompt."""
         head = AnswerHead(
             id=f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.call_id}",
             model=self.model,
@@ -54,7 +54,7 @@ class Display(Message):
 
 
 def read_display(data: bytes) -> Display | None:
-    """What ``packed`` wrote, None if it is nothing of the kind."""
+    """Decodes what ``packed`` wrote; None for anything else."""
     try:
         display: Display = decode_as(Display, data)
     except DecodeError:
@@ -71,13 +71,13 @@ def request_id(call_id: str, position: int) -> str:
 
 
 def seed_of(call_id: str) -> int:
-    """The seed of a call that gave none and can be repeated: the same every time."""
+    """The seed of a repeatable call that gave none: the same for every repetition."""
     seed = hashlib.blake2b(bytes.fromhex(call_id), digest_size=8, person=b"seed").digest()
     return int.from_bytes(seed) >> 1
 
 
 def fingerprint(body: GenerationBody) -> str:
-    """Equal for bodies that ask for the same."""
+    """A digest that is equal for bodies that ask for the same answer."""
     kind = "completion" if isinstance(body, CompletionBody) else "chat"
     asked = json.dumps([kind, body.model_dump(exclude=_OF_TRANSPORT)], sort_keys=True)
     return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()

@@ -1,9 +1,9 @@
-"""Names of streams that can be resumed.
+"""Ids of streams that can be resumed.
 
-The id of a call derives from a secret and from who calls; the URL of its stream holds
-the secret. So whoever else tries it asks for another request, which does not exist: nobody can
-learn of a foreign stream, take it over, or tell one from a stream that never was. A check of the
-same two lets such a URL be refused without asking the engine.
+A call's id is derived from a secret and the client's name; the URL of its stream holds the secret.
+The same URL with another client's name leads to another call id, which does not exist. So a client
+cannot read or take over the stream of another one, or find out that it exists. The URL also holds a
+checksum of both, so that such calls are refused without asking the engine.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ def call_id_of(secret: str, client: str) -> str:
 
     Args:
         secret: 128 bits in hex.
-        client: who calls, "" for nobody in particular; nobody else comes to the same id.
+        client: name of the caller, "" for none; other names lead to other ids.
     """
     return _derived(secret, client, b"call", 16)
 
 
 def stream_id_of(secret: str, client: str) -> str:
-    """What stands in the URL by which this client continues the stream."""
+    """The id in the URL at which this client continues the stream."""
     return secret + _derived(secret, client, b"check", 8)
 
 
 def call_id_in(stream_id: str, client: str) -> str | None:
-    """Id of the call whose stream this is, None if this client cannot have been given it."""
+    """Id of the call whose stream this is, None if it is not this client's."""
     if _STREAM_ID.fullmatch(stream_id) is None:
         return None
     secret = stream_id[:_SECRET_CHARS]

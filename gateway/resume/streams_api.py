@@ -22,7 +22,7 @@ from gateway.service import Service
 from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 
-_NOTHING_LEFT = 204  # tells clients of Server-Sent Events not to come back
+_NOTHING_LEFT = 204  # clients of Server-Sent Events do not reconnect after it
 _FORGOTTEN = "the stream is not remembered any more, if there ever was one"
 
 
@@ -74,18 +74,18 @@ async def _taken_up(
 async def _found(
     lookup: RequestLookup, call_id: str, position: StreamPosition, max_prompts: int
 ) -> tuple[Display, list[Attached | None]]:
-    """How the stream is shown, and what the engine knows of its requests.
+    """How the stream is shown, and the engine's state of its requests.
 
     Raises:
-        ApiError: 410, one of them is forgotten, and the client does not have all of it; 404, this
-            is no stream that can be resumed; 400, the position is one in another stream.
+        ApiError: 410, one request is forgotten, and the client does not have all of it; 404, the
+            stream cannot be resumed; 400, the position belongs to another stream.
     """
-    found = await lookup.ask([call_id])
+    found = await lookup.find([call_id])
     if found == [None] and position.choices and position.choices[0].ended:
-        # Any of the others tells how many prompts there are.
+        # The state of any other request shows how many prompts there are.
         most = min(len(position.choices), max_prompts)
-        found += await lookup.ask([request_id(call_id, number) for number in range(1, most)])
-    first = next((known for known in found if known is not None), None)
+        found += await lookup.find([request_id(call_id, number) for number in range(1, most)])
+    first = next((state for state in found if state is not None), None)
     if first is None:
         raise gone(_FORGOTTEN)
     display = read_display(first.submit.display)
@@ -99,11 +99,11 @@ async def _found(
             f"this one has {display.num_prompts * each}",
         )
     others = range(len(found), display.num_prompts)
-    found += await lookup.ask([request_id(call_id, number) for number in others])
+    found += await lookup.find([request_id(call_id, number) for number in others])
     del found[display.num_prompts :]
-    for number, known in enumerate(found):
+    for number, state in enumerate(found):
         seen = position.choices[number * each : (number + 1) * each]
-        if known is None and not (seen and all(choice.ended for choice in seen)):
+        if state is None and not (seen and all(choice.ended for choice in seen)):
             raise gone(_FORGOTTEN)
     return display, found
 
@@ -118,10 +118,10 @@ def _continued(
     position = resumption.start
     call = call_of(request)
     call.fields |= {"stream": True, "resumes": display.call_id}
-    prompts = [_prompt(known) for known in found]
+    prompts = [_prompt(state) for state in found]
     submits = [
-        _forgotten_submit(request_id(display.call_id, number)) if known is None else known.submit
-        for number, known in enumerate(found)
+        _forgotten_submit(request_id(display.call_id, number)) if state is None else state.submit
+        for number, state in enumerate(found)
     ]
     output = GenerationOutput(
         service.tokenizer, service.metrics, display, prompts, submits, call.started_s
@@ -137,12 +137,12 @@ def _continued(
     return StreamAnswer(generation, serializer, call, resumption)
 
 
-def _prompt(known: Attached | None) -> Prompt:
+def _prompt(state: Attached | None) -> Prompt:
     """The prompt of a request, from what its first gateway sent to the engine."""
-    if known is None:  # the client has all of the answer, so the prompt does not matter
+    if state is None:  # the client has all of the answer, so the prompt does not matter
         return Prompt([], None, "prompt")
-    tokens = known.submit.prompt.tolist()
-    own = read_display(known.submit.display)
+    tokens = state.submit.prompt.tolist()
+    own = read_display(state.submit.display)
     if own is None:
         return Prompt(tokens, None, "prompt")
     scores_last = own.scored_token is not None

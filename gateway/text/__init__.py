@@ -1,3 +1,3 @@
-"""Tokens and text: the tokenizer and its vocabulary, text that appears token by token, and where
-stop strings cut it.
+"""Tokens and text: the tokenizer and its vocabulary, incremental detokenization, stop strings, and
+the text of a choice.
 """

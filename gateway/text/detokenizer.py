@@ -1,8 +1,8 @@
-"""Tokens to text, one token at a time.
+"""Incremental detokenization: tokens to text, one token at a time.
 
-The text after a position is a pure function of the tokens up to it, whatever the pace at which
-they arrive; the pieces put together are exactly what the tokenizer makes of all tokens at once,
-special tokens left out. No piece ends inside a character. Work per token is bounded.
+The text after a position is a pure function of the tokens up to it, however they are grouped. All
+pieces together are exactly what the tokenizer decodes from all tokens at once, without special
+tokens. No piece ends inside a character. Work per token is bounded.
 """
 
 import codecs
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# How many tokens the generic way may look at again. A character is at most four bytes.
+# Tokens that WindowDetokenizer decodes again. A character has at most four bytes.
 _CONTEXT_TOKENS = 6
 _MAX_PENDING_TOKENS = 16
 
@@ -19,10 +19,10 @@ class Detokenizer(Protocol):
     """The text of one sequence."""
 
     def push(self, token: int) -> str:
-        """Text that this token completes, often of this token alone."""
+        """The text that this token completes, "" if none."""
 
     def finish(self) -> str:
-        """What was held back, damaged characters replaced. No push may follow."""
+        """The text that was held back, damaged characters replaced. No push may follow."""
 
 
 class ByteLevelDetokenizer:
@@ -46,8 +46,8 @@ class ByteLevelDetokenizer:
 class PieceDetokenizer:
     """SentencePiece: every token is a piece of text, or a byte of what no piece spells.
 
-    The tokenizer decides over a whole run of byte tokens: valid UTF-8 is text, and if any of it
-    is damaged, all of it is. So a run is held back until it ends.
+    The tokenizer decodes a whole run of byte tokens at once: if any byte of it is damaged, all are
+    replaced. So a run is held back until it ends.
 
     Args:
         piece: text of a token, a byte (int) for byte tokens, None for special ones.
@@ -92,14 +92,14 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any tokenizer: decodes a short window of tokens before and after each new one.
+    """Any tokenizer: decodes each new token in a short window of earlier ones.
 
-    Exact where the text of a token depends on few tokens before it, which is not known of every
-    tokenizer; so this is used only where the exact ways are not known to be right.
+    Exact if the text of a token depends on few tokens before it. It is used only where neither of
+    the exact detokenizers applies.
 
     Args:
         decode: text of a run of tokens, special ones left out.
-        context: the tokens that stand before the text.
+        context: the tokens before the text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], context: Sequence[int]) -> None:
@@ -127,7 +127,7 @@ class WindowDetokenizer:
         return self._decode(self._done + self._pending)[len(self._before) :]
 
     def _limit(self) -> None:
-        """Tokens without text of their own must not make the window grow."""
+        """Limit the window in a run of tokens without text."""
         if len(self._pending) >= 4 * _MAX_PENDING_TOKENS:
             self._accept()
 

@@ -1,4 +1,4 @@
-"""Memory that is free within this process goes back to the system.
+"""Returns free memory of this process to the system.
 
 glibc keeps free memory in an arena for each few threads, and serves ever larger buffers from there
 once one was freed. A gateway that reads large bodies and writes long answers on several threads
@@ -16,11 +16,11 @@ _LARGE_BYTES = 128 * 2**10  # larger buffers are mapped each by itself, and unma
 
 
 def limit_free_memory() -> None:
-    """Let the C library keep little free memory, where it is one that can; before threads start.
+    """Let the C library keep little free memory, if it is glibc; before threads start.
 
     Measured with ``scripts/soak --hostile``: gateways rest at 180 MiB instead of 285.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc alone has it
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, _NUM_ARENAS)
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
@@ -28,10 +28,10 @@ def limit_free_memory() -> None:
 
 
 def release_free_memory() -> None:
-    """Let the C library give back free pages of all threads, where it is one that can.
+    """Make the C library return free pages of all threads, if it is glibc.
 
-    Other threads may go on meanwhile. It takes about 1 ms for each 2 MB.
+    Other threads run meanwhile. It takes about 1 ms for each 2 MB.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
     if trim is not None:
         trim(0)

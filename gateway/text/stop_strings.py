@@ -1,17 +1,17 @@
-"""Stop strings: found across the borders of tokens, never shown in part."""
+"""Finds stop strings across tokens, and holds back text that may be the beginning of one."""
 
 from array import array
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """The stop strings of one call, compiled once for all its choices. Immutable.
+    """The stop strings of one call as automata, shared by all its choices. Immutable.
 
     Each string is a Knuth-Morris-Pratt automaton, so a character costs the same however long the
     strings are.
 
     Attributes:
-        texts: longest first: of two that are complete at once, the longer begins earlier.
+        texts: longest first, since of two that end at the same character the longer begins earlier.
         borders: of each text, for every prefix the length of its longest proper suffix that is
             also a prefix.
     """
@@ -24,13 +24,13 @@ class StopStrings:
 
 
 class StopFinder:
-    """Looks for the first of several strings in text that arrives in pieces.
+    """Finds the first of several strings in text that arrives in pieces.
 
-    The first is the one that is complete first; of those complete at the same character, the
-    longest. That depends on the text alone, not on how it was cut into pieces.
+    The first is the one that ends first, and the longest of those that end at the same character.
+    The result depends on the text alone, not on how it is cut into pieces.
 
     Args:
-        include: what is found is shown, too.
+        include: the stop string is part of the text that is shown.
     """
 
     def __init__(self, stops: StopStrings, include: bool = False) -> None:
@@ -41,7 +41,7 @@ class StopFinder:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Text that can be shown now; once a stop string is found, nothing more."""
+        """The text that can be shown now; "" once a stop string was found."""
         if self.found is not None:
             return ""
         if not self._matched:
@@ -59,7 +59,7 @@ class StopFinder:
         return seen[:cut]
 
     def finish(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """The text that was held back, at the end of all text."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""How long a text may be, known before it is tokenized."""
+"""Bounds on the number of tokens of a text, computed without tokenizing it."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from gateway.text.vocabulary import byte_alphabet, decoder_steps
 
-# A character in composed form is at most so many in decomposed form (Unicode, UAX #15).
+# The most characters in decomposed form that become one composed character (Unicode, UAX #15).
 _COMPOSED_CHARS = {"NFC": 4}
 _CONTINUATION_BYTES = range(0x80, 0xC0)  # of UTF-8
 _KEEPING_SPLITS = ("ByteLevel", "Metaspace", "Digits")
@@ -14,28 +14,28 @@ _KEEPING_SPLITS = ("ByteLevel", "Metaspace", "Digits")
 
 @dataclass(frozen=True, slots=True)
 class TextBound:
-    """The least number of tokens that a text becomes.
+    """A lower bound of the number of tokens of a text.
 
     Attributes:
-        chars_per_token: characters that one token stands for at most.
-        dropped: characters for which the vocabulary has no token, and which vanish.
+        chars_per_token: the most characters that one token may cover.
+        dropped: characters without a token in the vocabulary, which the tokenizer drops.
     """
 
     chars_per_token: int
     dropped: str
 
     def min_tokens(self, text: str) -> int:
-        """Tokens of a text, at least."""
+        """The least number of tokens that a text may have."""
         counted = len(text) - sum(map(text.count, self.dropped))
         return counted // self.chars_per_token
 
 
 def text_bound(backend: Any) -> TextBound | None:
-    """How long texts of so many tokens can be; None if that is not bounded.
+    """The bound of a tokenizer; None if it has none.
 
-    It is bounded where no text is dropped on the way to tokens and no unknown run of text becomes
-    one token: byte-level vocabularies and those with a token for each byte, without normalizers
-    and pre-tokenizers that remove anything.
+    There is one if no text is dropped and no run of unknown text becomes one token. That holds for
+    byte-level vocabularies and those with a token for each byte, if no normalizer or pre-tokenizer
+    removes text.
 
     Args:
         backend: a ``tokenizers.Tokenizer``, or None where there is none.
@@ -44,7 +44,7 @@ def text_bound(backend: Any) -> TextBound | None:
         return None
     composed = _chars_after_normalizer(backend.normalizer)
     added = backend.get_added_tokens_decoder().values()
-    # Such tokens take any amount of space beside them.
+    # Such a token covers any number of spaces beside it.
     takes_spaces = any(token.lstrip or token.rstrip for token in added)
     if composed is None or takes_spaces or not _keeps_all(backend.pre_tokenizer):
         return None
@@ -58,14 +58,14 @@ def text_bound(backend: Any) -> TextBound | None:
     missing = [byte for byte in range(256) if spelled[byte] not in names]
     if any(byte in _CONTINUATION_BYTES for byte in missing):
         return None
-    # A longer character keeps its continuation bytes, whichever byte it begins with.
+    # A multi-byte character keeps its continuation bytes, whatever its first byte.
     dropped = "".join(chr(byte) for byte in missing if byte < _CONTINUATION_BYTES.start)
-    # A name in either spelling has no fewer characters than the text that it stands for.
+    # In both spellings a name has at least as many characters as its text.
     return TextBound(composed * max(map(len, names)), dropped)
 
 
 def _chars_after_normalizer(normalizer: Any) -> int | None:
-    """Characters that become one at most; None if some may vanish."""
+    """The most characters that normalizers merge into one; None if they may drop some."""
     most = 1
     for step in _steps(normalizer, "normalizers"):
         kind = step["type"]

@@ -1,4 +1,4 @@
-"""The model's tokenizer and chat template."""
+"""Encodes and decodes with the model's tokenizer and renders its chat template."""
 
 import threading
 from collections.abc import Sequence
@@ -21,26 +21,24 @@ _UNKNOWN = "\N{SYMBOL FOR DELETE}\U0010fffd"  # in no vocabulary, unless as byte
 
 
 class Tokenizer:
-    """Text to tokens and back, as transformers does it.
-
-    All methods may be called from several threads.
+    """Text to tokens and back, with the results of transformers. Thread-safe.
 
     Args:
         source: a tokenizer of transformers.
-        special_in_messages: names of special tokens in the messages of chats become those tokens.
+        special_in_messages: names of special tokens in chat messages become those tokens.
 
     Attributes:
-        text_bound: how many tokens a text has at least, None if that is known only afterwards.
+        text_bound: least number of tokens of a text, None if it has no bound.
     """
 
     def __init__(self, source: Any, special_in_messages: bool = False) -> None:
         self._source = source
-        self._literal_lock = threading.Lock()  # guards the making of the next
+        self._literal_lock = threading.Lock()  # guards `_literal_encoder`
         self._literal_encoder: LiteralTextEncoder | None = None
         self._slow_lock = threading.Lock()
         self._backend = getattr(source, "backend_tokenizer", None)
         if self._backend is not None:
-            # transformers sets both anew on every call, which no two threads may do at once.
+            # transformers sets both on every call, which is not thread-safe.
             self._backend.no_truncation()
             self._backend.no_padding()
         self._control = ControlTokens((), ()) if special_in_messages else self._control_tokens()
@@ -54,7 +52,7 @@ class Tokenizer:
 
     @staticmethod
     def preload() -> None:
-        """Import what ``load`` will need, and nothing else."""
+        """Import what ``load`` needs."""
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         assert AutoTokenizer, PreTrainedTokenizerFast
@@ -64,7 +62,7 @@ class Tokenizer:
         """Tokenizer of a model folder or hub id.
 
         Raises:
-            ModelUnsupported: there is none, or it cannot be read.
+            ModelUnsupported: the model has no tokenizer, or it cannot be read.
         """
         from transformers import AutoTokenizer
 
@@ -76,13 +74,13 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether ``render_chat`` can work at all."""
+        """Whether the model has a chat template."""
         return bool(self._source.chat_template)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; names of special tokens in it become those tokens."""
         if self._backend is not None:
-            # Of all ways to encode, this one lets other threads run.
+            # This method of encoding releases the GIL.
             batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             ids: list[int] = batch[0].ids
             return ids
@@ -103,32 +101,29 @@ class Tokenizer:
             )
 
     def offsets(self, text: str) -> list[int] | None:
-        """Characters of a text before each of the tokens that ``encode`` makes of it.
-
-        None if the tokenizer cannot tell.
-        """
+        """The characters before each token of ``encode(text)``; None if they cannot be found."""
         if self._backend is None:
             return None
         offsets, reached = [], 0
         for start, end in self._backend.encode_batch([text])[0].offsets:
-            # A token that was added stands nowhere, and a space before a token may count as none's.
+            # An added special token covers no text, and a space may belong to no token.
             offsets.append(min(start, reached) if end > start else reached)
             reached = max(reached, end)
         return offsets
 
     def token_bytes(self, token: int) -> bytes:
-        """What one token stands for, by itself."""
+        """The bytes of one token by itself."""
         return self._vocabulary.token_bytes(token)
 
     def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A new text, token by token, that continues the text of ``context``."""
+        """A detokenizer for text that continues the text of ``context``."""
         return self._vocabulary.detokenizer(context)
 
     def render_chat(self, chat: Conversation) -> str:
         """The prompt for a conversation, special tokens included.
 
         Raises:
-            TemplateRefused: the template says no.
+            TemplateRefused: the template raised an error.
         """
         try:
             text: str = self._source.apply_chat_template(
@@ -142,20 +137,20 @@ class Tokenizer:
         return text
 
     def render_with_control_tokens(self, chat: Conversation) -> RenderedChat:
-        """The same, with the control tokens that are the template's and not of a message.
+        """The prompt for a conversation, and which control tokens in it the template wrote.
 
         Raises:
-            TemplateRefused: the template says no.
+            TemplateRefused: the template raised an error, or these tokens cannot be found.
         """
         if not self._control.names:
             return RenderedChat(self.render_chat(chat))
         return self._control.render(self.render_chat, chat)
 
     def encode_chat(self, chat: RenderedChat) -> list[int]:
-        """Token ids of a conversation; what messages hold becomes no control token.
+        """Token ids of a conversation; text of messages never becomes a control token.
 
         Raises:
-            TemplateRefused: it would, with this tokenizer, whatever is done.
+            TemplateRefused: this tokenizer cannot encode such text otherwise.
         """
         ids = self.encode(chat.text, add_special_tokens=False)  # the template has them already
         if chat.control is None:
@@ -192,7 +187,7 @@ class Tokenizer:
         return ids
 
     def _control_tokens(self) -> ControlTokens:
-        """Special tokens, and other added ones that the chat template writes."""
+        """Special tokens, and other added tokens that the chat template writes."""
         source = self._source
         template = source.chat_template or ""
         sources = list(template.values()) if isinstance(template, dict) else [template]

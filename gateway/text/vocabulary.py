@@ -1,4 +1,4 @@
-"""What each token id stands for: bytes, a piece of text, or whatever the tokenizer says."""
+"""Maps token ids to bytes or text."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -20,17 +20,17 @@ _CHECKED_RUN = 64
 
 
 class Vocabulary(Protocol):
-    """How the tokens of one tokenizer become text."""
+    """Turns the tokens of one tokenizer into text."""
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token alone stands for; special tokens stand for their names."""
+        """The bytes of one token by itself; of a special token, its name."""
 
     def detokenizer(self, context: Sequence[int]) -> Detokenizer:
-        """A new sequence whose text continues that of ``context``, () for a text of its own."""
+        """A detokenizer for text that continues ``context``; () for text of its own."""
 
 
 class ByteLevelVocabulary:
-    """Tokens are runs of bytes, spelled in GPT-2's alphabet of printable characters."""
+    """Tokens are runs of bytes, written in GPT-2's alphabet of printable characters."""
 
     def __init__(self, name_of: Callable[[int], str | None], special: frozenset[int]) -> None:
         alphabet = dict(byte_alphabet())
@@ -39,7 +39,7 @@ class ByteLevelVocabulary:
             name = name_of(token) or ""
             try:
                 return bytes(alphabet[char] for char in name)
-            except KeyError:  # an added token, as it is
+            except KeyError:  # an added token, which is plain text
                 return name.encode()
 
         self.token_bytes = cache(spelled)
@@ -50,7 +50,7 @@ class ByteLevelVocabulary:
 
 
 class PieceVocabulary:
-    """Tokens are pieces of text, with a token for each byte to spell what no piece covers."""
+    """Tokens are pieces of text, and one token for each byte for text that no piece covers."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class PieceVocabulary:
 
 
 class OpaqueVocabulary:
-    """Tokens of a tokenizer that can only be asked to decode."""
+    """Tokens of any tokenizer, by its own ``decode``."""
 
     def __init__(self, decode: Decode, decode_special: Decode) -> None:
         self._decode = decode
@@ -96,7 +96,7 @@ class OpaqueVocabulary:
 
 
 def vocabulary_of(backend: Any, decode: Decode, decode_special: Decode) -> Vocabulary:
-    """The exact vocabulary of a tokenizer, if it turns out to decode as the tokenizer does.
+    """The exact vocabulary of a tokenizer if it decodes as the tokenizer does, else an opaque one.
 
     Args:
         backend: a ``tokenizers.Tokenizer``, or None where there is none.
@@ -133,6 +133,7 @@ def _exact_vocabulary(backend: Any) -> Vocabulary | None:
 
 
 def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
+    """The steps of a ``tokenizers`` decoder, as their JSON states."""
     if decoder is None:
         return []
     state = json.loads(decoder.__getstate__())
@@ -141,7 +142,7 @@ def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
 
 
 def _decodes_alike(vocabulary: Vocabulary, decode: Decode, size: int) -> bool:
-    """Compare on tokens from all over the vocabulary, in an order no text would have."""
+    """Compare both on tokens from the whole vocabulary, in an order that no text has."""
     stride = max(1, size // _CHECKED_IDS)
     tokens = [token * 7919 % size for token in range(0, size, stride)]
     for start in range(0, len(tokens), _CHECKED_RUN):
@@ -154,7 +155,7 @@ def _decodes_alike(vocabulary: Vocabulary, decode: Decode, size: int) -> bool:
 
 
 def byte_alphabet() -> Iterator[tuple[str, int]]:
-    """Character and byte: printable ones stand for themselves, others follow from U+0100 on."""
+    """GPT-2's characters for bytes: printable ones are themselves, others follow from U+0100."""
     shifted = 0
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or 174 <= byte <= 255:
