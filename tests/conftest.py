@@ -60,7 +60,7 @@ def background_walks(request: pytest.FixtureRequest) -> BackgroundWalks:
 
 @pytest.fixture
 def unused_tcp_port() -> int:
-    """A TCP port that nobody listens on right now."""
+    """A TCP port on which nothing listens now."""
     return free_port()
 
 
