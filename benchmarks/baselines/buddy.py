@@ -12,10 +12,10 @@ class Run:
 
 
 class BuddyAllocator:
-    """Hands out the lowest run that fits, and joins free halves again.
+    """Allocates the lowest run that fits, and joins free halves again.
 
-    A pool whose size is no power of two begins as the largest aligned runs that it is made of; what
-    is left behind the largest can hold nothing that is longer than a piece of it.
+    A pool whose size is no power of two begins as the largest aligned runs that it consists of; the
+    rest behind the largest run can hold no longer run than its own pieces.
 
     Args:
         num_slots: size of the pool.
@@ -26,7 +26,7 @@ class BuddyAllocator:
             raise ValueError(f"a pool of {num_slots} slots")
         self.num_slots = num_slots
         self.num_free = num_slots
-        self.largest = 1 << (num_slots.bit_length() - 1)  # that can ever be had
+        self.largest = 1 << (num_slots.bit_length() - 1)  # longest run that can be allocated
         self._free: dict[int, set[int]] = {}  # starts, by size
         start, size = 0, self.largest
         while size:
@@ -55,10 +55,10 @@ class BuddyAllocator:
         return Run(start, size)
 
     def free(self, run: Run) -> None:
-        """Give a run back.
+        """Free a run.
 
         Raises:
-            ValueError: it was not handed out.
+            ValueError: it is not allocated.
         """
         if self._used.get(run.start) != run.size:
             raise ValueError(f"{run} is not in use")
@@ -71,11 +71,11 @@ class BuddyAllocator:
         self._free[size].add(start)
 
     def free_runs(self) -> list[Run]:
-        """What could be handed out, in pieces as long as they are, in order."""
+        """The free runs, as long as possible, in order."""
         found = [Run(start, size) for size, starts in self._free.items() for start in starts]
         return sorted(found, key=lambda run: run.start)
 
 
 def size_of_run(num_slots: int) -> int:
-    """The power of two that holds ``num_slots``."""
+    """The smallest power of two that holds ``num_slots``."""
     return 1 << (max(num_slots, 1) - 1).bit_length()

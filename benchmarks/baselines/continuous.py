@@ -1,7 +1,7 @@
 """Requests that compute in every iteration until each is complete (Orca, section 3.1).
 
-Every running sequence grows by one token per iteration, so that sums and a calendar are all that an
-iteration has to touch.
+Every running sequence grows by one token per iteration, so that an iteration touches only sums and
+a calendar of endings.
 """
 
 from collections import defaultdict
@@ -12,11 +12,11 @@ from benchmarks.simulator.system import Progress, SimRequest, Work
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request and how far it is.
+    """A request and its progress.
 
     Attributes:
-        num_generated: tokens of each of its sequences, when it last joined or left.
-        joined_at: iterations that had ended then.
+        num_generated: tokens of each of its sequences, when it last joined or left the batch.
+        joined_at: number of iterations that had ended then.
     """
 
     request: SimRequest
@@ -25,17 +25,17 @@ class Job:
 
     @property
     def num_sequences(self) -> int:
-        """That are generated side by side."""
+        """Sequences that it generates in parallel."""
         return num_sequences(self.request)
 
     @property
     def num_tokens(self) -> int:
-        """Of one sequence, when the job last joined or left."""
+        """Tokens of one sequence, when the job last joined or left."""
         return self.request.prompt_tokens + self.num_generated
 
 
 class ContinuousBatch:
-    """The jobs that run, and what they compute in the next iteration."""
+    """The running jobs, and the work of the next iteration."""
 
     def __init__(self) -> None:
         self.num_iterations = 0  # that have ended
@@ -47,7 +47,7 @@ class ContinuousBatch:
         self._decode_context = 0
 
     def join(self, job: Job) -> None:
-        """Let a job compute all its tokens in the next iteration, and one per sequence after."""
+        """Add a job: it computes all its tokens in the next iteration, then one per sequence."""
         job.joined_at = self.num_iterations
         self.jobs[job.request.id] = job
         self._joining.append(job)
@@ -56,7 +56,7 @@ class ContinuousBatch:
         self._ends[self.num_iterations + remaining].append(job)
 
     def leave(self, job: Job) -> None:
-        """Take a job out before it is complete; it has computed at least once."""
+        """Remove a job before it is complete; it has computed at least once."""
         num_generated = self.num_generated(job)
         remaining = job.request.output_tokens - num_generated
         self._ends[self.num_iterations + remaining].remove(job)
@@ -68,7 +68,7 @@ class ContinuousBatch:
         return job.num_generated + self.num_iterations - job.joined_at
 
     def work(self) -> Work:
-        """What the next iteration computes; every sequence computes its own prompt."""
+        """The work of the next iteration; every sequence computes its own prompt."""
         new = [(job.num_sequences, job.num_tokens) for job in self._joining]
         return Work(
             prefill_tokens=sum(rows * length for rows, length in new),
@@ -79,7 +79,7 @@ class ContinuousBatch:
         )
 
     def advance(self) -> Progress:
-        """The iteration has ended: everybody has a token more, who is complete leaves."""
+        """End an iteration: each sequence has a token more, and complete jobs leave."""
         joined, self._joining = self._joining, []
         first = [job.request.id for job in joined if job.num_generated == 0]
         self.num_iterations += 1
@@ -103,5 +103,5 @@ class ContinuousBatch:
 
 
 def num_sequences(request: SimRequest) -> int:
-    """Sequences that a request generates side by side."""
+    """Sequences that a request generates in parallel."""
     return max(1, request.num_samples, request.beam_width)

@@ -7,11 +7,11 @@ from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
 
 
 class FasterTransformer:
-    """Takes the earliest that have arrived, as many as fit, and serves them to the end.
+    """Batches the earliest requests, as many as fit, and runs each batch to its end.
 
     Every sequence has room for the model's maximum, so the largest batch is the memory divided by
-    that. Prompts are padded to the longest one, and rows whose output is complete compute on until
-    the last one is: then all are answered.
+    that. Prompts are padded to the longest one. Rows whose output is complete compute on until the
+    last one is; then all requests are answered.
 
     Args:
         num_slots: tokens of KV memory.
@@ -46,7 +46,7 @@ class FasterTransformer:
         self._waiting.append(request)
 
     def start(self, now_s: float) -> Work | None:  # noqa: ARG002
-        """The next token of the batch, or a new batch."""
+        """Compute the next token of the batch, or start a new batch."""
         if not self._batch:
             self._fill()
             if not self._batch:
@@ -65,7 +65,7 @@ class FasterTransformer:
         )
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
-        """Who still needs it has a token more; the last one ends the batch."""
+        """End an iteration: incomplete requests have a token more; the last one ends the batch."""
         self._num_generated += 1
         rows = [num_sequences(each) for each in self._batch if self._needs_more(each)]
         firsts = tuple(each.id for each in self._batch) if self._num_generated == 1 else ()
@@ -76,7 +76,7 @@ class FasterTransformer:
         return Progress(firsts, done, sum(rows))
 
     def memory(self) -> MemoryUse:
-        """Room for prompts as long as they are: padding is counted as never used."""
+        """Memory use; prompts count with their own length, and padding counts as never used."""
         states = needed = 0
         for each in self._batch:
             rows = num_sequences(each)
@@ -92,17 +92,17 @@ class FasterTransformer:
 
     @property
     def num_running(self) -> int:
-        """Requests, complete ones of the batch included."""
+        """Running requests, complete ones of the batch included."""
         return len(self._batch)
 
     @property
     def num_waiting(self) -> int:
-        """Requests."""
+        """Waiting requests."""
         return len(self._waiting)
 
     @property
     def num_preemptions(self) -> int:
-        """None: room is there from the start."""
+        """Always 0: memory is reserved from the start."""
         return 0
 
     def _fill(self) -> None:

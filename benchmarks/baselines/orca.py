@@ -1,4 +1,4 @@
-"""Orca as PagedAttention's section 6.1 has it: iteration-level scheduling, reserved memory."""
+"""Orca as described in PagedAttention, section 6.1: iteration-level scheduling, reserved memory."""
 
 from collections import deque
 from enum import StrEnum
@@ -9,7 +9,7 @@ from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
 
 
 class Reservation(StrEnum):
-    """How much contiguous room a sequence gets before it starts."""
+    """How much contiguous memory a sequence reserves before it starts."""
 
     MAX = "max"  # the model's maximum
     POW2 = "pow2"  # its prompt, and its output rounded up to a power of two
@@ -26,18 +26,18 @@ class Reservation(StrEnum):
 
 
 class Orca:
-    """First come, first served; who is admitted runs in every iteration and is never preempted.
+    """First come, first served; admitted requests run in every iteration and are never preempted.
 
     Every sequence has a run of its own from a buddy allocator, so nothing is shared: each sample
-    computes and keeps the prompt, each beam keeps all that it descends from.
+    computes and keeps the prompt, and each beam keeps all tokens that it descends from.
 
     Args:
         num_slots: tokens of KV memory.
-        reservation: what to reserve.
+        reservation: how much each sequence reserves.
         max_len: tokens of the longest sequence that the model can have.
-        max_num_sequences: that run at once.
-        copied_bytes_per_token: moved in each iteration for each token of a request with beams:
-            those that descend from the same one each need all that it has.
+        max_num_sequences: running at once.
+        copied_bytes_per_token: moved in each iteration for each token of a request with beams,
+            because beams with the same parent each need a copy of all its tokens.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Orca:
         self._waiting.append(Job(request))
 
     def start(self, now_s: float) -> Work | None:  # noqa: ARG002
-        """Admit who fits, in order; everybody computes."""
+        """Admit requests that fit, in order; all running ones compute."""
         while self._waiting and self._admit(self._waiting[0]):
             self._batch.join(self._waiting.popleft())
         if not self._batch.jobs:
@@ -89,7 +89,7 @@ class Orca:
         return work
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
-        """Everybody has a token more; who is complete leaves."""
+        """End an iteration: each running request has a token more, and complete ones leave."""
         progress = self._batch.advance()
         for request_id in progress.finished:
             request, runs = self._running.pop(request_id)
@@ -99,11 +99,11 @@ class Orca:
         return progress
 
     def memory(self) -> MemoryUse:
-        """Rounding up to a run is external fragmentation: it is known before a request starts."""
+        """Memory use; rounding up to a run is external fragmentation: it is known in advance."""
         states = self._batch.num_states
         free = self._buddy.num_free
         rounding = self._buddy.num_slots - free - self._num_reserved
-        lost = free if self._waiting else 0  # the first that waits found no piece to fit in
+        lost = free if self._waiting else 0  # no free piece fits the first waiting request
         return MemoryUse(
             total=self._buddy.num_slots,
             token_states=states,
@@ -115,17 +115,17 @@ class Orca:
 
     @property
     def num_running(self) -> int:
-        """Requests."""
+        """Running requests."""
         return len(self._batch.jobs)
 
     @property
     def num_waiting(self) -> int:
-        """Requests."""
+        """Waiting requests."""
         return len(self._waiting)
 
     @property
     def num_preemptions(self) -> int:
-        """None: what a request needs is reserved."""
+        """Always 0: memory is reserved for all that a request needs."""
         return 0
 
     @property
@@ -138,7 +138,7 @@ class Orca:
         return int(self._copied_bytes_per_token * sum(lengths))
 
     def _fit_alone(self, rows: int, size: int) -> bool:
-        """Whether so many runs can be had at once."""
+        """Whether so many runs can be allocated at once."""
         if (rows, size) not in self._possible:
             empty = BuddyAllocator(self._buddy.num_slots)
             found = [empty.allocate(size) for _ in range(rows)]

@@ -1,4 +1,4 @@
-"""vAttention's memory: contiguous virtual tensors, backed by page groups as they grow.
+"""vAttention's memory: contiguous virtual tensors, backed by page groups that are mapped on demand.
 
 Every worker has a K and a V tensor for each of its layers; a request occupies a part of each,
 mapped in page groups of 64 KiB to 2 MiB (sections 5 and 7.6.3 of the paper).
@@ -13,14 +13,14 @@ from benchmarks.simulator.system import MemoryUse, Progress, SimRequest, Work
 
 @dataclass(frozen=True, slots=True)
 class PageGroups:
-    """What decides how many tokens a page group holds; of one worker.
+    """The parameters of one worker that determine how many tokens a page group holds.
 
     Attributes:
         group_bytes: of a page group.
-        num_layers: that the worker has.
-        num_kv_heads: that the worker has of each layer.
-        head_dim: of each.
-        value_bytes: of a number.
+        num_layers: of the worker.
+        num_kv_heads: of each layer of the worker.
+        head_dim: of each head.
+        value_bytes: of one number.
     """
 
     group_bytes: int
@@ -31,16 +31,16 @@ class PageGroups:
 
     @property
     def block_size(self) -> int:
-        """Tokens in a page group: Table 8."""
+        """Tokens in a page group (Table 8)."""
         return self.group_bytes // (self.num_kv_heads * self.head_dim * self.value_bytes)
 
     @property
     def num_tensors(self) -> int:
-        """That each need a page group of their own."""
+        """Tensors, each of which needs page groups of its own."""
         return 2 * self.num_layers
 
     def num_blocks(self, num_tokens: int) -> int:
-        """Page groups in each tensor, for so many tokens."""
+        """Page groups in each tensor for so many tokens."""
         return -(-num_tokens // self.block_size)
 
     def num_blocks_in(self, num_bytes: int) -> int:
@@ -49,15 +49,15 @@ class PageGroups:
 
 
 class VAttention:
-    """First come, first served, on demand; the latest goes if there are no page groups left.
+    """First come, first served, on demand; the latest request is preempted if page groups run out.
 
-    A block is a page group in every tensor of every worker. What a complete request had mapped
-    stays mapped and is handed to the next one (deferred reclamation, section 6.1.2).
+    A block is a page group in every tensor of every worker. Page groups of a complete request stay
+    mapped and are given to the next one (deferred reclamation, section 6.1.2).
 
     Args:
         groups: the page groups.
         memory_bytes: of a worker, for keys and values.
-        max_num_sequences: that run at once.
+        max_num_sequences: running at once.
         watermark: share of the blocks that is kept free when a request is admitted.
     """
 
@@ -77,9 +77,11 @@ class VAttention:
         self._num_watermark = int(watermark * self.num_blocks)
         self._batch = ContinuousBatch()
         self._blocks: dict[int, int] = {}  # mapped for each running request
-        self._idle: list[int] = []  # blocks still mapped where complete requests were, ascending
+        self._idle: list[int] = []  # blocks still mapped for complete requests, ascending
         self._num_free = self.num_blocks  # mapped nowhere
-        self._opens: defaultdict[int, list[Job]] = defaultdict(list)  # by iteration, who grows then
+        self._opens: defaultdict[int, list[Job]] = defaultdict(
+            list
+        )  # by iteration, jobs that grow in it
         self._waiting: deque[Job] = deque()
 
     def submit(self, request: SimRequest) -> None:
@@ -97,7 +99,7 @@ class VAttention:
         self._waiting.append(job)
 
     def start(self, now_s: float) -> Work | None:  # noqa: ARG002
-        """Let those grow that have to, then admit who fits."""
+        """Map blocks for requests that grow, then admit requests that fit."""
         mapped = self._grow()
         while self._waiting and len(self._batch.jobs) < self._max_num_sequences:
             job = self._waiting[0]
@@ -108,7 +110,7 @@ class VAttention:
             self._waiting.popleft()
             mapped += self._map_new(job, needed)
             self._batch.join(job)
-            self._note_growth(job)
+            self._schedule_growth(job)
         if not self._batch.jobs:
             return None
         work = self._batch.work()
@@ -116,14 +118,14 @@ class VAttention:
         return work
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
-        """Everybody has a token more; who is complete leaves its blocks mapped."""
+        """End an iteration: a token more for each request; complete ones leave blocks mapped."""
         progress = self._batch.advance()
         for request_id in progress.finished:
             self._leave(request_id)
         return progress
 
     def memory(self) -> MemoryUse:
-        """What is mapped and not filled will be, but for the last blocks' ends."""
+        """Memory use; mapped slots will be filled, except at the ends of last blocks."""
         size, states = self._groups.block_size, self._batch.num_states
         used = sum(self._blocks.values())
         total, free = self.num_blocks * size, (self.num_blocks - used) * size
@@ -131,20 +133,20 @@ class VAttention:
 
     @property
     def num_running(self) -> int:
-        """Requests."""
+        """Running requests."""
         return len(self._batch.jobs)
 
     @property
     def num_waiting(self) -> int:
-        """Requests, preempted ones included."""
+        """Waiting requests, preempted ones included."""
         return len(self._waiting)
 
     def _grow(self) -> int:
-        """A block for each request whose last one is full; how many were mapped."""
+        """Map a block for each request whose last one is full; the number of mapped blocks."""
         mapped = 0
         for job in self._opens.pop(self._batch.num_iterations, []):
             if self._batch.jobs.get(job.request.id) is not job:
-                continue  # preempted, perhaps by one before it
+                continue  # preempted, perhaps by an earlier request
             while not self._take(1):
                 victim = next(reversed(self._batch.jobs.values()))
                 self._preempt(victim)
@@ -153,18 +155,18 @@ class VAttention:
             else:
                 mapped += 1
                 self._blocks[job.request.id] += 1
-                self._note_growth(job)
+                self._schedule_growth(job)
         return mapped
 
-    def _note_growth(self, job: Job) -> None:
-        """In which iteration the job's blocks are full, if it runs until then."""
+    def _schedule_growth(self, job: Job) -> None:
+        """Record the iteration in which the job's blocks are full, if it runs until then."""
         room = self._blocks[job.request.id] * self._groups.block_size
         length = job.request.prompt_tokens + self._batch.num_generated(job)
         if room < job.request.prompt_tokens + job.request.output_tokens:
             self._opens[self._batch.num_iterations + room - length].append(job)
 
     def _map_new(self, job: Job, needed: int) -> int:
-        """Give a job a place; what was mapped there already need not be."""
+        """Assign tensors to a job; page groups that are mapped there already need no mapping."""
         found = self._idle.pop() if self._idle else 0
         self._blocks[job.request.id] = max(found, needed)
         mapped = max(needed - found, 0)
@@ -173,7 +175,7 @@ class VAttention:
         return mapped
 
     def _take(self, num_blocks: int) -> bool:
-        """Take free blocks, unmapping idle ones if there are too few."""
+        """Take free blocks; unmap idle ones if there are too few."""
         while self._num_free < num_blocks and self._idle:
             self._num_free += self._idle.pop(0)
         if self._num_free < num_blocks:
@@ -182,7 +184,7 @@ class VAttention:
         return True
 
     def _preempt(self, victim: Job) -> None:
-        """Its tokens are computed again when it is back: before all others that wait."""
+        """Preempt a job; it is recomputed before all other waiting requests."""
         self.num_preemptions += 1
         self._batch.leave(victim)
         self._leave(victim.request.id)

@@ -1,3 +1,3 @@
-"""Whole steps of the worker on a GPU, as a share of what the device allows, against
+"""Whole steps of the worker on a GPU, as a share of what the device allows, and compared with
 transformers.
 """

@@ -1,4 +1,4 @@
-"""A device's memory between two parts of a run."""
+"""Frees a device's memory between two parts of a run."""
 
 import gc
 from contextlib import suppress
@@ -7,8 +7,8 @@ import torch
 
 
 def free_unused() -> None:
-    """Give memory back that the last part no longer holds."""
+    """Return memory that the last part no longer uses."""
     gc.collect()
     if torch.cuda.is_available():
-        with suppress(RuntimeError):  # a kernel that broke the device has been named already
+        with suppress(RuntimeError):  # a kernel that broke the device has been reported already
             torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What the worker is compared with: transformers' own ways to generate, with the same weights."""
+"""The baselines of the worker: transformers' own ways to generate, with the same weights."""
 
 import logging
 import time
@@ -20,25 +20,25 @@ from transformers import (
 from shared.codec import IntArray
 from shared.errors import PageStreamError
 
-# Tokens in a page of continuous batching's cache, as transformers has it by default.
+# Tokens in a block of continuous batching's cache, transformers' default.
 _PAGE_TOKENS = 256
 _ATTENTION = "sdpa"
 _POLL_S = 1.0
-_LOGGER = "ContinuousBatchingLogger"  # of transformers; says much at every start
+_LOGGER = "ContinuousBatchingLogger"  # of transformers; it logs much at every start
 
 
 class BaselineFailed(PageStreamError):
-    """A baseline gave no answer, or not the one that was asked for."""
+    """A baseline returned no answer, or not the requested one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineRun:
-    """What one run of a baseline gave.
+    """The result of one run of a baseline.
 
     Attributes:
-        how: attention and other choices that it made.
+        how: the attention and other choices that it made.
         outputs: tokens of each prompt.
-        decode_s: of each step in which all sequences decode.
+        decode_s: times of steps in which all sequences decode.
         whole_s: from the prompts to the last token.
     """
 
@@ -49,7 +49,7 @@ class BaselineRun:
 
 
 class _StepTimes(StoppingCriteria):  # type: ignore[misc]
-    """Notes when each step of ``generate`` has ended; stops nothing."""
+    """Records when each step of ``generate`` has ended; never stops it."""
 
     def __init__(self, device: torch.device) -> None:
         self.ended_s: list[float] = []
@@ -62,7 +62,7 @@ class _StepTimes(StoppingCriteria):  # type: ignore[misc]
 
 
 class Transformers:
-    """A model as transformers runs it.
+    """A model run by transformers.
 
     Args:
         folder: of the model.
@@ -82,8 +82,8 @@ class Transformers:
         self._model = model.to(device).eval().requires_grad_(False)
 
     def generate(self, prompts: Sequence[IntArray], num_new: int) -> BaselineRun:
-        """``generate`` of one batch of equally long prompts, greedy, with the cache it chooses."""
-        self._attend_as_ever()
+        """Run ``generate`` on a batch of equally long prompts, greedily, with its default cache."""
+        self._restore_attention()
         times = _StepTimes(self._device)
         config = GenerationConfig(max_new_tokens=num_new, do_sample=False, use_cache=True)
         began_s = time.perf_counter()
@@ -107,15 +107,15 @@ class Transformers:
     def continuous(
         self, prompts: Sequence[IntArray], num_new: int, use_graphs: bool | None = None
     ) -> BaselineRun:
-        """Continuous batching over transformers' own paged cache, greedy.
+        """Run continuous batching over transformers' own paged cache, greedily.
 
         Args:
-            use_graphs: CUDA graphs; None leaves it to transformers.
+            use_graphs: CUDA graphs; None: transformers' default.
 
         Raises:
             BaselineFailed: it ended without all answers.
         """
-        self._attend_as_ever()
+        self._restore_attention()
         longest = max(map(len, prompts)) + num_new
         pages = len(prompts) * (-(-longest // _PAGE_TOKENS) + 1)
         cache = ContinuousBatchingConfig(
@@ -157,8 +157,8 @@ class Transformers:
             whole_s=whole_s,
         )
 
-    def _attend_as_ever(self) -> None:
-        """Continuous batching that fails before it begins leaves its own attention behind."""
+    def _restore_attention(self) -> None:
+        """Restore the attention that continuous batching leaves changed if it fails early."""
         self._model.set_attn_implementation(_ATTENTION)
 
 

@@ -1,4 +1,4 @@
-"""A pytest plugin that leaves only the tests that are skipped without a GPU.
+"""A pytest plugin that selects only the tests that are skipped without a GPU.
 
 python -m pytest -p benchmarks.gpu.pytest_gpu_only tests
 """
@@ -9,7 +9,7 @@ _REASON = "needs a GPU"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what runs anywhere."""
+    """Deselect tests that run anywhere."""
     wanted = [item for item in items if _needs_gpu(item)]
     config.hook.pytest_deselected(items=[item for item in items if not _needs_gpu(item)])
     items[:] = wanted

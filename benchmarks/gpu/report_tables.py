@@ -1,4 +1,4 @@
-"""What reports have in common: targets and whether they were reached, tables, absent parts."""
+"""Helpers for reports: targets, tables, absent parts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """A part of the run that has no figures."""
+    """A part of the run without figures."""
 
     part: str
     reason: str
 
 
 def missed(figures: Iterable[tuple[str, float | None, float | None]]) -> tuple[str, ...]:
-    """Those below their target, of (name, found, wanted or None); unknown is not reached."""
+    """Entries (name, found, wanted or None) below their target; unknown figures are below."""
     return tuple(
         f"{name} {number(found)} < {wanted:.2f}"
         for name, found, wanted in figures
@@ -28,7 +28,7 @@ def number(found: float | None, wanted: float | None = None) -> str:
 
 
 def table(head: list[str], rows: Iterable[tuple[list[str], list[list[str]]]]) -> str:
-    """Markdown, of rows as cells of a case and those that each line of the case ends in."""
+    """A Markdown table; each row has the cells of a case and the further cells of its lines."""
     lines = [_line(head), "|" + "---|" * len(head)]
     for case, ends in rows:
         left = case

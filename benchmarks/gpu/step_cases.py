@@ -1,4 +1,4 @@
-"""What the worker benchmark measures, and how one case is measured."""
+"""The cases of the worker benchmark, and how one case is measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from benchmarks.models.random_model import SHAPES, Shape
 from shared.codec import IntArray
 from shared.errors import PageStreamError
 
-# A run of a case may take this many times as long as the last one and still fit.
+# A run of a case fits if this multiple of the last run's time is left.
 _RUN_GROWTH = 1.5
-# Greedy tokens of two correct programs part where rounding decides, and random weights are no
-# reason for any token to be far ahead; but of many first tokens, most are the same.
+# Greedy tokens of two correct programs diverge where rounding decides, and with random weights no
+# token is far ahead. But of many first tokens, most are the same.
 _LEAST_SAME_FIRST_TOKENS = 0.2
 _MANY = 8
-# Models whose times mean nothing.
+# Models whose times are meaningless.
 _TO_TRY = ("tiny", "paged")
 
 
 class MeasurementFailed(PageStreamError):
-    """What was measured is not what was meant."""
+    """The measured steps are not of the intended kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,20 @@ class Suite:
     """Sizes of all cases.
 
     Attributes:
-        batches: sequences that decode together.
-        prompt_tokens: of each; decoding begins there.
-        warm_up_steps: decoding steps of each run that do not count.
-        steps: that do.
-        runs: of each of our cases.
+        batches: numbers of sequences that decode together.
+        prompt_tokens: of each sequence; decoding begins there.
+        warm_up_steps: decode steps of each run that do not count.
+        steps: decode steps that count.
+        runs: of each case of ours.
         prefills: lengths of single prompts.
-        chunk_tokens: a step's most.
-        generate: batches that ``generate`` is run with.
-        continuous: batches that continuous batching is run with, what matters most first.
-        baseline_runs: of each of theirs.
-        bandwidth_bytes: copied and read.
-        matrix: rows of the square matrices that are multiplied.
-        wanted_share: of the limit, at batches of at most ``wanted_up_to``; None: nothing.
-        wanted_ratio: to continuous batching.
+        chunk_tokens: most tokens of a step.
+        generate: batches for ``generate``.
+        continuous: batches for continuous batching, the most important first.
+        baseline_runs: of each case of a baseline.
+        bandwidth_bytes: to copy and read.
+        matrix: rows of the square matrices to multiply.
+        wanted_share: of the limit, at batches of at most ``wanted_up_to``; None: no target.
+        wanted_ratio: target ratio to continuous batching.
     """
 
     batches: tuple[int, ...]
@@ -72,16 +72,16 @@ class Suite:
     wanted_ratio: float | None = None
 
     def new_tokens(self, batch: int) -> int:
-        """What each sequence generates, so that all decode together for long enough.
+        """Tokens that each sequence generates, so that all decode together for long enough.
 
-        While the prompts of the last are computed the first decode already.
+        While the last prompts are computed, the first sequences decode already.
         """
         free = max(1, self.chunk_tokens - batch)
         lead = -(-batch * self.prompt_tokens // free)
         return lead + 2 + self.warm_up_steps + self.steps
 
     def pool_blocks(self, block_size: int) -> int:
-        """That the largest case needs."""
+        """Blocks that the largest case needs."""
         most = max(
             batch * -(-(self.prompt_tokens + self.new_tokens(batch)) // block_size)
             for batch in self.batches
@@ -90,7 +90,7 @@ class Suite:
 
     @property
     def context(self) -> int:
-        """Longest sequence."""
+        """Tokens of the longest sequence."""
         longest = self.prompt_tokens + max(map(self.new_tokens, self.batches))
         return max(longest, max(self.prefills) + 1)
 
@@ -128,10 +128,10 @@ TINY_SUITE = Suite(
 
 
 def shape_and_suite(name: str) -> tuple[Shape, Suite]:
-    """Sizes of the model and of what is measured."""
+    """Sizes of the model and of the suite."""
     shape = SHAPES[name]
     suite = TINY_SUITE if name in _TO_TRY else FULL_SUITE
-    vocabulary = 128_256 if name == "8b" else shape.vocabulary  # as Llama 3 has it
+    vocabulary = 128_256 if name == "8b" else shape.vocabulary  # as in Llama 3
     context = max(shape.context, suite.context)
     sizes = (shape.hidden, shape.layers, shape.heads, shape.kv_heads, shape.ffn)
     return Shape(*sizes, vocabulary=vocabulary, context=context), suite
@@ -139,7 +139,7 @@ def shape_and_suite(name: str) -> tuple[Shape, Suite]:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all cases share."""
+    """The objects that all cases share."""
 
     suite: Suite
     work: LlamaWork
@@ -147,11 +147,11 @@ class Bench:
     budget: TimeBudget
 
     def prompts(self, batch: int, num_tokens: int, run: int) -> list[IntArray]:
-        """The same for whoever is measured."""
+        """The prompts of a case, the same for every system."""
         return random_prompts(batch, num_tokens, self.work.shape.vocabulary, run)
 
     def repeat(self, runs: int, call: Callable[[int], None]) -> None:
-        """As often as wanted while there is time; once at least."""
+        """Repeat as often as wanted while there is time, and at least once."""
         for run in range(runs):
             before_s = self.budget.left_s
             call(run)
@@ -162,18 +162,18 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A case of ours, and what it answered in each run, for those that follow."""
+    """A case of ours and its outputs in each run, for comparison with baselines."""
 
     row: WorkerRow
     outputs: tuple[tuple[tuple[int, ...], ...], ...]  # by run, by sequence
 
 
 def measure_decode(bench: Bench, driven: DrivenWorker, batch: int) -> Decoded:
-    """Steps in which so many sequences decode.
+    """Measure steps in which so many sequences decode.
 
     Raises:
-        MeasurementFailed: answers have other lengths than were asked for, or preemptions kept the
-            sequences from decoding together.
+        MeasurementFailed: outputs have wrong lengths, or preemptions kept the sequences from
+            decoding together.
     """
     suite = bench.suite
     num_new = suite.new_tokens(batch)
@@ -216,10 +216,10 @@ def measure_decode(bench: Bench, driven: DrivenWorker, batch: int) -> Decoded:
 
 
 def measure_prefill(bench: Bench, driven: DrivenWorker, num_tokens: int) -> Decoded:
-    """The steps that compute one prompt and its first token.
+    """Measure the steps that compute one prompt and its first token.
 
     Raises:
-        MeasurementFailed: there is not one token.
+        MeasurementFailed: a run does not give one token.
     """
     suite = bench.suite
     driven.run(bench.prompts(1, num_tokens, suite.runs), 1)  # warms up
@@ -262,10 +262,10 @@ Generate = Callable[[Sequence[IntArray], int], BaselineRun]
 def measure_baseline(
     bench: Bench, name: str, generate: Generate, ours: Decoded, wanted_ratio: float | None = None
 ) -> BaselineRow:
-    """The same prompts, another way.
+    """Run the same prompts with a baseline.
 
     Raises:
-        MeasurementFailed: its answers have other lengths than ours, or nothing in common with them.
+        MeasurementFailed: its outputs have other lengths than ours, or nothing in common with them.
     """
     row, suite = ours.row, bench.suite
     runs: list[BaselineRun] = []
@@ -306,7 +306,7 @@ def measure_baseline(
 def _agreement(
     runs: Sequence[BaselineRun], ours: Sequence[Sequence[tuple[int, ...]]]
 ) -> tuple[float, float]:
-    """Shares of first tokens, and of all tokens, that are the same."""
+    """Shares of first tokens, and of all tokens, that are equal."""
     pairs = [
         (theirs, own)
         for run, outputs in zip(runs, ours, strict=False)

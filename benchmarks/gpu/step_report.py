@@ -1,4 +1,4 @@
-"""What a run of the worker benchmark found, as a table and as JSON."""
+"""The results of the worker benchmark, as a table and as JSON."""
 
 import dataclasses
 import statistics
@@ -11,7 +11,7 @@ from benchmarks.gpu.report_tables import Absent, missed, number, table
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, lowest and highest of several runs."""
+    """Median, minimum and maximum of several runs."""
 
     median: float
     low: float
@@ -19,10 +19,10 @@ class Spread:
 
     @staticmethod
     def of(found: Sequence[float]) -> "Spread":
-        """Sum up.
+        """Summarize measurements.
 
         Raises:
-            ValueError: there is nothing.
+            ValueError: there are none.
         """
         if not found:
             raise ValueError("no measurements")
@@ -31,18 +31,18 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class BaselineRow:
-    """Another way to the same tokens, in the same run.
+    """Another way to the same tokens, measured in the same run.
 
     Attributes:
         how: choices that it made itself.
-        ms: of what the row counts.
+        ms: of the steps that the row counts.
         whole_ms: from the prompts to the last token.
-        tokens_per_s: generated, or of the prompt, by ``ms``.
+        tokens_per_s: generated or prompt tokens, by ``ms``.
         ratio: its ``ms`` over ours.
-        whole_ratio: likewise.
-        wanted_ratio: at least; None: it is only shown.
-        same_first_tokens: share of sequences whose first token is ours.
-        same_tokens: share of all tokens that are ours.
+        whole_ratio: its ``whole_ms`` over ours.
+        wanted_ratio: target; None: it is only shown.
+        same_first_tokens: share of sequences whose first token equals ours.
+        same_tokens: share of all tokens that equal ours.
     """
 
     name: str
@@ -67,13 +67,13 @@ class WorkerRow:
         prompt_tokens: of each.
         ms: of a step that only decodes, or of the steps that compute one prompt.
         whole_ms: from the prompts to the last token.
-        tokens_per_s: generated, or of the prompt.
-        model_ms: of ``ms``, in the forward pass, as the worker counts it.
-        planning_ms: of a step, in the scheduler core, which is another process in a real engine.
-        limit_ms: what the device needs at least.
+        tokens_per_s: generated or prompt tokens.
+        model_ms: forward pass within ``ms``, as the worker measures it.
+        planning_ms: of a step in the scheduler core, which is another process in a real engine.
+        limit_ms: lower bound by the device's rates.
         limited_by: ``bandwidth`` or ``compute``.
         share_of_limit: ``limit_ms`` over ``ms``.
-        wanted_share: at least; None: it is only shown.
+        wanted_share: target; None: it is only shown.
     """
 
     case: str
@@ -96,13 +96,13 @@ class WorkerRow:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the case for tables."""
         tokens = f"{self.prompt_tokens} tokens"
         return f"decode, {self.batch} × {tokens}" if self.case == "decode" else f"prefill, {tokens}"
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The targets that were not reached, with the figures."""
+        """The targets that were missed, with the figures."""
         ratios = ((each.name, each.ratio, each.wanted_ratio) for each in self.baselines)
         return missed([("share of limit", self.share_of_limit, self.wanted_share), *ratios])
 
@@ -120,7 +120,7 @@ def as_json(
     ceilings: Ceilings | None,
     missing: Sequence[Absent],
 ) -> dict[str, object]:
-    """Everything that was measured, and what was not, plain data."""
+    """All measurements and missing parts, as plain data."""
     return {
         **about,
         "ceilings": None if ceilings is None else dataclasses.asdict(ceilings),

@@ -1,19 +1,19 @@
-"""How much of a run's time is left, and what still fits."""
+"""Keeps track of a run's remaining time, and estimates what still fits."""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# What comes next of a kind is larger than what came before.
+# The next part of a kind is larger than the one before.
 _GROWTH = 2.0
 
 
 class TimeBudget:
-    """Guesses from how long the last part of a kind took whether the next one fits.
+    """Estimates from the last part of a kind whether the next one fits.
 
     Args:
-        seconds: for everything.
-        clock_s: monotonic.
+        seconds: for the whole run.
+        clock_s: monotonic time.
     """
 
     def __init__(self, seconds: float, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -23,7 +23,7 @@ class TimeBudget:
 
     @property
     def left_s(self) -> float:
-        """Seconds; negative if it was overdrawn."""
+        """Seconds left; negative if the budget is exceeded."""
         return self._ends_s - self._clock_s()
 
     def has_room(self, kind: str, share: float = 1.0) -> bool:
@@ -36,7 +36,7 @@ class TimeBudget:
 
     @contextmanager
     def spent_on(self, kind: str) -> Iterator[None]:
-        """What happens meanwhile is a part of this kind."""
+        """Measure the time of a part of this kind inside the block."""
         began_s = self._clock_s()
         try:
             yield

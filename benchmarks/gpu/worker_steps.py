@@ -4,17 +4,17 @@
         [any setting of the worker]
 
 A model of Llama's shape with random weights is made on the device. The worker's executor carries
-out the plans of the real scheduler core, in this process and one after the other: decoding with 1
+out the plans of the real scheduler core, both in this process, one after the other: decoding with 1
 to 256 sequences of about 1,000 tokens, and prompts of 512 to 8,192 tokens. The limit is the longer
-of reading (weights, keys and values, at the best rate at which this device was seen to copy or
-read) and of computing (at the rate of a dense matrix product), both measured in the same run.
+of the times for reading (weights, keys and values, at the best measured rate of copying or reading)
+and for computing (at the rate of a dense matrix product), both measured in the same run.
 Transformers' ``generate`` and continuous batching then answer the same prompts with the same
-weights; their answers must have the right lengths and begin like ours often enough.
+weights; their outputs must have the right lengths and begin like ours often enough.
 
 A step's time is that from one result to the next, which contains the scheduler's part
-(``planning_ms``). All figures are medians of several runs. What does not fit into the time is
-named, and so is what failed; the file is written again after every part. ``--shape tiny --device
-cpu`` runs all of it on any machine; its times mean nothing.
+(``planning_ms``). All figures are medians of several runs. Parts that do not fit into the time are
+listed, and so are failed ones; the file is written again after every part. ``--shape tiny --device
+cpu`` runs all of it on any machine; its times are meaningless.
 
 Exit codes: 0, whether or not targets are reached; 1 if a part failed; 2 without a GPU or with a bad
 setting.
@@ -65,7 +65,7 @@ from shared.settings import add_flags, exit_with, load
 
 _NO_TIME = "no time was left"
 _SEED = 0
-# Settings of the worker that the run decides itself.
+# Settings of the worker that the benchmark sets itself.
 _OWN = {
     *("model", "served_model_name", "num_blocks", "kv_memory_bytes", "max_model_len"),
     *("max_num_batched_tokens", "max_num_sequences"),
@@ -73,11 +73,11 @@ _OWN = {
 
 
 class Run:
-    """All parts of one run, and what they found so far.
+    """All parts of one run, and their results so far.
 
     Args:
-        file: written after every part; None: nowhere.
-        about: the run, the machine and the model.
+        file: written after every part; None: no file.
+        about: description of the run, the machine and the model.
         budget: of time.
     """
 
@@ -91,20 +91,20 @@ class Run:
 
     @property
     def rows(self) -> list[WorkerRow]:
-        """All of them, with their baselines."""
+        """All rows with their baselines."""
         return [each.row for each in self.decoded.values()]
 
     def part(self, name: str, kind: str, call: Callable[[], None]) -> bool:
-        """Carry a part out if there is time; it takes no other part with it if it fails.
+        """Run a part if there is time; a failure does not affect other parts.
 
         Returns:
-            Whether it is done.
+            Whether it succeeded.
         """
         done = False
         if not self.budget.has_room(kind):
             self.miss(name, _NO_TIME)
         else:
-            self._say(f"{name} ...")
+            self._show(f"{name} ...")
             try:
                 with self.budget.spent_on(kind):
                     call()
@@ -116,24 +116,24 @@ class Run:
         return done
 
     def miss(self, part: str, reason: str) -> None:
-        """There will be no figures of this part."""
+        """Record that this part has no figures."""
         self.missing.append(Absent(part, reason))
-        self._say(f"{part}: {reason}")
+        self._show(f"{part}: {reason}")
 
     def add(self, key: tuple[str, int], found: Decoded) -> None:
-        """A case of ours."""
+        """Add a case of ours."""
         self.decoded[key] = found
         row = found.row
-        self._say(f"{row.name}: {row.ms.median:.3f} ms, {row.share_of_limit:.2f} of the limit")
+        self._show(f"{row.name}: {row.ms.median:.3f} ms, {row.share_of_limit:.2f} of the limit")
 
     def add_baseline(self, key: tuple[str, int], found: BaselineRow) -> None:
-        """What belongs to a case of ours."""
+        """Add a baseline to its case of ours."""
         ours = self.decoded[key]
         row = replace(ours.row, baselines=(*ours.row.baselines, found))
         self.decoded[key] = replace(ours, row=row)
-        self._say(f"{row.name}: {found.name} {found.ms.median:.3f} ms, ratio {found.ratio:.2f}")
+        self._show(f"{row.name}: {found.name} {found.ms.median:.3f} ms, ratio {found.ratio:.2f}")
 
-    def _say(self, text: str) -> None:
+    def _show(self, text: str) -> None:
         print(f"[{self.budget.left_s:5.0f} s left] {text}", file=sys.stderr, flush=True)
 
     def _write(self) -> None:
@@ -145,7 +145,7 @@ class Run:
 
 
 def measure_ours(run: Run, bench: Bench, settings: WorkerSettings) -> None:
-    """All cases of the worker, which is gone afterwards."""
+    """Measure all cases of the worker, which is freed afterwards."""
     suite = bench.suite
     worker = build_worker(settings)
     driven = DrivenWorker(worker.executor, max(suite.batches), suite.chunk_tokens)
@@ -165,8 +165,8 @@ def measure_ours(run: Run, bench: Bench, settings: WorkerSettings) -> None:
         driven.close()
 
 
-def measure_theirs(run: Run, bench: Bench, model: Transformers) -> None:
-    """All baselines, what matters most first."""
+def measure_baselines(run: Run, bench: Bench, model: Transformers) -> None:
+    """Measure all baselines, the most important first."""
     suite = bench.suite
 
     def baseline(name: str, call: Generate, key: tuple[str, int], wanted: float | None) -> None:
@@ -193,7 +193,7 @@ def measure_theirs(run: Run, bench: Bench, model: Transformers) -> None:
 
 
 def measure(run: Run, shape: Shape, suite: Suite, settings: WorkerSettings) -> None:
-    """Everything."""
+    """Measure ceilings, our cases and baselines."""
     device = choose_device(settings.device)
     dtype: torch.dtype = getattr(torch, settings.dtype or "bfloat16")
     if device.type == "cuda":
@@ -209,22 +209,22 @@ def measure(run: Run, shape: Shape, suite: Suite, settings: WorkerSettings) -> N
         run.ceilings = found
 
     if not run.part("rates of the device", "rates", ceilings) or run.ceilings is None:
-        return  # nothing can be a share of them
+        return  # all results are shares of them
     bench = Bench(suite, LlamaWork(shape, dtype.itemsize), run.ceilings, run.budget)
     run.part("our worker", "worker", partial(measure_ours, run, bench, settings))
 
-    def theirs() -> None:
+    def baselines() -> None:
         transformers.logging.set_verbosity_error()
-        measure_theirs(run, bench, Transformers(folder, dtype, device, suite.chunk_tokens))
+        measure_baselines(run, bench, Transformers(folder, dtype, device, suite.chunk_tokens))
 
-    run.part("transformers", "transformers", theirs)
+    run.part("transformers", "transformers", baselines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print a table, and write JSON if asked to.
+    """Measure, print a table, and write JSON if wanted.
 
     Args:
-        arguments: None: those of this process.
+        arguments: of the command line; None: those of this process.
     """
     args = _parser().parse_args(arguments)
     shape, suite = shape_and_suite(args.shape)
@@ -265,7 +265,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _settings(given: dict[str, str], folder: Path, shape: Shape, suite: Suite) -> WorkerSettings:
-    """The worker's, from the command line; its pool holds the largest case and no more.
+    """The worker's settings, from the command line, with a pool for exactly the largest case.
 
     Raises:
         SettingsError: a setting is wrong.

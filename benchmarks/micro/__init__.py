@@ -1,3 +1,3 @@
-"""One part at a time: kernels on CPUs, the scheduler's step, ways of sampling, sharing of blocks,
-the gateway's cost of a token.
+"""Benchmarks of single parts: CPU kernels, the scheduler's step, sampling, block sharing, and the
+gateway's cost of a token.
 """

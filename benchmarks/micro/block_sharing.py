@@ -1,14 +1,14 @@
-"""How many KV blocks the sequences of a request save each other (PagedAttention, Fig. 15).
+"""Measures the KV blocks that the sequences of a request share (PagedAttention, Fig. 15).
 
     python -m benchmarks.micro.block_sharing [--trace-dir DIR] [--datasets alpaca sharegpt] [--json]
 
-Requests with the lengths of the paper's datasets go through the real scheduler and the real worker:
-with several samples each, then as beam searches. The prefix cache is off, so that only what a
-request shares with itself counts. After every step, the references that all block tables hold are
-compared with the blocks in use; the saving is the sum of the difference over all steps, divided by
-the sum of the references, which is what would be needed without sharing.
+Requests with the lengths of the paper's datasets run through the real scheduler and the real
+worker: with several samples each, then as beam searches. The prefix cache is off, so that only
+sharing within a request counts. After every step, the references of all block tables are compared
+with the blocks in use. The saving is the sum of the differences over all steps, divided by the sum
+of the references, which is what would be needed without sharing.
 
-Prompts are what the model writes at temperature 1, so that beams continue text that it knows.
+Prompts are sampled from the model at temperature 1, so that beams continue text of its own kind.
 """
 
 import argparse
@@ -43,7 +43,7 @@ _BEGIN = (0,)  # the demo model's <|bos|>
 _WIDTHS = (2, 4, 6)
 _MAX_SEQUENCES = 96  # at once; a multiple of every width
 _SAMPLES, _BEAMS = "samples", "beams"
-_PAPER_PERCENT = {  # section 6.3; for ShareGPT only the range is printed
+_PAPER_PERCENT = {  # section 6.3; for ShareGPT only the range is given
     ("alpaca", _SAMPLES): (6.09, 8.53, 9.79),
     ("alpaca", _BEAMS): (37.56, 53.13, 55.16),
     ("sharegpt", _SAMPLES): (16.2, None, 30.5),
@@ -60,11 +60,11 @@ class Case:
     width: int  # sequences of a request
 
     def paper_percent(self) -> float | None:
-        """What the paper found, where it says so."""
+        """The paper's result, where it is printed."""
         return _PAPER_PERCENT[self.dataset, self.method][_WIDTHS.index(self.width)]
 
     def sampling(self, num_tokens: int, seed: int) -> SamplingParams:
-        """Sequences of exactly this length."""
+        """Sampling parameters for sequences of exactly this length."""
         if self.method == _SAMPLES:
             return _sampling(num_tokens, temperature=1.0, seed=seed)
         beams = BeamParams(self.width, 1.0, EarlyStopping.ESTIMATED)
@@ -73,21 +73,21 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured for a case."""
+    """The measurements of a case."""
 
     case: Case
     percents: tuple[float, ...]  # saved, of each run
 
     def mean(self) -> float:
-        """Over all runs."""
+        """Mean over all runs."""
         return float(np.mean(self.percents))
 
 
 def percent_saved(moments: Iterable[Stats]) -> float:
-    """Blocks saved by sharing, in percent of those that would be needed without.
+    """Blocks saved by sharing, in percent of those needed without sharing.
 
     Args:
-        moments: the pool after each step; each counts by the blocks that it would need.
+        moments: the pool after each step; each is weighted by the blocks needed without sharing.
 
     Raises:
         ValueError: no block was ever used.
@@ -106,9 +106,9 @@ class Bench:
 
     Args:
         model: folder or hub id.
-        trace_dir: where the traces are; None for look-alikes.
+        trace_dir: folder with the traces; None for look-alikes.
         num_requests: in each run.
-        progress: shows how far the runs are.
+        progress: shows the progress of the runs.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Bench:
         self._worker = _load(model)
 
     def run(self, datasets: Sequence[Dataset], num_runs: int) -> list[Row]:
-        """All cases; every run draws requests of its own, which its cases have in common."""
+        """Run all cases; each run draws requests of its own, which its cases share."""
         found: dict[Case, list[float]] = {}
         for dataset in datasets:
             for number in range(num_runs):
@@ -142,7 +142,7 @@ class Bench:
         return dataset.draw_from(self._trace_dir, count, limit, random)
 
     def _prompts(self, lengths: Sequence[Lengths], title: str) -> list[list[int]]:
-        """Text of the model's own, [length] each; the first token begins a document."""
+        """Prompts sampled from the model, [length] each; the first token begins a document."""
         submits = [
             _submit(number, _BEGIN, _sampling(each.prompt, temperature=1.0, seed=number))
             for number, each in enumerate(lengths)
@@ -178,7 +178,7 @@ class Bench:
 
 
 def _load(model: str) -> Worker:
-    """A pool so large that nobody waits for blocks or is preempted."""
+    """Load with a pool so large that no request waits for blocks or is preempted."""
     longest = 2_048
     num_blocks = (_MAX_SEQUENCES + 2) * (longest // _BLOCK_SIZE)
     return build_worker(
@@ -216,7 +216,7 @@ def _submit(
 
 
 def main() -> None:
-    """Measure and print a table, or one JSON object; exits with 1 if that cannot be done."""
+    """Measure and print a table, or one JSON object; exits with 1 on an error."""
     names = [dataset.name for dataset in DATASETS]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,7 +1,7 @@
 """Times paged attention on this CPU against a gather and torch's attention.
 
 Run with ``python -m benchmarks.micro.cpu_attention``. Times are medians; only ratios of one run
-mean anything on a machine that does other work too.
+are meaningful on a machine that does other work too.
 """
 
 import statistics
@@ -83,7 +83,7 @@ def _prepare(case: Case, dtype: torch.dtype) -> tuple[LayerCache, RaggedBatch, t
 def _gather_and_attend(
     case: Case, cache: LayerCache, batch: RaggedBatch, query: torch.Tensor
 ) -> torch.Tensor:
-    """What a server without paged kernels does: copy the pages together, then dense attention."""
+    """Gather the blocks, then use dense attention, as a server without paged kernels does."""
     keys, values = (
         pool[batch.block_tables.long()]  # [S, blocks, Hkv, block_size, D]
         .transpose(1, 2)

@@ -1,12 +1,12 @@
-"""Times linear layers, and whole decode steps, on this CPU with compiled layers and with torch's.
+"""Times linear layers and decode steps on this CPU, with PageStream's layers and with torch's.
 
     python -m benchmarks.micro.cpu_linear [--shape 162m | --model smollm2] [--rows 1,4,16] [--json]
 
 Layers have the sizes of a Llama with random weights, of 162 million parameters by default, or of a
-given model of Llama's shape, whose own weights the decode steps then read. Both sides take turns
-within one run, and the best of each is what counts: other work on the machine makes times longer,
-never shorter. One thread is timed by what it computes, not by the wall. Weights are read from
-memory, as in a model: many copies of a layer take turns.
+given model of Llama's shape, whose own weights the decode steps then use. Both sides alternate
+within one run, and the best time of each counts: other work on the machine makes times longer,
+never shorter. Single threads are timed by CPU time instead of wall time. Weights are read from
+memory, as in a model: many copies of a layer are used in turn.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _SECONDS_EACH = 0.4
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A product [rows, K] @ [K, N] of a layer; gated: N is the gate's and up's together."""
+    """A product [rows, K] @ [K, N] of a layer; gated: N holds both gate and up projection."""
 
     name: str
     in_features: int
@@ -51,7 +51,7 @@ class Layer:
 
 
 def layers_of(config: transformers.LlamaConfig) -> tuple[Layer, ...]:
-    """The kinds of linear layers that a Llama has."""
+    """The kinds of linear layers in a Llama."""
     hidden, inner = config.hidden_size, config.intermediate_size
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
@@ -98,7 +98,7 @@ def compare_layer(
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the model of the decode steps comes from.
+    """The origin of the model of the decode steps.
 
     Attributes:
         config: its configuration.
@@ -109,7 +109,7 @@ class Source:
     folder: str | None
 
     def build(self, dtype: torch.dtype) -> RaggedModel:
-        """The model with our attention; bfloat16 holds its weights without loss."""
+        """Load or make the model, with paged attention; bfloat16 holds its weights without loss."""
         register_attention()
         options = {"dtype": torch.bfloat16, "attn_implementation": ATTENTION_NAME}
         auto = transformers.AutoModelForCausalLM
@@ -122,7 +122,7 @@ class Source:
 
 
 def choose_source(shape: str, model: str | None) -> Source:
-    """A model of Llama's shape: the one in a folder, else one with random weights.
+    """The model in a folder, which must have Llama's shape, else one with random weights.
 
     Raises:
         ValueError: the folder holds another kind of model.
@@ -139,7 +139,7 @@ def choose_source(shape: str, model: str | None) -> Source:
 def compare_steps(
     source: Source, dtype: torch.dtype, batches: Sequence[int]
 ) -> dict[int, dict[str, float]]:
-    """Best milliseconds of a decode step by batch size, with compiled layers and without."""
+    """Best milliseconds of a decode step by batch size, with our layers and with torch's."""
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
     plain, fused = source.build(dtype), source.build(dtype)
@@ -157,7 +157,7 @@ def compare_steps(
 def decode_step(
     model: RaggedModel, config: transformers.LlamaConfig, num_seqs: int
 ) -> Callable[[int], None]:
-    """One forward pass that gives every sequence a token more, over a pool with random contents."""
+    """A forward pass that gives every sequence a token, over a pool with random contents."""
     blocks_each = -(-CONTEXT_TOKENS // BLOCK_SIZE)
     num_blocks = num_seqs * blocks_each
     shape = (2, num_blocks, config.num_key_value_heads, BLOCK_SIZE, config.head_dim)
@@ -187,7 +187,7 @@ def decode_step(
 
 
 def best_ms(sides: dict[str, Callable[[int], None]]) -> dict[str, float]:
-    """The best time of each, taking turns."""
+    """The best time of each call; the calls alternate."""
     best = dict.fromkeys(sides, float("inf"))
     for run in sides.values():
         run(0)
@@ -203,7 +203,7 @@ def best_ms(sides: dict[str, Callable[[int], None]]) -> dict[str, float]:
 
 
 def measure(source: Source, rows: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
-    """Everything, by type."""
+    """Measure layers and steps of all types."""
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
     kernels = CpuLayers(instructions)

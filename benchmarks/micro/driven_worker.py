@@ -1,4 +1,4 @@
-"""A worker's executor, driven by the scheduler core in one loop: no processes, no bus."""
+"""Drives a worker's executor with the scheduler core in one loop: no processes, no bus."""
 
 import time
 from collections import deque
@@ -26,21 +26,21 @@ _PLANS_IN_FLIGHT = 2
 
 
 class RequestRefused(PageStreamError):
-    """The scheduler does not take a request: the pool or the context is too small for it."""
+    """The scheduler refuses a request: the pool or the context is too small for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrivenStep:
-    """One step that was carried out.
+    """One executed step.
 
     Attributes:
         num_rows: sequences that got a token.
-        only_decodes: no prompt was computed, and nobody admitted.
-        num_context: tokens that are attended to where all sequences decode.
-        began_s: when the scheduler was asked; the step before had ended.
-        planned_s: when the next plans were there.
-        ended_s: when the result was there.
-        model_s: of the forward pass, as the worker counts it.
+        only_decodes: no prompt was computed, and no sequence was admitted.
+        num_context: tokens attended to, if all sequences decode.
+        began_s: when planning began, after the step before.
+        planned_s: when planning ended.
+        ended_s: when the result was complete.
+        model_s: of the forward pass, as the worker measures it.
     """
 
     num_rows: int
@@ -54,19 +54,19 @@ class DrivenStep:
 
 @dataclass(frozen=True, slots=True)
 class DrivenRun:
-    """All steps of some requests that began together, and what they were answered."""
+    """All steps of some requests that began together, and their outputs."""
 
     steps: tuple[DrivenStep, ...]
     outputs: tuple[tuple[int, ...], ...]  # tokens of each request
 
     @property
     def whole_s(self) -> float:
-        """From the first plan to the last result."""
+        """Seconds from the first plan to the last result."""
         return self.steps[-1].ended_s - self.steps[0].began_s
 
 
 class DrivenWorker:
-    """Generates, like a worker whose next plan is always there.
+    """Generates tokens with a worker that never waits for a plan.
 
     Args:
         executor: of a worker.
@@ -92,7 +92,7 @@ class DrivenWorker:
         self._premapping = _premap_thread(executor)
 
     def close(self) -> None:
-        """No run will follow."""
+        """End the premapping thread; there must be no further run."""
         if self._premapping is not None:
             self._premapping.shutdown()
 
@@ -146,7 +146,7 @@ class DrivenWorker:
         return DrivenRun(tuple(steps), _outputs(results, requests))
 
     def _premap_next(self, plans: deque[StepPlan]) -> "Future[None] | None":
-        """Let memory prepare for the plan after the one that is carried out now."""
+        """Premap the next plan while the present one is carried out."""
         if self._premapping is None or not plans:
             return None
         return self._premapping.submit(self._executor.premap, plans[0])
@@ -155,11 +155,11 @@ class DrivenWorker:
 def steady_steps(
     steps: Sequence[DrivenStep], num_sequences: int, num_warm_up: int, most: int
 ) -> list[tuple[DrivenStep, DrivenStep]]:
-    """Steps in which all sequences do nothing but decode, each behind the one before it.
+    """Pairs of consecutive steps in which all sequences decode and nothing else happens.
 
     Args:
-        num_warm_up: of them that are left out at the beginning.
-        most: that are wanted.
+        num_warm_up: pairs to skip at the beginning.
+        most: pairs to return, at most.
     """
     found = [
         (before, step)
@@ -172,7 +172,7 @@ def steady_steps(
 def _submit(
     core: Scheduler, ids: Iterator[EntryId], prompts: Sequence[IntArray], sampling: SamplingParams
 ) -> dict[int, int]:
-    """Prompts by the handles of their requests."""
+    """Submit prompts; their indices by the handles of their requests."""
     found: dict[int, int] = {}
     for number, prompt in enumerate(prompts):
         submit = Submit(f"r{number}", "benchmark", "a", prompt, sampling, 0, 1, 0, "")
@@ -195,7 +195,7 @@ def _outputs(
 
 
 def _premap_thread(executor: Executor) -> ThreadPoolExecutor | None:
-    """None if memory has nothing to prepare."""
+    """A thread for premapping; None if this memory maps no blocks."""
     if executor.memory.mapping is None:
         return None
 
@@ -207,6 +207,6 @@ def _premap_thread(executor: Executor) -> ThreadPoolExecutor | None:
 
 
 def random_prompts(num_prompts: int, num_tokens: int, vocabulary: int, seed: int) -> list[IntArray]:
-    """Prompts that share nothing."""
+    """Prompts that have no prefix in common."""
     rng = np.random.default_rng((num_prompts, num_tokens, seed))
     return list(rng.integers(1, vocabulary, (num_prompts, num_tokens)).astype(np.int32))

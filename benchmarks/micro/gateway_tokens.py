@@ -1,10 +1,10 @@
-"""What a streamed token costs the gateway: its own time on a core, and where it goes.
+"""Measures what a streamed token costs the gateway: its CPU time, and where it is spent.
 
     python -m benchmarks.micro.gateway_tokens [--streams 16] [--profile]
 
-The real gateway on a bus in memory, with an engine that draws no tokens but says some at a fixed
-pace, and ``benchmarks.serving.load`` as another process. Time is that of the gateway's thread,
-engine included, whose share is shown by ``--profile``.
+The real gateway runs on an in-memory bus, with an engine that publishes made-up tokens at a fixed
+pace, and with ``benchmarks.serving.load`` as another process. Time is that of the gateway's thread,
+engine included; ``--profile`` shows the engine's share.
 """
 
 import argparse
@@ -38,7 +38,7 @@ _NONE: IntArray = np.empty(0, np.int32)
 
 
 class PacedEngine:
-    """Says a token of every stream in every step."""
+    """Publishes a token of every stream in every step."""
 
     def __init__(self, bus: MemoryBus, num_tokens: int, step_s: float) -> None:
         self._bus = bus
@@ -48,7 +48,7 @@ class PacedEngine:
         self._step = 0
 
     async def publish(self) -> None:
-        """Be there, ready for requests."""
+        """Publish the engine's state as ready."""
         info = EngineInfo(
             engine_id=_ENGINE,
             scheduler="paced",
@@ -63,10 +63,10 @@ class PacedEngine:
             protocol=PROTOCOL,
         )
         await self._bus.put(self._keys.info, encode(info), 3_600_000)
-        await self._say(EpochStarted(_EPOCH, "paced", ("worker",)))
+        await self._publish_tokens(EpochStarted(_EPOCH, "paced", ("worker",)))
 
     async def serve(self, num_streams: int) -> None:
-        """Wait for so many requests, and say all their tokens."""
+        """Wait for so many requests, and publish all their tokens."""
         submits: list[Submit] = []
         cursor = START
         while len(submits) < num_streams:
@@ -76,20 +76,22 @@ class PacedEngine:
                 read = map(decode, entry.messages)
                 submits += [message for message in read if isinstance(message, Submit)]
         for handle, submit in enumerate(submits):
-            await self._say(RequestState(submit, (ChoiceState(0, handle, _NONE, ""),), "0-0"))
+            await self._publish_tokens(
+                RequestState(submit, (ChoiceState(0, handle, _NONE, ""),), "0-0")
+            )
         handles = np.arange(num_streams, dtype=np.int32)
         for number in range(self._num_tokens):
             await asyncio.sleep(self._step_s)  # the step itself
             self._step += 1
             ended = handles if number == self._num_tokens - 1 else _NONE
-            await self._say(plain_result(self._step, handles, 300 + number, ended))
+            await self._publish_tokens(plain_result(self._step, handles, 300 + number, ended))
 
-    async def _say(self, message: Message) -> None:
+    async def _publish_tokens(self, message: Message) -> None:
         await self._bus.append(Append(self._keys.outputs, [encode(message)], _EPOCH))
 
 
 async def measure(num_streams: int, num_tokens: int, step_s: float, profile: bool) -> float:
-    """Microseconds of the thread per token, from the first request to the end of the last."""
+    """Microseconds of CPU time per token, from the first request to the end of the last."""
     bus = MemoryBus(lambda: time.monotonic_ns() // 1_000_000)
     tokenizer = Tokenizer.load(_MODEL, trust_remote_code=False)
     settings = GatewaySettings(model=_MODEL, port=0, log_level="error")
@@ -99,7 +101,7 @@ async def measure(num_streams: int, num_tokens: int, step_s: float, profile: boo
     running = asyncio.create_task(server.run())
     url = f"http://127.0.0.1:{await server.listening()}"
     while server.service.why_not_ready() is not None:  # noqa: ASYNC110
-        await asyncio.sleep(0.1)  # between two looks; what is waited for is the condition
+        await asyncio.sleep(0.1)  # polling interval of the condition
     command = [sys.executable, "-m", "benchmarks.serving.load", "--base-url", url, "--warmup", "0"]
     command += ["--runs", "1", "--concurrency", str(num_streams), "--model", "demo"]
     command += ["--output-tokens", str(num_tokens)]

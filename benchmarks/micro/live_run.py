@@ -1,6 +1,6 @@
-"""Requests through the real scheduler and the real worker, both in this process.
+"""Runs requests through the real scheduler and the real worker, both in this process.
 
-What the scheduler did is recorded, so that a replay can look at the pool after every step.
+The scheduler's input is recorded, so that a replay can inspect the pool after every step.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ _MAX_ENTRIES = 100
 
 
 class RequestFailed(PageStreamError):
-    """The engine ended a request otherwise than at its length."""
+    """The engine ended a request for another reason than its length."""
 
 
-class _NoMetrics:
-    """Takes what a worker counts, and counts nothing."""
+class _NoObserver:
+    """An observer that records nothing."""
 
     def snapshot(self) -> None:
         """Nothing."""
@@ -42,7 +42,7 @@ class _NoMetrics:
 
 
 class _Follower:
-    """What the outputs log says of some requests.
+    """Follows the requests in the outputs log.
 
     Args:
         submits: the requests.
@@ -54,10 +54,10 @@ class _Follower:
         self.num_left = len(submits)  # requests that have not ended
         self._on_ended = on_ended
         self._choices_left = {submit.request_id: submit.num_choices for submit in submits}
-        self._by_handle: dict[int, tuple[str, int]] = {}  # with the choice
+        self._by_handle: dict[int, tuple[str, int]] = {}  # request and choice
 
     def take(self, message: object) -> None:
-        """The next message.
+        """Process the next message.
 
         Raises:
             RequestFailed: a request was refused or aborted.
@@ -97,10 +97,10 @@ async def run_live(
     recording: Path,
     on_ended: Callable[[], None],
 ) -> dict[str, list[int]]:
-    """Submit all requests at once and wait for their ends; the first choices' tokens, by request.
+    """Submit all requests at once and wait for their ends; the tokens of first choices, by request.
 
     Args:
-        worker: a loaded model.
+        worker: with a loaded model.
         settings: of the scheduler.
         submits: requests; all end at their length.
         recording: file to write, for a replay.
@@ -112,7 +112,7 @@ async def run_live(
     bus = MemoryBus(lambda: time.monotonic_ns() // 1_000_000)
     engine_id, kv = settings.engine_id, worker.executor.limits.kv
     worker_service = WorkerService(
-        bus, engine_id, worker.executor, worker.model, kv, worker.speeds, _NoMetrics()
+        bus, engine_id, worker.executor, worker.model, kv, worker.speeds, _NoObserver()
     )
     observer = Observer(SchedulerMetrics(worker.model.name, engine_id))
     recorder = FileRecorder(recording)
@@ -124,7 +124,7 @@ async def run_live(
             try:
                 outputs = await _generate(bus, EngineKeys(engine_id), submits, on_ended)
             finally:
-                # Python 3.11's wait_for can lose a cancellation; services that are stopped end.
+                # Python 3.11's wait_for can lose a cancellation; stopped services end on their own.
                 worker_service.stop()
                 scheduler_service.stop()
     finally:

@@ -1,4 +1,4 @@
-"""A step's result as it is for most steps, for benchmarks that stand in for a worker."""
+"""Makes a typical result of a step, for benchmarks that stand in for a worker."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from shared.messages.outputs import StepResult
 def plain_result(
     step: int, handles: IntArray, token: int, ended: IntArray, end: EndFlag = EndFlag.LENGTH
 ) -> StepResult:
-    """Every sequence got the same token; the rows of ``ended`` ended, all for one reason."""
+    """A result with the same token for every sequence; rows ``ended`` end, all for one reason."""
     none = np.empty(0, np.int32)
     return StepResult(
         step=step,

@@ -1,9 +1,9 @@
-"""How long a worker waits between two steps: scheduler and bus, with a worker that does nothing.
+"""Measures how long a worker waits between two steps, with a model that computes nothing.
 
     python -m benchmarks.micro.plan_gap [--step-ms 2] [--sequences 64] [--json]
 
-A real Redis, the real scheduler as a process and the worker's real loop. Instead of a model there
-is a wait of fixed length. The gap is the time from having a result to having the next plan.
+A real Redis, the real scheduler as a process, and the worker's real loop are used. Instead of a
+model there is a wait of fixed length. The gap is the time from a result to the next plan.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _NONE: IntArray = np.empty(0, np.int32)
 
 
 class NullExecutor:
-    """Answers every plan with tokens from nowhere, after a fixed time."""
+    """Answers every plan with made-up tokens after a fixed time."""
 
     def __init__(self, step_s: float, num_sequences: int) -> None:
         self.gaps_s: list[float] = []
@@ -53,15 +53,15 @@ class NullExecutor:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences."""
         self._prompt_left: dict[int, int] = {}
         self._handles: IntArray = _NONE
         self._outputs = np.empty(0, np.int64)
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """One step; notes how long ago the last one ended."""
+        """Execute a step, and record the time since the last one ended."""
         began = time.perf_counter()
-        # Only steps in which nothing but decoding happens: others take longer everywhere.
+        # Only steps of decodes alone: other steps take longer in any system.
         if self._returned_s is not None and not len(plan.chunk_handles):
             self.gaps_s.append(began - self._returned_s)
         for admission in plan.admissions:
@@ -81,15 +81,15 @@ class NullExecutor:
         self._num_left -= len(ended)
         if self._num_left == 0:
             self.all_ended.set()
-        # The step itself: a device that computes leaves the processor to the others, as this does.
+        # The sleep stands for the step: a computing device leaves the CPU to other processes too.
         while time.perf_counter() - began < self._step_s:
             time.sleep(max(0.0, self._step_s - (time.perf_counter() - began)))
         self._returned_s = time.perf_counter()
         return result
 
 
-class _Silent:
-    """Takes what a worker counts, and counts nothing."""
+class _NoObserver:
+    """An observer that records nothing."""
 
     def snapshot(self) -> None:
         """Nothing."""
@@ -111,7 +111,7 @@ async def measure(url: str, step_s: float, num_sequences: int) -> np.ndarray:
     executor = NullExecutor(step_s, num_sequences)
     model = ModelInfo("null", 32_000, 2_048, "none", ())
     kv = KVGeometry(num_sequences * 64, 16, 1, 0)
-    worker = WorkerService(bus, _ENGINE, executor, model, kv, Speeds(1e6, 1e9), _Silent())
+    worker = WorkerService(bus, _ENGINE, executor, model, kv, Speeds(1e6, 1e9), _NoObserver())
     running = asyncio.create_task(worker.run())
     data = [encode(_submit(number)) for number in range(num_sequences)]
     await bus.append(Append(EngineKeys(_ENGINE).requests, data))

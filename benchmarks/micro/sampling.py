@@ -1,10 +1,10 @@
-"""Times decode steps by how their tokens are chosen, in one process, on this CPU.
+"""Times decode steps by sampling method, in one process, on this CPU.
 
     python -m benchmarks.micro.sampling --model FOLDER [--batches 1,16,64] [--rounds 3] \\
         [--json FILE]
 
-All sequences of a step ask for the same. Ways take turns, and medians over all steps of all rounds
-are shown, with what each way takes more than the likeliest tokens do.
+All sequences of a step use the same method. The methods alternate, and medians over all steps of
+all rounds are shown, with the time that each method adds to greedy decoding.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _WARM_UP = 2
 def measure(
     driven: DrivenWorker, vocabulary: int, num_sequences: int, num_new: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Seconds of decode steps, by the way in which their tokens are chosen."""
+    """Seconds of decode steps, by sampling method."""
     found: dict[str, list[float]] = {way: [] for way in WAYS}
     for seed in range(rounds):
         prompts = random_prompts(num_sequences, _PROMPT_TOKENS, vocabulary, seed)
@@ -53,7 +53,7 @@ def measure(
 
 
 def table(found: dict[int, dict[str, list[float]]]) -> Table:
-    """Milliseconds of a step, one row per way and one column per batch."""
+    """Milliseconds of a step, one row per method and one column per batch."""
     shown = Table("tokens", *(f"{num} sequences" for num in found))
     for way in WAYS:
         cells = []
@@ -65,7 +65,7 @@ def table(found: dict[int, dict[str, list[float]]]) -> Table:
 
 
 def main() -> None:
-    """Measure and show a table."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

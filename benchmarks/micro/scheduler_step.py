@@ -1,4 +1,4 @@
-"""Time of one scheduling step: ``schedule`` and ``apply`` of the core, without Redis.
+"""Times one scheduling step: ``schedule`` and ``apply`` of the core, without Redis.
 
     python -m benchmarks.micro.scheduler_step [--json]
 
@@ -35,7 +35,7 @@ _SAMPLING = SamplingParams.greedy(_CONTEXT - _PROMPT)
 
 
 class _Rows:
-    """The worker's side: which sequences give a token in a step."""
+    """The worker's side: the sequences that get a token in a step."""
 
     def __init__(self) -> None:
         self._prompt_left: dict[int, int] = {}
@@ -66,7 +66,7 @@ class _Rows:
 
 
 class _Engine:
-    """A core with ``size`` decoding sequences, and the other ends of its logs."""
+    """A core with ``size`` decoding sequences, and stand-ins for the worker and the clients."""
 
     def __init__(self, size: int, num_waiting: int) -> None:
         blocks = (size + 64) * _CONTEXT // 16
@@ -84,7 +84,7 @@ class _Engine:
             self.step(0)
 
     def submit(self, count: int) -> None:
-        """New requests."""
+        """Submit new requests."""
         for _ in range(count):
             self._num_submitted += 1
             self.core.apply(self._new_request(self._num_submitted), next(self._ids))
@@ -104,7 +104,7 @@ class _Engine:
         )
 
     def step(self, num_churn: int) -> float:
-        """One step with as many arrivals and endings; seconds in the core."""
+        """Run one step with as many arrivals and endings; seconds in the core."""
         began = time.perf_counter()
         self.submit(num_churn)
         while (plan := self.core.schedule(0)) is not None:

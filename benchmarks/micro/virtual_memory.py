@@ -1,7 +1,7 @@
-"""Times paged against virtual KV memory on this CPU: attention over both, and what mapping costs.
+"""Times paged against virtual KV memory on this CPU: attention over both, and the cost of mapping.
 
 Run with ``python -m benchmarks.micro.virtual_memory``. Times are medians, on one thread; only
-ratios of one run mean anything on a machine that does other work too.
+ratios of one run are meaningful on a machine that does other work too.
 """
 
 import statistics
@@ -131,7 +131,7 @@ def _attention(
 
 
 def _mapping_us(memory: KVMemory, placement: Placement) -> str:
-    """What one step pays when everything, nothing, or one block in sixteen sequences is new."""
+    """Mapping time of a step if everything, nothing, or one block in sixteen sequences is new."""
     nobody = np.zeros(len(placement.slots), np.bool_)
     rolled = np.roll(placement.block_tables, 1, axis=1)
     turns = [placement, replace(placement, block_tables=rolled)]

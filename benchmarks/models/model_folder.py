@@ -1,4 +1,4 @@
-"""The model of a benchmark, given as ``scripts/serve`` takes it: a folder or a known name."""
+"""The ``--model`` option of benchmarks: a folder or a known name, as for ``scripts/serve``."""
 
 import argparse
 import subprocess
@@ -11,10 +11,10 @@ MODEL_HELP = "folder of a model, or a name that scripts/serve knows: demo, smoll
 
 
 def model_folder(model: str) -> str:
-    """Path of a model's folder, which is made if it is one that can be; else a hub id.
+    """Path of a model's folder, which is made if it is a known model's; else the hub id.
 
     Raises:
-        argparse.ArgumentTypeError: there is none, or it cannot be made.
+        argparse.ArgumentTypeError: there is no such model, or it cannot be made.
     """
     try:
         found = find_model(model)

@@ -1,9 +1,9 @@
-"""A Llama with random weights that are made where they are needed: no file holds them.
+"""A Llama with random weights that are generated at load, without weight files.
 
-A folder with nothing but a configuration names the model's type, seed and device. Whoever loads it
-with transformers' own ``AutoModelForCausalLM.from_pretrained`` after ``register`` gets a model
-whose weights were drawn on that device; the same folder gives the same weights again. So a model of
-16 GB is there in seconds, for our worker as for what it is compared with.
+A folder with nothing but a configuration names the model's type, seed and device. After
+``register``, transformers' own ``AutoModelForCausalLM.from_pretrained`` returns a model whose
+weights are drawn on that device; the same folder always gives the same weights. So a model of 16 GB
+is loaded in seconds, by our worker as by its baselines.
 """
 
 from pathlib import Path
@@ -15,34 +15,34 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from benchmarks.models.random_model import Shape
 
 _TYPE = "random_llama"
-# Spread of a linear layer's outputs. As large as transformers draws weights, 32 layers of 4,096
-# amplify bfloat16's rounding almost to what a worker tolerates.
+# Spread of a linear layer's outputs. With weights as large as transformers draws them, 32 layers of
+# 4,096 amplify bfloat16's rounding almost to the limit of the check at load.
 _SPREAD = 0.5
 
 
 class RandomLlamaConfig(LlamaConfig):  # type: ignore[misc]
-    """Llama's, with ``weights_seed`` and ``weights_device``."""
+    """Llama's configuration with ``weights_seed`` and ``weights_device``."""
 
     model_type = _TYPE
 
 
 class RandomLlama(LlamaForCausalLM):  # type: ignore[misc]
-    """Llama's own code, without weights to be read."""
+    """Llama's own code, with weights that are drawn instead of read."""
 
     config_class = RandomLlamaConfig
 
     @classmethod
     def from_pretrained(cls, folder: str, *_: Any, config: Any = None, **wanted: Any) -> Any:
-        """The model of a folder that ``write_config`` wrote.
+        """Make the model of a folder that ``write_config`` wrote.
 
         Args:
             folder: read only if there is no ``config``.
             config: as read from the folder.
-            wanted: ``dtype``, ``attn_implementation`` and ``output_loading_info`` count; what else
-                transformers hands on speaks of files.
+            wanted: only ``dtype``, ``attn_implementation`` and ``output_loading_info`` are used;
+                other arguments of transformers concern files.
 
         Returns:
-            The model; with ``output_loading_info`` a report beside it, of no tensor missing.
+            The model; with ``output_loading_info`` also a report of no missing tensors.
         """
         config = config or RandomLlamaConfig.from_pretrained(folder)
         options = {
@@ -57,7 +57,7 @@ class RandomLlama(LlamaForCausalLM):  # type: ignore[misc]
 
 
 def register() -> None:
-    """Let transformers' auto classes know the type; once or more often."""
+    """Register the type with transformers' auto classes; may be called several times."""
     AutoConfig.register(_TYPE, RandomLlamaConfig, exist_ok=True)
     AutoModelForCausalLM.register(RandomLlamaConfig, RandomLlama, exist_ok=True)
 
@@ -65,11 +65,11 @@ def register() -> None:
 def write_config(
     folder: Path, shape: Shape, dtype: torch.dtype, device: torch.device, seed: int
 ) -> RandomLlamaConfig:
-    """Write the folder that stands for the model.
+    """Write the folder of the model.
 
     Args:
-        dtype: that the weights count as published in.
-        device: on which they are drawn; weights of one seed differ between kinds of devices.
+        dtype: that the configuration names as the weights' own.
+        device: to draw weights on; the same seed gives other weights on other kinds of devices.
     """
     config = RandomLlamaConfig(
         **shape.as_llama(),

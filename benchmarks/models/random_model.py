@@ -2,8 +2,8 @@
 
     python -m benchmarks.models.random_model FOLDER [--shape 162m] [--dtype bfloat16] [--seed 0]
 
-How fast a server is does not depend on what a model has learned. The folder is read by every
-server that reads transformers' folders; the same seed gives the same weights.
+The speed of a server does not depend on what a model has learned. Every server that reads
+transformers' folders can load this one; the same seed gives the same weights.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 _BOS, _EOS = "<|bos|>", "<|eos|>"
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Tokens beyond the bytes are runs of these: what a random model says is then text that can be
-# shown token by token, and not halves of characters that a server has to hold back.
+# Tokens beyond the bytes are runs of these letters. So the text of a random model can be shown
+# token by token, without halves of characters that a server has to hold back.
 _LETTERS = string.ascii_letters + string.digits
-# A template without any words of its own: a chat is as long as what is said in it.
+# A template without words of its own: a chat is as long as its messages.
 _CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
@@ -40,7 +40,7 @@ class Shape:
     context: int = 4_096  # tokens
 
     def as_llama(self) -> dict[str, Any]:
-        """What transformers' configuration of a Llama says of it."""
+        """Fields for transformers' configuration of a Llama."""
         return {
             "hidden_size": self.hidden,
             "intermediate_size": self.ffn,
@@ -50,7 +50,7 @@ class Shape:
             "vocab_size": self.vocabulary,
             "max_position_embeddings": self.context,
             "bos_token_id": 0,
-            "eos_token_id": None,  # a random model has nothing to say that could be over
+            "eos_token_id": None,  # generation always runs to its length
             "pad_token_id": None,
             "tie_word_embeddings": False,
         }
@@ -58,7 +58,7 @@ class Shape:
 
 SHAPES = {
     "tiny": Shape(64, 2, 4, 2, 128, vocabulary=1_024),
-    # In fp32, 16 tokens are a page of 2 MiB: a block of virtual memory on a GPU is whole pages.
+    # In float32, 16 tokens are a page of 2 MiB: a block of virtual memory on a GPU is whole pages.
     "paged": Shape(2_048, 16, 16, 8, 1_024, vocabulary=1_024),
     "162m": Shape(768, 12, 12, 12, 3_072),
     "smollm2": Shape(576, 30, 9, 3, 1_536, vocabulary=49_152, context=8_192),
@@ -71,7 +71,7 @@ def write_model(folder: Path, shape: Shape, dtype: torch.dtype, seed: int) -> in
     """Write configuration, weights and tokenizer; the number of parameters.
 
     Args:
-        folder: made if it is not there; files of the same names are replaced.
+        folder: created if missing; files of the same names are replaced.
     """
     config = transformers.LlamaConfig(**shape.as_llama(), dtype=dtype)
     transformers.set_seed(seed)
@@ -124,7 +124,7 @@ def make_tokenizer(size: int) -> Tokenizer:
 
 
 def main() -> None:
-    """Write the folder and say what is in it."""
+    """Write the folder and print a summary."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where the model is to lie")
     parser.add_argument("--shape", choices=SHAPES, default="162m", help="sizes of the model")

@@ -1,1 +1,1 @@
-"""The figures of the PagedAttention and the vAttention paper, with our scheduler in them."""
+"""The figures of the PagedAttention and vAttention papers, reproduced with our scheduler."""

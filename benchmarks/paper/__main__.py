@@ -1,10 +1,10 @@
-"""The evaluation of the PagedAttention and the vAttention paper, with our scheduler in it.
+"""Reproduces the evaluation of the PagedAttention and vAttention papers with our scheduler.
 
     python -m benchmarks.paper [--trace-dir DIR] [--figure N|all] [--quick]
 
-Our real scheduler core and the papers' baselines serve the papers' workloads on a virtual clock; a
-page per figure with a table and a picture says what the paper found and what was found here.
-Without --trace-dir, lengths of prompts and outputs are look-alikes of the papers' datasets.
+Our real scheduler core and the papers' baselines serve the papers' workloads on a virtual clock.
+One page per figure compares the paper's results with these, in a table and a plot. Without
+--trace-dir, lengths of prompts and outputs are look-alikes of the papers' datasets.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def index(reports: Sequence[Report], bench: Bench) -> str:
-    """The page that leads to the others."""
+    """The page with links to all figures."""
     row_ms = 1e3 * CALIBRATIONS[PAPER_2023].row_s
     source = "with look-alikes of ShareGPT's and Alpaca's lengths"
     if bench.trace_dir:

@@ -1,4 +1,4 @@
-"""Runs jobs, several at a time, each only once, and shows how far they are."""
+"""Runs jobs in parallel, each only once, and shows their progress."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -15,12 +15,12 @@ from benchmarks.paper.workloads import Kind, Workload
 SUSTAINED_S = (
     0.5  # normalized latency up to which a rate counts as sustained: half of Fig. 12's axis
 )
-# Rates of a curve, in what is served of far more requests than can be.
+# Rates of a curve, relative to the rate served when far more requests arrive.
 _SHARES = (0.5, 0.8, 0.95, 1.1, 1.4)
 _FEW_SHARES = (0.6, 1.0)
-# Of request-level batching, whose latency is high long before its throughput is reached.
+# For request-level batching, whose latency is high long before its throughput is reached.
 _LOW_SHARES = (0.01, 0.05, 0.2, 0.6, 0.9)
-_QUICK = 120.0  # times shorter
+_QUICK = 120.0  # factor by which runs are shorter
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Curve:
     """Normalized latency against the rate of requests.
 
     Attributes:
-        system: whose.
+        system: that served them.
         rates: requests per second, ascending.
         latencies_s: mean normalized latency at each.
     """
@@ -38,13 +38,13 @@ class Curve:
     latencies_s: tuple[float, ...]
 
     def passes(self, limit_s: float) -> bool:
-        """Whether the limit is between two of the runs."""
+        """Whether the latency passes the limit between two of the runs."""
         return self.latencies_s[0] <= limit_s < max(self.latencies_s)
 
     def sustained(self, limit_s: float = SUSTAINED_S) -> float:
-        """The rate at which the latency passes a limit, between the runs in proportion of logs.
+        """The rate at which the latency passes a limit, interpolated on logarithmic scales.
 
-        The lowest or the highest rate if it does not.
+        It is the lowest or the highest rate if the latency does not pass the limit.
         """
         above = [latency_s > limit_s for latency_s in self.latencies_s]
         if above[0] or not any(above):
@@ -57,13 +57,13 @@ class Curve:
 
 @dataclass(slots=True)
 class Bench:
-    """What all figures share.
+    """The options that all figures share.
 
     Attributes:
-        progress: where it is shown.
-        trace_dir: where traces are; None for look-alikes.
-        quick: whether runs are so short that only their working is tested.
-        num_processes: at a time; 0 for none but this one.
+        progress: to show the progress on.
+        trace_dir: folder with the traces; None for look-alikes.
+        quick: whether runs are short, to test that they work.
+        num_processes: to run in parallel; 0: only this process.
     """
 
     progress: Progress
@@ -77,16 +77,16 @@ class Bench:
         return Workload(kind, self.trace_dir, shared_prefix=shared_prefix)
 
     def seconds(self, full_s: float) -> float:
-        """How long requests arrive."""
+        """Duration of arrivals, in seconds."""
         return full_s / _QUICK if self.quick else full_s
 
     def run(self, jobs: Iterable[Job], title: str) -> list[Result]:
-        """Results in the order of the jobs."""
+        """Run jobs; their results in the same order."""
         wanted = list(jobs)
         missing = list(dict.fromkeys(job for job in wanted if job not in self._results))
         task = self.progress.add_task(title, total=len(missing))
         if self.num_processes and len(missing) > 1:
-            # The longest first, so that none is left alone at the end.
+            # The longest first, so that no single one is left at the end.
             missing.sort(key=lambda job: job.rate * job.duration_s, reverse=True)
             with ProcessPoolExecutor(self.num_processes, get_context("spawn")) as pool:
                 futures = {pool.submit(simulate, job): job for job in missing}
@@ -100,9 +100,9 @@ class Bench:
         return [self._results[job] for job in wanted]
 
     def curves(self, jobs: Sequence[Job], title: str) -> list[Curve]:
-        """Latencies of each job's system around the rate that it can serve.
+        """Latencies of each job's system at rates around the one that it can serve.
 
-        The rate of each job is one that is more than it can serve.
+        The rate of each job must be more than its system can serve.
         """
         overload = [replace(job, drains=False) for job in jobs]
         limits = self.run(overload, f"{title}: what can be served")

@@ -13,8 +13,8 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _RATES = {Kind.SHAREGPT: 1.8, Kind.ALPACA: 30.0}
 _SECONDS = {Kind.SHAREGPT: 150.0, Kind.ALPACA: 40.0}
 _KINDS_OF_PREEMPTION = ("recompute", "swap")
-# That are computed again, or moved out and in. The paper's number is not printed, but its 20 ms are
-# less than an A100's peak FLOPs need for 256 tokens of OPT-13B (20.6 ms), so it is smaller.
+# Tokens that are recomputed, or swapped out and in. The paper does not print the number; its 20 ms
+# are less than an A100's peak FLOPs need for 256 tokens of OPT-13B (20.6 ms), so it is smaller.
 _MOVED_TOKENS = 128
 
 

@@ -1,4 +1,4 @@
-"""Figures 2 and 13 of PagedAttention: where the memory goes, and how many requests it holds."""
+"""Figures 2 and 13 of PagedAttention: the use of memory, and how many requests fit into it."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from benchmarks.paper.simulation import OPT_13B, ORCAS, Job, Result, SystemName
 from benchmarks.paper.workloads import Kind
 
 _SYSTEMS = (*ORCAS, SystemName.PAGESTREAM)
-_SHAREGPT_S, _ALPACA_S = 3_600.0, 600.0  # how long requests arrive
+_SHAREGPT_S, _ALPACA_S = 3_600.0, 600.0  # duration of arrivals
 _SHAREGPT_RATE, _ALPACA_RATE = 2.0, 30.0
-# In percent: token states, reserved, internal and external fragmentation. The text of Oracle's bar
-# has two parts beside its token states; that they are these two follows from what it reserves.
+# In percent: token states, reserved, internal and external fragmentation. Oracle's bar has two more
+# parts in the text; they must be these two, because of what Oracle reserves.
 _WASTE = {
     SystemName.ORCA_MAX: (20.4, 13.3, 57.3, 8.9),
     SystemName.ORCA_POW2: (26.8, 17.9, 13.6, 41.6),
@@ -27,7 +27,7 @@ _PARTS = ("token states", "reserved", "internal fragmentation", "external fragme
 
 
 def jobs(bench: Bench, kind: Kind) -> list[Job]:
-    """The runs behind both figures."""
+    """The runs for both figures."""
     rate, seconds = (
         (_SHAREGPT_RATE, _SHAREGPT_S) if kind is Kind.SHAREGPT else (_ALPACA_RATE, _ALPACA_S)
     )

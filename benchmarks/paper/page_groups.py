@@ -24,12 +24,12 @@ _TABLE_8 = {  # model and degree of tensor parallelism: tokens in a page group
     ("Yi-34B", 2): (64, 128, 256, 2_048),
 }
 _RATE, _SECONDS = 7.0, 240.0
-_EACH_S = 1.0  # how often the batch is looked at
+_EACH_S = 1.0  # sampling interval of the batch
 
 
 @dataclass(frozen=True, slots=True)
 class _Printed:
-    """Of Fig. 15 only the ends are printed."""
+    """Results of Fig. 15, of which only the ends are printed."""
 
     setup: Setup
     smallest_groups: int  # largest batch with 64 KiB
@@ -130,8 +130,10 @@ _REMARK = (
 
 
 def _implied_tokens(batches: Sequence[float], sizes: Sequence[int]) -> float:
-    """Mean length of a request, if the same memory holds both batches and half of each last page
-    group is not filled."""
+    """Mean length of a request.
+
+    It assumes that the same memory holds both batches, and that last page groups are half full.
+    """
     small, large = batches
     if small == large:
         return float("nan")

@@ -1,4 +1,4 @@
-"""Pictures: curves and bars, small enough to be kept beside the text."""
+"""Draws plots of curves and bars, small enough to be kept beside the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ _COLORS = {
     SystemName.PAGESTREAM: "tab:blue",
 }
 _DPI = 80
-_NUM_COLORS = 64  # of a picture's palette, which makes it a third as large
+_NUM_COLORS = 64  # in a plot's palette, which makes the file a third as large
 _LARGEST_LATENCY_S = 1.0  # as in the paper's plots
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Curves that share their axes."""
+    """Curves with common axes."""
 
     title: str
     curves: Sequence[Curve]
@@ -34,7 +34,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Bars of one name in each cluster; NaN for none."""
+    """The bars of one name, one for each cluster; NaN for none."""
 
     name: str
     values: Sequence[float]

@@ -1,4 +1,4 @@
-"""Figures 12, 14, 16 and 17 of PagedAttention: what rate of requests a system sustains."""
+"""Figures 12, 14, 16 and 17 of PagedAttention: the rates of requests that systems sustain."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ _S = SystemName
 _ALL = tuple(SystemName)
 _WIDTHS = (2, 4, 6)
 _PREFIXES = {80: 1.67, 341: 3.58}  # tokens of the shared prefix: the paper's ratio
-_OTHER_LIMITS_S = (0.2, 1.0)  # at which ratios are looked at, too
+_OTHER_LIMITS_S = (0.2, 1.0)  # further limits at which ratios are shown
 _HOW = (
     "A rate counts as sustained while the mean normalized latency is at most "
     f"{SUSTAINED_S} s/token, half of the axis of the paper's plots; it is read off between the "
@@ -208,7 +208,7 @@ def chatbot(bench: Bench, folder: Path) -> Report:
 
 
 def _reasons(bench: Bench, case: _Case, system: SystemName) -> list[Row]:
-    """What a ratio consists of: how both compute under more requests than they can serve."""
+    """The causes of a ratio: how both systems compute under more requests than they can serve."""
     jobs = [replace(job, drains=False) for job in case.jobs(bench)]
     ran = {job.system: job for job in jobs}
     ours, theirs = bench.run([ran[_S.PAGESTREAM], ran[system]], f"{case.title}: why")
@@ -233,7 +233,7 @@ def _reasons(bench: Bench, case: _Case, system: SystemName) -> list[Row]:
 def _run(
     bench: Bench, cases: Sequence[_Case], title: str, path: Path, skip: int = 0
 ) -> Mapping[str, Sequence[Curve]]:
-    """All curves by title; all but the first ``skip`` are drawn."""
+    """All curves by title; those after the first ``skip`` are plotted."""
     jobs = [(case, job) for case in cases for job in case.jobs(bench)]
     curves = iter(bench.curves([job for _, job in jobs], title))
     found: dict[str, list[Curve]] = {}
@@ -270,7 +270,7 @@ def _ratio_row(
 
 
 def _ratio(curves: Sequence[Curve], system: SystemName, limit_s: float = SUSTAINED_S) -> float:
-    """Our sustained rate in another's."""
+    """Our sustained rate over another system's."""
     ours, theirs = _curve(curves, _S.PAGESTREAM), _curve(curves, system)
     return ours.sustained(limit_s) / theirs.sustained(limit_s)
 

@@ -1,4 +1,4 @@
-"""What a figure's page says: the paper's numbers beside ours, and why they differ."""
+"""The page of a figure: the paper's numbers beside ours, and the reasons for differences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ class Row:
     """One number.
 
     Attributes:
-        name: what it is.
-        paper: the number that is printed, the ends of a range, or nothing if only a plot shows it.
+        name: of the number.
+        paper: the printed number, the ends of a range, or empty if only a plot shows it.
         ours: from this run; NaN if there is none.
-        remark: one sentence where they differ.
-        digits: behind the decimal point.
+        remark: one sentence on a difference.
+        digits: after the decimal point.
     """
 
     name: str
@@ -25,14 +25,14 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours in the paper's; against a range, 1 inside of it and to its nearer end outside."""
+        """Ours over the paper's; for a range, 1 inside it, else relative to its nearer end."""
         if not self.paper:
             return None
         nearest = min(max(self.ours, min(self.paper)), max(self.paper))
         return self.ours / nearest if nearest else None
 
     def cells(self) -> tuple[str, ...]:
-        """As a table shows it."""
+        """The cells of a table's row."""
         paper = " – ".join(f"{each:.{self.digits}f}" for each in self.paper) or "plot only"
         ratio = "" if self.ratio is None else f"{self.ratio:.2f}"
         return self.name, paper, f"{self.ours:.{self.digits}f}", ratio, self.remark
@@ -40,15 +40,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A figure.
+    """The page of one figure.
 
     Attributes:
-        key: how it is asked for, and its files' name.
-        title: what it shows.
-        setup: what was run, in sentences.
-        rows: the numbers.
+        key: option value and file name of the figure.
+        title: of the page.
+        setup: sentences on what was run.
+        rows: of the table.
         notes: paragraphs below the table.
-        plot: name of the picture beside the page.
+        plot: file name of the plot.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Report:
     plot: str = ""
 
     def markdown(self) -> str:
-        """The page."""
+        """The page in Markdown."""
         parts = [f"# {self.title}", self.setup]
         if self.plot:
             parts.append(f"![{self.title}]({self.plot})")
@@ -68,18 +68,18 @@ class Report:
         return "\n\n".join(parts) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Into ``<key>.md``."""
+        """Write the page to ``<key>.md``."""
         (folder / f"{self.key}.md").write_text(self.markdown())
 
     def summary(self) -> str:
-        """How many numbers are how close."""
+        """How many numbers are how close to the paper's."""
         ratios = [row.ratio for row in self.rows if row.ratio is not None]
         close = sum(0.9 <= ratio <= 1.1 for ratio in ratios)
         return f"{close} of {len(ratios)}" if ratios else "–"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown, numbers to the right."""
+    """A Markdown table with numbers aligned to the right."""
     lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 2) + ["---"])]
     return "\n".join([*lines, *map(_line, rows)])
 

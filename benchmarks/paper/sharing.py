@@ -1,4 +1,4 @@
-"""Figure 15 of PagedAttention: KV blocks that the sequences of a request save each other."""
+"""Figure 15 of PagedAttention: KV blocks that the sequences of a request share."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ _BLOCK_SIZE = 16
 
 Column = NDArray[np.int64]
 
-_PAPER: dict[tuple[Kind, str], tuple[tuple[float, ...], ...]] = {  # of ShareGPT, only the ends
+_PAPER: dict[tuple[Kind, str], tuple[tuple[float, ...], ...]] = {  # for ShareGPT, only the ends
     (Kind.ALPACA, "samples"): ((6.09,), (8.53,), (9.79,)),
     (Kind.ALPACA, "beams"): ((37.56,), (53.13,), (55.16,)),
     (Kind.SHAREGPT, "samples"): ((16.2,), (), (30.5,)),
     (Kind.SHAREGPT, "beams"): ((44.3,), (), (66.3,)),
 }
-_RATES = {Kind.ALPACA: 30.0, Kind.SHAREGPT: 1.5}  # of sequences; what is shared depends on lengths
+_RATES = {Kind.ALPACA: 30.0, Kind.SHAREGPT: 1.5}  # of sequences; sharing depends on lengths
 _SECONDS = {Kind.ALPACA: 120.0, Kind.SHAREGPT: 600.0}
 
 
@@ -81,7 +81,7 @@ _BEAMS_NOTE = (
 
 
 def _percent(pairs: Pairs, width: int) -> float:
-    """Blocks that samples save: those full of prompt, in every step, of all but one sample."""
+    """Percent of blocks that samples save: blocks full of prompt, in all samples but one."""
     prompts, outputs = pairs[:, 0], pairs[:, 1]
     saved = (width - 1) * (prompts // _BLOCK_SIZE) * outputs
     needed = width * (_blocks_up_to(prompts + outputs - 1) - _blocks_up_to(prompts - 1))
@@ -89,7 +89,7 @@ def _percent(pairs: Pairs, width: int) -> float:
 
 
 def _blocks_up_to(num_tokens: Column) -> Column:
-    """Blocks for 1 token, for 2 and so on up to so many, added up."""
+    """The sum of blocks for 1 token, for 2 tokens, and so on up to so many."""
     full, rest = np.divmod(num_tokens, _BLOCK_SIZE)
     found: Column = _BLOCK_SIZE * full * (full + 1) // 2 + rest * (full + 1)
     return found

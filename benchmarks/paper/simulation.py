@@ -1,4 +1,4 @@
-"""One run on the virtual clock, as a job that another process can do."""
+"""One run on the virtual clock, as a job that another process can execute."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,13 +20,13 @@ from benchmarks.simulator.worker.worker_model import WorkerModel
 from shared.messages.plans import BeamStep
 
 _MAX_LEN = 2_048
-_MAX_SEQUENCES = 256  # that run at once, in all systems
+_MAX_SEQUENCES = 256  # running at once, in all systems
 _MAX_BATCHED_TOKENS = 2_560
 _BEAM_STEPS = 400  # over which copies are averaged
 
 
 class SystemName(StrEnum):
-    """Who serves."""
+    """The simulated systems."""
 
     FASTER_TRANSFORMER = "FasterTransformer"
     ORCA_MAX = "Orca (Max)"
@@ -41,14 +41,14 @@ _RESERVATIONS = dict(zip(ORCAS, Reservation, strict=True))
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model on GPUs."""
+    """A model and its GPUs."""
 
     model: str
     gpu: str
     num_gpus: int = 1
 
     def worker(self) -> WorkerModel:
-        """How long its iterations take."""
+        """The model of the worker's times."""
         return WorkerModel(find_model(self.model), find_gpu(self.gpu), self.num_gpus)
 
     def __str__(self) -> str:
@@ -63,18 +63,18 @@ LLAMA_13B = Setup("LLaMA-13B", "A100-40G")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A run.
+    """One run to simulate.
 
     Attributes:
         setup: model and GPUs.
-        system: who serves.
-        workload: what is asked for.
+        system: that serves.
+        workload: of the requests.
         rate: requests per second.
-        duration_s: in which requests arrive.
-        seed: of all that is drawn.
-        drains: whether the run goes on until all are served.
-        block_size: tokens, of ours.
-        preemption: of ours.
+        duration_s: of the arrivals.
+        seed: of all random numbers.
+        drains: whether the run goes on until all requests are served.
+        block_size: in tokens, of our scheduler.
+        preemption: of our scheduler.
     """
 
     setup: Setup
@@ -88,24 +88,24 @@ class Job:
     preemption: str = "auto"
 
     def at(self, rate: float) -> "Job":
-        """The same with another rate."""
+        """The same job with another rate."""
         return replace(self, rate=rate)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run has shown.
+    """The results of a run.
 
     Attributes:
-        latency_s: mean normalized latency of what was served, seconds per token.
-        throughput: requests served per second of the arrivals' time.
+        latency_s: mean normalized latency of served requests, in seconds per token.
+        throughput: requests served per second of the arrivals' duration.
         mean_batched: requests in the batch, averaged over time.
         memory: shares of the KV memory, averaged over time.
-        saved: blocks saved by sharing, of those that would be needed without.
+        saved: blocks saved by sharing, as a share of those needed without.
         num_preemptions: of requests.
         num_requests: served.
-        iteration_s: how long one takes on average.
-        settled: share of token states without the first tenth of the time, in which memory fills.
+        iteration_s: mean duration of an iteration.
+        settled: share of token states after the first tenth of the time, in which memory fills.
     """
 
     latency_s: float
@@ -120,7 +120,7 @@ class Result:
 
 
 def simulate(job: Job) -> Result:
-    """Do it."""
+    """Run the job."""
     worker = job.setup.worker()
     requests = job.workload.requests(job.rate, job.duration_s, job.seed)
     until_s = float("inf") if job.drains else job.duration_s
@@ -177,9 +177,9 @@ def _shares(workload: Workload) -> bool:
 
 @lru_cache(maxsize=8)
 def copies_per_step(beam_width: int) -> float:
-    """Beams per step that must be copied as a whole where each has contiguous room of its own.
+    """Beams per step that must be copied as a whole if each has contiguous memory of its own.
 
-    Of the beams that go on from the same one, all but the first.
+    These are all but the first of the beams with the same parent.
     """
     if beam_width < 2:
         return 0.0
@@ -196,7 +196,7 @@ def copies_per_step(beam_width: int) -> float:
 
 
 class Sharing:
-    """A scheduler whose blocks are counted now and then.
+    """A scheduler whose blocks are counted every few iterations.
 
     Args:
         system: that serves.
@@ -212,7 +212,7 @@ class Sharing:
 
     @property
     def saved(self) -> float:
-        """Blocks saved, in those that would be needed if nothing were shared."""
+        """Blocks saved by sharing, as a share of those needed without."""
         needed = self._num_shared + self._num_used
         return self._num_shared / needed if needed else 0.0
 

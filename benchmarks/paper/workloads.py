@@ -1,7 +1,7 @@
-"""The papers' requests: lengths from traces if they are at hand, otherwise look-alikes.
+"""The papers' requests: lengths from traces if they are available, else look-alikes.
 
-What no trace at hand has is always made up, in both cases in the same way: rounds of conversations,
-translated sentences, and the long conversations of the vAttention paper.
+Some workloads are in no available trace and are always made up, in the same way: rounds of
+conversations, translated sentences, and the long conversations of the vAttention paper.
 """
 
 from collections.abc import Iterator
@@ -18,15 +18,15 @@ from benchmarks.simulator.system import SimRequest
 
 _MODEL_LEN = 2_048
 _POOL = 20_000  # look-alikes to draw from
-_START_TOKEN = 1  # OPT's tokenizer puts one before each prompt; Alpaca's trace is without
-_NEW_CONVERSATION = 0.1  # of requests: the others continue one
+_START_TOKEN = 1  # OPT's tokenizer adds one to each prompt; Alpaca's trace is without
+_NEW_CONVERSATION = 0.1  # share of requests; the others continue a conversation
 _CHAT_CUT = 1_024  # tokens of prompt and of output, section 6.5
 # A sentence and its translation. The mean follows from section 6.4: four more examples make the
-# prefix 261 tokens longer, so one has 65, of which the German side is the longer one.
+# prefix 261 tokens longer, so one has 65 tokens, of which the German side is the longer one.
 _SOURCE = Mixture(27.0, (Part(1.0, 25, 0.6),))
 _TARGET = Mixture(38.0, (Part(1.0, 36, 0.6),))
-# OpenChat conversations as Sarathi-Serve's Table 2 has them: median and 90th percentile of prompts
-# are 1,730 and 5,696 tokens, of outputs 415 and 834; at most 8,192 together.
+# OpenChat conversations by Sarathi-Serve's Table 2: median and 90th percentile of prompts are 1,730
+# and 5,696 tokens, of outputs 415 and 834; at most 8,192 together.
 _OPENCHAT = ((1_730, 0.930), (415, 0.545))
 _OPENCHAT_LIMIT = 8_192
 
@@ -34,7 +34,7 @@ Pairs = NDArray[np.int64]  # [num_requests, 2], prompt and output tokens
 
 
 class Kind(StrEnum):
-    """What users ask for."""
+    """Kinds of requests."""
 
     SHAREGPT = "sharegpt"
     ALPACA = "alpaca"
@@ -49,9 +49,9 @@ class Workload:
 
     Attributes:
         kind: of their lengths.
-        trace_dir: where traces are; None for look-alikes.
+        trace_dir: folder with the traces; None for look-alikes.
         num_samples: of each request.
-        beam_width: of each request, 0 for none.
+        beam_width: of each request; 0: no beam search.
         shared_prefix: tokens that all prompts begin with, in addition to their own.
     """
 
@@ -62,7 +62,7 @@ class Workload:
     shared_prefix: int = 0
 
     def requests(self, rate: float, duration_s: float, seed: int) -> Iterator[SimRequest]:
-        """Poisson arrivals for so long; lengths are drawn with replacement."""
+        """Poisson arrivals for a duration; lengths are drawn with replacement."""
         random = np.random.default_rng([seed, len(self.kind)])
         pairs = lengths(self.kind, self.trace_dir)
         prefix = (0,) if self.shared_prefix else ()
@@ -83,13 +83,13 @@ class Workload:
             number += 1
 
     def wide(self, num_samples: int = 1, beam_width: int = 0) -> "Workload":
-        """The same requests with several sequences each."""
+        """The same requests, each with several sequences."""
         return replace(self, num_samples=num_samples, beam_width=beam_width)
 
 
 @lru_cache(maxsize=8)
 def lengths(kind: Kind, trace_dir: Path | None) -> Pairs:
-    """What to draw from: prompt and output tokens, [num_requests, 2]."""
+    """Prompt and output tokens to draw from, [num_requests, 2]."""
     random = np.random.default_rng(len(kind))
     if kind is Kind.TRANSLATION:
         return _stacked(_SOURCE.draw(_POOL, 256, random), _TARGET.draw(_POOL, 256, random))
@@ -109,7 +109,7 @@ def lengths(kind: Kind, trace_dir: Path | None) -> Pairs:
 
 
 def _conversations(rounds: Pairs, random: np.random.Generator) -> Pairs:
-    """A prompt is all earlier rounds and a question, of which the end is kept."""
+    """Lengths of chats: a prompt is all earlier rounds and a question, cut at its beginning."""
     num_earlier = random.geometric(_NEW_CONVERSATION, _POOL) - 1
     last = rounds[random.integers(len(rounds), size=_POOL)]
     earlier = [
@@ -128,7 +128,7 @@ def _openchat(random: np.random.Generator) -> Pairs:
 
 
 def _at_most(pairs: Pairs, limit: int) -> Pairs:
-    """Those whose prompt and output are together at most so long."""
+    """The requests whose prompt and output together have at most so many tokens."""
     found: Pairs = pairs[pairs.sum(axis=1) <= limit]
     return found
 

@@ -1,1 +1,1 @@
-"""The same load on other servers, one after the other."""
+"""Runs the same load on other servers, one after the other."""

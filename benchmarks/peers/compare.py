@@ -1,10 +1,10 @@
-"""Starts one server after the other, puts the same load on each, and compares the figures.
+"""Starts one server after the other, puts the same load on each, and compares the results.
 
     benchmarks/peers/compare --model MODEL [--servers pagestream,vllm] [-- options of ours]
 
-Every server is started by the script of its name in this folder, with the model and a port; it is
-measured by ``benchmarks.serving.load`` and ended with all its processes before the next begins.
-With ``--rounds`` the servers take turns, so that a machine that changes its speed does so for all.
+Every server is started by the script of its name in this folder, with the model and a port. It is
+measured by ``benchmarks.serving.load``, and ended with all its processes before the next begins.
+With ``--rounds`` the servers alternate, so that a change in the machine's speed affects all.
 """
 
 import argparse
@@ -38,11 +38,11 @@ _END_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """How a server wants to be asked.
+    """The request format of a server.
 
     Attributes:
-        model: what it calls the model; ``{path}`` and ``{name}`` stand for the folder's.
-        flags: of ``benchmarks.serving.load``, for what it cannot do.
+        model: its name of the model; ``{path}`` and ``{name}`` stand for the folder's.
+        flags: of ``benchmarks.serving.load``, for features that it lacks.
     """
 
     model: str
@@ -65,19 +65,19 @@ _OPENMP = ("OMP_", "GOMP_", "KMP_")
 
 
 class ServerFailed(PageStreamError):
-    """A server did not start, or did not answer as it should."""
+    """A server did not start, or answered wrongly."""
 
 
 @contextmanager
 def running(name: str, model: Path, options: Sequence[str], start_s: float) -> Iterator[str]:
-    """The URL of a server that answers; all its processes have ended afterwards.
+    """Run a server inside the block, and yield its URL once it answers; all its processes end then.
 
     Raises:
         ServerFailed: with the end of its log.
     """
     port = free_port()
     command = [str(_HERE / f"{name}.sh"), str(model.absolute()), str(port), *options]
-    # How threads wait is each server's own to choose: a setting meant for one has cost another two
+    # Threads wait as each server chooses: a setting for one server made another two fifths slower.
     # fifths of its speed.
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_OPENMP)}
     with tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log") as output:
@@ -96,7 +96,7 @@ def running(name: str, model: Path, options: Sequence[str], start_s: float) -> I
                 if process.poll() is not None or time.monotonic() > deadline_s:
                     tail = Path(output.name).read_text(errors="replace")[-2_000:]
                     raise ServerFailed(f"{name} does not answer:\n{tail}")
-                time.sleep(_POLL_S)  # between two looks; what is waited for is the condition
+                time.sleep(_POLL_S)  # polling interval of the condition
             yield url
         finally:
             _end(process)
@@ -107,7 +107,7 @@ def _model_name(server: str, model: Path) -> str:
 
 
 async def _answers(url: str, model: str) -> bool:
-    """Whether a token comes: some servers listen long before they have loaded anything."""
+    """Whether a completion returns a token: some servers listen before the model is loaded."""
     body = {"model": model, "prompt": "a", "max_tokens": 2, "stream": True}
     try:
         answer = await ask(Target.of(url, "/v1/completions", None), body)
@@ -117,7 +117,7 @@ async def _answers(url: str, model: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask, then force; whatever it started belongs to its session."""
+    """Terminate the process, then kill all processes of its session."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -128,7 +128,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(url: str, name: str, model: Path, load: Sequence[str]) -> dict[str, Any]:
-    """What ``benchmarks.serving.load`` finds, by concurrency.
+    """The results of ``benchmarks.serving.load``, by concurrency.
 
     Raises:
         ServerFailed: a request failed.
@@ -168,7 +168,7 @@ def table(found: dict[str, dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    """Measure all and print one table; a server that fails is left out, and the exit code is 1."""
+    """Measure all servers and print one table without failed ones, for which it exits with 1."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,7 @@
 """Writes a model for llama.cpp with its own converter: to_gguf.py SOURCE MODEL FILE TYPE.
 
-The converter refuses tokenizers whose way to split text it does not know. Where token ids are sent
-it does not matter how text would be split, so those are written down as GPT-2's.
+The converter refuses tokenizers whose pre-tokenization is unknown to it. With prompts of token ids
+that does not matter, so unknown ones are declared as GPT-2's.
 """
 
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Convert; SOURCE is llama.cpp's, TYPE one of the converter's ``--outtype``."""
+    """Convert; SOURCE is llama.cpp's folder, TYPE one of the converter's ``--outtype``."""
     source, model, file, kind = sys.argv[1:]
     sys.path.insert(0, str(Path(source).absolute()))
     text_model: Any = import_module("conversion.base").TextModel

@@ -1,3 +1,3 @@
-"""Load on running services over HTTP: latencies, throughput, overload, slow readers, and where the
-time of a step goes.
+"""Load on running services over HTTP: latencies, throughput, overload, slow readers, and the parts
+of a step's time.
 """

@@ -1,13 +1,13 @@
-"""What it costs a step that model, scheduler and gateway are processes joined by logs.
+"""Measures what a step costs because model, scheduler and gateway are processes joined by logs.
 
     python -m benchmarks.serving.decoupling --model FOLDER [--concurrency 1,16,64] [--json]
 
-The same plans are carried out twice by the same model: live, as they come from a scheduler through
-Redis, with the results told and everything else on the same cores; and then once more in a plain
-loop of this process, with nobody to tell. Both are timed from the end of a step to the end of the
-next, in steps in which all sequences decode and nothing else happens. ``bus`` is Redis and the
-scheduler alone, ``http`` the gateway and its streaming clients, too. Live runs and loops take
-turns, and the medians of their steps are compared.
+The same model executes the same plans twice: live, as they come from a scheduler through Redis,
+with results published and all other processes on the same cores; and then in a plain loop of this
+process, without publishing. Both are timed from the end of a step to the end of the next, in steps
+in which all sequences decode and nothing else happens. ``bus`` is with Redis and the scheduler
+alone, ``http`` with the gateway and its streaming clients as well. Live runs and loops alternate,
+and the medians of their steps are compared.
 """
 
 import argparse
@@ -52,14 +52,14 @@ from shared.sampling import SamplingParams
 _ENGINE = "engine-0"
 _GATEWAY = "benchmark"
 _LEASE_MS = 3_600_000
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _PROMPT = 128
 _OUTPUT = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that was carried out."""
+    """One executed step."""
 
     plan: StepPlan
     num_rows: int
@@ -67,7 +67,7 @@ class Step:
 
 
 class TimedExecutor:
-    """Carries plans out and remembers them."""
+    """Executes plans and records them with their times."""
 
     def __init__(self, executor: Executor, num_sequences: int) -> None:
         self.steps: list[Step] = []
@@ -76,7 +76,7 @@ class TimedExecutor:
         self._executor = executor
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """One step."""
+        """Execute one step."""
         result = self._executor.execute(plan)
         self.steps.append(Step(plan, len(result.handles), time.perf_counter()))
         self._num_left -= len(result.ended_rows)
@@ -85,12 +85,12 @@ class TimedExecutor:
         return result
 
     def reset(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences."""
         self._executor.reset()
 
 
-class _Silent:
-    """Takes what a worker counts, and counts nothing."""
+class _NoObserver:
+    """An observer that records nothing."""
 
     def snapshot(self) -> None:
         """Nothing."""
@@ -100,11 +100,11 @@ class _Silent:
 
 
 class Stage:
-    """A worker, and the processes around it.
+    """A worker, and connections to the processes around it.
 
     Args:
         url: of Redis.
-        gateway_url: None without a gateway.
+        gateway_url: None: without a gateway.
     """
 
     def __init__(self, worker: Worker, settings: WorkerSettings, url: str, gateway_url: str | None):
@@ -116,7 +116,7 @@ class Stage:
         self._epoch = 0  # of the last run
 
     def close(self) -> None:
-        """No run will follow."""
+        """End the compute thread; there must be no further run."""
         self._thread.shutdown()
 
     async def live(self, concurrency: int) -> list[Step]:
@@ -132,14 +132,15 @@ class Stage:
             worker.model,
             worker.executor.limits.kv,
             worker.speeds,
-            _Silent(),
+            _NoObserver(),
             thread=self._thread,
         )
         running = asyncio.create_task(service.run())
         self._num_runs += 1
         try:
             if self._gateway_url is None:
-                # A gateway without a lease is taken for dead, and its requests with it.
+                # Without a lease the gateway would count as dead, and its requests would be
+                # dropped.
                 await bus.put(EngineKeys(_ENGINE).gateway(_GATEWAY), b"1", _LEASE_MS)
                 data = [encode(_submit(self._num_runs, number)) for number in range(concurrency)]
                 await bus.append(Append(EngineKeys(_ENGINE).requests, data))
@@ -155,7 +156,7 @@ class Stage:
         return timed.steps
 
     def loop(self, plans: Sequence[StepPlan]) -> list[Step]:
-        """The steps of these plans, one after the other."""
+        """Execute these plans in a loop; their steps."""
         timed = TimedExecutor(self._worker.executor, 0)
         timed.reset()
 
@@ -168,7 +169,7 @@ class Stage:
 
 
 def decode_s(steps: Sequence[Step], concurrency: int) -> list[float]:
-    """Seconds from the end of a step to that of the next, where all do nothing but decode."""
+    """Seconds from the end of a step to that of the next, for steps of decodes alone."""
     found = []
     for before, step in pairwise(steps):
         if all(
@@ -190,14 +191,14 @@ def _submit(run: int, number: int) -> Submit:
 
 
 async def _epoch_after(bus: RedisBus, epoch: int) -> int:
-    """The epoch in which this run's worker serves; until it is there, the last run's is told."""
+    """The epoch in which this run's worker serves; waits until it differs from the last run's."""
     while True:
         data = await bus.get(EngineKeys(_ENGINE).info)
         if data is not None:
             info: EngineInfo = decode_as(EngineInfo, data)
             if info.state == EngineState.READY and info.epoch > epoch:
                 return info.epoch
-        await asyncio.sleep(_LOOK_S)  # between two looks; what is waited for is the condition
+        await asyncio.sleep(_POLL_S)  # polling interval of the condition
 
 
 async def _ready(url: str) -> None:
@@ -206,7 +207,7 @@ async def _ready(url: str) -> None:
             await ask(Target.of(url, "/health/ready", None), None)
             return
         except StreamFailed:
-            await asyncio.sleep(_LOOK_S)  # between two looks; what is waited for is the condition
+            await asyncio.sleep(_POLL_S)  # polling interval of the condition
 
 
 async def _send_load(url: str, concurrency: int) -> None:
@@ -221,7 +222,7 @@ async def _send_load(url: str, concurrency: int) -> None:
 
 @contextmanager
 def _processes(model: str, with_gateway: bool) -> Iterator[tuple[str, str | None]]:
-    """Redis, a scheduler and perhaps a gateway; the URLs of the first and the last."""
+    """Run Redis, a scheduler and perhaps a gateway; the URLs of Redis and of the gateway."""
     with tempfile.TemporaryDirectory() as folder:
         port, gateway_port = free_port(), free_port()
         url = f"redis://127.0.0.1:{port}/0"
@@ -249,7 +250,7 @@ def _processes(model: str, with_gateway: bool) -> Iterator[tuple[str, str | None
 def measure(
     worker: Worker, settings: WorkerSettings, concurrency: int, rounds: int, with_gateway: bool
 ) -> dict[str, float]:
-    """Milliseconds of a step, live and in a loop, and what being live adds in percent."""
+    """Milliseconds of a step, live and in a loop, and the overhead of live steps in percent."""
     live: list[float] = []
     loop: list[float] = []
     with _processes(settings.model, with_gateway) as (url, gateway_url):

@@ -1,7 +1,7 @@
-"""A client for streamed answers that takes hardly any time of the machine that it measures.
+"""An HTTP client for streamed answers that takes little CPU time from the measured services.
 
-An answer is kept as it came, with the moment at which each event did. What it says is read when
-nobody waits any more.
+An answer is stored as raw bytes, with the arrival time of each event. It is parsed only after the
+measurement.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _SHOWN_BYTES = 500
 
 
 class StreamFailed(PageStreamError):
-    """A server did not answer as it should."""
+    """A server answered wrongly."""
 
 
 @dataclass(slots=True)
@@ -28,10 +28,11 @@ class RawAnswer:
     """One streamed answer.
 
     Attributes:
-        sent_s: when the request was handed to the system; all times are of one monotonic clock.
-        events: when each event arrived, and its data.
-        ended_s: when the last byte was there.
-        retry_after_s: what a refusal says; None if it does not.
+        sent_s: when the request was handed to the operating system; all times are of one monotonic
+        clock.
+            events: arrival time and data of each event.
+        ended_s: when the last byte arrived.
+        retry_after_s: from the header of a refusal; None if there is none.
     """
 
     sent_s: float
@@ -44,7 +45,7 @@ class RawAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """The address of a server, and the path of requests."""
 
     host: str
     port: int
@@ -53,10 +54,10 @@ class Target:
 
     @staticmethod
     def of(base_url: str, path: str, api_key: str | None) -> "Target":
-        """A path on a server.
+        """The target for a path on a server.
 
         Raises:
-            StreamFailed: the URL is of no use here.
+            StreamFailed: the URL cannot be used.
         """
         parts = urlsplit(base_url)
         if parts.scheme != "http" or not parts.hostname:
@@ -67,7 +68,7 @@ class Target:
         return Target(parts.hostname, port, parts.path.rstrip("/") + path, headers)
 
     def request(self, body: dict[str, Any] | None) -> bytes:
-        """A POST of JSON, or a GET, after which the server closes."""
+        """The bytes of a POST of JSON, or of a GET; the server closes the connection."""
         method, content, kind = "GET", b"", b""
         if body is not None:
             method, content = "POST", json.dumps(body).encode("ascii")
@@ -78,7 +79,7 @@ class Target:
 
 
 class _Exchange(asyncio.Protocol):
-    """One request on one connection. Methods with ``on_`` are the parser's."""
+    """One request on one connection. The parser calls the methods with ``on_``."""
 
     def __init__(self, request: bytes, done: asyncio.Future[RawAnswer]) -> None:
         self._request = request
@@ -141,10 +142,10 @@ class _Exchange(asyncio.Protocol):
 
 
 async def exchange(target: Target, body: dict[str, Any] | None) -> RawAnswer:
-    """Send one request and wait for the end of its answer, whatever its status.
+    """Send one request and wait for the end of its answer, with any status.
 
     Raises:
-        StreamFailed: there is none.
+        StreamFailed: the answer is missing or incomplete.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[RawAnswer] = loop.create_future()
@@ -157,7 +158,7 @@ async def exchange(target: Target, body: dict[str, Any] | None) -> RawAnswer:
 
 
 async def ask(target: Target, body: dict[str, Any] | None) -> RawAnswer:
-    """The same, where only success will do.
+    """Send one request, and wait for the end of its answer, which must succeed.
 
     Raises:
         StreamFailed: there is no answer, or its status is not 200.

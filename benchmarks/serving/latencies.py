@@ -1,4 +1,4 @@
-"""From the moments at which events arrived to what is told of a server."""
+"""Computes latencies from the arrival times of events."""
 
 import json
 import statistics
@@ -16,10 +16,10 @@ _DONE = b"[DONE]"
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """One answer; all times in seconds of one clock.
+    """The times of one answer, in seconds of one clock.
 
     Attributes:
-        arrivals_s: when each piece of text came; several tokens may come in one.
+        arrivals_s: when each piece of text arrived; a piece may hold several tokens.
     """
 
     sent_s: float
@@ -41,15 +41,15 @@ class StreamTimes:
 
     @property
     def latency_s(self) -> float:
-        """To the last token."""
+        """Time to the last token."""
         return self.arrivals_s[-1] - self.sent_s
 
 
 def read_answer(answer: RawAnswer) -> StreamTimes:
-    """What an answer says; tokens are counted by the server's own usage.
+    """Parse an answer; tokens are counted by the server's own usage.
 
     Raises:
-        StreamFailed: it is not complete, has no text, or does not say what was used.
+        StreamFailed: the answer is incomplete, has no text, or has no usage.
     """
     arrivals: list[float] = []
     usage: dict[str, Any] | None = None
@@ -68,7 +68,7 @@ def read_answer(answer: RawAnswer) -> StreamTimes:
         choices = event.get("choices", ())
         if any(map(_shows_text, choices)):
             arrivals.append(moment)
-        # Not every server says [DONE].
+        # Not every server sends [DONE].
         is_whole = is_whole or any(choice.get("finish_reason") for choice in choices)
     if not is_whole:
         raise StreamFailed("the stream ended without a reason and without [DONE]")
@@ -86,11 +86,11 @@ def _shows_text(choice: dict[str, Any]) -> bool:
 
 
 def summarize(streams: Sequence[StreamTimes], cpu_s: float) -> dict[str, float]:
-    """Figures of one run.
+    """The figures of one run.
 
     Args:
-        streams: all of the run, at least one.
-        cpu_s: of this process, meanwhile.
+        streams: all answers of the run, at least one.
+        cpu_s: CPU time of this process during the run.
     """
     began = min(stream.sent_s for stream in streams)
     ended = max(stream.arrivals_s[-1] for stream in streams)
@@ -116,7 +116,7 @@ def summarize(streams: Sequence[StreamTimes], cpu_s: float) -> dict[str, float]:
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Of each figure, over runs."""
+    """The median of each figure, over runs."""
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 

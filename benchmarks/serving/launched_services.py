@@ -1,4 +1,4 @@
-"""All services, started by the launcher for the time of a measurement."""
+"""Runs all services by the launcher for the time of a measurement."""
 
 import asyncio
 import os
@@ -20,12 +20,12 @@ _READY_DEADLINE_S = 300.0
 
 
 class NotServed(PageStreamError):
-    """The services did not come up."""
+    """The services did not become ready."""
 
 
 @contextmanager
 def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
-    """All services, until the block is left.
+    """Run all services inside the block.
 
     Args:
         folder: for their state and their log.
@@ -46,7 +46,7 @@ def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
             while "ready: " not in (folder / "serve.log").read_text():
                 if launcher.poll() is not None or time.monotonic() > until_s:
                     raise NotServed((folder / "serve.log").read_text()[-2_000:])
-                time.sleep(0.2)  # between two looks; what is waited for is the condition
+                time.sleep(0.2)  # polling interval of the condition
             yield
         finally:
             launcher.send_signal(signal.SIGTERM)
@@ -54,23 +54,23 @@ def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
 
 
 async def answering(bus: RedisBus) -> None:
-    """Return when a Redis that was just started answers."""
+    """Wait until a Redis that was just started answers."""
     while True:
         try:
             await bus.check_server()
             return
         except BusUnavailable:
-            await asyncio.sleep(0.02)  # between two looks; what is waited for is the condition
+            await asyncio.sleep(0.02)  # polling interval of the condition
 
 
 def service_pids(folder: Path) -> Mapping[str, int]:
-    """The processes that do the work, by service.
+    """Process ids of the services, without those of their spawners.
 
     Args:
         folder: as given to ``serving``.
 
     Raises:
-        OSError: one has ended.
+        OSError: a process has ended.
     """
     files = {name: folder / "run" / f"{name}.pid" for name in SERVICES}
     return {name: service_pid(int(file.read_text())) for name, file in files.items()}

@@ -1,15 +1,15 @@
-"""Load over HTTP on any server that speaks OpenAI's API: latencies and throughput.
+"""Load over HTTP on any server with OpenAI's API: measures latencies and throughput.
 
     python -m benchmarks.serving.load --base-url http://127.0.0.1:8000 --concurrency 1,16,64
 
 So many clients at once each send ``--requests-per-client`` requests, one after the other, with
 prompts of random tokens that no two requests share. Every concurrency is measured ``--runs`` times
 after a warm-up that is not counted; medians over the runs are shown. Times count from handing a
-request to the system, with the connection made, to the event that brings text. Time per token is
-that from the first to the last, by the number of tokens in the server's own usage.
+request to the operating system, on an open connection, to the event that brings text. Time per
+token is that from the first to the last, by the number of tokens in the server's own usage.
 
-This process takes part in what it measures. It keeps events unread until a run is over, and shows
-how much of a core it took (``client_cpu_share``).
+This process shares the machine with what it measures. It parses events only after a run, and shows
+how much of a core it used (``client_cpu_share``).
 """
 
 import argparse
@@ -48,13 +48,13 @@ _SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every request asks for.
+    """The parameters of every request.
 
     Attributes:
-        prompt_as: ``tokens`` sends ids, ``text`` words, whose number is fitted beforehand.
+        prompt_as: ``tokens`` sends ids; ``text`` sends words, whose number is fitted in advance.
         token_ids: half-open range that prompts are drawn from.
-        temperature: of the answers; zero asks for the likeliest tokens.
-        top_p: likewise; one leaves all tokens.
+        temperature: zero: greedy.
+        top_p: one: all tokens.
     """
 
     endpoint: str
@@ -68,7 +68,7 @@ class Load:
     top_p: float = 1.0
 
     def body(self, rng: random.Random, num_words: int) -> dict[str, Any]:
-        """A request with a prompt of its own."""
+        """The body of a request with a prompt of its own."""
         prompt: list[int] | str
         if self.prompt_as == "tokens":
             prompt = [rng.randrange(*self.token_ids) for _ in range(self.prompt_tokens)]
@@ -96,9 +96,9 @@ class Measurement:
     """Runs of one load on one server.
 
     Args:
-        target: where requests go.
-        load: what they ask for.
-        rng: what prompts are drawn with.
+        target: address of the requests.
+        load: parameters of the requests.
+        rng: to draw prompts with.
         requests_per_client: that one client sends one after the other.
     """
 
@@ -128,13 +128,13 @@ class Measurement:
             self._num_words = max(1, round(fitting))
 
     async def run(self, concurrency: int, ended: Callable[[], None]) -> dict[str, float]:
-        """Figures of one run.
+        """Run all clients once; the figures of the run.
 
         Args:
             ended: called at the end of every request.
 
         Raises:
-            StreamFailed: a request failed, or has another length than was asked for.
+            StreamFailed: a request failed, or has a wrong length.
         """
         bodies = [
             [self._load.body(self._rng, self._num_words) for _ in range(self._requests_per_client)]
@@ -160,10 +160,10 @@ class Measurement:
 
 
 async def find_model(target: Target) -> str:
-    """The first model that the server names.
+    """The first model that the server lists.
 
     Raises:
-        StreamFailed: it names none.
+        StreamFailed: it lists none.
     """
     try:
         listed = json.loads((await ask(target, None)).body)
@@ -173,7 +173,7 @@ async def find_model(target: Target) -> str:
 
 
 async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Everything that was asked for, as one object.
+    """Run all concurrencies; the results as one object.
 
     Raises:
         StreamFailed: a request failed.
@@ -198,7 +198,7 @@ async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
     await measurement.fit_prompt()
     results: dict[str, Any] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    # Twice a second is enough to see that it moves; more would be the server's time.
+    # Twice a second shows the progress; more would take time from the server.
     bar = Progress(*columns, TimeElapsedColumn(), console=console, refresh_per_second=2)
     with bar:
         for concurrency in args.concurrency:
@@ -225,7 +225,7 @@ def table(found: dict[str, Any]) -> Table:
 
 
 def main() -> None:
-    """Measure, show a table, and write JSON where asked; exits with 1 if a request failed."""
+    """Measure, print a table, and write JSON if wanted; exits with 1 if a request failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -261,7 +261,7 @@ def main() -> None:
 
 
 def counts(text: str) -> list[int]:
-    """An option's value: numbers from 1 on, with commas between them.
+    """The value of an option: comma-separated numbers from 1 on.
 
     Raises:
         argparse.ArgumentTypeError: a number is smaller.

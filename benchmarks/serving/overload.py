@@ -1,14 +1,14 @@
-"""Ten times more requests than can be served: what becomes of the accepted ones, and of the rest.
+"""Sends ten times more requests than can be served, and checks accepted and refused ones.
 
     python -m benchmarks.serving.overload [--seconds 60] [--factor 10] [--json FILE]
 
 Starts all services with ``scripts/serve``, finds the rate that they sustain with all places taken,
-then sends requests at 0.8 of it, at ``--factor`` times it, and at 0.8 of it again, at random
-moments and without waiting for answers. What is refused must be refused at once, with 429 and
-Retry-After; what is accepted waits for its turn no longer than the queue is long. Memory of all
-processes and of Redis' data is looked at every second.
+then sends requests at 0.8 of it, at ``--factor`` times it, and at 0.8 of it again, at random times
+and without waiting for answers. Refusals must come at once, with 429 and Retry-After; accepted
+requests must not wait longer than the bounded queue allows. The memory of all processes and of
+Redis is sampled every second.
 
-``--max-waiting-requests`` bounds the wait of what is accepted, to about that number divided by the
+``--max-waiting-requests`` bounds the wait of accepted requests, to about that number divided by the
 rate; ``--max-num-sequences`` bounds how many share a step, and so the time between tokens.
 """
 
@@ -45,11 +45,11 @@ _LOAD = Load("completions", "demo", prompt_tokens=32, output_tokens=32)
 
 @dataclass(slots=True)
 class Phase:
-    """What one rate has shown.
+    """The results of one rate.
 
     Attributes:
-        answers: that came, in the order of their ends.
-        broken: of those without an answer, why.
+        answers: received, in the order of their ends.
+        broken: reasons of requests without an answer.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Phase:
     broken: Counter[str] = field(default_factory=Counter)
 
     def figures(self) -> dict[str, Any]:
-        """As numbers."""
+        """The phase in numbers."""
         streams = [read_answer(answer) for answer in self.answers if answer.status == 200]
         refused = [answer for answer in self.answers if answer.status == 429]
         times_ms = [1e3 * (answer.ended_s - answer.sent_s) for answer in refused]
@@ -76,12 +76,12 @@ class Phase:
 
 
 class Overload:
-    """Load on services that run.
+    """Load on running services.
 
     Args:
         port: of the gateway.
         folder: as given to the launcher.
-        rng: of prompts and moments.
+        rng: for prompts and send times.
     """
 
     def __init__(self, port: int, folder: Path, rng: random.Random) -> None:
@@ -92,7 +92,7 @@ class Overload:
         self.phase = "start"
 
     async def sustainable_rate(self, num_clients: int, seconds: float) -> float:
-        """Requests a second while so many clients each wait for one answer after the other."""
+        """Requests per second of so many clients that each send one request after the other."""
         phase, until_s = Phase("calibration", 0.0), time.monotonic() + seconds
 
         async def client() -> None:
@@ -107,7 +107,7 @@ class Overload:
         return num_served / (time.monotonic() - began_s)
 
     async def open_loop(self, name: str, rate_per_s: float, seconds: float) -> Phase:
-        """Send at this rate whatever comes back, then wait for the last answer."""
+        """Send at this rate without waiting, then wait for the last answer."""
         phase, self.phase = Phase(name, rate_per_s), name
         next_s = time.monotonic()
         until_s = next_s + seconds
@@ -119,7 +119,7 @@ class Overload:
         return phase
 
     async def watch_memory(self) -> None:
-        """Note what everything holds, until cancelled."""
+        """Sample all memory until cancelled."""
         while True:
             self.memory.append({"phase": self.phase, **self._memory()})  # type: ignore[dict-item]
             await asyncio.sleep(_LOOK_S)
@@ -140,19 +140,19 @@ class Overload:
 
 
 async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str, Any]:
-    """All phases; what they have shown, as one object."""
+    """Run all phases; the results as one object."""
     load = Overload(port, folder, random.Random(args.seed))
-    await load.sustainable_rate(args.max_num_sequences, 3.0)  # until all is warm
+    await load.sustainable_rate(args.max_num_sequences, 3.0)  # warms up
     rate = await load.sustainable_rate(args.max_num_sequences, args.calibration_seconds)
-    say(f"sustainable: {rate:.2f} requests a second")
+    show(f"sustainable: {rate:.2f} requests a second")
     watching = asyncio.create_task(load.watch_memory())
     phases = []
     for name, factor in (("before", _CALM), ("overload", args.factor), ("after", _CALM)):
         phase = await load.open_loop(name, factor * rate, args.seconds)
         phases.append(phase.figures())
-        say(f"{name}: {phases[-1]['statuses']} {phases[-1]['broken'] or ''}")
+        show(f"{name}: {phases[-1]['statuses']} {phases[-1]['broken'] or ''}")
     load.phase = "end"
-    await asyncio.sleep(2 * _LOOK_S)  # so that what is held without requests is looked at
+    await asyncio.sleep(2 * _LOOK_S)  # so that memory is sampled once without requests
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching
@@ -166,7 +166,7 @@ async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str
 
 
 def table(found: dict[str, Any]) -> str:
-    """What was measured, in Markdown."""
+    """The results in Markdown."""
     names = ("rate/s", "200", "429", "other", *_SHOWN, "429 p50 ms", "429 p99 ms")
     lines = ["| phase | " + " | ".join(names) + " |", "|" + "---|" * (len(names) + 1)]
     for phase in found["phases"]:
@@ -196,7 +196,7 @@ def _memory_lines(memory: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def faults(found: dict[str, Any]) -> list[str]:
-    """What is not as it must be, in words."""
+    """What is not as required, in sentences."""
     lines = []
     before, over, after = found["phases"]
     for phase in found["phases"]:
@@ -213,13 +213,13 @@ def faults(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def say(line: str) -> None:
-    """To whoever waits."""
+def show(line: str) -> None:
+    """Print progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    """Measure and show; 1 if something was neither served nor refused as it should be."""
+    """Measure and print; 1 if a request was neither served nor refused as required."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -242,14 +242,14 @@ def main() -> int:
             with serving(Path(folder), port, flags):
                 found = uvloop.run(measure(args, port, Path(folder)))
         except NotServed as error:
-            say(f"failed: {error}")
+            show(f"failed: {error}")
             return 1
     print(table(found))
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     lines = faults(found)
     for line in lines:
-        say(f"found: {line}")
+        show(f"found: {line}")
     return int(bool(lines))
 
 

@@ -1,4 +1,4 @@
-"""What running processes hold: memory, descriptors, and what is kept in Redis. Linux only."""
+"""Resources of running processes: memory, descriptors, and data in Redis. Linux only."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one process holds now."""
+    """Resources that one process uses now."""
 
     pid: int
     rss_bytes: int
@@ -24,7 +24,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What Redis keeps of one engine."""
+    """Data that Redis keeps for one engine."""
 
     used_bytes: int  # by all data
     requests: int  # entries of each log
@@ -35,7 +35,7 @@ class Kept:
 
 
 def held_by(pid: int) -> Held:
-    """What a process holds.
+    """The resources of a process.
 
     Raises:
         OSError: it has ended.
@@ -48,7 +48,7 @@ def held_by(pid: int) -> Held:
 
 
 def service_pid(pid: int) -> int:
-    """The process that does the work of a service: a spawner only keeps it running.
+    """Process id of a service's own process, below its spawner.
 
     Raises:
         OSError: it has ended.
@@ -61,7 +61,7 @@ def service_pid(pid: int) -> int:
 
 
 def kept_in_redis(redis: Endpoint, engine_id: str) -> Kept:
-    """What a Redis on loopback keeps.
+    """The data that a Redis on loopback keeps.
 
     Raises:
         OSError: it does not answer.

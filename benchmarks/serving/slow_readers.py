@@ -1,12 +1,12 @@
-"""Idle connections and slow readers: what they cost those who read what they asked for.
+"""Measures what idle connections and slow readers cost other clients.
 
     python -m benchmarks.serving.slow_readers [--idle 2000] [--slow 500] [--json FILE]
 
 Starts all services with ``scripts/serve``. A few clients send one request after the other: alone,
-beside connections that have asked for something once and are kept open, beside these and streams
-that read a few hundred bytes a second, and alone again. The slow readers' answers are complete
-before anything is measured, so that they take no turns at the engine, and lie in the gateway and in
-sockets. In the end each of them reads all that is left, and must have the whole of it.
+beside idle connections that have sent one request, beside these and streams that read a few hundred
+bytes a second, and alone again. The slow readers' answers are complete before the measurement, so
+that they take no engine time, and are kept in the gateway and in sockets. In the end each slow
+reader reads the rest, and must get the whole answer.
 """
 
 import argparse
@@ -33,16 +33,16 @@ from deploy.redis.ports import free_port
 
 _LOAD = Load("completions", "demo", prompt_tokens=32, output_tokens=32)
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "latency_ms_p50")
-_AT_ONCE = 100  # connections that are being made
-_RECEIVE_BUFFER_BYTES = 4_096  # so that the rest is the server's to keep
+_AT_ONCE = 100  # connections that are opened at a time
+_RECEIVE_BUFFER_BYTES = 4_096  # so that the server has to keep the rest
 _SIP_BYTES = 512
 _SIP_S = 1.0
-_CALM = 2.0  # times the usual latency, with which the engine has nothing else to do
+_CALM = 2.0  # times the usual latency; the engine is otherwise idle then
 _CALM_DEADLINE_S = 600.0
 
 
 class SlowReader:
-    """A stream of which little is read at a time."""
+    """A stream that is read slowly."""
 
     def __init__(self) -> None:
         self._socket = socket.socket()
@@ -51,30 +51,30 @@ class SlowReader:
         self._end = b""
 
     async def open(self, target: Target, request: bytes) -> None:
-        """Ask, and read no more than the first bytes."""
+        """Send the request and read the first bytes."""
         loop = asyncio.get_running_loop()
         await loop.sock_connect(self._socket, (target.host, target.port))
         await loop.sock_sendall(self._socket, request)
-        await self._sip()
+        await self._read_piece()
 
     async def read_slowly(self) -> None:
-        """Until cancelled, or the answer ends."""
+        """Read slowly until cancelled, or until the answer ends."""
         while True:
-            if not await self._sip():
+            if not await self._read_piece():
                 return
             await asyncio.sleep(_SIP_S)
 
     async def read_rest(self) -> bool:
-        """All that is left; whether it was the whole answer."""
-        while await self._sip(1 << 20):
+        """Read the rest; whether the answer is complete."""
+        while await self._read_piece(1 << 20):
             pass
         return b"[DONE]" in self._end
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._socket.close()
 
-    async def _sip(self, num_bytes: int = _SIP_BYTES) -> int:
+    async def _read_piece(self, num_bytes: int = _SIP_BYTES) -> int:
         try:
             data = await asyncio.get_running_loop().sock_recv(self._socket, num_bytes)
         except OSError:
@@ -83,8 +83,8 @@ class SlowReader:
         return len(data)
 
 
-class Crowd:
-    """Those who are measured, and those who are only there.
+class Connections:
+    """The measured clients, the idle connections and the slow readers.
 
     Args:
         port: of the gateway.
@@ -113,8 +113,8 @@ class Crowd:
         cpu_s = time.process_time() - cpu_s
         return summarize([read_answer(answer) for own in found for answer in own], cpu_s)
 
-    async def gather(self, num_idle: int) -> None:
-        """Connections that ask for the models once and are kept."""
+    async def open_idle(self, num_idle: int) -> None:
+        """Open connections that request the model list once and stay open."""
         request = self._probe.request(None).replace(b"Connection: close\r\n", b"")
         for first in range(0, num_idle, _AT_ONCE):
             count = min(_AT_ONCE, num_idle - first)
@@ -131,17 +131,17 @@ class Crowd:
         return reader, writer
 
     def num_idle(self) -> int:
-        """Connections that are still open."""
+        """Number of connections that are still open."""
         return sum(not reader.at_eof() for reader, _ in self._idle)
 
-    def disperse(self) -> None:
-        """All idle connections end."""
+    def close_idle(self) -> None:
+        """Close all idle connections."""
         for _, writer in self._idle:
             writer.close()
         self._idle = []
 
     async def start_slow(self, count: int, output_tokens: int) -> None:
-        """Streams of which the beginning is read."""
+        """Start streams and read only their beginnings."""
         load = Load("completions", "demo", prompt_tokens=32, output_tokens=output_tokens)
         self.slow = [SlowReader() for _ in range(count)]
         for first in range(0, count, _AT_ONCE):
@@ -153,7 +153,7 @@ class Crowd:
             )
 
     async def wait_for_calm(self, usual_ms: float) -> None:
-        """Return when a request takes about as long as it did alone.
+        """Wait until a request takes about as long as it did alone.
 
         Raises:
             StreamFailed: it never does.
@@ -163,50 +163,50 @@ class Crowd:
             answer = read_answer(await ask(self._target, _LOAD.body(self._rng, 0)))
             if 1_000 * answer.latency_s < _CALM * usual_ms:
                 return
-            await asyncio.sleep(1.0)  # a look is a request, and a load itself
+            await asyncio.sleep(1.0)  # each try is a request, and a load itself
         raise StreamFailed(f"the engine was not done with slow readers in {_CALM_DEADLINE_S:g} s")
 
 
 async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str, Any]:
-    """All phases; what they have shown, as one object."""
-    crowd = Crowd(port, random.Random(args.seed))
+    """Run all phases; the results as one object."""
+    connections = Connections(port, random.Random(args.seed))
     gateway = service_pids(folder)["gateway"]
     phases: list[dict[str, Any]] = []
 
     async def phase(name: str) -> None:
-        figures = await crowd.measure(args.clients, args.seconds)
+        figures = await connections.measure(args.clients, args.seconds)
         rss_mib = held_by(gateway).rss_bytes / 2**20
         phases.append({"name": name, "gateway_mib": rss_mib, **figures})
-        say(f"{name}: {figures['requests']:.0f} requests, gateway {rss_mib:.0f} MiB")
+        show(f"{name}: {figures['requests']:.0f} requests, gateway {rss_mib:.0f} MiB")
 
-    await crowd.measure(args.clients, 3.0)  # until all is warm
+    await connections.measure(args.clients, 3.0)  # warms up
     await phase("alone")
-    await crowd.start_slow(args.slow, args.slow_tokens)
-    say(f"{args.slow} slow readers ask for {args.slow_tokens} tokens each")
-    sipping = [asyncio.create_task(reader.read_slowly()) for reader in crowd.slow]
-    # One client's latency alone is below that of all together.
-    await crowd.wait_for_calm(phases[0]["latency_ms_p50"])
+    await connections.start_slow(args.slow, args.slow_tokens)
+    show(f"{args.slow} slow readers ask for {args.slow_tokens} tokens each")
+    slow_reads = [asyncio.create_task(reader.read_slowly()) for reader in connections.slow]
+    # The latency of a single client is lower than that of all together.
+    await connections.wait_for_calm(phases[0]["latency_ms_p50"])
     await phase("slow readers")
-    await crowd.gather(args.idle)
+    await connections.open_idle(args.idle)
     await phase("slow readers and idle connections")
-    num_idle = crowd.num_idle()
-    crowd.disperse()
-    for task in sipping:
+    num_idle = connections.num_idle()
+    connections.close_idle()
+    for task in slow_reads:
         task.cancel()
-    await asyncio.gather(*sipping, return_exceptions=True)
-    whole = await asyncio.gather(*(reader.read_rest() for reader in crowd.slow))
-    for reader in crowd.slow:
+    await asyncio.gather(*slow_reads, return_exceptions=True)
+    whole = await asyncio.gather(*(reader.read_rest() for reader in connections.slow))
+    for reader in connections.slow:
         reader.close()
-    await crowd.gather(args.idle)
+    await connections.open_idle(args.idle)
     await phase("idle connections")
-    num_idle = min(num_idle, crowd.num_idle())
-    crowd.disperse()
+    num_idle = min(num_idle, connections.num_idle())
+    connections.close_idle()
     await phase("alone again")
     return {"phases": phases, "idle": num_idle, "slow_whole": sum(whole)}
 
 
 def table(found: dict[str, Any]) -> str:
-    """What was measured, in Markdown."""
+    """The results in Markdown."""
     names = ("requests", "output_tokens_per_s", *_SHOWN, "gateway_mib")
     lines = ["| beside | " + " | ".join(names) + " |", "|" + "---|" * (len(names) + 1)]
     for phase in found["phases"]:
@@ -216,7 +216,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def faults(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
-    """What is not as it must be, in words."""
+    """What is not as required, in sentences."""
     lines = []
     if found["idle"] < args.idle:
         lines.append(f"{args.idle - found['idle']} idle connections were closed")
@@ -225,13 +225,13 @@ def faults(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
     return lines
 
 
-def say(line: str) -> None:
-    """To whoever waits."""
+def show(line: str) -> None:
+    """Print progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and show; 1 if somebody was left without what they asked for."""
+    """Measure and print; 1 if a client did not get its whole answer."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -251,14 +251,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             with serving(Path(folder), port, flags):
                 found = uvloop.run(measure(args, port, Path(folder)))
         except (NotServed, StreamFailed) as error:
-            say(f"failed: {error}")
+            show(f"failed: {error}")
             return 1
     print(table(found))
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
     lines = faults(found, args)
     for line in lines:
-        say(f"found: {line}")
+        show(f"found: {line}")
     return int(bool(lines))
 
 

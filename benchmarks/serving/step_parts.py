@@ -1,4 +1,4 @@
-"""Where the time of a step goes, measured on a running system over HTTP.
+"""Measures the parts of a step's time on a running system over HTTP.
 
     scripts/serve &
     python -m benchmarks.serving.step_parts --concurrency 1,16,64 [--json]
@@ -22,7 +22,7 @@ _NEW_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where the services answer."""
+    """The addresses of the services."""
 
     gateway: str
     scheduler: str
@@ -30,7 +30,7 @@ class Endpoints:
 
 
 class Snapshot:
-    """Sums of all samples of each metric of the three services at one moment."""
+    """Sums of all samples of each metric of the three services at one time."""
 
     def __init__(self, values: dict[str, float]) -> None:
         self._values = values
@@ -40,7 +40,7 @@ class Snapshot:
 
     @staticmethod
     async def take(client: httpx.AsyncClient, endpoints: Endpoints) -> "Snapshot":
-        """Scrape all three; process metrics get the service's name in front."""
+        """Scrape all three services; process metrics get the service's name as a prefix."""
         values: dict[str, float] = {}
         for service in ("gateway", "scheduler", "worker"):
             text = (await client.get(getattr(endpoints, service) + "/metrics")).text
@@ -54,7 +54,7 @@ class Snapshot:
 
 
 async def stream(client: httpx.AsyncClient, url: str, model: str, number: int) -> tuple[float, int]:
-    """One stream; seconds to its first token, and tokens received."""
+    """Run one stream; seconds to its first token, and number of received tokens."""
     body = {
         "model": model,
         "prompt": [4 + (number * 131 + index) % 2000 for index in range(_PROMPT_TOKENS)],

@@ -1,17 +1,17 @@
-"""Does the simulator tell the truth? The same requests, served for real and on the virtual clock.
+"""Compares the simulator with reality: the same requests, served for real and on the virtual clock.
 
     python -m benchmarks.simulator.agreement [--requests 200] [--rate 8] [--runs 3] [--json]
 
 The demo model is served on this machine's CPU with a pool so small that requests are preempted.
-Before and after what is compared there is a short load of other requests: the costs of an
-iteration are fitted to both, so that a machine that becomes faster or slower does so for the fit as
-well; and to requests of one token, sent one after the other, what a request costs outside of the
-engine. Compared are how often requests were preempted, and the mean latency that clients see.
+Before and after the compared load there is a short load of other requests. The costs of an
+iteration are fitted to both, so that a change in the machine's speed affects the fit as well.
+Requests of one token, sent one after the other, give the time that a request spends outside of the
+engine. Compared are the number of preemptions, and the mean latency that clients measure.
 
-Both ends of the comparison are the same scheduler with the same settings; what is tested is what
-the simulator makes up, time and the worker. A machine whose speed changes from one load to the
-next disturbs, and a queue makes more of it: so what is compared is also simulated with the speed
-that the machine had in each second, by how long that second's iterations took against the fit.
+Both sides of the comparison are the same scheduler with the same settings; the test is of the
+simulated parts, time and the worker. A machine whose speed changes between the loads disturbs the
+comparison, and a queue amplifies that. So the load is also simulated with the machine's speed in
+each second, by how long that second's iterations took relative to the fit.
 """
 
 import argparse
@@ -49,16 +49,16 @@ _WARM_UP = 10  # requests before anything is measured
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A run.
+    """The results of one comparison.
 
     Attributes:
-        preemptions: for real, simulated, and simulated at the speed that the machine had then.
-        latencies_s: means, likewise.
-        slowdowns: of the machine against the fit while it served what is compared: the mean, and
-            of its seconds the tenth and the ninetieth percentile.
+        preemptions: real, simulated, and simulated at the machine's speed of each second.
+        latencies_s: means, in the same order.
+        slowdowns: of the machine relative to the fit during the compared load: the mean over its
+            seconds, and the tenth and the ninetieth percentile.
         costs_us: fitted, of an iteration, of a prompt token, of a decoding sequence, and of 1,000
-            tokens that are attended to.
-        outside_ms: what a request costs outside of the engine.
+            tokens attended to.
+        outside_ms: time of a request outside of the engine.
     """
 
     preemptions: tuple[int, int, int]
@@ -69,20 +69,20 @@ class Comparison:
 
     @property
     def preemption_ratios(self) -> tuple[float, float]:
-        """Simulated to real, with the fit and at the machine's speed."""
+        """Simulated over real, with the fit and at the machine's speed."""
         real, *simulated = self.preemptions
         first, second = (found / real if real else float("nan") for found in simulated)
         return first, second
 
     @property
     def latency_ratios(self) -> tuple[float, float]:
-        """Likewise."""
+        """Simulated over real, in the same order."""
         real, fitted, corrected = self.latencies_s
         return fitted / real, corrected / real
 
 
 def compare(num_requests: int, rate: float, num_blocks: int, seed: int) -> Comparison:
-    """Serve, fit, simulate.
+    """Serve, fit and simulate.
 
     Raises:
         PageStreamError: the engine could not be started, or failed.
@@ -155,7 +155,7 @@ def _flags(config: PageStreamConfig, num_blocks: int) -> list[str]:
 
 
 def _alone_s(worker: FittedWorker) -> float:
-    """In the engine, of a request of one token."""
+    """Seconds of a request of one token inside the engine."""
     found = run(PageStream(worker, _CONFIG), [SimRequest(0, 0.0, 32, 1)], worker)
     return float(found.latencies_s[0])
 
@@ -175,7 +175,7 @@ def _costs_us(worker: FittedWorker) -> tuple[float, ...]:
 
 
 def as_text(found: Comparison) -> str:
-    """One run."""
+    """The results of one run as text."""
     iteration, prefill, decode, context = found.costs_us
     real, *simulated = found.preemptions
     real_s, *simulated_s = found.latencies_s

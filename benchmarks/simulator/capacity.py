@@ -1,13 +1,13 @@
-"""What a GPU can serve, before it is rented: the highest rate that keeps latencies as promised.
+"""Estimates what a GPU can serve before it is rented: the highest rate that meets latency targets.
 
     python -m benchmarks.simulator.capacity --trace sharegpt-like --model OPT-13B --gpu A100-40G \\
         --slo-ttft-ms 1000 --slo-tpot-ms 100
 
-The trace is served again and again by our scheduler on a virtual clock, at other rates (a trace
-with arrivals is played faster or slower). Promised is what --slo-percentile percent of the requests
-get, separately for the time to the first token and for the mean time between tokens; requests of
-the first tenth of the time are not judged. In any case the queue must not grow all the time: at
-most 2 % of the requests may wait when the last one arrives.
+Our scheduler serves the trace repeatedly on a virtual clock, at other rates (a trace with arrivals
+is played faster or slower). The targets hold for --slo-percentile percent of the requests,
+separately for the time to the first token and for the mean time between tokens; requests of the
+first tenth of the time are not counted. In any case the queue must not grow all the time: at most
+2 % of the requests may wait when the last one arrives.
 
 Writes a plot and a JSON object into --output.
 """
@@ -33,11 +33,11 @@ from benchmarks.simulator.virtual_clock import run
 from benchmarks.simulator.workloads import Workload
 from shared.errors import PageStreamError
 
-_MOMENTS = 400  # at which memory and queues are looked at
+_MOMENTS = 400  # at which memory and queues are sampled
 
 
 def search(args: argparse.Namespace, bench: Bench, workload: Workload) -> Capacity:
-    """Try rates."""
+    """Search for the capacity."""
     duration_s = args.duration
 
     def serve(rate: float, until_s: float) -> Outcome:
@@ -70,7 +70,7 @@ def _objective(args: argparse.Namespace) -> Objective:
 
 
 def as_json(args: argparse.Namespace, bench: Bench, found: Capacity) -> dict[str, object]:
-    """All that was found, with the course of time at the highest rate."""
+    """All results, with samples over time at the highest rate."""
     best = found.best
     return {
         "trace": args.trace,
@@ -115,7 +115,7 @@ def _trial(trial: Trial) -> dict[str, object]:
 
 
 def _ms(seconds: float) -> float | None:
-    """None if too many were never served."""
+    """In milliseconds; None if too many requests were never served."""
     return None if seconds == float("inf") else round(1_000 * seconds, 2)
 
 
@@ -132,7 +132,7 @@ def _course(outcome: Outcome) -> dict[str, list[float]]:
 
 
 def as_text(args: argparse.Namespace, found: Capacity) -> str:
-    """A line per rate, and what it comes to."""
+    """A line per rate, and the conclusion."""
     heads = ("requests/s", "TTFT ms", "TPOT ms", "batched", "KV used", "preempted", "kept")
     lines = ["".join(f"{head:>12}" for head in heads)]
     for trial in found.trials:
@@ -158,7 +158,7 @@ def as_text(args: argparse.Namespace, found: Capacity) -> str:
 
 
 def main() -> None:
-    """Search, print, draw; exits with 1 if it cannot be simulated."""
+    """Search, print and plot; exits with 1 if the options cannot be simulated."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,8 +1,8 @@
-"""How long prompts and outputs are: published traces, and look-alikes where there is no trace.
+"""Lengths of prompts and outputs: published traces, and look-alikes where there is no trace.
 
 The look-alikes have the means that the PagedAttention paper prints for its two datasets (section
-6.1, Fig. 11), and the shape of the public data that they were taken from: short ones (greetings,
-one-word answers) and long ones (pasted text, essays), each log-normal.
+6.1, Fig. 11), and the shape of the public data behind them: short ones (greetings, one-word
+answers) and long ones (pasted text, essays), each log-normal.
 """
 
 import csv
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from shared.errors import SettingsError
 
-_QUANTILES = 4_096  # in which a distribution's mean is computed
+_QUANTILES = 4_096  # over which a distribution's mean is computed
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of one request, in tokens; both at least 1."""
+    """Lengths of one request, in tokens; both at least 1."""
 
     prompt: int
     output: int
@@ -31,22 +31,22 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of a distribution's numbers: their logarithms are normally distributed."""
+    """One log-normal component of a distribution."""
 
     share: float
-    median: float  # only compared with those of the other parts: the mean decides
-    sigma: float  # standard deviation of the logarithm, without the cut
+    median: float  # relative to the other parts; the mean sets the scale
+    sigma: float  # standard deviation of the logarithm, without the limit
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Positive numbers, each from one of several log-normal parts, cut at a limit."""
+    """Positive numbers, each from one of several log-normal components, clipped at a limit."""
 
-    mean: float  # of what is drawn, the cut included
+    mean: float  # of the drawn numbers, after clipping
     parts: tuple[Part, ...]
 
     def draw(self, count: int, limit: int, random: np.random.Generator) -> NDArray[np.int64]:
-        """Whole numbers from [1, limit], [count]."""
+        """Draw integers in [1, limit], [count]."""
         shares = [part.share for part in self.parts]
         chosen = random.choice(len(shares), count, p=shares)
         medians = np.array([part.median for part in self.parts])
@@ -57,7 +57,7 @@ class Mixture:
 
 @lru_cache(maxsize=64)
 def _shift(mixture: Mixture, limit: int) -> float:
-    """What is added to all logarithms, so that the mean comes out right in spite of the cut."""
+    """The shift of all logarithms with which the mean after clipping is as wanted."""
     levels = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     normal = np.array([NormalDist().inv_cdf(level) for level in levels])
     spread = [np.log(part.median) + part.sigma * normal for part in mixture.parts]
@@ -85,7 +85,7 @@ class Dataset:
     output: Mixture
 
     def draw(self, count: int, limit: int, random: np.random.Generator) -> list[Lengths]:
-        """Look-alikes; prompt and output together are at most ``limit`` tokens long."""
+        """Draw look-alikes; prompt and output together have at most ``limit`` tokens."""
         prompts = self.prompt.draw(count, limit - 1, random)
         outputs = np.minimum(self.output.draw(count, limit - 1, random), limit - prompts)
         return [Lengths(*pair) for pair in zip(prompts.tolist(), outputs.tolist(), strict=True)]
@@ -93,10 +93,11 @@ class Dataset:
     def draw_from(
         self, folder: Path, count: int, limit: int, random: np.random.Generator
     ) -> list[Lengths]:
-        """Requests of the trace, none twice; longer ones than ``limit`` tokens are left out.
+        """Requests of the trace, without repetition; those longer than ``limit`` tokens are
+        skipped.
 
         Raises:
-            SettingsError: the trace is not there, cannot be read, or is too short.
+            SettingsError: the trace is missing, cannot be read, or is too short.
         """
         found = [
             lengths
@@ -126,12 +127,12 @@ DATASETS = (
 
 
 def read_lengths(path: Path) -> list[Lengths]:
-    """All requests of a trace: gzipped CSV with ``prompt_tokens`` and ``output_tokens``.
+    """Read all requests of a trace: gzipped CSV with ``prompt_tokens`` and ``output_tokens``.
 
-    Rows without a prompt or without an output are left out.
+    Rows without a prompt or without an output are skipped.
 
     Raises:
-        SettingsError: names the file and what is wrong with it.
+        SettingsError: names the file and the error.
     """
     try:
         with gzip.open(path, "rt", newline="") as file:

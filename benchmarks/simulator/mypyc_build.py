@@ -1,14 +1,14 @@
-"""The simulator's inner parts as C extensions, which mypyc makes from the very same sources.
+"""Compiles the simulator's inner modules as C extensions, by mypyc, from the same sources.
 
     python -m benchmarks.simulator.mypyc_build             once; needs mypy and a C compiler
     python -m benchmarks.simulator.mypyc_build --remove    back to the sources
 
 Compiling takes a minute.
 
-The result is a folder that looks like the sources, with compiled modules beside those that they
-stand for. The simulator's commands start themselves again with that folder first on their path, if
-it is there. Nothing else ever does: services and tests run the sources. The folder's name tells the
-sources, the Python and the mypyc that it was made from, so what is out of date is not used.
+The result is a folder with the same layout as the sources, with compiled modules in the place of
+some. If it exists, the simulator's commands restart themselves with that folder first on their
+module search path. Services and tests never use it. The folder's name is a hash of the sources and
+of the versions of Python and mypyc, so that an outdated one is not used.
 """
 
 import argparse
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _CACHE = ROOT / ".cache"
 _PREFIX = "simulator-"
 _PACKAGES = ("benchmarks", "scheduler_svc", "shared")  # that the commands need
-# All that runs in every iteration. The rest of the simulator is left as it is.
+# All modules that run in every iteration. The others are not compiled.
 _COMPILED = {
     "scheduler_svc/core": ("**/*",),
     "benchmarks/simulator": (
@@ -42,15 +42,15 @@ _COMPILED = {
         "worker/worker_model",
     ),
 }
-_READ = (*_COMPILED, "shared")  # what compiled modules depend on
+_READ = (*_COMPILED, "shared")  # that compiled modules depend on
 
 
 class CannotCompileError(PageStreamError):
-    """Something is missing, or the sources are not for mypyc."""
+    """A tool is missing, or mypyc cannot compile the sources."""
 
 
 def folder() -> Path:
-    """Where what is compiled from the sources as they are belongs."""
+    """The folder for modules compiled from the present sources."""
     found = blake2b(digest_size=8)
     for part in (sysconfig.get_config_var("SOABI"), _version_of("mypy"), str(ROOT)):
         found.update(f"{part}\n".encode())
@@ -60,9 +60,9 @@ def folder() -> Path:
 
 
 def prefer_compiled() -> None:
-    """Start this command again with what is compiled, if there is any; say which one runs.
+    """Restart this command with compiled modules, if there are any; print which ones run.
 
-    Does not return in the former case.
+    Does not return if it restarts.
     """
     place = folder()
     if str(place) in sys.path:
@@ -77,21 +77,21 @@ def prefer_compiled() -> None:
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Of a process that imports compiled modules where there are any, and of its children."""
+    """The environment of a process that imports compiled modules, and of its children."""
     paths = [str(place), str(ROOT), os.environ.get("PYTHONPATH", "")]
     # Without PYTHONSAFEPATH the current folder, with the sources, would be first.
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONSAFEPATH": "1"}
 
 
 def compile_into(place: Path, optimization: int = 2) -> None:
-    """Make a folder of sources and compiled modules; it is there in the end or not at all.
+    """Make a folder of sources and compiled modules, complete or not at all.
 
-    Args:
-        place: does not exist yet.
+    place: must not exist.
+        optimization: level of the C compiler, from 0 to 3.
         optimization: of the C compiler, from 0 to 3.
 
     Raises:
-        CannotCompileError: says what is missing.
+        CannotCompileError: with the reason.
     """
     if (why := _why_not()) is not None:
         raise CannotCompileError(why)
@@ -117,7 +117,7 @@ def _why_not() -> str | None:
 
 
 def _build(tree: Path, scratch: Path, optimization: int) -> None:
-    # Only here: the commands run without them.
+    # Imported here, because the commands run without them.
     from mypyc.build import mypycify
     from setuptools import Distribution
     from setuptools.errors import BaseError
@@ -145,7 +145,7 @@ def _build(tree: Path, scratch: Path, optimization: int) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Links to everything beside compiled modules; a folder without any is a link itself."""
+    """Link everything beside compiled modules; a folder without any becomes one link."""
     if not target.exists():
         target.symlink_to(source)
     elif target.is_dir():
@@ -162,7 +162,7 @@ def _version_of(package: str) -> str | None:
 
 
 def main() -> None:
-    """Compile, or remove what was; exits with 1 if it cannot be."""
+    """Compile, or remove compiled modules; exits with 1 on an error."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

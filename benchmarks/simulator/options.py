@@ -1,4 +1,4 @@
-"""Options that the commands of the simulator have in common, and the progress they show."""
+"""The common options of the simulator's commands, and their progress bar."""
 
 import argparse
 from collections.abc import Callable, Iterator
@@ -32,13 +32,13 @@ SYSTEMS = (PAGESTREAM, *(f"{_ORCA}{kind}" for kind in Reservation), _FASTER_TRAN
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is simulated, but for the requests' rate.
+    """All options of a simulation except the requests' rate.
 
     Attributes:
         worker: model and GPUs.
         config: of our scheduler.
         system: one of ``SYSTEMS``.
-        seed: of all that is drawn.
+        seed: of all random numbers.
     """
 
     worker: WorkerModel
@@ -47,7 +47,7 @@ class Bench:
     seed: int
 
     def new_system(self) -> System:
-        """An engine that has served nobody yet.
+        """A new engine.
 
         Raises:
             SettingsError: this system cannot serve this model.
@@ -65,13 +65,13 @@ class Bench:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and output together."""
+        """Most tokens of prompt and output together."""
         limit = self.config.max_model_len or self.worker.model.max_model_len
         return min(limit, self.worker.model.max_model_len)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Trace, model, hardware, scheduler."""
+    """Add the options for trace, model, hardware and scheduler."""
     names = ", ".join(LOOK_ALIKES)
     models, gpus = (", ".join(found.name for found in known) for known in (MODELS, GPUS))
     add = parser.add_argument
@@ -100,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def bench_of(args: argparse.Namespace) -> Bench:
-    """What ``add_options`` has taken.
+    """The options that ``add_options`` defines.
 
     Raises:
         SettingsError: names the option and its value.
@@ -131,7 +131,7 @@ def bench_of(args: argparse.Namespace) -> Bench:
 
 
 def workload_of(args: argparse.Namespace, bench: Bench) -> Workload:
-    """The trace.
+    """The workload of the trace option.
 
     Raises:
         SettingsError: there is no such trace.
@@ -158,7 +158,7 @@ def positive(text: str) -> float:
 
 @contextmanager
 def shown_progress(title: str, total_s: float) -> Iterator[Callable[[float, int], None]]:
-    """A bar over the virtual time; what it yields moves it."""
+    """Show a progress bar over virtual time; the yielded function moves it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -166,7 +166,7 @@ def shown_progress(title: str, total_s: float) -> Iterator[Callable[[float, int]
         TimeElapsedColumn(),
     )
     console = Console(stderr=True)
-    hidden = not console.is_terminal  # its thread would cost time all the same
+    hidden = not console.is_terminal  # its thread would take time anyway
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task(title, total=total_s, served="")
 

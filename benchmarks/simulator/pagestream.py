@@ -21,22 +21,22 @@ from shared.messages.outputs import RequestEnded, RequestState
 from shared.messages.requests import Submit
 from shared.sampling import BeamParams, EarlyStopping, SamplingParams
 
-_AT = EntryId(1, 0)  # where every message is read: nothing here depends on it
+_AT = EntryId(1, 0)  # entry of every message: nothing here depends on it
 
 
 @dataclass(frozen=True, slots=True)
 class PageStreamConfig:
-    """Settings of the scheduler, in the words of its service.
+    """Settings of the scheduler, named as those of its service.
 
     Attributes:
         block_size: tokens.
-        max_num_sequences: that run at once.
-        max_num_batched_tokens: in one step.
+        max_num_sequences: running at once.
+        max_num_batched_tokens: of one step.
         max_plans_in_flight: 1 waits for each result before it plans.
         watermark: share of the blocks kept free on admission.
-        prefix_caching: whether blocks stay findable when nobody refers to them any more.
+        prefix_caching: whether unreferenced blocks stay in the prefix cache.
         preemption: see ``Preemption``.
-        host_slots: token slots of the host pool; None: as many as the device has.
+        host_slots: token slots of the host pool; None: as many as on the device.
         kv_slots: token slots of the device; None: those of the worker.
         max_model_len: tokens; None: the model's.
     """
@@ -77,15 +77,15 @@ class PageStreamConfig:
 
 
 class PageStream:
-    """A System, as the simulator wants it.
+    """A ``System`` with our scheduler core.
 
-    Clients ask for exactly the tokens that they get, as load generators do. The scheduler knows
-    this limit, but uses it only to ask for no block beyond it.
+    Clients request exactly the tokens that they get, as load generators do. The scheduler uses this
+    limit only to allocate no block beyond it.
 
     Args:
-        worker: decides how large the pool is, and what preemption costs.
+        worker: determines the size of the pool, and the costs of preemption.
         config: of the scheduler.
-        seed: of what is drawn for beams.
+        seed: of the random continuations of beams.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class PageStream:
         self._not_begun: dict[int, int] = {}  # beam searches' requests, by the group's handle
         self._num_preemptions = 0
         self._occupancy: Occupancy | None = Occupancy(config.block_size)  # None: there are beams
-        self._is_followed = False  # the core has changed nothing since its last plan
+        self._is_followed = False  # whether ``_occupancy`` is up to date with the core
 
     def submit(self, request: SimRequest) -> None:
         """Queue a request.
 
         Raises:
-            ValueError: the scheduler refuses it, and says why.
+            ValueError: the scheduler refuses it; with the reason.
         """
         submit = Submit(
             request_id=str(request.id),
@@ -139,14 +139,14 @@ class PageStream:
                 self._not_begun[answer.choices[0].handle] = request.id
 
     def start(self, now_s: float) -> Work | None:
-        """Plan as far ahead as the scheduler does; what the earliest plan computes."""
+        """Plan as far ahead as the scheduler does; the work of the earliest plan."""
         now_ms = int(1_000 * now_s)
         plans, occupancy = self._plans, self._occupancy
         self._is_followed = occupancy is not None
         while len(plans) < self._max_plans_in_flight:
             plan = self._core.draft(now_ms)
             if plan is None:
-                self._is_followed = False  # who has ended since the last plan is in none
+                self._is_followed = False  # sequences that ended since the last plan are in no plan
                 break
             plans.append(plan)
             if occupancy is not None:
@@ -157,7 +157,7 @@ class PageStream:
         return self._rows.begin(self._started)
 
     def finish(self, now_s: float) -> Progress:  # noqa: ARG002
-        """Give the scheduler the result."""
+        """Pass the result to the scheduler."""
         assert self._started is not None, "an iteration was started"
         plan, self._started = self._started, None
         self._is_followed = False
@@ -181,7 +181,7 @@ class PageStream:
         return Progress(tuple(first), tuple(finished), num_tokens)
 
     def memory(self) -> MemoryUse:
-        """The pool, as of the last plan."""
+        """Memory use as of the last plan."""
         found = self._occupancy
         if found is None or not self._is_followed:
             return self._seen()
@@ -190,7 +190,7 @@ class PageStream:
         return self._use(num_unfilled, num_reserved, found.num_references)
 
     def _seen(self) -> MemoryUse:
-        """The same by looking at every running sequence."""
+        """Memory use by a pass over every running sequence."""
         block_size = self._block_size
         reserved: dict[int, int] = {}  # by the last block of each table, which several may share
         unfilled: dict[int, int] = {}
@@ -224,7 +224,7 @@ class PageStream:
 
     @property
     def core(self) -> Scheduler:
-        """For those who want to know more."""
+        """The scheduler core, for inspection."""
         return self._core
 
     @property
@@ -234,16 +234,16 @@ class PageStream:
 
     @property
     def num_waiting(self) -> int:
-        """Requests without."""
+        """Requests without blocks on the device."""
         return self._core.num_requests - len(self._core.running)
 
     @property
     def num_preemptions(self) -> int:
-        """Of requests, since the start."""
+        """Preempted requests since the start."""
         return self._num_preemptions
 
     def _sampling_of(self, request: SimRequest) -> SamplingParams:
-        """Many requests have the same parameters."""
+        """Sampling parameters, shared by requests with the same ones."""
         key = (request.output_tokens, request.beam_width)
         found = self._sampling.get(key)
         if found is None:
@@ -258,12 +258,12 @@ def _sampling(max_tokens: int, beam_width: int) -> SamplingParams:
     return replace(greedy, beams=BeamParams(beam_width, 1.0, EarlyStopping.ESTIMATED))
 
 
-# Made-up tokens from here on belong to one request; those below to prefixes that requests share.
+# Made-up tokens from here on are unique to one request; those below are of shared prefixes.
 _OWN = 1 << 30
 
 
 def _prompt(request: SimRequest) -> IntArray:
-    """Tokens that are equal where prefixes are; the rest is like no other request's."""
+    """Tokens that are equal for equal prefixes, and otherwise unique to the request."""
     own = _OWN | request.id & (_OWN - 1)
     if not request.prefix:
         prompt = np.empty(request.prompt_tokens, np.int32)

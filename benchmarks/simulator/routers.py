@@ -1,10 +1,10 @@
-"""Which engine gets a request."""
+"""Choose the engine of a request."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
 Router = Callable[[Sequence[int]], int]
-"""From the number of requests that each engine has to the index of one."""
+"""Maps the number of requests of each engine to the index of one."""
 
 
 def round_robin(num_engines: int) -> Router:
@@ -14,6 +14,6 @@ def round_robin(num_engines: int) -> Router:
 
 
 def least_loaded(num_engines: int) -> Router:
-    """The first of those with the fewest requests."""
+    """The first of the engines with the fewest requests."""
     engines = range(num_engines)
     return lambda num_open: min(engines, key=num_open.__getitem__)

@@ -1,10 +1,10 @@
-"""How large a fleet fits into the simulator: time and memory, and whether queues make it slower.
+"""Measures the simulator: time and memory of a large fleet, and whether long queues slow it down.
 
     python -m benchmarks.simulator.scale [--requests 1000000] [--engines 64] \\
         [--waiting 100 1000 ...] [--json]
 
-First many short requests for many engines. Then one engine with ever more requests that wait: what
-a served request costs must not depend on how many there are.
+It first serves many short requests with many engines. Then one engine serves with ever longer
+queues: the cost of a served request must not depend on their length.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.simulator.workloads import look_alikes
 
 _RATE = 20.0  # requests per second and engine
 _QUEUES = (100, 1_000, 10_000, 100_000)
-_SERVED = 1_000  # requests, while the queue is about as long as it was
+_SERVED = 1_000  # requests, during which the queue's length hardly changes
 _CONFIG = PageStreamConfig(prefix_caching=False)
 _LIMIT = 2_048
 
@@ -65,9 +65,9 @@ def fleet(num_requests: int, num_engines: int) -> dict[str, float]:
 
 
 def queue(num_waiting: int) -> float:
-    """Microseconds of processor time per request served while so many more wait.
+    """Microseconds of CPU time per served request with so many waiting requests.
 
-    Each time a request is served, another one comes.
+    Whenever a request is served, a new one arrives.
     """
     worker = WorkerModel(find_model("OPT-13B"), find_gpu("A100-80G"))
     system = PageStream(worker, _CONFIG)
@@ -112,7 +112,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    found = fleet(args.requests, args.engines)  # first: the peak of memory is to be its own
+    found = fleet(args.requests, args.engines)  # first, because it measures the peak of memory
     if not args.json:
         for name, value in found.items():
             print(f"{name:<20}{value:>16,}", flush=True)

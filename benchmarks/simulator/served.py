@@ -1,4 +1,4 @@
-"""A real engine on this machine, started and stopped with all its services, and its clients."""
+"""Runs a real engine on this machine with all its services, and clients for it."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ _READY_S = 300.0  # the first start compiles kernels
 _STOP_S = 120.0
 _POLL_S = 0.1
 _VOCABULARY = 4_096  # of the demo model
-_FIRST_TOKEN = 8  # below are special ones
+_FIRST_TOKEN = 8  # those below are special ones
 
 
 class ServeError(PageStreamError):
@@ -31,7 +31,7 @@ class ServeError(PageStreamError):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client has seen of a request."""
+    """A client's measurements of a request."""
 
     id: int
     latency_s: float  # from sending the request to the end of the answer
@@ -75,7 +75,7 @@ class Engine:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.__exit__(None, None, None)
                 raise ServeError(f"the engine did not start:\n{self._output.read_text()}")
-            time.sleep(_POLL_S)  # between two looks; what is waited for is the condition
+            time.sleep(_POLL_S)  # polling interval of the condition
         return self
 
     def __exit__(
@@ -93,10 +93,10 @@ class Engine:
                 self._process.wait()
 
     def serve(self, requests: Sequence[SimRequest]) -> list[Served]:
-        """Send requests when they are due, wait for all answers.
+        """Send requests at their arrival times, and wait for all answers.
 
         Raises:
-            StreamFailed: one was not answered.
+            StreamFailed: a request was not answered.
         """
         return asyncio.run(self._serve(requests))
 
@@ -122,7 +122,7 @@ class Engine:
 
 
 def _prompt(request: SimRequest) -> list[int]:
-    """Token ids that begin like no other request's."""
+    """Token ids of which no other request has the same beginning."""
     span = _VOCABULARY - _FIRST_TOKEN
     begin = [_FIRST_TOKEN + request.id % span, _FIRST_TOKEN + request.id // span]
     return (begin + [_FIRST_TOKEN + 1] * request.prompt_tokens)[: request.prompt_tokens]

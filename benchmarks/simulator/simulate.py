@@ -1,10 +1,10 @@
-"""Serve a trace on a virtual clock: our scheduler, or a baseline, with a model of the worker.
+"""Serves a trace on a virtual clock, by our scheduler or a baseline, with a model of the worker.
 
     python -m benchmarks.simulator.simulate --trace sharegpt-like --rate 2 --duration 3600
     python -m benchmarks.simulator.simulate --trace azure.csv --model Llama-3-8B --gpu H100 \\
         --engines 4
 
-Nothing is computed but the schedule: docs/SIMULATOR.md says what the durations rest on.
+Nothing but the schedule is computed; docs/SIMULATOR.md explains the durations.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _ROUTERS = {"round-robin": round_robin, "least-loaded": least_loaded}
 
 
 def simulate(args: argparse.Namespace) -> dict[str, object]:
-    """One run; its numbers.
+    """Run once; the numbers of the run.
 
     Raises:
         PageStreamError: an option cannot be used, or the trace cannot be read.
@@ -47,7 +47,7 @@ def simulate(args: argparse.Namespace) -> dict[str, object]:
             bench.worker,
             router=_ROUTERS[args.router](args.engines),
             until_s=args.duration if args.stop else float("inf"),
-            sample_every_s=float("inf"),  # nothing is shown over time
+            sample_every_s=float("inf"),  # no samples are shown
             on_progress=show,
         )
     worker = bench.worker
@@ -65,7 +65,7 @@ def simulate(args: argparse.Namespace) -> dict[str, object]:
 
 
 def main() -> None:
-    """Print what was seen; exits with 1 if it cannot be simulated."""
+    """Print the numbers; exits with 1 if the options cannot be simulated."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

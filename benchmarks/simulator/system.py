@@ -1,4 +1,4 @@
-"""What runs on the virtual clock: a server reduced to its scheduling and its memory."""
+"""The interface of simulated servers: their scheduling and their memory."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,12 +12,12 @@ class SimRequest:
         id: unique within a run.
         arrival_s: on the virtual clock.
         prompt_tokens: length of its prompt.
-        output_tokens: that each of its choices generates; only an oracle may look at it before.
+        output_tokens: that each of its choices generates; only an oracle may use it in advance.
         num_samples: choices drawn independently from one prompt.
-        beam_width: candidates of a beam search, 0: none.
+        beam_width: width of a beam search; 0: none.
         prefix: ids of the shared content of its prompt, one per ``prefix_block_tokens`` tokens;
             equal ids at equal places after equal ids mean equal tokens.
-        prefix_block_tokens: tokens that one of those ids stands for.
+        prefix_block_tokens: tokens per id.
     """
 
     id: int
@@ -30,24 +30,24 @@ class SimRequest:
     prefix_block_tokens: int = 0
 
 
-# Every iteration makes one of each class below. Compiled, an __init__ that is written out takes a
-# tenth of the time of one that dataclass writes, or of a named tuple's.
+# Every iteration makes one object of each class below. Compiled by mypyc, a hand-written __init__
+# takes a tenth of the time of a dataclass's own, or of a named tuple's.
 
 
 @dataclass(slots=True)
 class Work:
-    """What one iteration computes and moves, as far as its duration depends on it.
+    """The work of one iteration, as far as its duration depends on it.
 
     Attributes:
         prefill_tokens: prompt tokens computed, of all requests.
-        prefill_context: sum over those tokens of the tokens each attends to.
+        prefill_context: sum over those tokens of the tokens that each attends to.
         decode_tokens: sequences that compute one token.
-        decode_context: sum over those sequences of the tokens each attends to.
+        decode_context: sum over those sequences of the tokens that each attends to.
         sampled_rows: rows whose logits are computed.
         swapped_bytes: between device and host, both ways.
-        swap_copies: transfers that those bytes take: each has a cost of its own.
+        swap_copies: transfers of those bytes, each of which has a fixed cost.
         copied_bytes: within the device, for copy-on-write.
-        mapped_pages: mapped or unmapped by the driver before the iteration can run.
+        mapped_pages: that the driver maps or unmaps before the iteration can run.
     """
 
     prefill_tokens: int
@@ -85,12 +85,12 @@ class Work:
 
 @dataclass(slots=True)
 class MemoryUse:
-    """Where the KV memory is, in token slots; the parts sum to ``total``.
+    """The uses of the KV memory, in token slots; the parts sum to ``total``.
 
-    The words of PagedAttention, Figure 2: what is *reserved* will hold a token of this request
-    later, what is *internal* fragmentation never will, *external* is free but in pieces that the
-    allocator cannot hand out. *Shared* is no part of it: what would be needed on top if sequences
-    shared nothing.
+    The terms are those of PagedAttention, Figure 2: *reserved* slots will hold a token of this
+    request later, *internal* fragmentation never will, *external* slots are free but in pieces that
+    the allocator cannot use. *Shared* is no part of the total: these slots would be needed in
+    addition if sequences shared nothing.
     """
 
     total: int
@@ -122,7 +122,7 @@ class MemoryUse:
 
 @dataclass(slots=True)
 class Progress:
-    """What an iteration that has ended brought, for the latencies.
+    """The progress by an iteration that has ended.
 
     Attributes:
         first_tokens: requests that got their first token.
@@ -146,20 +146,20 @@ class System(Protocol):
     """A server with one engine: our scheduler, or a baseline's."""
 
     def submit(self, request: SimRequest) -> None:
-        """Queue a request; it has arrived.
+        """Queue a request, which arrives now.
 
         Raises:
-            ValueError: it can never be served, say since it is longer than the memory.
+            ValueError: it can never be served, for example because it is longer than the memory.
         """
 
     def start(self, now_s: float) -> Work | None:
         """Choose the next iteration; None if there is nothing to compute before an arrival."""
 
     def finish(self, now_s: float) -> Progress:
-        """The iteration started last has ended."""
+        """End the iteration that was started last."""
 
     def memory(self) -> MemoryUse:
-        """The KV memory between two iterations."""
+        """Use of the KV memory between two iterations."""
 
     @property
     def num_running(self) -> int:
@@ -171,4 +171,4 @@ class System(Protocol):
 
     @property
     def num_preemptions(self) -> int:
-        """Since the start."""
+        """Preemptions since the start."""

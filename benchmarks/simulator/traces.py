@@ -1,10 +1,11 @@
-"""Requests of published traces, in their own formats, and made-up arrivals for those without.
+"""Reads requests of published traces, in their own formats, and makes up arrivals if they have
+none.
 
 | format | recognized by |
 |---|---|
 | Azure LLM inference | columns TIMESTAMP, ContextTokens, GeneratedTokens |
 | BurstGPT | columns Timestamp, Request tokens, Response tokens |
-| our own | columns prompt_tokens, output_tokens and, not always filled, arrival_s |
+| our own | columns prompt_tokens, output_tokens and, perhaps partly empty, arrival_s |
 | Mooncake | a JSON object per line, with timestamp, input_length, output_length, hash_ids |
 
 All may be compressed with gzip. Arrivals count from the first one.
@@ -32,14 +33,14 @@ _OURS = ("prompt_tokens", "output_tokens")
 
 
 class TraceError(PageStreamError):
-    """A trace cannot be read; says where and why."""
+    """A trace cannot be read; with place and reason."""
 
 
 def read_trace(path: Path) -> list[SimRequest]:
-    """All requests of a trace, in the order of their arrival, numbered from 0.
+    """Read all requests of a trace, in the order of their arrival, numbered from 0.
 
-    Requests without a prompt or without an output (failed ones) are left out. Where the trace has
-    no arrivals they are NaN: see ``with_poisson_arrivals``.
+    Requests without a prompt or without an output (failed ones) are skipped. In a trace without
+    arrivals they are NaN: see ``with_poisson_arrivals``.
 
     Raises:
         TraceError: names file, line and value.
@@ -65,14 +66,14 @@ def read_trace(path: Path) -> list[SimRequest]:
 
 
 def has_arrivals(requests: Sequence[SimRequest]) -> bool:
-    """Whether a trace says when its requests came."""
+    """Whether a trace has the arrival times of its requests."""
     return not np.isnan(requests[0].arrival_s)
 
 
 def with_poisson_arrivals(
     requests: Iterable[SimRequest], rate: float, random: np.random.Generator
 ) -> Iterator[SimRequest]:
-    """The same requests in the same order, with arrivals at random.
+    """The same requests in the same order, with random arrivals.
 
     Args:
         rate: requests per second, on average.
@@ -85,7 +86,7 @@ def with_poisson_arrivals(
 
 
 def sped_up(requests: Iterable[SimRequest], factor: float) -> Iterator[SimRequest]:
-    """The same requests, arriving in a ``factor`` of the time less: 2 doubles the rate."""
+    """The same requests with arrival times divided by ``factor``: 2 doubles the rate."""
     for request in requests:
         yield replace(request, arrival_s=request.arrival_s / factor)
 
@@ -151,7 +152,7 @@ def _seconds(where: str, row: Mapping[str, str | None], name: str) -> float:
 
 
 def _moment(where: str, row: Mapping[str, str | None], name: str) -> float:
-    """Seconds of a moment such as 2023-11-16 18:15:46.6805900."""
+    """Unix time in seconds of a timestamp such as 2023-11-16 18:15:46.6805900."""
     text = row[name] or ""
     whole, _, fraction = text.strip().partition(".")
     fraction, zone = _split_zone(fraction)

@@ -1,8 +1,8 @@
-"""The virtual clock: requests arrive, engines compute one iteration after the other.
+"""The virtual clock: requests arrive, and engines compute one iteration after the other.
 
-The same requests, systems and worker give the same result: there is no other source of time, and
-nothing is drawn here. What happens at the same moment happens in this order: arrivals, ends of
-iterations by engine.
+The same requests, systems and worker give the same result: there is no other source of time, and no
+random number is drawn here. Events at the same time are handled in this order: arrivals, then ends
+of iterations by engine.
 """
 
 from array import array
@@ -50,18 +50,18 @@ def run_many(
     """Serve requests until all are complete.
 
     Args:
-        systems: one per engine; fresh ones.
-        requests: in the order of their arrival; read as time passes.
+        systems: one per engine, all new.
+        requests: in the order of their arrival; consumed as time passes.
         worker: of each engine.
         router: chooses an engine for each request; by default one after the other.
-        until_s: look at no event after this time; requests that are not complete then stay so.
-        sample_every_s: how often, of virtual time, the memory and the queues of all engines are
-            looked at for ``Outcome.moments``.
-        on_progress: now and then called with the virtual time and the number of complete requests.
+        until_s: end before any event after this time; requests may stay incomplete then.
+        sample_every_s: interval, in virtual time, of sampling the memory and the queues of all
+            engines for ``Outcome.moments``.
+        on_progress: called regularly with the virtual time and the number of complete requests.
 
     Raises:
-        ValueError: a request arrives before the one in front of it, or bears the id of one that is
-            not complete.
+        ValueError: a request arrives before the one in front of it, or has the id of an incomplete
+            one.
     """
     clock = _Clock(systems, worker, router or round_robin(len(systems)), sample_every_s)
     clock.on_progress = on_progress
@@ -87,10 +87,10 @@ def run_many(
 
 
 class _Clock:
-    """Engines, what each computes until when, and what has become of their requests.
+    """Engines, the ends of their iterations, and the results of their requests.
 
     Attributes:
-        now_s: of the last event.
+        now_s: time of the last event.
         on_progress: see ``run_many``.
     """
 
@@ -103,8 +103,8 @@ class _Clock:
         self._systems = systems
         self._parts = worker.parts
         self._router = router
-        self._ends: list[tuple[float, int]] = []  # a heap: when, and which engine
-        self._idle: set[int] = set()  # of those that got a request since
+        self._ends: list[tuple[float, int]] = []  # a heap: time and engine
+        self._idle: set[int] = set()  # idle engines that got a request since
         self._is_busy = [False] * len(systems)
         self._num_open = array("q", [0]) * len(systems)
         self._sample_every_s = sample_every_s
@@ -112,7 +112,7 @@ class _Clock:
         self._num_events = 0
 
     def submit(self, request: SimRequest) -> None:
-        """A request arrives now."""
+        """Submit a request that arrives now."""
         self._pass_time(request.arrival_s)
         engine = self._router(self._num_open)
         system = self._systems[engine]
@@ -129,13 +129,13 @@ class _Clock:
             self.recorder.held.changes(engine, self.now_s, system.memory())
 
     def start_idle(self) -> None:
-        """Wake the engines that have got something to do."""
+        """Start idle engines that have work."""
         for engine in sorted(self._idle):
             self._start(engine)
         self._idle.clear()
 
     def serve(self, before_s: float, until_s: float) -> None:
-        """Let all iterations end that do so before one time, and not after the other."""
+        """Handle all ends of iterations before one time and not after the other."""
         ends, systems, progressed = self._ends, self._systems, self.recorder.progressed
         while ends:
             end_s, engine = ends[0]

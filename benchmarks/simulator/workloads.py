@@ -1,4 +1,4 @@
-"""Requests to simulate: of a trace, or look-alikes of a dataset that come at random."""
+"""Requests to simulate: from a trace, or look-alikes of a dataset with random arrivals."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -22,7 +22,7 @@ LOOK_ALIKES = tuple(f"{dataset.name}{_SUFFIX}" for dataset in DATASETS)
 
 
 def look_alikes(dataset: Dataset, limit: int, random: np.random.Generator) -> Iterator[SimRequest]:
-    """Endlessly many requests with a dataset's lengths; none has an arrival yet.
+    """An endless sequence of requests with a dataset's lengths, without arrivals.
 
     Args:
         limit: tokens of prompt and output together.
@@ -36,7 +36,7 @@ def look_alikes(dataset: Dataset, limit: int, random: np.random.Generator) -> It
 
 
 class Workload:
-    """Where requests come from; can be asked for them at any rate, again and again.
+    """A source of requests at any rate, any number of times.
 
     Args:
         source: a file (see ``traces``) or the name of a look-alike.
@@ -71,7 +71,7 @@ class Workload:
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether the trace says when its requests came."""
+        """Whether the trace has arrival times."""
         return bool(self._trace) and has_arrivals(self._trace)
 
     @property
@@ -82,15 +82,15 @@ class Workload:
         return len(self._trace) / self._trace[-1].arrival_s
 
     def requests(self, rate: float | None, duration_s: float, seed: int) -> Iterator[SimRequest]:
-        """Those that arrive within a time.
+        """The requests that arrive within a time.
 
-        A trace with arrivals is played once, faster or slower if a rate is given. Of one without,
-        requests are drawn at random, and arrive at random.
+        A trace with arrivals is played once, faster or slower if a rate is given. From one without,
+        requests are drawn at random, with random arrivals.
 
         Args:
-            rate: requests per second; None only for a trace with arrivals: its own.
+            rate: requests per second; None: the trace's own, which must have arrivals.
             duration_s: from the first arrival on.
-            seed: of all that is drawn.
+            seed: of all random numbers.
 
         Raises:
             SettingsError: there is no rate.
@@ -115,7 +115,7 @@ class Workload:
         return with_poisson_arrivals(self._drawn(random), rate, random)
 
     def _drawn(self, random: np.random.Generator) -> Iterator[SimRequest]:
-        """The trace's requests in random order, again and again, each time in another."""
+        """The trace's requests in random order, repeatedly, each time in another order."""
         number = 0
         while True:
             for index in random.permutation(len(self._trace)).tolist():
@@ -132,5 +132,5 @@ class Workload:
 
 
 def first(requests: Iterator[SimRequest], count: int) -> list[SimRequest]:
-    """The first ``count`` of them."""
+    """The first ``count`` requests."""
     return list(islice(requests, count))

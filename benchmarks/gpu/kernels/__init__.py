@@ -1,1 +1,1 @@
-"""The Triton kernels on a GPU against other ways to the same results."""
+"""The Triton kernels on a GPU, compared with other ways to the same results."""

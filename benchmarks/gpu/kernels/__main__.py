@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu.kernels [--json FILE] [--minutes 9] [--smoke]
 
-Every baseline's output is compared with the exact result before its time counts. What no longer
-fits into the time is named, and so is what failed, with its error: the rest is measured all the
-same, and the file is written again after every part. ``--smoke`` runs tiny cases, without a GPU in
-Triton's interpreter, to see that everything runs; its times mean nothing.
+Every baseline's output is compared with the exact result before its time counts. Parts that no
+longer fit into the time are listed, and so are failed ones with their errors; the others are still
+measured. The file is written again after every part. ``--smoke`` runs tiny cases, without a GPU in
+Triton's interpreter, as a test; its times are meaningless.
 
 Exit codes: 0, whether or not targets are reached; 1 if a part failed; 2 without a GPU.
 """
@@ -39,12 +39,12 @@ from kernels.interface import AttentionBackend
 from kernels.reference import ReferenceBackend
 
 _NO_TIME = "no time was left"
-# Of the largest element: what 16-bit inputs and weights may cost.
+# Relative to the largest element: rounding of 16-bit inputs and weights.
 _LARGEST_ERROR = 0.02
 
 
 def main() -> int:
-    """Measure, print a table, and write JSON if asked to."""
+    """Measure, print a table, and write JSON if wanted."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument("--minutes", type=float, default=9.0, help="after which no part begins")
@@ -82,7 +82,7 @@ def main() -> int:
 
 def measure(suite: Suite, device: torch.device, most_s: float) -> Iterator[Row | Absent]:
     """A row for each case, or why there is none; no case begins after ``most_s`` seconds."""
-    # All of these import Triton, which decides then whether it interprets.
+    # These import Triton, which decides at import whether it interprets.
     from benchmarks.gpu.kernels.mapped_attention import measure_mapped
     from kernels.triton.backend import TritonBackend
     from kernels.triton.block_mover import TritonMover
@@ -118,7 +118,7 @@ def measure(suite: Suite, device: torch.device, most_s: float) -> Iterator[Row |
             continue
         try:
             yield from run()
-        except Exception as problem:  # it must not take the other parts with it
+        except Exception as problem:  # one failure must not prevent the other parts
             yield Absent(name, _reason(problem))
         free_unused()
 
@@ -130,7 +130,7 @@ def measure_attention(
     device: torch.device,
     ceiling: float,
 ) -> Iterator[Row]:
-    """One case and its baselines, all compared with the reference.
+    """Measure one case and its baselines, all compared with the reference.
 
     Raises:
         RuntimeError: our own output is wrong.
@@ -169,7 +169,7 @@ def _measure_baseline(
     name: str,
     wanted: float | None,
 ) -> Baseline:
-    """A baseline that fails is reported as such: it must not take the other rows with it."""
+    """Measure a baseline; one that fails is reported and does not prevent the other rows."""
     try:
         call = ATTENTION[name](step, backend)
         error = _error(call(), exact)
@@ -181,7 +181,7 @@ def _measure_baseline(
 
 
 def _reason(problem: Exception) -> str:
-    """In one short line."""
+    """The error in one short line."""
     return f"{type(problem).__name__}: {problem}".splitlines()[0][:160]
 
 

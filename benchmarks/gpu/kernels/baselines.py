@@ -1,6 +1,6 @@
-"""Other ways to attend, as torch alone offers them.
+"""Other implementations of attention, with torch alone.
 
-Each builds what it needs before it is timed and returns a call whose result is [T, H, D].
+Each one prepares its inputs before it is timed, and returns a call whose result is [T, H, D].
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ Attend = Callable[[], torch.Tensor]
 
 
 def contiguous_kernel(step: Step, backend: AttentionBackend) -> Attend:
-    """Our own kernel over one block per sequence: what following a block table costs."""
+    """Our own kernel over one block per sequence: shows the cost of following block tables."""
     keys, values = step.dense()
-    # Larger than any page, so that the kernel takes it for contiguous memory.
+    # Larger than any real block, so that the kernel treats it as contiguous memory.
     room = max(0, 1100 - keys.shape[2])
     keys, values = (torch.nn.functional.pad(x, (0, 0, 0, room)) for x in (keys, values))
     num_seqs = keys.shape[0]
@@ -41,7 +41,7 @@ def contiguous_kernel(step: Step, backend: AttentionBackend) -> Attend:
 
 
 def fixed_cut(step: Step, _: AttentionBackend) -> Attend:
-    """Our own kernel with a cut that does not depend on the batch: what determinism costs."""
+    """Our own kernel with splits that do not depend on the batch: shows the cost of determinism."""
     from kernels.triton.backend import TritonBackend
 
     backend = TritonBackend(fixed_cut=True)
@@ -55,13 +55,13 @@ def fixed_cut(step: Step, _: AttentionBackend) -> Attend:
 
 
 def dense_sdpa(step: Step, _: AttentionBackend) -> Attend:
-    """Torch's attention over keys and values that lie in one piece already."""
+    """Torch's attention over keys and values that are contiguous already."""
     keys, values = step.dense()
     return _over_dense(step, lambda: (keys, values))
 
 
 def gather_sdpa(step: Step, _: AttentionBackend) -> Attend:
-    """What a server without paged kernels does: copy the pages together, then attend."""
+    """Gather the blocks, then attend, as a server without paged kernels does."""
     tables = step.batch.block_tables.long()
     longest = step.batch.max_context_len
 
@@ -81,7 +81,7 @@ def padded_sdpa(step: Step, _: AttentionBackend) -> Attend:
 
 
 def flex_over_pages(step: Step, _: AttentionBackend) -> Attend:
-    """FlexAttention with its key blocks looked up in a block table; one sequence, one row."""
+    """FlexAttention that looks its key blocks up in a block table; one sequence, one row."""
     from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
     case = step.case
@@ -132,14 +132,14 @@ def _over_dense(
     keys_and_values: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     mask: torch.Tensor | None = None,
 ) -> Attend:
-    """Equal numbers of query rows per sequence; one row sees all, several are causal."""
+    """Attend with equally many query rows per sequence; a single row attends to all tokens."""
     case, query = step.case, step.query
     rows = case.sequences[0][0]
     if any(other != rows for other, _ in case.sequences):
         raise ValueError("sequences with equal numbers of rows are what this baseline does")
     num_seqs, group = len(case.sequences), case.num_heads // case.num_kv_heads
     if rows == 1:
-        # The group's heads as rows of one head: the fastest form that torch takes.
+        # The group's heads as rows of one head: the fastest form that torch supports.
         grouped = query.view(num_seqs, case.num_kv_heads, group, case.head_dim)
 
         def decode() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The cases of the kernel benchmark, how much work each is, and what is to be reached."""
+"""The cases of the kernel benchmark, their bytes and operations, and their targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,8 @@ LAYOUTS = ("layer_major", "block_major", "token_major")
 class AttentionCase:
     """Sequences of a step as pairs (query rows, context tokens).
 
-    ``baselines`` are names of ``benchmarks.gpu.kernels.baselines.ATTENTION``, each with the ratio
-    of its time to ours that is to be reached, or None where it is only shown.
+    ``baselines`` maps names of ``benchmarks.gpu.kernels.baselines.ATTENTION`` to the targeted
+    ratio of their time to ours, or None if it is only shown.
     """
 
     name: str
@@ -37,7 +37,7 @@ class AttentionCase:
         return kv + 2 * self.num_rows * self.num_heads * self.head_dim * element_bytes
 
     def operations(self) -> int:
-        """Floating-point operations of the two products, over what each row sees."""
+        """Floating-point operations of the two products, over the keys that each row attends to."""
         pairs = sum(
             rows * (context - rows) + rows * (rows + 1) // 2 for rows, context in self.sequences
         )
@@ -46,7 +46,7 @@ class AttentionCase:
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """A pool of all layers, for what moves blocks."""
+    """A pool of all layers, for block copies and swaps."""
 
     num_layers: int = 32
     num_kv_heads: int = 8
@@ -56,13 +56,13 @@ class PoolShape:
 
     @property
     def bytes_per_block(self) -> int:
-        """In 16-bit elements."""
+        """Bytes of a block of 16-bit elements."""
         return 2 * self.num_layers * self.num_kv_heads * self.block_size * self.head_dim * 2
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """Of a model's layers."""
+    """Sizes of a model's layers."""
 
     hidden: int
     intermediate: int
@@ -73,7 +73,7 @@ class LayerSizes:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """All that one run measures."""
+    """All cases of one run."""
 
     attention: tuple[AttentionCase, ...]
     mapped: AttentionCase  # over virtual memory; one row each
@@ -86,14 +86,14 @@ class Suite:
 
 
 def mixed_contexts(count: int, low: int, high: int) -> tuple[int, ...]:
-    """Contexts of [low, high], evenly spread on a logarithmic scale, the longest in the middle."""
+    """Contexts in [low, high], evenly spread on a logarithmic scale, the longest in the middle."""
     steps = [low * (high / low) ** (i / max(1, count - 1)) for i in range(count)]
     contexts = [round(step) for step in steps]
     return tuple(contexts[0::2] + contexts[1::2][::-1])
 
 
 def full_suite() -> Suite:
-    """For a GPU of an H200's kind: 16-bit elements, 8 KV heads of 128."""
+    """The suite for a GPU such as an H200: 16-bit elements, 8 KV heads of 128."""
     return Suite(
         attention=(*_decodes(), *_prefills()),
         # 4 layers of 128 tokens are one page of 2 MiB.
@@ -176,7 +176,7 @@ def _prefills() -> tuple[AttentionCase, ...]:
 
 
 def smoke_suite() -> Suite:
-    """The same parts so small that an interpreter runs them."""
+    """The same parts, small enough for an interpreter."""
     every = {
         "contiguous, same kernel": 0.97,
         "fixed cut, same kernel": None,

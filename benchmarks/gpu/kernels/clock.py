@@ -11,12 +11,12 @@ Call = Callable[[], object]
 
 
 class Clock:
-    """Measures medians.
+    """Measures median times.
 
     Args:
-        device: where the calls run; on a CPU they are only timed by the wall clock.
-        repeats: measurements of each.
-        budget_ms: about as long a series of measurements may take.
+        device: where the calls run; on a CPU wall time is measured.
+        repeats: measurements of each call.
+        budget_ms: approximate longest time of a series of measurements.
     """
 
     def __init__(self, device: torch.device, repeats: int = 21, budget_ms: float = 1500) -> None:
@@ -25,14 +25,14 @@ class Clock:
         self._budget_ms = budget_ms
 
     def time(self, calls: Sequence[Call], from_host: bool = False) -> Timing:
-        """Microseconds of one call, of several that do the same on memory of their own.
+        """Microseconds of one call; ``calls`` do the same on memory of their own.
 
-        Calls are captured in one graph, so that neither Python nor launches are timed, unless
-        they are of the kind in which the host's part counts (``from_host``).
+        Calls are captured in one graph, so that neither Python nor launches are timed, unless the
+        host's part belongs to the result (``from_host``).
         """
         if self._device.type != "cuda":
             return self.wall_clock(calls)
-        for call in calls:  # compiles
+        for call in calls:  # compiles kernels
             call()
         torch.cuda.synchronize()
         run = _together(calls) if from_host else _captured(calls)
@@ -52,7 +52,7 @@ class Clock:
         return float(begin.elapsed_time(end))
 
     def wall_clock(self, calls: Sequence[Call]) -> Timing:
-        """Microseconds of calls that are work for the host, each timed once."""
+        """Microseconds of calls that do host work, each timed once."""
         samples = []
         for call in calls:
             begin = time.perf_counter()
@@ -72,7 +72,7 @@ def _together(calls: Sequence[Call]) -> Call:
 def _captured(calls: Sequence[Call]) -> Call:
     graph = torch.cuda.CUDAGraph()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    with torch.cuda.stream(side):  # what allocates lazily does so before the capture
+    with torch.cuda.stream(side):  # lazy allocations must happen before the capture
         for call in calls:
             call()
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Measures what surrounds attention in a layer, against torch's operations as models write them."""
+"""Measures the kernels around attention in a layer, against torch's operations."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from benchmarks.gpu.kernels.cases import LayerSizes
 from benchmarks.gpu.kernels.clock import Clock
 from benchmarks.gpu.kernels.report import Baseline, Row
 
-# Several times an H200's L2 cache, so that what is read is not there.
+# Several times an H200's L2 cache, so that inputs are not cached.
 _ROTATED_BYTES = 256 * 2**20
-_LARGEST_ERROR = 0.02  # of the largest element: what 16-bit inputs and outputs may cost
+_LARGEST_ERROR = 0.02  # relative to the largest element: rounding of 16-bit inputs and outputs
 _EPSILON = 1e-5
 
 Tensors = tuple[torch.Tensor, ...]
@@ -22,7 +22,7 @@ Function = Callable[[torch.Tensor], Tensors]
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One way through a layer: ours, torch's, and what both read and write beside the input."""
+    """One operation of a layer: ours, torch's, and the bytes that both access besides the input."""
 
     name: str
     width: int  # elements of a row of the input
@@ -34,7 +34,7 @@ class _Case:
 def measure_layers(
     clock: Clock, sizes: LayerSizes, num_rows: int, device: torch.device, ceiling: float
 ) -> Iterator[Row]:
-    """Normalization, gate, rotary embeddings and a linear layer of independent rows.
+    """Measure normalization, gate, rotary embeddings and a linear layer of independent rows.
 
     Raises:
         RuntimeError: an output is wrong.

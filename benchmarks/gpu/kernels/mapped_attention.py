@@ -17,7 +17,7 @@ from kernels.interface import AttentionBackend, AttentionParams, LayerCache, Rag
 from kernels.reference import ReferenceBackend
 
 _NUM_LAYERS = 4
-# Kernels take blocks of more than 1,024 tokens for whole sequences.
+# Kernels treat blocks of more than 1,024 tokens as whole sequences.
 _LEAST_RANGE_TOKENS = 1152
 _TARGET = 0.98
 _LARGEST_ERROR = 0.02
@@ -30,9 +30,9 @@ def measure_mapped(
     device: torch.device,
     ceiling: float,
 ) -> Iterator[Row]:
-    """Decodes over mapped blocks, against the same over a plain tensor and over block tables.
+    """Decode over mapped blocks, compared with a plain tensor and with block tables.
 
-    All three read the same layout, that of virtual memory; blocks lie in random order.
+    All three read the layout of virtual memory; blocks are in random order.
 
     Raises:
         RuntimeError: an output is wrong.
@@ -62,7 +62,7 @@ def measure_mapped(
 
 
 def _time_mapping(clock: Clock, mapper: Mapper, layout: TokenLayout) -> Row:
-    """One block at one place after another, each time in place of another one."""
+    """Map one block at one place after another, each time replacing another one."""
 
     def replace() -> None:
         for block in range(8):
@@ -126,7 +126,7 @@ def _time_attention(
 
 
 def _batch(case: AttentionCase, tables: torch.Tensor) -> RaggedBatch:
-    """One row of each sequence."""
+    """A batch with one row of each sequence."""
     device, num_seqs = tables.device, len(case.sequences)
     contexts = [context for _, context in case.sequences]
     return RaggedBatch(
@@ -146,7 +146,7 @@ def _page_bytes(device: torch.device) -> int:
 
 
 def _make_mapper(device: torch.device, num_blocks: int, layout: TokenLayout) -> Mapper:
-    """As many places as blocks."""
+    """A mapper with as many places as blocks."""
     size = layout.block_bytes
     if device.type == "cpu":
         return cpu_mapping.CpuMapper(num_blocks, num_blocks, size, cpu_mapping.spare_mappings())

@@ -1,4 +1,4 @@
-"""Measures what moves keys and values without computing: writes, copies of blocks, swaps."""
+"""Measures kernels that move keys and values: writes, copies of blocks, swaps."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,7 +21,7 @@ _SWAP_TARGET = 0.85
 
 
 def measure_bandwidth(clock: Clock, device: torch.device, num_bytes: int) -> tuple[Row, Row]:
-    """Copying, whose rate is what all other shares are of, and reading alone."""
+    """Measure copying, whose rate is the unit of all other shares, and reading alone."""
     source = torch.randn(num_bytes // 4, device=device)
     target = torch.empty_like(source)
     copied = clock.time([lambda: target.copy_(source)])
@@ -41,7 +41,7 @@ def measure_write(
     device: torch.device,
     ceiling: float,
 ) -> Iterator[Row]:
-    """New keys and values of one layer into their slots, against ``index_put_``."""
+    """Write new keys and values of one layer into their slots, compared with ``index_put_``."""
     size, heads, dim = shape.block_size, shape.num_kv_heads, shape.head_dim
     num_blocks = -(-num_tokens // size)
     work = 2 * 2 * num_tokens * heads * dim * 2  # keys and values, read and written, 16 bits
@@ -79,9 +79,9 @@ def measure_copies(
     ceiling: float,
     layout: str,
 ) -> Iterator[Row]:
-    """All layers of blocks in one launch, against one ``copy_`` per block where that is possible.
+    """Copy blocks of all layers in one launch, compared with one ``copy_`` per block.
 
-    Only a block-major pool has its blocks in one piece, so the baseline is taken there.
+    Only a block-major pool has contiguous blocks, so the baseline is measured there.
     """
     order = torch.randperm(shape.num_blocks, device=device)
     sources, targets = order[:num_pairs], order[num_pairs : 2 * num_pairs]
@@ -114,9 +114,9 @@ def measure_swaps(
     device: torch.device,
     layout: str,
 ) -> Iterator[Row]:
-    """Out and in, against one copy of as many bytes between the device and pinned memory.
+    """Swap out and in, compared with one copy of as many bytes between device and pinned memory.
 
-    Blocks go in random order, so that none of them are neighbours on both sides.
+    Blocks are in random order, so that none are neighbours on both sides.
     """
     size = shape.bytes_per_block
     pinned = device.type == "cuda"
@@ -139,7 +139,7 @@ def measure_swaps(
     again = torch.empty_like(flat)
     mover.pack(blocks.to(device), again, places.to(device))
     _require_equal(f"swap in, {layout}", packed, again)
-    # The layout whose blocks go as one copy each is held to the target; others are shown.
+    # Only the layout in which one copy swaps a block has a target; the others are shown.
     wanted = _SWAP_TARGET if layout == "block_major" else None
     for way, timing, whole in (("out", out, whole_out), ("in", back, whole_in)):
         baseline = Baseline("one pinned copy_", whole, wanted_ratio=wanted)

@@ -11,7 +11,7 @@ from kernels.interface import QUANTIZED_DTYPE, AttentionParams, LayerCache, Ragg
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One call of ``attend``, with the same keys and values in one piece per sequence."""
+    """One call of ``attend``, and its keys and values as contiguous tensors."""
 
     case: AttentionCase
     cache: LayerCache
@@ -21,7 +21,7 @@ class Step:
     out: torch.Tensor  # [T, H, D]
 
     def dense(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [S, Hkv, longest context, D], zero behind each sequence's end."""
+        """Keys and values [S, Hkv, longest context, D], zero after each sequence's end."""
         longest = self.batch.max_context_len
         shape = (len(self.case.sequences), self.case.num_kv_heads, longest, self.case.head_dim)
         found = []
@@ -37,7 +37,7 @@ class Step:
 
 
 def make_step(case: AttentionCase, dtype: torch.dtype, device: torch.device) -> Step:
-    """Random keys and values in blocks that lie in random order."""
+    """Random keys and values in blocks in random order."""
     counts = [-(-context // case.block_size) for _, context in case.sequences]
     total = sum(counts)
     stored = QUANTIZED_DTYPE if case.quantized else dtype
@@ -88,7 +88,7 @@ def make_layers(shape: PoolShape, layout: str, device: torch.device) -> list[Lay
 def _random_cache(
     case: AttentionCase, num_blocks: int, dtype: torch.dtype, device: torch.device
 ) -> LayerCache:
-    """One layer; in the other layouts, of a pool of four, for the distances between its rows."""
+    """One layer; in the other layouts as part of a pool of four, for realistic strides."""
     n, h, b, d = num_blocks, case.num_kv_heads, case.block_size, case.head_dim
     if case.layout == "layer_major":
         pool = _random((2, n, h, b, d), dtype, device)
@@ -101,7 +101,7 @@ def _random_cache(
 
 
 def _random(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Normally distributed, made in parts: float32 of the whole would need too much memory."""
+    """Normally distributed numbers, made in parts: the whole in float32 would be too large."""
     found = torch.empty(tuple(shape), dtype=dtype, device=device)
     for part in torch.split(found.view(-1), 2**26):
         part.copy_(torch.randn(part.shape, device=device))

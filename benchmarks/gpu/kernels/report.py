@@ -1,4 +1,4 @@
-"""What a run of the kernel benchmark found: times, their ratios and targets, as table and JSON."""
+"""The results of the kernel benchmark: times, ratios and targets, as table and JSON."""
 
 import dataclasses
 import statistics
@@ -10,7 +10,7 @@ from benchmarks.gpu.report_tables import Absent, missed, number, table
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of one call: median, fastest and slowest of several measurements."""
+    """Microseconds of one call: median, minimum and maximum of several measurements."""
 
     median_us: float
     low_us: float
@@ -18,7 +18,7 @@ class Timing:
 
     @staticmethod
     def of(samples_us: Sequence[float]) -> "Timing":
-        """Sum up measurements.
+        """Summarize measurements.
 
         Raises:
             ValueError: if there are none.
@@ -30,11 +30,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Another way to the same result, in the same run.
+    """Another way to the same result, measured in the same run.
 
-    ``error`` is the largest difference from the exact result over its largest element, None where
-    equality was checked bit by bit. A baseline that did not run, or whose output is wrong, has no
-    timing but a reason.
+    ``error`` is the largest difference from the exact result, relative to its largest element; None
+    where equality was checked bit by bit. A baseline that did not run, or whose output is wrong,
+    has no timing but a reason.
     """
 
     name: str
@@ -44,14 +44,19 @@ class Baseline:
     wanted_ratio: float | None = None  # its time over ours
 
     def ratio(self, ours: Timing) -> float | None:
-        """How many times as long as ours it takes."""
+        """Its time over ours."""
         return None if self.timing is None else self.timing.median_us / ours.median_us
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One case. ``work`` is bytes or floating-point operations, and ``ceiling`` their rate per
-    second that counts as one, of which ``wanted_share`` is to be reached."""
+    """One case.
+
+    Attributes:
+        work: bytes or floating-point operations.
+        ceiling: rate per second that counts as 1.
+        wanted_share: target, as a share of the ceiling.
+    """
 
     case: str
     ours: Timing
@@ -69,12 +74,12 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Of the ceiling."""
+        """The rate as a share of the ceiling."""
         return None if self.ceiling is None else self.rate / self.ceiling
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """The targets that were not reached, with the figures."""
+        """The targets that were missed, with the figures."""
         ratios = ((each.name, each.ratio(self.ours), each.wanted_ratio) for each in self.baselines)
         return missed([("share", self.share, self.wanted_share), *ratios])
 
@@ -88,7 +93,7 @@ def as_table(rows: Sequence[Row]) -> str:
 def as_json(
     rows: Sequence[Row], machine: dict[str, object], absent: Sequence[Absent] = ()
 ) -> dict[str, object]:
-    """Everything that was measured, and what was not, plain data."""
+    """All measurements and absent parts, as plain data."""
     found = []
     for row in rows:
         entry = dataclasses.asdict(row)

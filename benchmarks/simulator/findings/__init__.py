@@ -1,3 +1,3 @@
-"""What a run on the virtual clock has shown: latencies, use of memory, the highest sustainable
+"""The results of a run on the virtual clock: latencies, use of memory, the highest sustainable
 rate.
 """

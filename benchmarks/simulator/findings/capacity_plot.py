@@ -1,4 +1,4 @@
-"""A picture of what a GPU can serve."""
+"""Plots the capacity of a GPU."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from benchmarks.simulator.findings.outcome import Outcome
 
 
 def draw(found: Capacity, objective: Objective, title: str, path: Path) -> None:
-    """Latencies by rate; memory and queues over time at the highest one that is kept."""
+    """Plot latencies by rate, and memory and queues over time at the best rate."""
     figure = Figure(figsize=(9, 10), layout="constrained")
     figure.suptitle(title)
     latencies, memory, queues = figure.subplots(3, 1)

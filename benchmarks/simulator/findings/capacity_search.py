@@ -1,7 +1,7 @@
-"""The highest rate that is served as promised, and what is in the way of a higher one.
+"""Finds the highest rate that meets latency targets, and the bottleneck of higher rates.
 
-Found by bisection: latencies rise with the rate. All runs have the same seed, so that they differ
-in nothing but the rate.
+The search is a bisection, as latencies rise with the rate. All runs have the same seed, so that
+they differ in nothing but the rate.
 """
 
 from collections.abc import Callable
@@ -12,17 +12,17 @@ import numpy as np
 
 from benchmarks.simulator.findings.outcome import FloatColumn, Outcome
 
-_DRAIN_S, _DRAIN_SHARE = 120.0, 0.5  # after the last arrival; who is not served then is late
-_WARM_UP = 0.1  # of that time: who arrives in it is not judged, the engine is not filled yet
-_MAY_WAIT = 0.02  # of all requests, when the last one arrives; with more the queue only grows
+_DRAIN_S, _DRAIN_SHARE = 120.0, 0.5  # after the last arrival; later ends count as late
+_WARM_UP = 0.1  # share of the time whose requests are not counted: the engine is not full yet
+_MAY_WAIT = 0.02  # share of all requests, when the last one arrives; with more the queue only grows
 _FULL = 0.9  # used share of the KV memory
-_OFTEN = 0.5  # of the moments in which requests wait
-_FEWEST = 10  # requests: a lower rate says nothing
+_OFTEN = 0.5  # share of the samples in which requests wait
+_FEWEST = 10  # requests: fewer at a rate are no evidence
 _HIGHEST = 1e5  # requests per second
 
 
 class Bottleneck(StrEnum):
-    """Why a higher rate is not served as promised."""
+    """The reason why a higher rate does not meet the targets."""
 
     COMPUTE = "compute"
     MEMORY_BANDWIDTH = "memory bandwidth"
@@ -33,12 +33,12 @@ class Bottleneck(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is promised to most requests.
+    """The latency targets.
 
     Attributes:
-        ttft_s: time to the first token; None: nothing is promised.
-        tpot_s: mean time between the tokens of a request; likewise.
-        percentile: of the requests, for each of both.
+        ttft_s: time to the first token; None: no target.
+        tpot_s: mean time between the tokens of a request; None: no target.
+        percentile: of the requests that must meet each target.
     """
 
     ttft_s: float | None
@@ -48,15 +48,15 @@ class Objective:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """One rate.
+    """The run at one rate.
 
     Attributes:
         rate: requests per second.
         outcome: of the run.
         ttft_s: at the objective's percentile; infinite if too many are not served in time.
-        tpot_s: likewise.
-        waiting_share: requests that wait when the last one arrives, of all.
-        keeps: whether the objective is kept, and the queue does not only grow.
+        tpot_s: at the objective's percentile, in the same way.
+        waiting_share: share of the requests that wait when the last one arrives.
+        keeps: whether the targets are met, and the queue does not only grow.
     """
 
     rate: float
@@ -69,12 +69,12 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capacity:
-    """What was found.
+    """The result of the search.
 
     Attributes:
-        best: the highest rate that keeps the objective; None if not even the lowest does.
+        best: the highest rate that meets the targets; None if not even the lowest does.
         beyond: the lowest rate that does not.
-        bottleneck: what is in the way there.
+        bottleneck: of that rate.
         trials: all, by rate.
     """
 
@@ -96,15 +96,15 @@ def find_capacity(
     max_running: int,
     tolerance: float = 0.02,
 ) -> Capacity:
-    """Double or halve the rate until it is between two, then halve the gap between them.
+    """Double or halve the rate until the capacity is between two rates, then bisect.
 
     Args:
-        serve: does a run.
-        objective: what to keep.
-        duration_s: in which requests arrive.
+        serve: runs a rate.
+        objective: the targets.
+        duration_s: of the arrivals.
         first_rate: to try.
-        max_running: sequences that the engine runs at once.
-        tolerance: the gap that is left, as a share of the rate.
+        max_running: most sequences that the engine runs at once.
+        tolerance: remaining gap, as a share of the rate.
     """
     trials: list[Trial] = []
 
@@ -132,7 +132,7 @@ def find_capacity(
 
 
 def judge(outcome: Outcome, objective: Objective, rate: float, duration_s: float) -> Trial:
-    """Whether a run keeps the objective; who is not served at its end counts as never served."""
+    """Whether a run meets the targets; requests not served at its end count as never served."""
     judged = outcome.arrivals_s >= _WARM_UP * duration_s
     several = outcome.output_tokens > 1
     tpots = (outcome.ends_s - outcome.first_tokens_s) / np.maximum(outcome.output_tokens - 1, 1)
@@ -160,10 +160,11 @@ def _percentile(values: FloatColumn, num_late: int, percentile: float) -> float:
 
 
 def bottleneck(outcome: Outcome, max_running: int) -> Bottleneck:
-    """What a run was held up by.
+    """The bottleneck of a run.
 
-    If requests wait for room (most of the memory is used, or as many sequences run as may) it is
-    that; otherwise they wait because iterations take long, and it is what these spend time on.
+    If requests wait for memory (most of it is used) or for sequences (as many run as may), that is
+    the bottleneck. Otherwise they wait because iterations take long, and it is what those spend
+    most time on.
     """
     waiting = [moment for moment in outcome.moments if moment.num_waiting]
     if len(waiting) > 0.1 * len(outcome.moments):

@@ -1,6 +1,6 @@
-"""What the KV memory was used for, over the time of a run: integrals, not samples.
+"""The uses of the KV memory over the time of a run: integrals, not samples.
 
-An engine's memory changes when an iteration starts and when a request arrives, and at no other
+An engine's memory changes only when an iteration starts and when a request arrives.
 time.
 """
 
@@ -27,7 +27,7 @@ class HeldMemory:
         self._shared = 0.0
 
     def changes(self, engine: int, now_s: float, use: MemoryUse) -> None:
-        """From now on an engine's memory is used like this."""
+        """Record an engine's use of memory from now on."""
         before = self._uses[engine]
         spent_s = now_s - self._since_s[engine]
         self._token_states += spent_s * before.token_states
@@ -40,13 +40,13 @@ class HeldMemory:
         self._since_s[engine] = now_s
 
     def close(self, end_s: float) -> None:
-        """The run is over."""
+        """End the run."""
         for engine, use in enumerate(self._uses):
             self.changes(engine, end_s, use)
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the KV memory, by what they were used for, averaged over the time."""
+        """Shares of the KV memory by use, averaged over time."""
         parts = {
             "token_states": self._token_states,
             "reserved": self._reserved,
@@ -59,6 +59,6 @@ class HeldMemory:
 
     @property
     def saved(self) -> float:
-        """Memory that sequences save each other, as a share of what they would need without."""
+        """Memory saved by sharing, as a share of the need without sharing."""
         used = self._token_states + self._reserved + self._internal
         return self._shared / (self._shared + used) if self._shared else 0.0

@@ -1,8 +1,8 @@
-"""What block tables hold, followed from plan to plan: to look costs the same however many run.
+"""Counts the blocks in block tables, plan by plan, at a cost that does not grow with running ones.
 
-The scheduler core knows all of it, but only by looking at every running sequence. Of sequences that
-decode nothing changes but the step, so sums are kept of everything else. Beam searches, whose
-tables change with each result, are not followed.
+The scheduler core could be asked for all of it, but only by a pass over every running sequence. Of
+decoding sequences only the step number changes, so sums are kept of everything else. Beam searches,
+whose tables change with each result, are not supported.
 """
 
 from collections import defaultdict
@@ -13,14 +13,14 @@ from scheduler_svc.core.step.plan_draft import Entrant, PlanDraft
 
 @dataclass(slots=True)
 class _Table:
-    """Of one sequence.
+    """The block table of one sequence.
 
     Attributes:
-        num_tokens: with keys and values; while it decodes, less the step's number.
+        num_tokens: with keys and values; while it decodes, minus the step number.
         num_known: tokens that it had when it was admitted.
         final: tokens with keys and values when its request is complete.
         last_step: that adds a token.
-        has_own_end: nobody else refers to its last block.
+        has_own_end: no other sequence references its last block.
     """
 
     num_blocks: int
@@ -33,15 +33,15 @@ class _Table:
 
 
 class Occupancy:
-    """Sums over all block tables, as of the plan taken in last.
+    """Sums over all block tables, as of the last plan.
 
     Args:
         block_size: tokens.
 
     Attributes:
-        num_references: blocks of all tables; who shares a block counts it each for itself.
-        num_slots: of the blocks of all tables whose last block is their own.
-        num_useful: of those slots, the ones that hold a token sooner or later.
+        num_references: blocks of all tables; shared blocks count once for each table.
+        num_slots: of the blocks of all tables whose last block is not shared.
+        num_useful: of those slots, the ones that will hold a token.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -54,15 +54,15 @@ class Occupancy:
         self._num_tokens = 0
         self._num_decoding = 0
         self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by last step
-        self._forked: list[int] = []  # handles whose last block is another's until the next plan
+        self._forked: list[int] = []  # handles whose last block is shared until the next plan
 
     @property
     def num_tokens(self) -> int:
-        """With keys and values, of all tables whose last block is their own."""
+        """Tokens with keys and values, of all tables whose last block is not shared."""
         return self._num_tokens + self._num_decoding * self._step
 
     def plan(self, draft: PlanDraft) -> None:
-        """Take in the next plan."""
+        """Update the sums by the next plan."""
         step = draft.step
         if step - 1 in self._ending:
             self._stop_growing(step - 1)
@@ -70,7 +70,7 @@ class Occupancy:
             self._part()
         self._step = step
         if draft.grown_handles:
-            self._grow(draft.grown_handles)  # some of them may be preempted for others of them
+            self._grow(draft.grown_handles)  # some of them may be preempted for others
         for handle in draft.retired:
             self._remove(handle)
         for entrant in draft.admissions:
@@ -79,7 +79,7 @@ class Occupancy:
             self._compute(draft)
 
     def _grow(self, handles: list[int]) -> None:
-        """One more block for each; decoding sequences get no block that they will not use."""
+        """Add a block to each; decoding sequences get no block that they will not use."""
         tables, block_size = self._tables, self._block_size
         for handle in handles:
             table = tables[handle]
@@ -115,7 +115,7 @@ class Occupancy:
             self._num_decoding += sign
 
     def _compute(self, draft: PlanDraft) -> None:
-        """Chunks of prompts; who has all its tokens decodes from the next step on."""
+        """Compute chunks of prompts; sequences that are done with them decode from then on."""
         for handle, count in zip(draft.chunk_handles, draft.chunk_tokens, strict=True):
             table = self._tables[handle]
             table.num_tokens += count
@@ -137,7 +137,7 @@ class Occupancy:
                 self._fork(table, child)
 
     def _fork(self, parent: _Table, child: int) -> None:
-        """A choice that draws from its parent's logits: it writes, if it does, in the next plan."""
+        """Fork a choice that samples from its parent's logits; it writes from the next plan on."""
         self._tables[child] = _Table(
             parent.num_blocks,
             parent.num_tokens,
@@ -153,7 +153,7 @@ class Occupancy:
             self._ending[parent.last_step].append(child)
 
     def _part(self) -> None:
-        """Forked sequences write now: each has got a last block of its own."""
+        """Give forked sequences, which write now, last blocks of their own."""
         for handle in self._forked:
             table = self._tables[handle]
             table.has_own_end = True
@@ -161,7 +161,7 @@ class Occupancy:
         self._forked = []
 
     def _stop_growing(self, step: int) -> None:
-        """The last tokens of some are in the plans up to ``step``."""
+        """Handle sequences whose last tokens are in the plans up to ``step``."""
         for handle in self._ending.pop(step):
             table = self._tables.get(handle)
             if table is not None and table.is_decoding and table.last_step == step:

@@ -1,4 +1,4 @@
-"""What a run on the virtual clock has shown."""
+"""The results of a run on the virtual clock."""
 
 from array import array
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ IntColumn = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """All engines together at one time."""
+    """The state of all engines together at one time."""
 
     time_s: float
     memory: MemoryUse
@@ -27,26 +27,26 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
-    """Columns have a row per complete request, in the order of completion.
+    """The results of a run; columns have a row per complete request, in the order of completion.
 
     Attributes:
         ids: of the requests.
         arrivals_s: when they arrived.
-        first_tokens_s: when their first token was there.
+        first_tokens_s: when they had their first token.
         ends_s: when they were complete.
         output_tokens: that each of their choices generated.
         num_refused: requests that could never have been served.
         num_unfinished: requests that had arrived and were not complete at the end.
-        end_s: when the run was over.
+        end_s: when the run ended.
         num_iterations: of all engines.
         num_tokens: generated, of all choices.
-        num_prefill_tokens: prompt tokens computed, those that were computed again included.
+        num_prefill_tokens: prompt tokens computed, recomputed ones included.
         num_preemptions: of requests.
-        busy_s: in which an engine computed, summed over engines.
+        busy_s: seconds in which an engine computed, summed over engines.
         mean_batched: requests with computed tokens in memory, averaged over ``busy_s``.
-        limits_s: of ``busy_s``, by what it was spent on.
-        mean_memory: shares of the KV memory by what they are used for, averaged over the time.
-        mean_saved: memory that sequences save each other, as a share of what they would need
+        limits_s: parts of ``busy_s``, by bottleneck.
+        mean_memory: shares of the KV memory by use, averaged over time.
+        mean_saved: memory saved by sharing, as a share of the need without sharing.
             without.
         moments: samples of memory and queues.
     """
@@ -72,7 +72,7 @@ class Outcome:
 
     @property
     def latencies_s(self) -> FloatColumn:
-        """From arrival to completion."""
+        """Seconds from arrival to completion."""
         return self.ends_s - self.arrivals_s
 
     @property
@@ -82,17 +82,17 @@ class Outcome:
 
     @property
     def mean_normalized_latency_s(self) -> float:
-        """Over all complete requests; NaN if there are none."""
+        """Mean over all complete requests; NaN if there are none."""
         return float(self.normalized_latencies_s.mean()) if len(self.ids) else float("nan")
 
     @property
     def ttfts_s(self) -> FloatColumn:
-        """From arrival to the first token."""
+        """Seconds from arrival to the first token."""
         return self.first_tokens_s - self.arrivals_s
 
     @property
     def tpots_s(self) -> FloatColumn:
-        """Mean time between tokens of those requests that have more than one."""
+        """Mean seconds between tokens, of requests with more than one."""
         several = self.output_tokens > 1
         spent = (self.ends_s - self.first_tokens_s)[several]
         found: FloatColumn = spent / (self.output_tokens[several] - 1)
@@ -100,7 +100,7 @@ class Outcome:
 
 
 class Recorder:
-    """Collects what happens; costs little per iteration."""
+    """Records the events of a run, at a low cost per iteration."""
 
     def __init__(self, systems: Sequence[System]) -> None:
         self.held = HeldMemory(systems)
@@ -124,11 +124,11 @@ class Recorder:
 
     @property
     def num_complete(self) -> int:
-        """Requests."""
+        """Number of complete requests."""
         return len(self._ids)
 
     def arrived(self, request: SimRequest) -> None:
-        """A request was accepted.
+        """Record an accepted request.
 
         Raises:
             ValueError: another one with its id is not complete.
@@ -138,11 +138,11 @@ class Recorder:
         self._open[request.id] = [request.arrival_s, float("nan"), request.output_tokens]
 
     def refused(self) -> None:
-        """A request can never be served."""
+        """Record a request that can never be served."""
         self._num_refused += 1
 
     def iteration(self, work: Work, parts: Parts, duration_s: float, num_running: int) -> None:
-        """An engine begins an iteration."""
+        """Record the beginning of an iteration."""
         self._num_iterations += 1
         self._num_prefill_tokens += work.prefill_tokens
         self._busy_s += duration_s
@@ -152,7 +152,7 @@ class Recorder:
         self._fixed_s += parts.fixed_s
 
     def progressed(self, progress: Progress, now_s: float) -> None:
-        """An iteration has ended."""
+        """Record the end of an iteration."""
         self._num_tokens += progress.num_tokens
         for request_id in progress.first_tokens:
             self._open[request_id][1] = now_s
@@ -165,7 +165,7 @@ class Recorder:
             self._output_tokens.append(int(output_tokens))
 
     def sample(self, time_s: float) -> None:
-        """Look at the memory and the queues of all engines."""
+        """Sample the memory and the queues of all engines."""
         systems = self._systems
         uses = [system.memory() for system in systems]
         memory = MemoryUse(
@@ -182,7 +182,7 @@ class Recorder:
         self._moments.append(Moment(time_s, memory, num_running, num_waiting))
 
     def outcome(self, end_s: float) -> Outcome:
-        """All of it."""
+        """The results so far."""
         self.held.close(end_s)
         return Outcome(
             ids=np.array(self._ids, np.int64),

@@ -1,4 +1,4 @@
-"""A run on the virtual clock in a few numbers."""
+"""Summarizes a run on the virtual clock in a few numbers."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ _PERCENTILES = (50, 90, 99)
 
 
 def summarize(outcome: Outcome, wall_s: float) -> dict[str, object]:
-    """For JSON and tables; times in seconds, of requests that are complete.
+    """The numbers for JSON and tables; times in seconds, of complete requests.
 
     Args:
         outcome: of the run.
-        wall_s: that it took.
+        wall_s: duration of the simulation.
     """
     busy_s = outcome.busy_s or 1.0
     return {

@@ -1,3 +1,3 @@
-"""How long an iteration takes: rooflines from data sheets, or costs fitted to a recording, without
-a model.
+"""Durations of iterations: rooflines from data sheets, or costs fitted to a recording, without a
+model.
 """

@@ -1,12 +1,12 @@
-"""Continuations of beams without a model: how likely tokens are is drawn at random.
+"""Draws continuations of beams without a model, with random probabilities of tokens.
 
-The probabilities of the next token's candidates are what is left of a stick that is broken again
-and again (a Griffiths-Engen-McCloskey process). A beam survives a round if it has candidates among
-the likeliest of all beams, as in a real search.
+The probabilities of the next token's candidates come from a stick-breaking (Griffiths-Engen-
+McCloskey) process. A beam survives a round if it has candidates among the best of all beams, as in
+a real search.
 
 The beams of a search are nearly the same text, so mostly the same tokens are as likely after each
-of them. Then their distance stays what it was: beams that parted long ago live on side by side.
-Only when the draws are each beam's own can one beam outrun all others.
+of them. Then their distance stays constant, and beams that parted long ago both survive. Only when
+each beam draws independently can one beam outrun all others.
 """
 
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from shared.messages.endings import EndFlag
 from shared.messages.outputs import BeamCandidates
 from shared.messages.plans import BeamStep
 
-# Each break takes this share of what is left: Beta(0.8, 0.6). With these two the likeliest token
-# has a probability of 0.6 on average, often near 1 and often small, as language models' have.
+# Each break takes this share of the rest: Beta(0.8, 0.6). With it the most likely token has a
+# probability of 0.6 on average, often near 1 and often small, as with language models.
 _TAKEN = (0.8, 0.6)
-# Share of the steps in which all beams of a search draw alike. Fitted to one number: with it beam
-# search of width 6 on Alpaca saves what the PagedAttention paper's Fig. 15 says, 55.16 %.
+# Share of the steps in which all beams of a search draw alike. It is fitted to one number: the
+# saving of beam search of width 6 on Alpaca in the PagedAttention paper's Fig. 15, 55.16 %.
 _ALIKE = 0.93
 
 
 class BeamDraws:
-    """Answers for the beams of a step.
+    """Draws candidates for the beams of a step.
 
     Args:
-        random: where all draws come from.
+        random: source of all draws.
     """
 
     def __init__(self, random: np.random.Generator) -> None:
@@ -39,11 +39,11 @@ class BeamDraws:
     def candidates(
         self, steps: Sequence[BeamStep], widths: Sequence[int], are_last: Sequence[bool]
     ) -> tuple[BeamCandidates, ...]:
-        """The likeliest continuations of each group of beams, best first.
+        """The best continuations of each group of beams, best first.
 
         Args:
             steps: one per group.
-            widths: beams that each keeps.
+            widths: number of beams of each group.
             are_last: whether the group's beams reach their length with this token.
         """
         found: dict[int, BeamCandidates] = {}

@@ -1,4 +1,4 @@
-"""A machine whose speed changes while it serves, as a recording says."""
+"""A machine whose speed changes while it serves, taken from a recording."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ _WINDOW_S = 1.0
 
 
 def slowdowns(steps: Sequence[TimedStep], worker: FittedWorker) -> list[float]:
-    """How many times as long as fitted the steps of each second took.
+    """The duration of each second's steps, relative to the fit.
 
-    A second in which none was timed was as slow as the one before.
+    A second without timed steps takes the value of the one before.
     """
     began_ms = steps[0].begin_ms
     num_windows = int((steps[-1].begin_ms - began_ms) / 1_000 / _WINDOW_S) + 1
@@ -32,14 +32,14 @@ def slowdowns(steps: Sequence[TimedStep], worker: FittedWorker) -> list[float]:
 
 
 class DriftingWorker(FittedWorker):
-    """Takes so many times as long as another, from second to second.
+    """Multiplies the durations of another worker model, second by second.
 
     Attributes:
         now_s: on the virtual clock.
 
     Args:
-        worker: the other.
-        slowdowns: of each second; the last one stays.
+        worker: the other model.
+        slowdowns: factor of each second; the last one is kept.
         began_s: when the first of these seconds begins.
     """
 
@@ -50,20 +50,20 @@ class DriftingWorker(FittedWorker):
         self._began_s = began_s
 
     def parts(self, work: Work) -> Parts:
-        """At the speed of now."""
+        """The parts of the time at the present speed."""
         window = int((self.now_s - self._began_s) / _WINDOW_S)
         slowdown = self._slowdowns[max(0, min(window, len(self._slowdowns) - 1))]
         return Parts(compute_s=slowdown * self.seconds(work))
 
 
 class DriftingEngine(PageStream):
-    """Our scheduler with a worker that is told the time."""
+    """Our scheduler with a worker that gets the time."""
 
     def __init__(self, worker: DriftingWorker, config: PageStreamConfig) -> None:
         super().__init__(worker, config)
         self._drifting = worker
 
     def start(self, now_s: float) -> Work | None:
-        """As ever."""
+        """Start the next iteration at the present speed."""
         self._drifting.now_s = now_s
         return super().start(now_s)

@@ -24,7 +24,7 @@ _FEWEST = 100  # steps to fit to
 
 
 class TooShort(PageStreamError):
-    """A recording has too few steps to fit to."""
+    """A recording has too few steps for a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class TimedStep:
 
     Attributes:
         work: what it computed.
-        duration_s: between the results of the step before and of this one; None if the engine had
-            not always something to do.
-        begin_ms: wall clock, when it was planned.
+        duration_s: between the results of the step before and of this one; None if the engine was
+            idle in between.
+        begin_ms: wall clock time of planning.
     """
 
     work: Work
@@ -44,11 +44,11 @@ class TimedStep:
 
 
 class FittedWorker:
-    """Seconds as a sum of costs: of an iteration, of tokens, and of what they attend to.
+    """Durations as a sum of costs: of an iteration, of tokens, and of the tokens attended to.
 
     Args:
         model: of the engine.
-        costs_s: of any iteration, of each prompt token, of each sequence that decodes, and of each
+        costs_s: of any iteration, of each prompt token, of each decoding sequence, and of each
             token that any of them attends to.
         kv_slots: of the engine.
     """
@@ -60,32 +60,32 @@ class FittedWorker:
 
     @property
     def kv_slots(self) -> int:
-        """As given."""
+        """Token slots, as given."""
         return self._kv_slots
 
     def seconds(self, work: Work) -> float:
-        """How long an iteration takes."""
+        """The duration of an iteration."""
         return float(sum(np.multiply(self.costs_s, _features(work))))
 
     def parts(self, work: Work) -> Parts:
-        """All of it is computing; there is no telling what for."""
+        """The duration, all as computing: the fit cannot tell its parts."""
         return Parts(compute_s=self.seconds(work))
 
     def swap_copies(self, num_blocks: int) -> int:
-        """Blocks are moved one by one."""
+        """One copy for each block."""
         return num_blocks
 
     def recompute_us_per_token(self) -> float:
-        """What computing a token again costs."""
+        """The cost of recomputing a token."""
         return 1e6 * self.costs_s[1]
 
     def swap_us_per_block(self, block_size: int) -> float:  # noqa: ARG002
-        """Swapping was not measured."""
+        """Zero: swapping was not measured."""
         return float("inf")
 
 
 def fit(steps: list[TimedStep], model: Model, kv_slots: int) -> FittedWorker:
-    """Costs with which the durations come out best; none is negative.
+    """The costs that fit the durations best; none is negative.
 
     Raises:
         TooShort: there are too few steps.
@@ -100,7 +100,7 @@ def fit(steps: list[TimedStep], model: Model, kv_slots: int) -> FittedWorker:
         found, *_ = np.linalg.lstsq(features[:, used], durations, rcond=None)
         if found.min() >= 0 or len(used) == 1:
             break
-        used.pop(int(found.argmin()))  # a cost cannot be negative: leave the worst out
+        used.pop(int(found.argmin()))  # a cost cannot be negative, so the worst is left out
     costs = [0.0] * features.shape[1]
     for column, cost in zip(used, found.tolist(), strict=True):
         costs[column] = max(cost, 0.0)
@@ -108,10 +108,10 @@ def fit(steps: list[TimedStep], model: Model, kv_slots: int) -> FittedWorker:
 
 
 def timed_steps(path: Path) -> list[TimedStep]:
-    """All steps of a recording with one epoch, but for the last two.
+    """All steps of a recording with one epoch, except the last two.
 
-    With two plans in flight, plan k + 2 is made when the result of step k is there. Times are those
-    of plans, whole milliseconds: the errors even out over many steps.
+    With two plans in flight, plan k + 2 is made when the result of step k has come. Times are those
+    of plans, in whole milliseconds: the errors average out over many steps.
     """
     plans = list(_plans(path))
     found = []
@@ -127,10 +127,10 @@ def timed_steps(path: Path) -> list[TimedStep]:
 
 
 def _plans(path: Path) -> Iterator[tuple[StepPlan, bool]]:
-    """Plans, and whether the engine could have done with each of them earlier.
+    """Plans, and whether the engine could have been idle before each of them.
 
-    That a turn led to no plan does not mean so: requests also come while as many plans as may be
-    are in flight, and steps in which they do cost more than others.
+    A turn without a plan does not mean that: requests also come while the most plans are in flight,
+    and steps in which they do cost more than others.
     """
     num_epochs, most_in_flight = 0, 0
     result_ids: list[EntryId] = []
@@ -156,7 +156,7 @@ def _plans(path: Path) -> Iterator[tuple[StepPlan, bool]]:
 
 
 def _draft(plan: StepPlan) -> PlanDraft:
-    """What a plan was packed from, as far as it decides what is computed."""
+    """The draft of a plan, as far as it determines the work."""
     draft = PlanDraft(plan.step)
     draft.retired = plan.retired.tolist()
     draft.admissions = [

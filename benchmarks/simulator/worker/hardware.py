@@ -1,4 +1,4 @@
-"""GPUs: what their data sheets say."""
+"""GPUs, by their data sheets."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ GPUS = (
 
 
 def find_gpu(name: str) -> Gpu:
-    """The device of this name, however it is capitalized.
+    """The device of this name, in any capitalization.
 
     Raises:
         SettingsError: there is none.

@@ -1,4 +1,4 @@
-"""Models: what of their shapes decides how much they compute and store."""
+"""Models, by the shapes that determine how much they compute and store."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ class Model:
         name: as users write it.
         num_layers: of attention and feed-forward.
         hidden_size: of a token between layers.
-        num_heads: that ask.
-        num_kv_heads: that answer; fewer than those that ask with grouped-query attention.
-        head_dim: of each.
-        ffn_size: between the feed-forward layer's matrices.
+        num_heads: of queries.
+        num_kv_heads: of keys and values; fewer with grouped-query attention.
+        head_dim: of each head.
+        ffn_size: inner size of the feed-forward layer.
         num_ffn_matrices: 2, or 3 with a gate.
         vocab_size: tokens.
         max_model_len: tokens of prompt and output together.
@@ -39,7 +39,7 @@ class Model:
 
     @property
     def layer_weights(self) -> int:
-        """Numbers in the matrices of all layers: what every token is multiplied with."""
+        """Numbers in the matrices of all layers, with which every token is multiplied."""
         heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
         ffn = self.num_ffn_matrices * self.ffn_size
         return self.num_layers * self.hidden_size * (heads + ffn)
@@ -51,13 +51,13 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all weights on all devices."""
+        """Bytes of all weights on all devices."""
         num_vocab = 1 if self.ties_embeddings else 2
         return BYTES_PER_VALUE * (self.layer_weights + num_vocab * self.vocab_weights)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Keys and values of all layers on all devices."""
+        """Bytes of keys and values of all layers on all devices."""
         return 2 * BYTES_PER_VALUE * self.num_layers * self.num_kv_heads * self.head_dim
 
 
@@ -73,7 +73,7 @@ MODELS = (
 
 
 def find_model(name: str) -> Model:
-    """The model of this name, however it is capitalized.
+    """The model of this name, in any capitalization.
 
     Raises:
         SettingsError: there is none.

@@ -1,8 +1,8 @@
-"""The worker's side of plans, without a model: who computes what, and when it ends.
+"""The worker's side of plans, without a model: the rows that compute, and when they end.
 
-Work per step is proportional to what a plan changes, as in the scheduler core: rows that only
-decode are arrays that nobody looks at, their contexts one sum that grows by their number, and a
-calendar knows in which step a row reaches its length.
+Time per step is proportional to what a plan changes, as in the scheduler core. Rows that only
+decode are kept in arrays without a pass over them, their contexts as one sum that grows by their
+number, and a calendar holds the step in which each row reaches its length.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from shared.messages.plans import BeamStep
 
 @dataclass(slots=True)
 class _Prefill:
-    """A sequence some of whose tokens are still to be computed."""
+    """A sequence with tokens still to be computed."""
 
     entrant: Entrant
     num_computed: int
@@ -37,16 +37,16 @@ class _Search:
 
 
 class Rows:
-    """Executes plans in order, each in two halves: what it computes, and what came out.
+    """Executes plans in order, each in two halves: its work, and its results.
 
     Args:
-        max_num_sequences: that may be known at once.
+        max_num_sequences: resident at once.
         block_bytes: keys and values of a block.
-        copies_per_block: transfers that it takes to swap one.
+        copies_per_block: transfers for swapping one.
         draws: for beams.
 
     Attributes:
-        ended: handles whose token, in the step that has ended last, was their last.
+        ended: handles that sampled their last token in the step that ended last.
         candidates: of the beam searches in it.
     """
 
@@ -65,7 +65,10 @@ class Rows:
         self._num_rows = 0
         self._handles = np.zeros(max_num_sequences, np.int32)
         self._tokens = np.zeros(max_num_sequences, np.int32)
-        self._sampled = self._handles[:0], self._tokens[:0]  # views: no need to make them each time
+        self._sampled = (
+            self._handles[:0],
+            self._tokens[:0],
+        )  # views, so that they need not be made each time
         self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
         self._ends = [0] * max_num_sequences  # step that gives its last token
         self._row_of: dict[int, int] = {}  # by handle
@@ -73,7 +76,7 @@ class Rows:
         self._ending: defaultdict[int, list[int]] = defaultdict(list)  # handles, by step
 
     def begin(self, plan: PlanDraft) -> Work:
-        """Take in a plan; what it computes and moves."""
+        """Take the next plan; its work."""
         step = plan.step
         if self.ended:
             for handle in self.ended:
@@ -120,9 +123,9 @@ class Rows:
         return work
 
     def end(self, step: int) -> tuple[IntArray, IntArray]:
-        """Handles that the plan taken in last has sampled for, and a token for each of them.
+        """Handles that the last plan samples for, and a token for each of them.
 
-        The arrays hold good until the next plan comes.
+        The arrays are valid until the next plan.
         """
         num_rows = self._num_rows
         ending = self._ending.pop(step, None)
@@ -134,16 +137,16 @@ class Rows:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the step whose plan was taken in last gives."""
+        """Tokens that the last plan's step gives."""
         return self._num_rows + self._num_beams
 
     # -------------------------------------------------------------------- rows
 
     def _computed(self, prefill: _Prefill, step: int, plan: PlanDraft) -> None:
-        """All known tokens of a sequence are computed; those that fork from it start, too."""
+        """Handle a sequence whose known tokens are all computed; its forks start too."""
         entrant = prefill.entrant
         if entrant.sampling.beams is not None:
-            return  # its search takes it from here
+            return  # its search continues it
         del self._prefills[entrant.handle]
         num_generated = entrant.num_tokens - entrant.num_prompt_tokens
         last_step = step + entrant.sampling.max_tokens - num_generated - 1
@@ -158,7 +161,7 @@ class Rows:
         row = self._num_rows
         self._num_rows += 1
         self._handles[row] = handle
-        self._tokens[row] = choice  # so that choices of a request differ, as drawn ones do
+        self._tokens[row] = choice  # so that choices of a request differ, as sampled ones do
         self._bases[row] = base
         self._ends[row] = last_step
         self._row_of[handle] = row
@@ -166,7 +169,7 @@ class Rows:
         self._ending[last_step].append(handle)
 
     def _remove(self, handle: int) -> None:
-        """The last row takes the place of the one that goes."""
+        """Remove a row; the last row takes its place."""
         row = self._row_of.pop(handle)
         self._sum_of_bases -= self._bases[row]
         self._num_rows -= 1
@@ -180,14 +183,14 @@ class Rows:
             self._row_of[moved] = row
 
     def _ends_in(self, handle: int, step: int) -> bool:
-        """The calendar may name those that were preempted since."""
+        """Handles that end in a step; the calendar may still name preempted ones."""
         row = self._row_of.get(handle)
         return row is not None and self._ends[row] == step
 
     # ------------------------------------------------------------------- beams
 
     def _search(self, steps: list[BeamStep]) -> tuple[int, int]:
-        """Draw continuations of all beams; how many computed one token, and their contexts."""
+        """Draw continuations of all beams; the number of decoding beams, and their contexts."""
         num_going_on = context = 0
         searches = []
         for step in steps:

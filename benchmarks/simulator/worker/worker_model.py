@@ -1,9 +1,9 @@
-"""How long an iteration takes, from what it computes and moves: a roofline with fixed costs.
+"""Estimates the duration of an iteration from its work: a roofline with fixed costs.
 
 One pass of the model reads all weights once and multiplies each token with them; the slower of the
-two decides. Attention comes on top: of decodes it is as fast as keys and values are read, of
-prompts as fast as they are multiplied. The efficiencies are the same for all models, devices and
-systems; docs/SIMULATOR.md says where they come from, and which single number one was fitted to.
+two counts. Attention is added: for decodes by the bandwidth for keys and values, for prompts by the
+arithmetic. The efficiencies are the same for all models, devices and systems; docs/SIMULATOR.md
+gives their sources, and the single number that one of them was fitted to.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ _USABLE_MEMORY = 0.9  # of a device; the rest is for activations, the driver and
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How far real kernels stay behind the data sheet, and what they cost however small.
+    """Efficiencies of real kernels relative to the data sheet, and fixed costs.
 
-    As it is without arguments it is that of the PagedAttention paper's system.
+    The defaults are those of the PagedAttention paper's system.
 
     Attributes:
         flops_share: of the peak that matrix products reach.
@@ -39,7 +39,7 @@ class Calibration:
         host_share: of the peak bandwidth of transfers to and from the host.
         peer_share: of the peak bandwidth of reductions over a tensor parallel group.
         pass_s: of each pass of the model: scheduling, launching kernels, moving its inputs.
-        row_s: of each row whose next token is drawn.
+        row_s: of each row whose next token is sampled.
         reduction_s: of each reduction over a tensor parallel group, per doubling of the group.
         transfer_s: of each transfer between device and host.
         page_s: of mapping or unmapping a page.
@@ -60,7 +60,7 @@ class Calibration:
 PAPER_2023, MODERN = "paper-2023", "modern"
 CALIBRATIONS: Mapping[str, Calibration] = {
     PAPER_2023: Calibration(),
-    # Estimates: steps run from CUDA graphs, and the device draws the tokens of all rows at once.
+    # Estimates: steps run from CUDA graphs, and the device samples for all rows at once.
     MODERN: Calibration(pass_s=0.002, row_s=0.00001),
 }
 
@@ -77,7 +77,7 @@ def find_calibration(name: str) -> Calibration:
 
 
 class Limit(StrEnum):
-    """What time is spent on."""
+    """The bottleneck of a part of an iteration."""
 
     COMPUTE = "compute"
     MEMORY_BANDWIDTH = "memory bandwidth"
@@ -86,7 +86,7 @@ class Limit(StrEnum):
 
 @dataclass(slots=True)
 class Parts:
-    """Where an iteration's time goes, in seconds."""
+    """The parts of an iteration's time, in seconds."""
 
     compute_s: float
     memory_s: float
@@ -99,7 +99,7 @@ class Parts:
 
 
 class Worker(Protocol):
-    """What an engine's clock and its scheduler must know of its worker."""
+    """The worker model, as the clock and the scheduler use it."""
 
     model: Model
 
@@ -108,28 +108,28 @@ class Worker(Protocol):
         """Tokens whose keys and values fit."""
 
     def parts(self, work: Work) -> Parts:
-        """How long an iteration takes, by what it is spent on."""
+        """The duration of an iteration, by bottleneck."""
 
     def swap_copies(self, num_blocks: int) -> int:
         """Transfers that move so many blocks."""
 
     def recompute_us_per_token(self) -> float:
-        """What computing a token again costs."""
+        """The cost of recomputing a token."""
 
     def swap_us_per_block(self, block_size: int) -> float:
-        """What moving a block costs, one way."""
+        """The cost of moving a block, one way."""
 
 
 class WorkerModel:
     """A model on one device, or on a tensor parallel group of equal devices.
 
     Args:
-        model: what is computed.
-        gpu: on what.
+        model: to compute.
+        gpu: to compute on.
         num_gpus: degree of tensor parallelism.
-        calibration: what is not in data sheets.
-        mixes_passes: whether prompts and decodes of an iteration share one pass of the model. Where
-            they do not, as in the PagedAttention paper's system, each pays for reading the weights.
+        calibration: for what is not in data sheets.
+        mixes_passes: whether prompts and decodes of an iteration share one pass of the model. If
+            not, as in the PagedAttention paper's system, each pass reads the weights.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class WorkerModel:
         self._token_s = 2 * model.layer_weights / flops
         self._logits_s = 2 * model.vocab_weights / flops
         self._kv_token_s = model.kv_bytes_per_token / bandwidth
-        # Scores and their sums: two products, of two operations per value of every asking head.
+        # Scores and their sums: two products, of two operations per value of every query head.
         pairs = 4 * model.num_layers * model.num_heads * model.head_dim
         self._pair_s = pairs / (gpu.flops * num_gpus * calibration.attention_flops_share)
         self._pass_s, self._peer_token_s = calibration.pass_s, 0.0
         if num_gpus > 1:
             num_reductions = 2 * model.num_layers
             self._pass_s += num_reductions * calibration.reduction_s * log2(num_gpus)
-            # A ring sends each value twice, but for the part that stays.
+            # A ring sends each value twice, except the part that stays.
             sent = 2 * (num_gpus - 1) / num_gpus * BYTES_PER_VALUE * model.hidden_size
             peer = gpu.peer_bytes_per_s * calibration.peer_share
             self._peer_token_s = num_reductions * sent / peer
@@ -175,12 +175,12 @@ class WorkerModel:
         self._copy_byte_s = 2 / bandwidth  # read and written
 
     def seconds(self, work: Work) -> float:
-        """How long an iteration takes."""
+        """The duration of an iteration."""
         parts = self.parts(work)
         return parts.compute_s + parts.memory_s + parts.fixed_s
 
     def parts(self, work: Work) -> Parts:
-        """The same, by what it is spent on; of a pass's weights the slower half counts."""
+        """The duration by bottleneck; of a pass's reading and computing the slower one counts."""
         prefill, decode, rows = work.prefill_tokens, work.decode_tokens, work.sampled_rows
         parts = Parts(
             work.prefill_context * self._pair_s, work.decode_context * self._kv_token_s, 0.0
@@ -219,7 +219,7 @@ class WorkerModel:
     def kv_slots(self) -> int:
         """Tokens whose keys and values fit beside the weights.
 
-        What the PagedAttention paper says of its configurations (Table 1), otherwise computed.
+        They are those of the PagedAttention paper's configurations (Table 1), otherwise computed.
 
         Raises:
             ValueError: not even the weights fit.
@@ -241,12 +241,12 @@ class WorkerModel:
         return 2 * self.model.num_layers * num_blocks
 
     def recompute_us_per_token(self, num_tokens: int = 512) -> float:
-        """What computing a token again costs in a prompt of this length."""
+        """The cost of recomputing a token in a prompt of this length."""
         work = Work(prefill_tokens=num_tokens, prefill_context=num_tokens**2 // 2)
         return 1e6 * self.seconds(work) / num_tokens
 
     def swap_us_per_block(self, block_size: int) -> float:
-        """What moving a block costs, one way."""
+        """The cost of moving a block, one way."""
         moved = Work(
             swapped_bytes=block_size * self.model.kv_bytes_per_token,
             swap_copies=self.swap_copies(1),
