@@ -1,4 +1,4 @@
-"""Turns what the core notes into logs and metrics."""
+"""Turns what the core does into logs and metrics."""
 
 import time
 from collections.abc import Callable
@@ -63,56 +63,56 @@ class Observer:
         """The core worked this long since the last turn."""
         self._metrics.schedule_seconds.observe(seconds)
 
-    def noted(self, taken: list[events.Note]) -> None:
+    def noted(self, taken: list[events.Event]) -> None:
         """Log and count what happened."""
         now_s = self._clock_s()
-        for note in taken:
-            match note:
+        for event in taken:
+            match event:
                 case events.Accepted():
-                    self._since[note.request_id] = (_Phase.QUEUED, now_s)
-                    if not note.recovered:
-                        self._metrics.prompt_tokens.inc(note.num_prompt_tokens)
+                    self._since[event.request_id] = (_Phase.QUEUED, now_s)
+                    if not event.recovered:
+                        self._metrics.prompt_tokens.inc(event.num_prompt_tokens)
                     log.info(
-                        "taken over" if note.recovered else "accepted",
-                        request=note.request_id,
-                        prompt_tokens=note.num_prompt_tokens,
+                        "taken over" if event.recovered else "accepted",
+                        request=event.request_id,
+                        prompt_tokens=event.num_prompt_tokens,
                     )
                 case events.Refused():
-                    log.warning("refused", request=note.request_id, reason=note.reason)
+                    log.warning("refused", request=event.request_id, reason=event.reason)
                 case events.Admitted():
-                    self._admitted(note, now_s)
+                    self._admitted(event, now_s)
                 case events.Preempted():
-                    self._metrics.num_preemptions[note.kind].inc()
+                    self._metrics.num_preemptions[event.kind].inc()
                     log.info(
                         "preempted",
-                        request=note.request_id,
-                        by=note.by,
-                        kind=note.kind,
-                        tokens=note.num_tokens,
+                        request=event.request_id,
+                        by=event.by,
+                        kind=event.kind,
+                        tokens=event.num_tokens,
                     )
                 case events.Rewound():
                     log.warning(
                         "the log had lost what a client has; going on from there",
-                        request=note.request_id,
-                        generated_tokens=note.num_generated,
+                        request=event.request_id,
+                        generated_tokens=event.num_generated,
                     )
                 case events.FirstToken():
-                    if (since_s := self._in_phase(note.request_id, _Phase.PREFILLING)) is not None:
+                    if (since_s := self._in_phase(event.request_id, _Phase.PREFILLING)) is not None:
                         self._metrics.request_prefill_time.observe(now_s - since_s)
-                    self._since[note.request_id] = (_Phase.DECODING, now_s)
+                    self._since[event.request_id] = (_Phase.DECODING, now_s)
                 case events.Ended():
-                    self._ended(note, now_s)
+                    self._ended(event, now_s)
                 case events.PrefixPinned():
-                    log.info("prefix pinned", name=note.name, tokens=note.num_tokens)
+                    log.info("prefix pinned", name=event.name, tokens=event.num_tokens)
                 case events.PrefixRefused():
-                    log.warning("prefix not pinned", name=note.name, reason=note.reason)
+                    log.warning("prefix not pinned", name=event.name, reason=event.reason)
                 case events.PrefixGivenUp():
                     self._metrics.prefixes_given_up.inc()
                     log.warning(
                         "pinned prefix given up",
-                        name=note.name,
-                        blocks=note.num_blocks,
-                        request=note.by,
+                        name=event.name,
+                        blocks=event.num_blocks,
+                        request=event.by,
                     )
 
     def gauges(self, core: Scheduler, kv: KVGeometry) -> events.Stats:
@@ -145,28 +145,28 @@ class Observer:
         for name, length in lengths.items():
             self._metrics.log_entries[name].set(length)
 
-    def _admitted(self, note: events.Admitted, now_s: float) -> None:
-        if (since_s := self._in_phase(note.request_id, _Phase.QUEUED)) is not None:
+    def _admitted(self, event: events.Admitted, now_s: float) -> None:
+        if (since_s := self._in_phase(event.request_id, _Phase.QUEUED)) is not None:
             self._metrics.request_queue_time.observe(now_s - since_s)
-            del self._since[note.request_id]
-        if note.again:
-            num_recomputed = note.num_tokens - note.num_reused
+            del self._since[event.request_id]
+        if event.again:
+            num_recomputed = event.num_tokens - event.num_reused
             self._metrics.recomputed_tokens.inc(num_recomputed)
-            log.info("admitted again", request=note.request_id, recomputed=num_recomputed)
+            log.info("admitted again", request=event.request_id, recomputed=num_recomputed)
         else:
-            self._since[note.request_id] = (_Phase.PREFILLING, now_s)
-            self._metrics.prefix_cache_queries.inc(note.num_tokens)
-            self._metrics.prefix_cache_hits.inc(note.num_reused)
+            self._since[event.request_id] = (_Phase.PREFILLING, now_s)
+            self._metrics.prefix_cache_queries.inc(event.num_tokens)
+            self._metrics.prefix_cache_hits.inc(event.num_reused)
 
-    def _ended(self, note: events.Ended, now_s: float) -> None:
-        if (since_s := self._in_phase(note.request_id, _Phase.DECODING)) is not None:
+    def _ended(self, event: events.Ended, now_s: float) -> None:
+        if (since_s := self._in_phase(event.request_id, _Phase.DECODING)) is not None:
             self._metrics.request_decode_time.observe(now_s - since_s)
-        self._since.pop(note.request_id, None)
+        self._since.pop(event.request_id, None)
         log.info(
             "ended",
-            request=note.request_id,
-            reason=note.reason,
-            generated_tokens=note.num_generated,
+            request=event.request_id,
+            reason=event.reason,
+            generated_tokens=event.num_generated,
         )
 
     def _in_phase(self, request_id: str, phase: _Phase) -> float | None:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scheduler_svc.core import events
+from scheduler_svc.core.events import Event, Preempted, Stats
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, read_frames
 from scheduler_svc.recovery import Recovery, resume
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode, decode_as
 from shared.errors import DecodeError, PageStreamError
-from shared.messages.plans import StepPlan, Turn
+from shared.messages.plans import StepPlan, Tick
 
 
 class ReplayDiffers(PageStreamError):
@@ -31,8 +31,8 @@ class Moment:
 
     epoch: int
     step: int
-    stats: events.Stats
-    notes: list[events.Note]
+    stats: Stats
+    events: list[Event]
 
 
 class Replay:
@@ -56,18 +56,18 @@ class Replay:
             ReplayDiffers: it is not the recorded one.
         """
         expected: StepPlan = decode_as(StepPlan, recorded)
-        for turn in expected.idle_turns:
-            self._catch_up(turn)
-            if self.core.schedule(turn.now_ms) is not None:
+        for tick in expected.idle_turns:
+            self._catch_up(tick)
+            if self.core.schedule(tick.now_ms) is not None:
                 raise ReplayDiffers(f"step {expected.step}: a plan came too early")
-        self._catch_up(Turn(expected.now_ms, expected.requests_cursor, expected.outputs_cursor))
+        self._catch_up(Tick(expected.now_ms, expected.requests_cursor, expected.outputs_cursor))
         found = self.core.schedule(expected.now_ms)
         if found is None or found != expected:  # as they would be written now
             raise ReplayDiffers(f"step {expected.step}: the plan is another one: {found}")
         return found
 
-    def _catch_up(self, turn: Turn) -> None:
-        for log, cursor in (("outputs", turn.outputs_cursor), ("requests", turn.requests_cursor)):
+    def _catch_up(self, tick: Tick) -> None:
+        for log, cursor in (("outputs", tick.outputs_cursor), ("requests", tick.requests_cursor)):
             entries = self._entries[log]
             until = EntryId.parse(cursor)
             while entries and entries[0].id <= until:
@@ -99,7 +99,7 @@ def replay(path: Path) -> Iterator[Moment]:
             current.add(frame)
         else:
             plan = current.plan(frame.plan)
-            yield Moment(epoch, plan.step, current.core.stats(), current.core.take_notes())
+            yield Moment(epoch, plan.step, current.core.stats(), current.core.take_events())
 
 
 def main() -> None:
@@ -121,11 +121,11 @@ def main() -> None:
 
 
 def _print(moment: Moment, every: int) -> None:
-    for note in moment.notes:
-        if isinstance(note, events.Preempted):
+    for event in moment.events:
+        if isinstance(event, Preempted):
             print(
-                f"{moment.step:>8} preempted {note.request_id} by {note.by}, "
-                f"{note.num_tokens} tokens lost"
+                f"{moment.step:>8} preempted {event.request_id} by {event.by}, "
+                f"{event.num_tokens} tokens lost"
             )
     if moment.step % every in (0, 1):
         stats = moment.stats

@@ -276,8 +276,8 @@ class SchedulerService:
             if answers and ids[0] <= core.outputs_cursor:
                 raise EpochOver(f"{keys.outputs} has lost entries that were there: was it deleted?")
         self._observer.turn(spent_s)
-        self._observer.noted(core.take_notes())
-        if core.owes_states:
+        self._observer.noted(core.take_events())
+        if core.needs_checkpoint:
             await self._checkpoint(core, epoch)
 
     def _now_ms(self, epoch: int) -> int:

@@ -133,7 +133,7 @@ class DrivenWorker:
             if premapping is not None:
                 premapping.result()
             core.apply(result, next(ids))
-            core.take_notes()
+            core.take_events()
             only_decodes = not (len(plan.chunk_handles) or plan.admissions)
             num_rows, model_s = len(result.handles), result.model_us / 1e6
             steps.append(

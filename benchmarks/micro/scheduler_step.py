@@ -114,7 +114,7 @@ class _Engine:
         began = time.perf_counter()
         self.core.apply(result, next(self._ids))
         spent += time.perf_counter() - began
-        self.core.take_notes()
+        self.core.take_events()
         return spent
 
     def _entry_ids(self) -> Iterator[EntryId]:

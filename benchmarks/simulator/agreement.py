@@ -108,10 +108,10 @@ def compare(num_requests: int, rate: float, num_blocks: int, seed: int) -> Compa
         slots = num_blocks * _CONFIG.block_size
         worker = fit(steps[_NUM_ALONE:first] + steps[behind:], _DEMO, slots)
         num_preempted = sum(
-            isinstance(note, Preempted)
+            isinstance(event, Preempted)
             for moment in replay(recording)
             if first + 2 < moment.step <= behind + 2
-            for note in moment.notes
+            for event in moment.events
         )
     seconds = slowdowns(steps[first:behind], worker)
     outside_s = max(0.0, float(np.median(outside)) - _alone_s(worker))

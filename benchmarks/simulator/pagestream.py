@@ -165,15 +165,15 @@ class PageStream:
         num_tokens = rows.num_sampled
         handles, tokens = rows.end(plan.step)
         ended = [(handle, EndFlag.LENGTH) for handle in rows.ended]
-        self._core.take_in(plan.step, handles, tokens, ended, rows.candidates)
+        self._core.apply_result(plan.step, handles, tokens, ended, rows.candidates)
         first: list[int] = []
         finished: list[int] = []
-        for note in self._core.take_notes():
-            if isinstance(note, FirstToken):
-                first.append(int(note.request_id))
-            elif isinstance(note, Ended):
-                finished.append(int(note.request_id))
-            elif isinstance(note, Preempted):
+        for event in self._core.take_events():
+            if isinstance(event, FirstToken):
+                first.append(int(event.request_id))
+            elif isinstance(event, Ended):
+                finished.append(int(event.request_id))
+            elif isinstance(event, Preempted):
                 self._num_preemptions += 1
         for step in plan.beams:
             if step.group in self._not_begun:

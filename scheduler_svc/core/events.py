@@ -90,7 +90,7 @@ class PrefixGivenUp:
     num_blocks: int
 
 
-Note = (
+Event = (
     Accepted
     | Refused
     | Admitted

@@ -80,8 +80,8 @@ class SchedulingPolicy:
                 return
 
     def _preempt(self, victim: SequenceGroup, beneficiary: SequenceGroup, draft: PlanDraft) -> None:
-        if victim.serves_nobody:
-            self._planner.wait_again(victim)
+        if victim.computes_prefix:
+            self._planner.requeue(victim)
         else:
             kind = self._kind_of_preemption(victim)
             self._planner.preempt(victim, beneficiary, kind, draft)
@@ -110,7 +110,7 @@ class SchedulingPolicy:
                 return
             watermark = self._config.num_watermark_blocks if running else 0
             while not self._planner.allocate(group, watermark, draft):
-                has_alternative = running or group.serves_nobody
+                has_alternative = running or group.computes_prefix
                 if has_alternative or not self._planner.give_up_prefix(group, draft):
                     return
             self._planner.admit(group, draft)

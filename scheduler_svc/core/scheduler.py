@@ -27,7 +27,7 @@ from shared.errors import DecodeError
 from shared.messages.endings import EndFlag
 from shared.messages.leases import PrefixStatus
 from shared.messages.outputs import BeamCandidates, RequestState, StepResult
-from shared.messages.plans import StepPlan, Turn
+from shared.messages.plans import StepPlan, Tick
 from shared.messages.requests import Abort, Attach, Drain, GatewayLost, Pin, Stop, Submit
 
 
@@ -45,11 +45,11 @@ class Scheduler:
         self.pool = tables.pool
         self.host_pool = tables.host_pool
         self._tables = tables
-        self._notes: list[events.Note] = []
+        self._events: list[events.Event] = []
         self._prefixes = PinnedPrefixes(config, self.pool)
         self._retention = Retention(config.outputs_retention, config.outputs_retention_bytes)
         new_handle = count(1).__next__
-        self._planner = StepPlanner(config, tables, self._prefixes, new_handle, self._notes.append)
+        self._planner = StepPlanner(config, tables, self._prefixes, new_handle, self._events.append)
         self._policy = SchedulingPolicy(config, self._planner)
         self._answers = Answers(self._planner, requests_cursor)
         self._requests = Requests(
@@ -59,12 +59,12 @@ class Scheduler:
             self._retention,
             self._answers,
             new_handle,
-            self._notes.append,
+            self._events.append,
         )
         self._timed_out: list[Message] = []
-        self._idle_turns: list[Turn] = []
-        self._turn_cursor = requests_cursor  # last entry of requests before the last turn or plan
-        self._was_empty = False  # no request was left at the last idle turn
+        self._idle_ticks: list[Tick] = []
+        self._tick_cursor = requests_cursor  # last entry of requests before the last tick or plan
+        self._was_empty = False  # no request was left at the last idle tick
 
     @property
     def requests_cursor(self) -> EntryId:
@@ -86,7 +86,7 @@ class Scheduler:
     def start(self, fence: EntryId) -> None:
         """Begin the epoch whose first entry this is; its number is a time in milliseconds."""
         self.outputs_cursor = fence
-        self._requests.pass_time(fence.epoch)
+        self._requests.end_overdue(fence.epoch)
 
     def recover(
         self,
@@ -116,30 +116,32 @@ class Scheduler:
         """Know of a request that ended in an earlier epoch."""
         self._requests.remember(request_id, ended)
 
-    def apply(self, event: Message, at: EntryId) -> list[Message]:
+    def apply(self, message: Message, at: EntryId) -> list[Message]:
         """Take note of an entry of ``requests`` or ``outputs``; what to append to outputs.
 
         Raises:
             ProtocolError: a result that no plan asked for, or that cannot be.
             DecodeError: no reader can make sense of an entry of ``requests``; nothing has changed.
         """
-        match event:
+        match message:
             case StepResult():
-                _check_result(event, self.config.vocab_size)
+                _check_result(message, self.config.vocab_size)
                 self.outputs_cursor = at
-                ended = _ended(event) if len(event.ended_rows) else ()
-                return self.take_in(event.step, event.handles, event.tokens, ended, event.beams)
+                ended = _ended(message) if len(message.ended_rows) else ()
+                return self.apply_result(
+                    message.step, message.handles, message.tokens, ended, message.beams
+                )
             case RequestState():
                 self.outputs_cursor = at
-                group = self._requests.find(event.submit.request_id)
-                if group is not None and event.submit.attachment == group.submit.attachment:
-                    self._retention.stated(group, at, not event.submit.lacks_prompt)
+                group = self._requests.find(message.submit.request_id)
+                if group is not None and message.submit.attachment == group.submit.attachment:
+                    self._retention.stated(group, at, not message.submit.lacks_prompt)
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
-                check(event, self.config.vocab_size)
+                check(message, self.config.vocab_size)
                 self._answers.cursor = at
-                self._requests.hear_at(at.epoch)
-                return self._apply_request(event)
+                self._requests.set_clock(at.epoch)
+                return self._apply_request(message)
         self.outputs_cursor = at
         return []
 
@@ -151,26 +153,26 @@ class Scheduler:
         """An entry of ``requests`` that could not be read is done with."""
         self._answers.cursor = at
 
-    def _apply_request(self, event: Message) -> list[Message]:
+    def _apply_request(self, message: Message) -> list[Message]:
         requests = self._requests
-        match event:
+        match message:
             case Submit():
-                return requests.submit(event)
+                return requests.submit(message)
             case Attach():
-                return requests.attach(event)
+                return requests.attach(message)
             case Stop():
-                return requests.stop(event)
+                return requests.stop(message)
             case Abort():
-                return requests.abort(event)
+                return requests.abort(message)
             case GatewayLost():
-                return requests.gateway_lost(event)
+                return requests.gateway_lost(message)
             case Pin():
-                requests.pin(event)
-            case Drain() if event.epoch == self.outputs_cursor.epoch:
+                requests.pin(message)
+            case Drain() if message.epoch == self.outputs_cursor.epoch:
                 self._policy.is_draining = True
         return []
 
-    def take_in(
+    def apply_result(
         self,
         step: int,
         handles: IntArray,
@@ -192,7 +194,7 @@ class Scheduler:
         """
         done = self._planner.apply(step, handles, tokens, beams)
         for handle, flag in ended:
-            self._requests.flagged(handle, flag)
+            self._requests.end_flagged(handle, flag)
         return [self._requests.finish_search(group) for group in done]
 
     # --------------------------------------------------------------- what next
@@ -205,32 +207,32 @@ class Scheduler:
         draft = self.draft(now_ms)
         if draft is None:
             return None
-        idle_turns, self._idle_turns = self._idle_turns, []
+        idle_ticks, self._idle_ticks = self._idle_ticks, []
         return draft.finish(
             now_ms,
             self.requests_cursor,
             self.outputs_cursor,
             self.outputs_min_id,
-            idle_turns,
+            idle_ticks,
         )
 
     def draft(self, now_ms: int) -> PlanDraft | None:
         """``schedule`` for somebody who needs no message: the same step, not packed."""
         if self._planner.is_full:
-            if self.requests_cursor != self._turn_cursor:
-                self._note_idle_turn(now_ms)  # they were applied before the results to come
+            if self.requests_cursor != self._tick_cursor:
+                self._record_idle_tick(now_ms)  # they were applied before the results to come
             return None
-        self._timed_out += self._requests.pass_time(now_ms)
+        self._timed_out += self._requests.end_overdue(now_ms)
         draft = self._planner.new_draft()
         is_planned = self._policy.schedule(draft)
         for group, sequence in draft.dropped:
             self._requests.dropped(group, sequence)
         if not is_planned:
-            self._note_idle_turn(now_ms)
+            self._record_idle_tick(now_ms)
             return None
         self._planner.planned_step = draft.step
         self._was_empty = False
-        self._turn_cursor = self.requests_cursor
+        self._tick_cursor = self.requests_cursor
         draft.retired, self._tables.retired = self._tables.retired, []
         return draft
 
@@ -239,7 +241,7 @@ class Scheduler:
         taken, self._timed_out = self._timed_out, []
         return taken
 
-    def _note_idle_turn(self, now_ms: int) -> None:
+    def _record_idle_tick(self, now_ms: int) -> None:
         """Looking may have changed something: a replay must look at the same moments.
 
         While there is no request at all, only the first moment matters, and an idle engine that is
@@ -247,9 +249,9 @@ class Scheduler:
         """
         is_empty = not len(self._requests)
         if not (is_empty and self._was_empty):
-            turn = Turn(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
-            self._idle_turns.append(turn)
-            self._turn_cursor = self.requests_cursor
+            tick = Tick(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
+            self._idle_ticks.append(tick)
+            self._tick_cursor = self.requests_cursor
         self._was_empty = is_empty
 
     # ------------------------------------------------------------- for the log
@@ -280,7 +282,7 @@ class Scheduler:
         return self._retention.min_id(self.outputs_cursor)
 
     @property
-    def owes_states(self) -> bool:
+    def needs_checkpoint(self) -> bool:
         """A gateway waits for a checkpoint, or the log cannot be trimmed without one."""
         return self._retention.owes(self.outputs_cursor)
 
@@ -333,11 +335,11 @@ class Scheduler:
         """All that hold blocks, earliest first."""
         return self._planner.queues.running
 
-    def take_notes(self) -> list[events.Note]:
+    def take_events(self) -> list[events.Event]:
         """What happened since the last call, for logs and metrics."""
-        taken = self._notes.copy()
-        self._notes.clear()
-        return taken + self._prefixes.take_notes()
+        taken = self._events.copy()
+        self._events.clear()
+        return taken + self._prefixes.take_events()
 
     def prefixes(self) -> tuple[PrefixStatus, ...]:
         """What became of all Pins; one that is not here should be sent again."""

@@ -7,7 +7,7 @@ from scheduler_svc.explain.story import When
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.messages.outputs import RequestState, StepResult
-from shared.messages.plans import EpochStarted, StepPlan, Turn
+from shared.messages.plans import EpochStarted, StepPlan, Tick
 
 
 class Clock:
@@ -22,13 +22,13 @@ class Clock:
     """
 
     def __init__(self, plans: Iterable[StepPlan]) -> None:
-        turns: list[Turn] = []
+        ticks: list[Tick] = []
         for plan in plans:
-            turns += plan.idle_turns
-            turns.append(Turn(plan.now_ms, plan.requests_cursor, plan.outputs_cursor))
-        self._outputs = [EntryId.parse(turn.outputs_cursor) for turn in turns]
-        self._requests = [EntryId.parse(turn.requests_cursor) for turn in turns]
-        self._times_ms = [turn.now_ms for turn in turns]
+            ticks += plan.idle_turns
+            ticks.append(Tick(plan.now_ms, plan.requests_cursor, plan.outputs_cursor))
+        self._outputs = [EntryId.parse(tick.outputs_cursor) for tick in ticks]
+        self._requests = [EntryId.parse(tick.requests_cursor) for tick in ticks]
+        self._times_ms = [tick.now_ms for tick in ticks]
         self._not_before_us = 0
 
     def read(self, at: EntryId, message: Message, requests_cursor: EntryId | None) -> When:
@@ -41,7 +41,7 @@ class Clock:
         if requests_cursor is not None:
             self._lift(requests_cursor.epoch)
         if isinstance(message, RequestState) and requests_cursor is not None:
-            # An answer is written in the turn that applies what it answers.
+            # An answer is written in the tick that applies what it answers.
             turn_ms = self._turn_ms(self._requests, requests_cursor)
         else:
             turn_ms = self._turn_ms(self._outputs, at)
@@ -57,7 +57,7 @@ class Clock:
     def _turn_ms(self, cursors: list[EntryId], at: EntryId) -> int | None:
         """When the scheduler had first read this entry, if that is known."""
         index = bisect_left(cursors, at)
-        # What came before the first turn that is left may be much older.
+        # What came before the first tick that is left may be much older.
         return self._times_ms[index] if 0 < index < len(cursors) else None
 
     def _lift(self, at_ms: int) -> None:

@@ -80,8 +80,8 @@ def _plan(frame: PlanFrame, epoch: int, replay: Replay | None, logs: Logs) -> Re
             logs.unknown.append(f"preemptions from here on, in epoch {epoch}: {error}")
             replay = None
         else:
-            taken = replay.core.take_notes()
-            preemptions = tuple(note for note in taken if isinstance(note, Preempted))
+            taken = replay.core.take_events()
+            preemptions = tuple(event for event in taken if isinstance(event, Preempted))
             logs.plans.append(Planned(epoch, plan, preemptions))
             return replay
     try:

@@ -63,8 +63,8 @@ class BeamStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What the scheduler core had been given when it was asked for a plan."""
+class Tick:
+    """A moment at which the core was asked for a plan, and what it had applied by then."""
 
     now_ms: int
     requests_cursor: str  # last entry applied of requests
@@ -107,4 +107,4 @@ class StepPlan(Message):
     fork_choices: IntArray  # [f] sample from the same logits with the noise of their own choice
     chunk_handles: IntArray  # [c]
     chunk_tokens: IntArray  # [c]
-    idle_turns: tuple[Turn, ...] = ()  # since the plan before, those that led to none
+    idle_turns: tuple[Tick, ...] = ()  # ticks since the plan before, which led to no plan

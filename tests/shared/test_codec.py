@@ -30,7 +30,7 @@ from shared.messages.outputs import (
     RequestState,
     StepResult,
 )
-from shared.messages.plans import Admission, BeamStep, EpochStarted, StepPlan, Turn
+from shared.messages.plans import Admission, BeamStep, EpochStarted, StepPlan, Tick
 from shared.messages.requests import Abort, Attach, ChoiceView, Drain, GatewayLost, Pin, Stop
 from shared.sampling import BeamParams, EarlyStopping, TokenBias
 from tests.support.requests import sampling, submit
@@ -98,7 +98,7 @@ MESSAGES: list[Message] = [
         grown_blocks=ints(8, 9),
         chunk_handles=ints(9),
         chunk_tokens=ints(2),
-        idle_turns=(Turn(4, "1-1", "3-3"),),
+        idle_turns=(Tick(4, "1-1", "3-3"),),
     ),
     RESULT,
     RequestState(submit("b"), (ChoiceState(0, 4, ints(), ""),), "5-6"),

@@ -8,7 +8,7 @@ whose tables change with each result, are not supported.
 from collections import defaultdict
 from dataclasses import dataclass
 
-from scheduler_svc.core.step.plan_draft import Entrant, PlanDraft
+from scheduler_svc.core.step.plan_draft import AdmissionDraft, PlanDraft
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class Occupancy:
         self.num_references += len(handles)
         self.num_slots += len(handles) * block_size
 
-    def _admit(self, entrant: Entrant) -> None:
+    def _admit(self, entrant: AdmissionDraft) -> None:
         table = self._tables[entrant.handle] = _Table(
             entrant.num_blocks,
             entrant.num_computed,

@@ -12,7 +12,7 @@ from benchmarks.simulator.worker.beam_samples import BeamDraws
 from benchmarks.simulator.worker.model_shapes import Model
 from benchmarks.simulator.worker.plan_rows import Rows
 from benchmarks.simulator.worker.worker_model import Parts
-from scheduler_svc.core.step.plan_draft import Entrant, PlanDraft
+from scheduler_svc.core.step.plan_draft import AdmissionDraft, PlanDraft
 from scheduler_svc.recording import EpochFrame, PlanFrame, read_frames
 from shared.bus.api import EntryId
 from shared.codec import decode, decode_as
@@ -160,7 +160,7 @@ def _draft(plan: StepPlan) -> PlanDraft:
     draft = PlanDraft(plan.step)
     draft.retired = plan.retired.tolist()
     draft.admissions = [
-        Entrant(
+        AdmissionDraft(
             found.handle,
             found.choice,
             len(found.tokens),

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.simulator.system import Work
 from benchmarks.simulator.worker.beam_samples import BeamDraws
-from scheduler_svc.core.step.plan_draft import Entrant, PlanDraft
+from scheduler_svc.core.step.plan_draft import AdmissionDraft, PlanDraft
 from shared.codec import IntArray
 from shared.messages.outputs import BeamCandidates
 from shared.messages.plans import BeamStep
@@ -22,7 +22,7 @@ from shared.messages.plans import BeamStep
 class _Prefill:
     """A sequence with tokens still to be computed."""
 
-    entrant: Entrant
+    entrant: AdmissionDraft
     num_computed: int
 
 

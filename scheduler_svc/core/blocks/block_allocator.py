@@ -8,7 +8,7 @@ which it opens a block.
 from collections import defaultdict
 
 from scheduler_svc.core.blocks.block_tables import BlockTables
-from scheduler_svc.core.sequences.running_searches import Searches
+from scheduler_svc.core.sequences.running_searches import RunningSearches
 from scheduler_svc.core.sequences.sequence import DECODING, SequenceGroup
 from scheduler_svc.core.step.plan_draft import PlanDraft
 
@@ -22,7 +22,7 @@ class BlockAllocator:
         block_size: tokens of a block.
     """
 
-    def __init__(self, tables: BlockTables, searches: Searches, block_size: int) -> None:
+    def __init__(self, tables: BlockTables, searches: RunningSearches, block_size: int) -> None:
         self._block_size = block_size
         self._tables = tables
         self._pool = tables.pool
@@ -47,7 +47,7 @@ class BlockAllocator:
             position = group.next_position(step)
             if position % self._block_size:
                 num_inside += 1
-                num_needed += self._tables.num_needed(group, position)
+                num_needed += self._tables.num_blocks_needed(group, position)
             else:
                 num_needed += len(group.sequences)
         blocks = self._pool.allocate(num_needed)
@@ -63,7 +63,7 @@ class BlockAllocator:
     def grow(self, group: SequenceGroup, draft: PlanDraft) -> bool:
         """Give one group its blocks, or none if too few are free."""
         position = group.next_position(draft.step)
-        blocks = self._pool.allocate(self._tables.num_needed(group, position))
+        blocks = self._pool.allocate(self._tables.num_blocks_needed(group, position))
         if blocks is None:
             return False
         self._use_blocks(group, position, blocks, draft)
@@ -74,16 +74,16 @@ class BlockAllocator:
         draft.search(group)
         self._searches.planned(group, draft.step)
 
-    def starts_decoding(self, group: SequenceGroup) -> None:
+    def schedule_growth(self, group: SequenceGroup) -> None:
         """A group decodes from a later step on; put down when it needs blocks."""
         # That step computes the token at position num_tokens: at a border it needs a new block,
         # and forks need blocks of their own.
         position = group.num_tokens
-        if position % self._block_size == 0 or self._tables.num_needed(group, position):
+        if position % self._block_size == 0 or self._tables.num_blocks_needed(group, position):
             group.next_block_step = group.decode_from
             self._opens_block[group.decode_from].append(group)
         else:
-            self._put_down_next(group, position, group.decode_from)
+            self._schedule_next(group, position, group.decode_from)
 
     def _open_blocks(self, due: list[SequenceGroup], blocks: list[int], draft: PlanDraft) -> None:
         """All of them write at the beginning of a block."""
@@ -105,13 +105,13 @@ class BlockAllocator:
         self, group: SequenceGroup, position: int, blocks: list[int], draft: PlanDraft
     ) -> None:
         """Let a group write at this position, in the last of these blocks if it needs any."""
-        self._tables.make_room(group, position, blocks, draft)
+        self._tables.grow(group, position, blocks, draft)
         if group.search is None:
-            self._put_down_next(group, position, draft.step)
+            self._schedule_next(group, position, draft.step)
         else:
             self.plan_beams(group, draft)
 
-    def _put_down_next(self, group: SequenceGroup, position: int, step: int) -> None:
+    def _schedule_next(self, group: SequenceGroup, position: int, step: int) -> None:
         """``step`` writes at ``position``; put down the step in which the block is full."""
         due = step + self._block_size - position % self._block_size
         group.next_block_step = due

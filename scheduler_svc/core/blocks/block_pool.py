@@ -32,7 +32,7 @@ class BlockPool:
         self._num_pins: Counter[BlockHash] = Counter()
         self._pinned: set[int] = set()  # blocks with such content, to which that gives a reference
         self._num_pin_changes = 0
-        self._num_chances = 0
+        self._num_changes = 0
 
     @property
     def num_free(self) -> int:
@@ -60,12 +60,12 @@ class BlockPool:
         return sum(self._references[block] == 1 for block in self._pinned)
 
     @property
-    def num_chances(self) -> int:
+    def num_changes(self) -> int:
         """Grows whenever something happens after which more may fit than before.
 
         While it does not, whoever has not fitted still does not: blocks are only handed out.
         """
-        return self._num_chances
+        return self._num_changes
 
     @property
     def has_pins(self) -> bool:
@@ -82,7 +82,7 @@ class BlockPool:
         return block_hash in self._num_pins
 
     @property
-    def forgets(self) -> bool:
+    def has_no_cache(self) -> bool:
         """Whether no block outlives the tables that refer to it."""
         return not (self._keeps_cached or self._num_pins)
 
@@ -115,7 +115,7 @@ class BlockPool:
     def free(self, blocks: Sequence[int]) -> None:
         """One table less refers to these blocks."""
         references, hash_of, cached = self._references, self._hash_of, self._cached
-        self._num_chances += 1
+        self._num_changes += 1
         # The end of a table goes first: its beginning is likelier to be asked for again.
         for block in reversed(blocks):
             left = references[block] - 1
@@ -135,7 +135,7 @@ class BlockPool:
         """Make full blocks findable; the first of several with the same content is kept."""
         references, block_of, hash_of = self._references, self._block_of, self._hash_of
         pins = self._num_pins
-        self._num_chances += 1
+        self._num_changes += 1
         for block, block_hash in zip(blocks, hashes, strict=True):
             assert references[block], f"block {block} is registered but nobody's"
             if hash_of[block] is not None or block_hash in block_of:
@@ -158,7 +158,7 @@ class BlockPool:
 
     def take(self, blocks: Sequence[int]) -> None:
         """One more table refers to these found blocks, cached or in use."""
-        self._num_chances += 1
+        self._num_changes += 1
         for block in blocks:
             self._cached.pop(block, None)
             self._references[block] += 1

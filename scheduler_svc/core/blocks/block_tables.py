@@ -36,7 +36,7 @@ class BlockTables:
         """
         num_blocks = -(-group.num_tokens // self._block_size)
         if group.chain is None or group.chain.num_pin_changes != self.pool.num_pin_changes:
-            self._choose_names(group)
+            self._choose_chain(group)
         if len(group.prefilled) == 1:
             return self._admit_one(group, group.prefilled[0], num_blocks, reserve)
         hits = [self._hits(group, sequence) for sequence in group.prefilled]
@@ -85,7 +85,7 @@ class BlockTables:
         self.pool.fork(child.block_table)
         self.host_pool.fork(child.host_table)
 
-    def num_needed(self, group: SequenceGroup, position: int) -> int:
+    def num_blocks_needed(self, group: SequenceGroup, position: int) -> int:
         """Blocks that must be free before the group's sequences can write at this position."""
         if position % self._block_size == 0:
             return len(group.sequences)
@@ -94,7 +94,7 @@ class BlockTables:
         # A block that only this group shares is left to the last of its sequences.
         return len(group.sequences) - len(owners)
 
-    def make_room(
+    def grow(
         self, group: SequenceGroup, position: int, blocks: list[int], draft: PlanDraft
     ) -> None:
         """Put the last ``num_needed`` of the blocks to use: new ones at a border, else copies."""
@@ -165,10 +165,10 @@ class BlockTables:
                 draft.swap_in(host, table[column])
             sequence.num_planned = group.num_tokens - 1
             self.register_planned(sequence, before=0)
-            self.drop_swapped(sequence)
+            self.release_swapped(sequence)
         return True
 
-    def drop_swapped(self, sequence: Sequence) -> None:
+    def release_swapped(self, sequence: Sequence) -> None:
         """What the host pool holds of a sequence is not needed any more.
 
         The plan's swaps out come before its swaps in, so the host blocks must not be handed out
@@ -177,7 +177,7 @@ class BlockTables:
         self.host_pool.free(sequence.host_table)
         sequence.host_table = []
 
-    def give_up(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Take back all of a sequence's blocks on the device, and have the worker forget it.
 
         A plan in flight may still compute it: plans are executed in order, so that is done before
@@ -197,7 +197,7 @@ class BlockTables:
         Args:
             num_computed: tokens, all of them in ``output`` or the prompt, with keys and values.
         """
-        if not sequence.block_table or self.pool.forgets:
+        if not sequence.block_table or self.pool.has_no_cache:
             return  # what others share of it, a prompt, was registered when it was planned
         first = len(sequence.hashes)
         if num_computed // self._block_size > first:
@@ -224,14 +224,14 @@ class BlockTables:
             return []  # every prompt token's logits are wanted
         return self.pool.find(sequence.hashes[: (group.num_tokens - 1) // self._block_size])
 
-    def _choose_names(self, group: SequenceGroup) -> None:
+    def _choose_chain(self, group: SequenceGroup) -> None:
         """Name a group's blocks by who may find them, while it has none.
 
         What all tenants share depends on what is pinned, so a group that comes back may find its
         blocks under other names than before.
         """
         submit, pool = group.submit, self.pool
-        if self._tenants_share or group.serves_nobody:
+        if self._tenants_share or group.computes_prefix:
             chain = prefix_hashes.shared_chain(submit.cache_salt, pool)
         else:
             chain = prefix_hashes.tenant_chain(

@@ -47,7 +47,7 @@ class PinnedPrefixes:
         self._pinned: OrderedDict[str, PinnedPrefix] = OrderedDict()  # least recently used first
         self._refused: dict[str, PrefixStatus] = {}
         self._by_last_block: defaultdict[BlockHash, list[str]] = defaultdict(list)
-        self._notes: list[events.Note] = []
+        self._events: list[events.Event] = []
 
     def __len__(self) -> int:
         return len(self._pinned)
@@ -60,7 +60,7 @@ class PinnedPrefixes:
         hashes = prefix_hashes.shared_hashes(pin.cache_salt, pin.tokens, self._config.block_size)
         if (reason := self._why_not(pin, hashes)) is not None:
             self._refused[prefix_id] = PrefixStatus(prefix_id, PrefixState.REFUSED, len(hashes))
-            self._notes.append(events.PrefixRefused(prefix_id, pin.name, reason))
+            self._events.append(events.PrefixRefused(prefix_id, pin.name, reason))
             return None
         self._pinned[prefix_id] = PinnedPrefix(pin, hashes)
         self._by_last_block[hashes[-1]].append(prefix_id)
@@ -79,9 +79,9 @@ class PinnedPrefixes:
         found = self._pinned[prefix_id]
         found.is_computed = True
         num_tokens = len(found.hashes) * self._config.block_size
-        self._notes.append(events.PrefixPinned(prefix_id, found.pin.name, num_tokens))
+        self._events.append(events.PrefixPinned(prefix_id, found.pin.name, num_tokens))
 
-    def used_by(self, group: SequenceGroup) -> None:
+    def touch(self, group: SequenceGroup) -> None:
         """A group was admitted: what it begins with was used."""
         if self._by_last_block:
             for block_hash in group.sequences[0].hashes:
@@ -99,7 +99,7 @@ class PinnedPrefixes:
             del self._by_last_block[last]
         self._pool.unpin(found.hashes)
         by, num_blocks = beneficiary.request_id, len(found.hashes)
-        self._notes.append(events.PrefixGivenUp(prefix_id, found.pin.name, by, num_blocks))
+        self._events.append(events.PrefixGivenUp(prefix_id, found.pin.name, by, num_blocks))
         return found
 
     def statuses(self) -> tuple[PrefixStatus, ...]:
@@ -114,9 +114,9 @@ class PinnedPrefixes:
         ]
         return (*pinned, *self._refused.values())
 
-    def take_notes(self) -> list[events.Note]:
+    def take_events(self) -> list[events.Event]:
         """What happened since the last call."""
-        taken, self._notes = self._notes, []
+        taken, self._events = self._events, []
         return taken
 
     def _why_not(self, pin: Pin, hashes: list[BlockHash]) -> str | None:

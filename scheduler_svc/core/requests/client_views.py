@@ -33,7 +33,7 @@ def delivered_by(attach: Attach, submit: Submit, ended: EndedRequest | None = No
     )
 
 
-def views_of(attach: Attach, submit: Submit) -> tuple[ChoiceView, ...]:
+def complete_views(attach: Attach, submit: Submit) -> tuple[ChoiceView, ...]:
     """What clients have, if that can be: a view of each choice."""
     return attach.views if len(attach.views) == submit.num_choices else ()
 

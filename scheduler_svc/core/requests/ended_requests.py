@@ -81,7 +81,7 @@ class RememberedRequests:
     def add(self, request_id: str, ended: EndedRequest, now_ms: int) -> None:
         """A request has ended at this time."""
         self.forget(request_id)
-        ended = _without_what_is_not_needed(ended)
+        ended = _without_prompt(ended)
         self._ended[request_id] = (now_ms + self._window_ms, ended)
         share = self._by_tenant.setdefault(ended.tenant, _Share())
         share.requests[request_id] = None
@@ -154,7 +154,7 @@ class _Share:
     requests: OrderedDict[str, None] = field(default_factory=OrderedDict)  # the oldest first
 
 
-def _without_what_is_not_needed(ended: EndedRequest) -> EndedRequest:
+def _without_prompt(ended: EndedRequest) -> EndedRequest:
     """Whoever asks for a request that failed is told that, and never its prompt."""
     failed = isinstance(ended.message, RequestEnded) and ended.message.reason in FAILURES
     if not failed or ended.submit is None:

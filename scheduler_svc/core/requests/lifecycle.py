@@ -7,7 +7,12 @@ from typing import Final
 from scheduler_svc.core import events
 from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.core.config import SchedulerConfig
-from scheduler_svc.core.requests.client_views import continued, delivered_by, may_follow, views_of
+from scheduler_svc.core.requests.client_views import (
+    complete_views,
+    continued,
+    delivered_by,
+    may_follow,
+)
 from scheduler_svc.core.requests.ended_requests import (
     FAILURES,
     EndedChoice,
@@ -58,7 +63,7 @@ class Requests:
         retention: decides what the outputs log may forget.
         answers: what clients are told.
         new_handle: gives every sequence its handle.
-        note: takes what happened.
+        emit: takes each event.
     """
 
     def __init__(
@@ -69,7 +74,7 @@ class Requests:
         retention: Retention,
         answers: Answers,
         new_handle: Callable[[], int],
-        note: Callable[[events.Note], None],
+        emit: Callable[[events.Event], None],
     ) -> None:
         self._config = config
         self._planner = planner
@@ -77,7 +82,7 @@ class Requests:
         self._retention = retention
         self._answers = answers
         self._new_handle = new_handle
-        self._note = note
+        self._emit = emit
         self._by_request: dict[str, SequenceGroup] = {}
         self._by_handle: dict[int, tuple[SequenceGroup, TokenSequence]] = {}
         self._remembered = RememberedRequests(config.resume_window_ms)
@@ -113,7 +118,7 @@ class Requests:
         found = self._planner.queues.backlog.why_full(submit)
         if found is None:
             return None
-        self._note(events.Refused(submit.request_id, found.reason))
+        self._emit(events.Refused(submit.request_id, found.reason))
         ended = self._answers.ended(submit.request_id, FinishReason.OVERLOADED, found.reason)
         return [replace(ended, for_all=found.for_all)]
 
@@ -130,7 +135,7 @@ class Requests:
         """A request of an earlier epoch."""
         if num_deaths >= _MAX_DEATHS:
             reason = f"{num_deaths} workers in a row have died computing this request"
-            self._note(events.Refused(submit.request_id, reason))
+            self._emit(events.Refused(submit.request_id, reason))
             return self._end_at_once(submit, FinishReason.ERROR, reason)
         if search is None:
             # A log that was damaged may hold more of one choice than of another.
@@ -148,11 +153,11 @@ class Requests:
         if submit is None:
             return
         sequence = self._new_sequence(0, NO_TOKENS)
-        group = self._new_group(submit, [sequence], {}, max_output=1, serves_nobody=True)
+        group = self._new_group(submit, [sequence], {}, max_output=1, computes_prefix=True)
         self._prefixes.computed_by(group)
         self._by_request[submit.request_id] = group
         self._by_handle[sequence.handle] = (group, sequence)
-        self._planner.queues.wait(group)
+        self._planner.queues.add_waiting(group)
 
     def dropped(self, group: SequenceGroup, sequence: TokenSequence) -> None:
         """The planner has ended the group that computed a prefix, which was given up."""
@@ -178,11 +183,11 @@ class Requests:
         if submit.request_id in self._by_request:
             return []
         if search is not None and search.done:
-            return self._told(submit, self._answers.beams_ended(submit.request_id, search))
+            return self._end_with(submit, self._answers.beams_ended(submit.request_id, search))
         num_prompt = len(submit.prompt)
         max_output = min(submit.sampling.max_tokens, self._config.max_model_len - num_prompt)
         if (reason := why_never(self._config, submit, max_output)) is not None:
-            self._note(events.Refused(submit.request_id, reason))
+            self._emit(events.Refused(submit.request_id, reason))
             return [self._answers.ended(submit.request_id, FinishReason.ERROR, reason)]
         if outputs is None:
             outputs = dict.fromkeys(range(submit.num_choices), NO_TOKENS)
@@ -199,11 +204,11 @@ class Requests:
             self._by_handle.update((found.handle, (group, found)) for found in sequences)
         else:
             group.handle = sequences[0].handle
-        self._planner.queues.wait(group)
+        self._planner.queues.add_waiting(group)
         has_begun = bool(ended) or any(len(found.output) for found in sequences)
         group.was_admitted = was_admitted or has_begun
         self._deadlines.add(group)
-        self._note(events.Accepted(submit.request_id, num_prompt, accepted is not None))
+        self._emit(events.Accepted(submit.request_id, num_prompt, accepted is not None))
         return [self._answers.begun(group)]
 
     def _end_too_long(
@@ -226,7 +231,7 @@ class Requests:
         max_output: int,
         accepted: Acceptance | None = None,
         search: BeamSearch | None = None,
-        serves_nobody: bool = False,
+        computes_prefix: bool = False,
     ) -> SequenceGroup:
         accepted = accepted or Acceptance(0, self._now_ms)
         self._last_arrival = max(self._last_arrival + 1, accepted.arrival)
@@ -238,7 +243,7 @@ class Requests:
             sequences=sequences,
             ended=dict(ended),
             search=search,
-            serves_nobody=serves_nobody,
+            computes_prefix=computes_prefix,
         )
 
     def _new_sequence(self, choice: int, output: IntArray) -> TokenSequence:
@@ -264,7 +269,7 @@ class Requests:
             return refusal
         self._remembered.forget(attach.request_id)
         submit = delivered_by(attach, submit, ended)
-        views = views_of(attach, submit)
+        views = complete_views(attach, submit)
         # What was accepted before has had its turn: it may not be late for it now.
         had_turn = not attach.is_new
         if not views or submit.sampling.beams is not None:
@@ -283,7 +288,7 @@ class Requests:
         if submit is not None and not is_void:
             submit = delivered_by(attach, submit)
         if message is None and submit is not None:
-            fits = not attach.exact and may_follow(ended.choices, views_of(attach, submit))
+            fits = not attach.exact and may_follow(ended.choices, complete_views(attach, submit))
             if not fits and not is_void:
                 return None
             self._remembered.deliver(submit)
@@ -306,7 +311,7 @@ class Requests:
             self._retention.restate(group, lacks_prompt)
             return []
         group.submit = delivered_by(attach, group.submit)
-        views = views_of(attach, group.submit)
+        views = complete_views(attach, group.submit)
         if attach.exact and not views:
             views = (ChoiceView(NO_TOKENS, ""),) * group.submit.num_choices
         if group.search is not None or not views:
@@ -346,7 +351,7 @@ class Requests:
         self._by_handle.update((found.handle, (group, found)) for found in sequences)
         group.ended = over
         group.was_admitted |= len(sequences[0].output) > 0
-        self._note(events.Rewound(group.request_id, len(sequences[0].output)))
+        self._emit(events.Rewound(group.request_id, len(sequences[0].output)))
         return [self._answers.begun(group)]
 
     def _cannot_join(self, submit: Submit) -> list[Message]:
@@ -360,7 +365,7 @@ class Requests:
 
     # ----------------------------------------------------------------- endings
 
-    def flagged(self, handle: int, flag: EndFlag) -> None:
+    def end_flagged(self, handle: int, flag: EndFlag) -> None:
         """The worker says that a sequence has ended."""
         if (found := self._by_handle.get(handle)) is not None:
             self._end(*found, flag.finish_reason())
@@ -414,7 +419,7 @@ class Requests:
             if group.submit.gateway == lost.gateway
         ]
 
-    def hear_at(self, now_ms: int) -> None:
+    def set_clock(self, now_ms: int) -> None:
         """What comes next was said at this time; forget what has ended too long ago.
 
         Nothing may have been planned for longer than anything is remembered.
@@ -422,9 +427,9 @@ class Requests:
         self._now_ms = max(self._now_ms, now_ms)
         self._remembered.expire(self._now_ms)
 
-    def pass_time(self, now_ms: int) -> list[Message]:
+    def end_overdue(self, now_ms: int) -> list[Message]:
         """End what is overdue, too."""
-        self.hear_at(now_ms)
+        self.set_clock(now_ms)
         if not self._deadlines.has_passed(self._now_ms):
             return []
         return [
@@ -448,7 +453,7 @@ class Requests:
             return message
         for sequence in reversed(list(group.sequences)):
             self._end(group, sequence, reason)
-        if reason in FAILURES and not group.serves_nobody:
+        if reason in FAILURES and not group.computes_prefix:
             ended = EndedRequest(group.submit, {}, message)
             self._remembered.add(group.request_id, ended, self._now_ms)
         return message
@@ -460,9 +465,9 @@ class Requests:
 
     def _end_at_once(self, submit: Submit, reason: FinishReason, error: str = "") -> list[Message]:
         """A request ends that nothing is computed of."""
-        return self._told(submit, self._answers.ended(submit.request_id, reason, error))
+        return self._end_with(submit, self._answers.ended(submit.request_id, reason, error))
 
-    def _told(self, submit: Submit, message: Message) -> list[Message]:
+    def _end_with(self, submit: Submit, message: Message) -> list[Message]:
         """This ends a request, also for who asks later."""
         ended = EndedRequest(submit, {}, message)
         self._remembered.add(submit.request_id, ended, self._now_ms)
@@ -471,7 +476,7 @@ class Requests:
     def _forget(self, group: SequenceGroup, reason: FinishReason, message: Message | None) -> None:
         """A group has ended."""
         del self._by_request[group.request_id]
-        if group.serves_nobody:
+        if group.computes_prefix:
             if reason is not FinishReason.ABORT:
                 self._prefixes.computed(group.request_id)
             return
@@ -482,4 +487,4 @@ class Requests:
             num_generated = sum(len(found.tokens) for found in message.hypotheses)
         else:
             num_generated = sum(len(found.output) for found in group.ended.values())
-        self._note(events.Ended(group.request_id, reason, num_generated))
+        self._emit(events.Ended(group.request_id, reason, num_generated))

@@ -66,7 +66,7 @@ class FinishedBeam:
 
 
 @dataclass(frozen=True, slots=True)
-class Turnover:
+class BeamRound:
     """What a round made of the beams that ran before it, by their index."""
 
     parents: list[int]  # of each beam that runs now
@@ -136,7 +136,7 @@ class BeamSearch:
         """The finished beams, best first."""
         return tuple(found.hypothesis() for found in self._finished)
 
-    def advance(self, candidates: BeamCandidates) -> Turnover:
+    def advance(self, candidates: BeamCandidates) -> BeamRound:
         """Let the likeliest continuations take the place of the beams that ran so far.
 
         Raises:
@@ -164,7 +164,7 @@ class BeamSearch:
         kept = self._keep_best([found for _, found in finishing])
         self.running = running
         self.done = not running or not self._could_improve()
-        return Turnover(parents, [parent for parent, found in finishing if found in kept])
+        return BeamRound(parents, [parent for parent, found in finishing if found in kept])
 
     def _keep_best(self, new: list[FinishedBeam]) -> list[FinishedBeam]:
         ranked = sorted(self._finished + new, key=lambda found: -found.score)

@@ -43,14 +43,14 @@ class Queues:
         self.num_beams = 0
         self._waiting = WaitingQueue()
 
-    def wait(self, group: SequenceGroup) -> None:
+    def add_waiting(self, group: SequenceGroup) -> None:
         """A new group."""
         self._waiting.add(group)
         self.num_waiting += 1
-        if not group.serves_nobody:
+        if not group.computes_prefix:
             self.backlog.add(group.submit)
 
-    def file_anew(self, group: SequenceGroup) -> None:
+    def update_slots(self, group: SequenceGroup) -> None:
         """A group may have more or fewer sequences than before."""
         if group.state is WAITING:
             self._waiting.add(group)
@@ -94,11 +94,11 @@ class Queues:
         group.move_to(PREEMPTED)
         _insert(self.preempted, group)
 
-    def wait_again(self, group: SequenceGroup) -> None:
+    def requeue(self, group: SequenceGroup) -> None:
         """A running group goes back to where it came from."""
         self._stop_running(group)
         group.move_to(WAITING)
-        self.wait(group)
+        self.add_waiting(group)
 
     def end(self, group: SequenceGroup) -> None:
         """A group is done, whatever it was doing."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from scheduler_svc.core.blocks.block_tables import BlockTables
 from scheduler_svc.core.config import ProtocolError
-from scheduler_svc.core.sequences.beam_search import Turnover
+from scheduler_svc.core.sequences.beam_search import BeamRound
 from scheduler_svc.core.sequences.sequence import (
     ENDED,
     NO_TOKENS,
@@ -21,7 +21,7 @@ from scheduler_svc.core.sequences.sequence import (
 from shared.messages.outputs import BeamCandidates
 
 
-class Searches:
+class RunningSearches:
     """Groups with a beam search.
 
     Args:
@@ -77,22 +77,22 @@ class Searches:
         search = group.search
         assert search is not None, f"{group.request_id} has no beams"
         before, num_computed = search.running, group.num_prompt_tokens + search.length
-        turn = search.advance(candidates)
-        for index in set(turn.finished):
+        round_ = search.advance(candidates)
+        for index in set(round_.finished):
             # What follows up on the answer will find it.
             sequence = group.sequences[index]
             sequence.output = before[index].tokens()
             self._tables.register_computed(group, sequence, num_computed)
         if not search.done:
-            self._take_over(group, turn)
+            self._replace_beams(group, round_)
         return search.done
 
-    def _take_over(self, group: SequenceGroup, turn: Turnover) -> None:
+    def _replace_beams(self, group: SequenceGroup, round_: BeamRound) -> None:
         """Let sequences go on, fork and end as the beams did."""
         old = group.sequences
         free = set(range(len(old)))
         sequences = []
-        for index in turn.parents:
+        for index in round_.parents:
             parent = old[index]
             if index in free:
                 free.remove(index)
@@ -102,9 +102,9 @@ class Searches:
             self._tables.fork(parent, child)
             sequences.append(child)
         for index in free:
-            self._tables.give_up(old[index])
-            self._tables.drop_swapped(old[index])
+            self._tables.release(old[index])
+            self._tables.release_swapped(old[index])
         group.sequences = sequences
         if group.state is SEARCHING:
-            group.parents = [old[index].handle for index in turn.parents]
+            group.parents = [old[index].handle for index in round_.parents]
             group.num_tokens += 1

@@ -95,7 +95,7 @@ class SequenceGroup:
     state_id: EntryId | None = None  # place in outputs of its latest RequestState with the prompt
     was_admitted: bool = False
     num_deaths: int = 0  # of workers, one after the other, that were computing it
-    serves_nobody: bool = False  # computes a prefix to be pinned: no client knows of it
+    computes_prefix: bool = False  # computes a prefix to be pinned: no client knows of it
     passed_since: int = 0  # step in which it first came first but lacked slots; 0: in none
     chain: Chain | None = None  # names of its blocks, once it has asked for any
     search: BeamSearch | None = None
@@ -137,15 +137,15 @@ class SequenceGroup:
         return np.concatenate([self.submit.prompt, sequence.output])
 
     def prepare_prefill(self) -> None:
-        """Note how long the sequences are, and which of them have to be computed."""
-        self.note_beams()
+        """Event how long the sequences are, and which of them have to be computed."""
+        self.store_beam_outputs()
         num_output = len(self.sequences[0].output)
         self.num_tokens = self.num_prompt_tokens + num_output
         # While nothing is generated all sequences are equal: the first is computed, the others
         # fork from it.
         self.prefilled = list(self.sequences) if num_output else self.sequences[:1]
 
-    def note_beams(self) -> None:
+    def store_beam_outputs(self) -> None:
         """Write down what each running beam has generated as its sequence's output."""
         if self.search is not None:
             for sequence, beam in zip(self.sequences, self.search.running, strict=True):

@@ -7,12 +7,12 @@ import numpy as np
 from scheduler_svc.core.sequences.sequence import NO_TOKENS, Sequence, SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages.plans import Admission, BeamStep, StepPlan, Turn
+from shared.messages.plans import Admission, BeamStep, StepPlan, Tick
 from shared.sampling import SamplingParams
 
 
 @dataclass(slots=True)
-class Entrant:
+class AdmissionDraft:
     """What an Admission says, but for the tokens and blocks themselves.
 
     Attributes:
@@ -87,7 +87,7 @@ class PlanDraft:
         self.copy_targets: list[int] = []
         self.replaced_handles: list[int] = []
         self.replaced_columns: list[int] = []
-        self.admissions: list[Entrant] = []
+        self.admissions: list[AdmissionDraft] = []
         self._admitted: list[tuple[SequenceGroup, Sequence]] = []  # the same ones
         self.fork_parents: list[int] = []
         self.fork_children: list[int] = []
@@ -101,7 +101,7 @@ class PlanDraft:
         """Tell the worker all about the sequences of a group that it has to compute."""
         for sequence in group.prefilled:
             sequence.is_resident = True
-            entrant = Entrant(
+            entrant = AdmissionDraft(
                 sequence.handle,
                 sequence.choice,
                 group.num_tokens,
@@ -177,7 +177,7 @@ class PlanDraft:
         requests_cursor: EntryId,
         outputs_cursor: EntryId,
         outputs_min_id: EntryId,
-        idle_turns: list[Turn],
+        idle_ticks: list[Tick],
     ) -> StepPlan:
         """The plan, with what is known only at the end."""
         return StepPlan(
@@ -204,7 +204,7 @@ class PlanDraft:
             fork_choices=_packed(self.fork_choices),
             chunk_handles=_packed(self.chunk_handles),
             chunk_tokens=_packed(self.chunk_tokens),
-            idle_turns=tuple(idle_turns),
+            idle_turns=tuple(idle_ticks),
         )
 
     def _packed_admissions(self) -> list[Admission]:

@@ -15,7 +15,7 @@ from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.core.config import Preemption, ProtocolError, SchedulerConfig
 from scheduler_svc.core.sequences.generated_tokens import TokenStore
 from scheduler_svc.core.sequences.queues import Queues
-from scheduler_svc.core.sequences.running_searches import Searches
+from scheduler_svc.core.sequences.running_searches import RunningSearches
 from scheduler_svc.core.sequences.sequence import (
     DECODING,
     ENDED,
@@ -44,7 +44,7 @@ class StepPlanner:
         tables: block tables of all groups.
         prefixes: pinned ones.
         new_handle: gives every new sequence its handle.
-        note: takes what happened.
+        emit: takes each event.
 
     Attributes:
         planned_step: last step that was planned.
@@ -59,7 +59,7 @@ class StepPlanner:
         tables: BlockTables,
         prefixes: PinnedPrefixes,
         new_handle: Callable[[], int],
-        note: Callable[[events.Note], None],
+        emit: Callable[[events.Event], None],
     ) -> None:
         self.planned_step = 0
         self.applied_step = 0
@@ -67,10 +67,10 @@ class StepPlanner:
         self._config = config
         self._tables = tables
         self._prefixes = prefixes
-        self._note = note
+        self._emit = emit
         self._pool = tables.pool
         self._tokens = TokenStore(config.max_num_sequences, config.max_model_len)
-        self._searches = Searches(tables, new_handle)
+        self._searches = RunningSearches(tables, new_handle)
         self.blocks = BlockAllocator(tables, self._searches, config.block_size)
         # The calendars, by step. Entries may be out of date and are checked when they are read.
         # Groups that end leave the first one, which may look far ahead.
@@ -79,7 +79,7 @@ class StepPlanner:
         self._survives: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
         # The last group that got no blocks, and the state of the pool then.
         self._too_large: SequenceGroup | None = None
-        self._num_chances = 0
+        self._num_changes = 0
 
     @property
     def is_full(self) -> bool:
@@ -125,7 +125,7 @@ class StepPlanner:
         except IndexError as error:
             raise ProtocolError(f"result of step {step}: {error}") from None
         for group in self._samples_first.pop(step, ()):
-            self._note(events.FirstToken(group.request_id))
+            self._emit(events.FirstToken(group.request_id))
         for group in self._survives.pop(step, ()):
             group.num_deaths = 0  # as far as it got before, and a step more
         return self._searches.apply(step, beams)
@@ -154,7 +154,7 @@ class StepPlanner:
             self._leave_prefill(group, sequence)
         self._too_large = None  # it may be this group, which is smaller now
         self._release_blocks(group, sequence)
-        self._tables.drop_swapped(sequence)
+        self._tables.release_swapped(sequence)
         self._release_slot(sequence)
         if len(group.sequences) == 1:
             self._reaches_limit.drop(group)
@@ -162,13 +162,13 @@ class StepPlanner:
         else:
             self.queues.end_sequence(group)
         group.sequences.remove(sequence)
-        self.queues.file_anew(group)
+        self.queues.update_slots(group)
 
     def end_search(self, group: SequenceGroup) -> None:
         """A beam search has ended, whatever it has found."""
         for sequence in group.sequences:
-            self._tables.give_up(sequence)
-            self._tables.drop_swapped(sequence)
+            self._tables.release(sequence)
+            self._tables.release_swapped(sequence)
         self.queues.end(group)
         group.sequences = []
 
@@ -178,10 +178,10 @@ class StepPlanner:
         if group.state not in (WAITING, PREEMPTED):
             self._take_blocks(group, self.planned_step)
         for sequence in group.sequences:
-            self._tables.drop_swapped(sequence)
+            self._tables.release_swapped(sequence)
             self._release_slot(sequence)
         group.sequences = sequences
-        self.queues.file_anew(group)
+        self.queues.update_slots(group)
 
     def _leave_prefill(self, group: SequenceGroup, sequence: Sequence) -> None:
         """One of several sequences that are computed again is about to end."""
@@ -193,7 +193,7 @@ class StepPlanner:
             # They may count on blocks that it was to fill: all of them start over.
             lost = sum(found.num_planned for found in group.sequences)
             request_id = group.request_id
-            self._note(events.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
+            self._emit(events.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
             self._take_blocks(group, self.planned_step)
 
     # ------------------------------------------------------ a step's decisions
@@ -214,19 +214,19 @@ class StepPlanner:
         """Take a running group's blocks for another group, which may be the same."""
         planned_step = draft.step - 1
         lost = sum(victim.kv_tokens_at(planned_step, found) for found in victim.sequences)
-        self._note(events.Preempted(victim.request_id, beneficiary.request_id, kind, lost))
+        self._emit(events.Preempted(victim.request_id, beneficiary.request_id, kind, lost))
         if kind is Preemption.SWAP:
             self._tables.swap_out(victim, draft)
         self._take_blocks(victim, planned_step)
 
-    def wait_again(self, group: SequenceGroup) -> None:
+    def requeue(self, group: SequenceGroup) -> None:
         """Move a running group that computes a pinned prefix back to the waiting ones.
 
         As a preempted group it would hold up those that wait for the first time.
         """
         self._release_blocks(group, group.sequences[0])
         self._release_slot(group.sequences[0])
-        self.queues.wait_again(group)
+        self.queues.requeue(group)
 
     def give_up_prefix(self, beneficiary: SequenceGroup, draft: PlanDraft) -> bool:
         """Unpin a prefix for a group that could never run otherwise; whether there was one.
@@ -263,7 +263,7 @@ class StepPlanner:
         """
         if (
             group is self._too_large
-            and self._pool.num_chances == self._num_chances
+            and self._pool.num_changes == self._num_changes
             and self.queues.running  # or else prefixes are given up for it
         ):
             return False  # most steps free no blocks
@@ -273,7 +273,7 @@ class StepPlanner:
         else:
             fits = self._tables.admit(group, watermark)
         if not fits:
-            self._too_large, self._num_chances = group, self._pool.num_chances
+            self._too_large, self._num_changes = group, self._pool.num_changes
         return fits
 
     def admit(self, group: SequenceGroup, draft: PlanDraft) -> None:
@@ -283,11 +283,11 @@ class StepPlanner:
             for sequence in group.sequences:
                 sequence.slot = self._tokens.open(sequence.handle, sequence.output)
         draft.admit(group)
-        self._prefixes.used_by(group)
-        if group.serves_nobody:
+        self._prefixes.touch(group)
+        if group.computes_prefix:
             return
         num_output = group.num_tokens - group.num_prompt_tokens
-        self._note(
+        self._emit(
             events.Admitted(
                 group.request_id,
                 again=group.was_admitted or num_output > 0,
@@ -312,7 +312,7 @@ class StepPlanner:
     def _start_decoding(self, group: SequenceGroup, step: int) -> None:
         """``step`` samples a token; from the next one on the group decodes without being named."""
         num_generated = group.num_tokens - group.num_prompt_tokens
-        if num_generated == 0 and not group.serves_nobody:
+        if num_generated == 0 and not group.computes_prefix:
             self._samples_first[step].append(group)
         group.decode_from = step + 1
         group.last_step = step + group.max_output - num_generated - 1
@@ -323,7 +323,7 @@ class StepPlanner:
             return
         self.queues.prefilled(group, DECODING)
         self._reaches_limit.put(group, group.last_step)
-        self.blocks.starts_decoding(group)
+        self.blocks.schedule_growth(group)
 
     # -------------------------------------------------------- blocks and slots
 
@@ -333,7 +333,7 @@ class StepPlanner:
         Args:
             planned_step: last step that was planned.
         """
-        group.note_beams()
+        group.store_beam_outputs()
         group.parents = []
         for sequence in group.sequences:
             self._release_blocks(group, sequence)
@@ -351,7 +351,7 @@ class StepPlanner:
             # The last token that is known was sampled, but may not be computed.
             num_computed = group.num_prompt_tokens + len(sequence.output) - 1
         self._tables.register_computed(group, sequence, num_computed)
-        self._tables.give_up(sequence)
+        self._tables.release(sequence)
 
     def _release_slot(self, sequence: Sequence) -> None:
         """Free a sequence's slot, if it has one: it gets no more tokens until it has another."""

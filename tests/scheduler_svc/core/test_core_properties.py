@@ -194,7 +194,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert stats.num_running + stats.num_waiting == alive + pending
         assert stats.num_pinned_blocks <= self.config.max_pinned_blocks
         assert stats.num_shared_blocks >= 0
-        self._check_notes()
+        self._check_events()
 
     def teardown(self) -> None:
         """Nobody starves: with no new arrivals everything ends, and all blocks come back."""
@@ -234,12 +234,12 @@ class EngineMachine(RuleBasedStateMachine):
             if row in ended:
                 client.running.remove(choice)
 
-    def _check_notes(self) -> None:
+    def _check_events(self) -> None:
         """FCFS within a priority: nobody starts before an earlier one that waits."""
-        for note in self.core.take_notes():
-            if isinstance(note, events.Admitted) and not note.again:
-                self.started.add(note.request_id)
-                mine = self.clients[note.request_id].rank
+        for event in self.core.take_events():
+            if isinstance(event, events.Admitted) and not event.again:
+                self.started.add(event.request_id)
+                mine = self.clients[event.request_id].rank
                 for name, client in self.clients.items():
                     earlier = client.rank[1] < mine[1] and client.rank[0] <= mine[0]
                     assert not earlier or client.ended or name in self.started
@@ -288,8 +288,8 @@ def test_a_long_random_run_ends_clean() -> None:
         core.apply(worker.execute(plans.popleft()), EntryId(1, entries))
     stats = core.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
-    preempted = [note for note in core.take_notes() if isinstance(note, events.Preempted)]
-    kinds = {note.kind for note in preempted}
+    preempted = [event for event in core.take_events() if isinstance(event, events.Preempted)]
+    kinds = {event.kind for event in preempted}
     assert kinds == {"recompute", "swap"}, "the pool was meant to be too small"
 
 
@@ -335,7 +335,9 @@ def test_what_is_swapped_out_is_sent_even_if_nobody_is_left_to_compute() -> None
             entries += 1
             core.apply(worker.execute(plan), EntryId(1, entries))
             plans.append(core.schedule(0))
-    assert [note.num_generated for note in core.take_notes() if isinstance(note, events.Ended)] == [
+    assert [
+        event.num_generated for event in core.take_events() if isinstance(event, events.Ended)
+    ] == [
         1,
         4,
     ]

@@ -460,7 +460,7 @@ def test_what_is_deduced_is_what_a_replay_shows(seed: int, tmp_path: Path) -> No
     plans = [Planned(found.epoch, found.plan) for found in logs.plans]
     with_plans, bare = replace(logs, plans=plans), replace(logs, plans=[])
     num_exact = num_certain = 0
-    noted = {note.request_id for found in logs.plans for note in found.preemptions or ()}
+    noted = {event.request_id for found in logs.plans for event in found.preemptions or ()}
     others = sorted(logs.request_ids() - noted)[:10]
     for request_id in (*sorted(noted), *others):
         exact = preemptions(tell(request_id, logs))

@@ -25,21 +25,21 @@ class Waiting:
         """A new epoch begins; what was accepted is taken over."""
         self._requests.clear()
 
-    def too_much(self, taken: Sequence[events.Note]) -> str | None:
+    def too_much(self, taken: Sequence[events.Event]) -> str | None:
         """A request that was accepted though there was no room for it, and why that is so."""
         submits = {wish.submit.request_id: wish.submit for wish in self.profile.wishes}
         found = None
-        for note in taken:
-            if isinstance(note, events.Accepted):
-                found = self._accept(note, submits) or found
-            elif isinstance(note, (events.Admitted, events.Ended)):
-                self._requests.pop(note.request_id, None)
+        for event in taken:
+            if isinstance(event, events.Accepted):
+                found = self._accept(event, submits) or found
+            elif isinstance(event, (events.Admitted, events.Ended)):
+                self._requests.pop(event.request_id, None)
         return found
 
-    def _accept(self, note: events.Accepted, submits: Mapping[str, Submit]) -> str | None:
-        submit = self._requests[note.request_id] = submits[note.request_id]
-        is_new = not note.recovered and note.request_id not in self.accepted
-        self.accepted.add(note.request_id)
+    def _accept(self, event: events.Accepted, submits: Mapping[str, Submit]) -> str | None:
+        submit = self._requests[event.request_id] = submits[event.request_id]
+        is_new = not event.recovered and event.request_id not in self.accepted
+        self.accepted.add(event.request_id)
         if not is_new:
             return None
         profile, waiting = self.profile, self._requests.values()
@@ -54,5 +54,5 @@ class Waiting:
             ),
         ):
             if 0 < bound < count:
-                return f"{note.request_id} was accepted: {count} {what} wait, at most {bound} may"
+                return f"{event.request_id} was accepted: {count} {what} wait, at most {bound} may"
         return None

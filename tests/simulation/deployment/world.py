@@ -63,12 +63,12 @@ class Watching(Observer):
         self._waiting.clear()
         super().new_epoch(epoch, kv, core)
 
-    def noted(self, taken: list[events.Note]) -> None:
-        for note in taken:
-            if isinstance(note, events.Ended):
-                self.ended.add(note.request_id)
-            elif isinstance(note, events.PrefixGivenUp):
-                self.given_up.add(note.prefix_id)
+    def noted(self, taken: list[events.Event]) -> None:
+        for event in taken:
+            if isinstance(event, events.Ended):
+                self.ended.add(event.request_id)
+            elif isinstance(event, events.PrefixGivenUp):
+                self.given_up.add(event.prefix_id)
         if (fault := self._waiting.too_much(taken)) is not None:
             self._too_much_waits(fault)
         super().noted(taken)

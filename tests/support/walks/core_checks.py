@@ -89,7 +89,7 @@ def check_pins(core: Scheduler) -> None:
         if prefix.is_computed:
             assert len(pool.find(prefix.hashes)) == len(prefix.hashes), f"{prefix_id} is lost"
         else:
-            assert core._requests._by_request[prefix_id].serves_nobody, (
+            assert core._requests._by_request[prefix_id].computes_prefix, (
                 f"nobody computes {prefix_id}"
             )
 
@@ -102,7 +102,7 @@ def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
     """
     tenants: defaultdict[int, set[str]] = defaultdict(set)  # by block
     for group in core._requests._by_request.values():
-        if not group.serves_nobody:
+        if not group.computes_prefix:
             for sequence in group.sequences:
                 for block in sequence.block_table:
                     tenants[block].add(group.submit.tenant)
@@ -135,13 +135,13 @@ def check_at_rest(core: Scheduler) -> None:
 
 
 class QueueCheck:
-    """Follows a core's notes: who comes next, who has to go, and that nobody is forgotten.
+    """Follows a core's events: who comes next, who has to go, and that nobody is forgotten.
 
     Args:
         clients: by request id.
 
     Attributes:
-        counts: what the notes said, by kind.
+        counts: events, by kind.
     """
 
     def __init__(self, clients: dict[str, Client]) -> None:
@@ -161,38 +161,38 @@ class QueueCheck:
         self._nobodys.clear()
 
     def check(self, core: Scheduler, has_planned: bool) -> None:
-        """Take what the core has noted since, in order.
+        """Take the core's events since the last call, in order.
 
         Args:
             has_planned: whether it did so in ``schedule``.
         """
-        noted = core.take_notes()
-        ran_before = set(self._running) if noted else set()
+        taken = core.take_events()
+        ran_before = set(self._running) if taken else set()
         has_victim = False
-        for note in noted:
-            match note:
+        for event in taken:
+            match event:
                 case events.Accepted():
-                    self._waiting.add(self._rank_of(note.request_id))
+                    self._waiting.add(self._rank_of(event.request_id))
                 case events.Admitted():
-                    self._admit(note, core)
+                    self._admit(event, core)
                 case events.Preempted():
-                    self._preempt(note)
+                    self._preempt(event)
                     has_victim |= has_planned
                     if has_planned:
-                        self._check_victim(note, core)
+                        self._check_victim(event, core)
                     else:
                         # One of its choices ended while they were computed again.
-                        assert note.by == note.request_id
+                        assert event.by == event.request_id
                 case events.Ended():
                     for ranks in (self._waiting, self._running, self._preempted):
-                        ranks.discard(self._rank_of(note.request_id))
+                        ranks.discard(self._rank_of(event.request_id))
                 case events.PrefixPinned():
                     self.counts["prefixes pinned"] += 1
                 case events.PrefixRefused():
                     self.counts["prefixes refused"] += 1
                 case events.PrefixGivenUp():
-                    assert has_planned, f"{note.prefix_id} is given up for no plan"
-                    self._give_up(note, ran_before)
+                    assert has_planned, f"{event.prefix_id} is given up for no plan"
+                    self._give_up(event, ran_before)
         if has_planned and len(core._prefixes):
             self._check_nobodys(core, has_victim)
 
@@ -213,28 +213,28 @@ class QueueCheck:
     def _rank_of(self, request_id: str) -> tuple[int, int]:
         return self._clients[request_id].rank
 
-    def _admit(self, note: events.Admitted, core: Scheduler) -> None:
+    def _admit(self, event: events.Admitted, core: Scheduler) -> None:
         """The first by rank of those that were preempted or wait, or one that may pass it."""
-        rank = self._rank_of(note.request_id)
-        assert rank in self._preempted | self._waiting, f"{note.request_id} does not wait"
+        rank = self._rank_of(event.request_id)
+        assert rank in self._preempted | self._waiting, f"{event.request_id} does not wait"
         earlier = {other for other in self._preempted | self._waiting if other < rank}
         if earlier:
-            self._check_passing(note.request_id, earlier, core)
+            self._check_passing(event.request_id, earlier, core)
         self._preempted.discard(rank)
         self._waiting.discard(rank)
         self._running.add(rank)
         self.counts["admissions"] += 1
-        self.counts["reused tokens"] += note.num_reused
-        submit = self._clients[note.request_id].submit
+        self.counts["reused tokens"] += event.num_reused
+        submit = self._clients[event.request_id].submit
         if submit.sampling.num_prompt_logprobs is not None:
-            assert note.again or note.num_reused == 0
+            assert event.again or event.num_reused == 0
             return
         for found in core._prefixes._pinned.values():
             prefix = found.pin.tokens[: len(found.hashes) * core.config.block_size]
             is_longer = len(submit.prompt) > len(prefix)
             if found.is_computed and is_longer and found.pin.cache_salt == submit.cache_salt:
                 begins_with_it = np.array_equal(submit.prompt[: len(prefix)], prefix)
-                assert note.num_reused >= len(prefix) or not begins_with_it
+                assert event.num_reused >= len(prefix) or not begins_with_it
                 self.counts["admissions behind prefixes"] += begins_with_it
 
     def _check_passing(
@@ -262,32 +262,32 @@ class QueueCheck:
     def _slots_of(self, request_id: str, core: Scheduler) -> int:
         return core._requests._by_request[request_id].num_slots
 
-    def _preempt(self, note: events.Preempted) -> None:
-        rank = self._rank_of(note.request_id)
-        assert rank in self._running, f"{note.request_id} is preempted but does not run"
+    def _preempt(self, event: events.Preempted) -> None:
+        rank = self._rank_of(event.request_id)
+        assert rank in self._running, f"{event.request_id} is preempted but does not run"
         self._running.remove(rank)
         self._preempted.add(rank)
-        self.counts[f"preempted by {note.kind}"] += 1
-        if self._clients[note.request_id].search is not None:
-            self.counts[f"searches preempted by {note.kind}"] += 1
+        self.counts[f"preempted by {event.kind}"] += 1
+        if self._clients[event.request_id].search is not None:
+            self.counts[f"searches preempted by {event.kind}"] += 1
 
-    def _check_victim(self, note: events.Preempted, core: Scheduler) -> None:
+    def _check_victim(self, event: events.Preempted, core: Scheduler) -> None:
         """The latest goes first, but for those that will be gone soon anyway."""
-        rank = self._rank_of(note.request_id)
-        assert self._rank_of(note.by) <= rank, f"{note.request_id} goes for a later one"
+        rank = self._rank_of(event.request_id)
+        assert self._rank_of(event.by) <= rank, f"{event.request_id} goes for a later one"
         draining = {
             self._rank_of(group.request_id)
             for group in core._planner.queues.running
-            if group.state is GroupState.FINISHING and not group.serves_nobody
+            if group.state is GroupState.FINISHING and not group.computes_prefix
         }
         spared = {other for other in self._running if other > rank} - draining
-        assert not spared, f"{note.request_id} {rank} is preempted before {spared}"
+        assert not spared, f"{event.request_id} {rank} is preempted before {spared}"
 
-    def _give_up(self, note: events.PrefixGivenUp, ran_before: set[tuple[int, int]]) -> None:
+    def _give_up(self, event: events.PrefixGivenUp, ran_before: set[tuple[int, int]]) -> None:
         """Only for the earliest that runs, or if nobody does."""
         first = min(ran_before, default=None)
-        rank = self._rank_of(note.by)
-        assert first is None or rank <= first, f"{note.prefix_id} goes for {rank}, not {first}"
+        rank = self._rank_of(event.by)
+        assert first is None or rank <= first, f"{event.prefix_id} goes for {rank}, not {first}"
         self.counts["prefixes given up"] += 1
 
     def _check_nobodys(self, core: Scheduler, has_victim: bool) -> None:

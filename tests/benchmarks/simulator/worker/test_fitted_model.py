@@ -14,7 +14,7 @@ from scheduler_svc.recording import FileRecorder
 from shared.bus.api import Entry, EntryId
 from shared.codec import encode
 from shared.messages.outputs import StepResult
-from shared.messages.plans import Turn
+from shared.messages.plans import Tick
 from tests.support.walks.recorded import CONFIG
 
 MODEL = find_model("OPT-13B")
@@ -67,7 +67,7 @@ def test_who_comes_while_all_plans_are_in_flight_does_not_make_the_engine_idle(
     assert CONFIG.max_plans_in_flight == 2
     recorder.epoch(EntryId(5, 0), CONFIG, EntryId(0, 0), ())
 
-    def plan(step: int, now_ms: int, *turns: Turn) -> None:
+    def plan(step: int, now_ms: int, *turns: Tick) -> None:
         made = replace(decode_plan(step), now_ms=now_ms, idle_turns=turns)
         recorder.plan(EntryId(5, step), encode(made))
 
@@ -77,12 +77,12 @@ def test_who_comes_while_all_plans_are_in_flight_does_not_make_the_engine_idle(
     plan(1, 0)
     plan(2, 0)
     result(1)
-    plan(3, 4, Turn(2, "1-1", "5-0"))  # somebody came while steps 1 and 2 were in flight
+    plan(3, 4, Tick(2, "1-1", "5-0"))  # somebody came while steps 1 and 2 were in flight
     result(2)
     plan(4, 9)
     result(3)
     result(4)
-    plan(5, 20, Turn(13, "1-1", "5-3"))  # nobody was left when the result of step 3 came
+    plan(5, 20, Tick(13, "1-1", "5-3"))  # nobody was left when the result of step 3 came
     plan(6, 20)
     result(5)
     plan(7, 26)

@@ -42,7 +42,7 @@ class Engine:
         )
         self.worker = FakeWorker(BLOCK_SIZE, budget, draw)
         self.plans: deque[StepPlan] = deque()
-        self.notes: list[core_events.Note] = []
+        self.events: list[core_events.Event] = []
         self.cached: dict[str, int] = {}  # tokens that a request found when it was first admitted
         self._num_entries = 0
 
@@ -57,11 +57,11 @@ class Engine:
         """Plan all that can be planned and execute one plan; whether there was one."""
         while (plan := self.core.schedule(0)) is not None:
             self.plans.append(plan)
-        self._take_notes()
+        self._take_events()
         if not self.plans:
             return False
         self.give(self.worker.execute(self.plans.popleft()))
-        self._take_notes()
+        self._take_events()
         return True
 
     def run(self, *messages: Message) -> None:
@@ -73,22 +73,22 @@ class Engine:
         raise AssertionError("it does not end")
 
     def ended(self) -> set[str]:
-        return {note.request_id for note in self.notes if isinstance(note, core_events.Ended)}
+        return {event.request_id for event in self.events if isinstance(event, core_events.Ended)}
 
     def given_up(self) -> list[str]:
         return [
-            note.prefix_id for note in self.notes if isinstance(note, core_events.PrefixGivenUp)
+            event.prefix_id for event in self.events if isinstance(event, core_events.PrefixGivenUp)
         ]
 
     def states(self) -> dict[str, str]:
         return {found.prefix_id: found.state for found in self.core.prefixes()}
 
-    def _take_notes(self) -> None:
-        taken = self.core.take_notes()
-        self.notes += taken
-        for note in taken:
-            if isinstance(note, core_events.Admitted):
-                self.cached.setdefault(note.request_id, note.num_reused)
+    def _take_events(self) -> None:
+        taken = self.core.take_events()
+        self.events += taken
+        for event in taken:
+            if isinstance(event, core_events.Admitted):
+                self.cached.setdefault(event.request_id, event.num_reused)
 
 
 def flood(count: int, first: int = 0, length: int = 30) -> list[Submit]:
@@ -143,7 +143,7 @@ def test_only_full_blocks_are_pinned_and_nobody_is_told() -> None:
     stats = engine.core.stats()
     assert (stats.num_pinned_blocks, stats.num_pinned_prefixes) == (4, 1)
     assert (stats.num_used_blocks, stats.num_kv_tokens, stats.num_shared_blocks) == (0, 0, 0)
-    assert [type(note) for note in engine.notes] == [core_events.PrefixPinned]
+    assert [type(event) for event in engine.events] == [core_events.PrefixPinned]
 
 
 def test_blocks_that_requests_use_are_not_counted_twice() -> None:
@@ -209,7 +209,7 @@ def test_a_prefix_that_cannot_be_pinned_is_refused_with_the_numbers(
     engine = Engine()
     engine.run(pin("good", PREFIX), pin("bad", tokens), pin("bad", tokens))
     assert engine.states() == {"good": PrefixState.PINNED, "bad": PrefixState.REFUSED}
-    [refused] = [note for note in engine.notes if isinstance(note, core_events.PrefixRefused)]
+    [refused] = [event for event in engine.events if isinstance(event, core_events.PrefixRefused)]
     assert all(word in refused.reason for word in words), refused.reason
     assert engine.core.pool.num_pinned == 4
 
@@ -245,7 +245,7 @@ def test_a_prefix_that_is_being_computed_makes_way_and_is_computed_later() -> No
             engine.turn()
         engine.run(pin("a", range(200, 224)))
         assert engine.ended() == {"grows"}
-        assert not any(isinstance(note, core_events.Preempted) for note in engine.notes)
+        assert not any(isinstance(event, core_events.Preempted) for event in engine.events)
         if engine.given_up():
             continue  # it had been computed already, and 7 + 6 blocks do not fit
         assert engine.states() == {"a": PrefixState.PINNED}
@@ -275,7 +275,7 @@ def test_a_request_that_grows_beyond_what_is_free_gets_pinned_blocks() -> None:
     engine.run(submit("grows", range(8), max_tokens=72))
     assert engine.ended() == {"grows"}
     assert engine.given_up() == ["a"]
-    assert not any(isinstance(note, core_events.Preempted) for note in engine.notes)
+    assert not any(isinstance(event, core_events.Preempted) for event in engine.events)
     assert engine.core.pool.num_used == 0
 
 
@@ -285,7 +285,7 @@ def test_others_are_preempted_before_prefixes_are_given_up() -> None:
     requests = [submit(f"r{n}", range(1_000 * n, 1_000 * n + 12), max_tokens=40) for n in range(4)]
     engine.run(*requests)
     assert len(engine.ended()) == 4
-    assert any(isinstance(note, core_events.Preempted) for note in engine.notes)
+    assert any(isinstance(event, core_events.Preempted) for event in engine.events)
     assert engine.given_up() == []
 
 

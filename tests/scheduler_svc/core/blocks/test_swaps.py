@@ -32,13 +32,13 @@ def test_what_was_swapped_out_stays_out_while_others_go(num_host_blocks: int, ki
     could_have_come = False
     while (plan := core.schedule(0)) is not None:
         assert not len(plan.swap_out_host) or not len(plan.swap_in_host)
-        for note in core.take_notes():
-            if isinstance(note, events.Preempted):
-                assert note.kind == (kind if note.request_id == "large" else "swap")
+        for event in core.take_events():
+            if isinstance(event, events.Preempted):
+                assert event.kind == (kind if event.request_id == "large" else "swap")
                 could_have_come |= "small" in went and core.pool.num_free > SMALL
-                went.append(note.request_id)
-            elif isinstance(note, events.Admitted) and note.again:
-                came.append(note.request_id)
+                went.append(event.request_id)
+            elif isinstance(event, events.Admitted) and event.again:
+                came.append(event.request_id)
         core.apply(worker.execute(plan), EntryId(1, 3 + plan.step))
     assert (went, came) == (["small", "large"], ["large", "small"])
     assert could_have_come

@@ -82,7 +82,7 @@ class Engine:
 
     def owed(self) -> list[RequestState]:
         """States that the service appends right behind what was applied."""
-        states = self.core.checkpoints() if self.core.owes_states else []
+        states = self.core.checkpoints() if self.core.needs_checkpoint else []
         self.log += states
         for state in states:
             self.tell(state)

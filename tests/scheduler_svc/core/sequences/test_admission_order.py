@@ -52,7 +52,7 @@ def test_an_urgent_request_does_not_wait_for_a_preempted_one() -> None:
     found = engine(num_blocks=30)
     found.give(submit("first", range(40), max_tokens=60))  # 10 blocks, to 25 in the end
     found.give(submit("large", range(100, 152), max_tokens=30))  # 13 blocks, and more
-    while not any(isinstance(note, events.Preempted) for note in found.notes):
+    while not any(isinstance(event, events.Preempted) for event in found.events):
         assert found.turn()
     before = found.core.planned_step
     assert found.core.stats().num_used_blocks < 25
@@ -75,10 +75,10 @@ def test_slots_of_a_preempted_group_are_free_for_a_more_urgent_request() -> None
             found.turn()
         if "group" in found.ended():
             break
-        num_before = len(found.notes)
+        num_before = len(found.events)
         found.give(submit("urgent", [1, 2], num_choices=3, max_tokens=4, priority=-1))
         found.run()
-        order = [n.request_id for n in found.notes[num_before:] if isinstance(n, events.Admitted)]
+        order = [n.request_id for n in found.events[num_before:] if isinstance(n, events.Admitted)]
         assert order[0] == "urgent", turns
         num_seen += "group" in order  # it was preempted, and waited then
     assert num_seen
@@ -88,12 +88,12 @@ def test_what_is_not_more_urgent_waits_for_a_preempted_one() -> None:
     found = engine(num_blocks=30)
     found.give(submit("first", range(40), max_tokens=60))
     found.give(submit("large", range(100, 152), max_tokens=30))
-    while not any(isinstance(note, events.Preempted) for note in found.notes):
+    while not any(isinstance(event, events.Preempted) for event in found.events):
         assert found.turn()
     found.give(submit("later", range(200, 210), max_tokens=4))
     found.run()
-    again = [note for note in found.notes if isinstance(note, events.Admitted)]
-    assert [note.request_id for note in again[-2:]] == ["large", "later"]
+    again = [event for event in found.events if isinstance(event, events.Admitted)]
+    assert [event.request_id for event in again[-2:]] == ["large", "later"]
 
 
 # ------------------------------------------------------------------------ backfill

@@ -73,9 +73,9 @@ class Engine:
     def plan(self) -> None:
         while (plan := self.core.schedule(0)) is not None:
             self.plans.append(plan)
-        for note in self.core.take_notes():
-            if isinstance(note, events.Preempted):
-                self.preempted.append(note.kind)
+        for event in self.core.take_events():
+            if isinstance(event, events.Preempted):
+                self.preempted.append(event.kind)
 
     def execute(self) -> None:
         self.results.append(self.worker.execute(self.plans.popleft()))

@@ -40,6 +40,6 @@ def test_a_choice_may_end_while_all_of_its_group_are_computed_again(
         if entries == num_steps_before:
             [answer] = core.apply(Stop("r0", choice, 2), EntryId(1, entries))
             assert isinstance(answer, ChoiceEnded)
-    [ended] = [note for note in core.take_notes() if isinstance(note, events.Ended)]
+    [ended] = [event for event in core.take_events() if isinstance(event, events.Ended)]
     assert ended.num_generated == 2 * 6 + 2
     assert core.pool.num_used == 0
