@@ -12,7 +12,7 @@ import numpy as np
 from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.message_checks import check
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest, RememberedRequests
-from scheduler_svc.core.requests.lifecycle import NOT_KNOWN, Acceptance
+from scheduler_svc.core.requests.known_requests import NOT_KNOWN, Acceptance
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequences.beam_search import BeamSearch
 from shared.bus.api import START, EntryId

@@ -14,9 +14,12 @@ from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.message_checks import check
 from scheduler_svc.core.policy import SchedulingPolicy
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest
-from scheduler_svc.core.requests.lifecycle import NOT_KNOWN, Acceptance, Requests
+from scheduler_svc.core.requests.endings import Endings
+from scheduler_svc.core.requests.known_requests import NOT_KNOWN, Acceptance, KnownRequests
+from scheduler_svc.core.requests.lifecycle import Requests
 from scheduler_svc.core.requests.log_retention import Retention
 from scheduler_svc.core.requests.request_states import Answers
+from scheduler_svc.core.sequences.backlog import Deadlines
 from scheduler_svc.core.sequences.beam_search import BeamSearch
 from scheduler_svc.core.sequences.sequence import SequenceGroup
 from scheduler_svc.core.step.plan_draft import PlanDraft
@@ -52,14 +55,28 @@ class Scheduler:
         self._planner = StepPlanner(config, tables, self._prefixes, new_handle, self._events.append)
         self._policy = SchedulingPolicy(config, self._planner)
         self._answers = Answers(self._planner, requests_cursor)
-        self._requests = Requests(
-            config,
+        emit = self._events.append
+        self._known = KnownRequests(config.resume_window_ms, new_handle)
+        deadlines = Deadlines(config.queue_ttl_ms)
+        self._endings = Endings(
+            self._known,
+            deadlines,
             self._planner,
             self._prefixes,
             self._retention,
             self._answers,
-            new_handle,
-            self._events.append,
+            emit,
+        )
+        self._requests = Requests(
+            config,
+            self._known,
+            deadlines,
+            self._endings,
+            self._planner,
+            self._prefixes,
+            self._retention,
+            self._answers,
+            emit,
         )
         self._timed_out: list[Message] = []
         self._idle_ticks: list[Tick] = []
@@ -86,7 +103,7 @@ class Scheduler:
     def start(self, fence: EntryId) -> None:
         """Begin the epoch whose first entry this is; its number is a time in milliseconds."""
         self.outputs_cursor = fence
-        self._requests.end_overdue(fence.epoch)
+        self._endings.end_overdue(fence.epoch)
 
     def recover(
         self,
@@ -133,14 +150,14 @@ class Scheduler:
                 )
             case RequestState():
                 self.outputs_cursor = at
-                group = self._requests.find(message.submit.request_id)
+                group = self._known.by_request.get(message.submit.request_id)
                 if group is not None and message.submit.attachment == group.submit.attachment:
                     self._retention.stated(group, at, not message.submit.lacks_prompt)
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
                 check(message, self.config.vocab_size)
                 self._answers.cursor = at
-                self._requests.set_clock(at.epoch)
+                self._known.set_clock(at.epoch)
                 return self._apply_request(message)
         self.outputs_cursor = at
         return []
@@ -161,11 +178,11 @@ class Scheduler:
             case Attach():
                 return requests.attach(message)
             case Stop():
-                return requests.stop(message)
+                return self._endings.stop(message)
             case Abort():
-                return requests.abort(message)
+                return self._endings.abort(message)
             case GatewayLost():
-                return requests.gateway_lost(message)
+                return self._endings.gateway_lost(message)
             case Pin():
                 requests.pin(message)
             case Drain() if message.epoch == self.outputs_cursor.epoch:
@@ -194,8 +211,8 @@ class Scheduler:
         """
         done = self._planner.apply(step, handles, tokens, beams)
         for handle, flag in ended:
-            self._requests.end_flagged(handle, flag)
-        return [self._requests.finish_search(group) for group in done]
+            self._endings.end_flagged(handle, flag)
+        return [self._endings.finish_search(group) for group in done]
 
     # --------------------------------------------------------------- what next
 
@@ -222,11 +239,11 @@ class Scheduler:
             if self.requests_cursor != self._tick_cursor:
                 self._record_idle_tick(now_ms)  # they were applied before the results to come
             return None
-        self._timed_out += self._requests.end_overdue(now_ms)
+        self._timed_out += self._endings.end_overdue(now_ms)
         draft = self._planner.new_draft()
         is_planned = self._policy.schedule(draft)
         for group, sequence in draft.dropped:
-            self._requests.dropped(group, sequence)
+            self._endings.remove_dropped(group, sequence)
         if not is_planned:
             self._record_idle_tick(now_ms)
             return None
@@ -247,7 +264,7 @@ class Scheduler:
         While there is no request at all, only the first moment matters, and an idle engine that is
         sent nonsense must not collect them without end.
         """
-        is_empty = not len(self._requests)
+        is_empty = not len(self._known.by_request)
         if not (is_empty and self._was_empty):
             tick = Tick(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
             self._idle_ticks.append(tick)
@@ -293,7 +310,7 @@ class Scheduler:
 
     def find(self, request_id: str) -> SequenceGroup | None:
         """A request that has not ended."""
-        return self._requests.find(request_id)
+        return self._known.by_request.get(request_id)
 
     def state_of(self, group: SequenceGroup) -> RequestState:
         """All that the log must know of an unfinished request."""
@@ -305,14 +322,14 @@ class Scheduler:
 
     def gateways(self) -> set[str]:
         """Instances that deliver unfinished requests."""
-        return {group.submit.gateway for group in self._requests.groups()} - {""}
+        return {group.submit.gateway for group in self._known.by_request.values()} - {""}
 
     # ---------------------------------------------------------- for its owner
 
     @property
     def num_requests(self) -> int:
         """That have not ended."""
-        return len(self._requests)
+        return len(self._known.by_request)
 
     @property
     def has_work(self) -> bool:

@@ -147,7 +147,7 @@ def test_a_result_of_an_unknown_sequence_changes_nothing() -> None:
 
 
 def _sequences(core: Scheduler) -> list[Any]:
-    return [sequence for group in core._requests.groups() for sequence in group.sequences]
+    return [sequence for group in core._known.by_request.values() for sequence in group.sequences]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_length_penalty_that_no_number_can_hold_ends_no_scheduler(penalty: flo
     core, plans = Scheduler(config), 0
     beams = BeamParams(1, penalty, EarlyStopping.NEVER)
     core.apply(submit("r", max_tokens=3_000, beams=beams), EntryId(5, 1))
-    search = core._requests._by_request["r"].search
+    search = core._known.by_request["r"].search
     assert search is not None
     engine = Engine(core, FakeWorker(4, 64, _draw))
     while core.num_requests and plans < 3_500:

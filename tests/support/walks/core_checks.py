@@ -35,9 +35,7 @@ def check_pools(core: Scheduler) -> None:
 
 
 def _sequences_of(core: Scheduler) -> list[Sequence]:
-    return [
-        sequence for group in core._requests._by_request.values() for sequence in group.sequences
-    ]
+    return [sequence for group in core._known.by_request.values() for sequence in group.sequences]
 
 
 def _check_references(pool: BlockPool, tables: Iterable[list[int]]) -> None:
@@ -69,11 +67,11 @@ def check_slots(core: Scheduler) -> None:
     assert core._planner._tokens.num_free_slots >= num_beams, "searches have slots that others took"
     handles = {
         sequence.handle
-        for group in core._requests._by_request.values()
+        for group in core._known.by_request.values()
         if group.search is None
         for sequence in group.sequences
     }
-    assert core._requests._by_handle.keys() == handles
+    assert core._known.by_handle.keys() == handles
     assert core._planner._tokens._slot_of.keys() <= handles
 
 
@@ -89,9 +87,7 @@ def check_pins(core: Scheduler) -> None:
         if prefix.is_computed:
             assert len(pool.find(prefix.hashes)) == len(prefix.hashes), f"{prefix_id} is lost"
         else:
-            assert core._requests._by_request[prefix_id].computes_prefix, (
-                f"nobody computes {prefix_id}"
-            )
+            assert core._known.by_request[prefix_id].computes_prefix, f"nobody computes {prefix_id}"
 
 
 def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
@@ -101,7 +97,7 @@ def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
         pinned: names of all content that ever was to be pinned.
     """
     tenants: defaultdict[int, set[str]] = defaultdict(set)  # by block
-    for group in core._requests._by_request.values():
+    for group in core._known.by_request.values():
         if not group.computes_prefix:
             for sequence in group.sequences:
                 for block in sequence.block_table:
@@ -120,8 +116,8 @@ def check_at_rest(core: Scheduler) -> None:
     assert core.pool.num_used == core.pool.num_pinned
     assert all(status.state != PrefixState.PENDING for status in core.prefixes())
     assert core.config.prefix_caching or core.pool.num_cached == 0
-    assert not core._requests._by_request
-    assert not core._requests._by_handle
+    assert not core._known.by_request
+    assert not core._known.by_handle
     queues = core._planner.queues
     assert queues.first_waiting() is None
     assert [queues.preempted, queues.prefilling, queues.running] == [[], [], []]
@@ -260,7 +256,7 @@ class QueueCheck:
         self.counts["passes"] += 1
 
     def _slots_of(self, request_id: str, core: Scheduler) -> int:
-        return core._requests._by_request[request_id].num_slots
+        return core._known.by_request[request_id].num_slots
 
     def _preempt(self, event: events.Preempted) -> None:
         rank = self._rank_of(event.request_id)
@@ -307,7 +303,5 @@ def _nobodys(core: Scheduler) -> list[SequenceGroup]:
     """Requests that compute prefixes."""
     prefix_ids = core._prefixes._pinned
     return [
-        core._requests._by_request[found]
-        for found in prefix_ids
-        if found in core._requests._by_request
+        core._known.by_request[found] for found in prefix_ids if found in core._known.by_request
     ]

@@ -688,10 +688,10 @@ def test_requests_are_recovered_in_the_order_of_their_acceptance_whatever_gatewa
         engine.tell(submit(name, range(5), received_ms=at_ms))
     for _ in range(2):
         engine.start_epoch()
-        assert [group.request_id for group in engine.core._requests.groups()] == list("abcd")
+        assert list(engine.core._known.by_request) == list("abcd")
     engine.tell(submit("e", range(5), received_ms=0))
     engine.start_epoch()
-    assert [group.request_id for group in engine.core._requests.groups()] == list("abcde")
+    assert list(engine.core._known.by_request) == list("abcde")
 
 
 def test_who_was_served_before_a_new_epoch_has_had_its_turn() -> None:
