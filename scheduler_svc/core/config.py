@@ -1,4 +1,4 @@
-"""What the scheduler core must know of the engine; fixed for an epoch."""
+"""Settings of the scheduler core; fixed for an epoch."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,10 +11,10 @@ class ProtocolError(PageStreamError):
 
 
 class Preemption(StrEnum):
-    """How a group gives its blocks up (PagedAttention, section 4.5)."""
+    """What happens to the blocks of a preempted group (PagedAttention, section 4.5)."""
 
-    RECOMPUTE = "recompute"  # they are computed again
-    SWAP = "swap"  # they are kept in the host pool, while that has room
+    RECOMPUTE = "recompute"  # they are freed, and computed again
+    SWAP = "swap"  # they are copied to the host pool, if it has room
     AUTO = "auto"  # whichever is cheaper for the group
 
 
@@ -22,8 +22,8 @@ class Preemption(StrEnum):
 class SchedulerConfig:
     """Geometry of the pool and limits of a step.
 
-    A default is what the scheduler did before the field was there: recordings that lack the field
-    are replayed with it.
+    The default of a field is the behaviour of schedulers before it existed: recordings without the
+    field are replayed with it.
     """
 
     num_blocks: int
@@ -34,23 +34,23 @@ class SchedulerConfig:
     max_plans_in_flight: int
     num_watermark_blocks: int  # kept free on admission while others run
     outputs_retention: int  # entries of the outputs log kept for slow readers
-    outputs_retention_bytes: int = 64 << 20  # that these have at most
-    prefix_caching: bool = True  # blocks stay findable when nobody refers to them any more
+    outputs_retention_bytes: int = 64 << 20  # limit of their size
+    prefix_caching: bool = True  # blocks stay findable when no table refers to them any more
     num_host_blocks: int = 0
     preemption: str = Preemption.AUTO
-    recompute_us_per_token: float = 1.0  # what preemption costs, for AUTO
+    recompute_us_per_token: float = 1.0  # cost of a preemption, for AUTO
     swap_us_per_block: float = 1.0  # one way
-    max_prompt_tokens: int = 0  # of prompts in a step in which others decode; 0: what fits
-    max_pinned_blocks: int = 0  # that prefixes may keep for good
-    max_waiting_requests: int = 0  # that were never admitted; 0: any number
+    max_prompt_tokens: int = 0  # in a step in which others decode; 0: what the budget leaves
+    max_pinned_blocks: int = 0  # that pinned prefixes may hold
+    max_waiting_requests: int = 0  # that were never admitted; 0: no limit
     max_waiting_tokens: int = 0  # of their prompts
     max_tenant_requests: int = 0  # the same for each tenant
     max_tenant_tokens: int = 0
-    queue_ttl_ms: int = 0  # how long a request may wait to be admitted; 0: for ever
-    max_passing_steps: int = 0  # for which a group that lacks slots is passed by later ones
-    vocab_size: int = 0  # tokens that the model has; 0: any may come
-    tenants_share_prefixes: bool = True  # not only what is pinned
-    resume_window_ms: int = 60_000  # how long what has ended is remembered
+    queue_ttl_ms: int = 0  # how long a request may wait to be admitted; 0: no limit
+    max_passing_steps: int = 0  # for which later groups may pass one that lacks slots
+    vocab_size: int = 0  # tokens of the model; 0: not checked
+    tenants_share_prefixes: bool = True  # else they share pinned ones only
+    resume_window_ms: int = 60_000  # how long an ended request is remembered
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_sequences:

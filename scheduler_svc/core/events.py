@@ -1,7 +1,7 @@
-"""What the core tells the service for logs and metrics; it decides nothing.
+"""Events of the scheduler core, for logs and metrics.
 
-Not frozen, though nobody changes them: there are several per request, and frozen ones take three
-times as long to make.
+They are not frozen: there are several per request, and frozen ones take three times as long to
+make.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ from scheduler_svc.core.sequences.sequence import SequenceGroup
 
 @dataclass(slots=True)
 class Accepted:
+    """A request waits to be admitted."""
+
     request_id: str
     num_prompt_tokens: int
     recovered: bool  # taken over from an earlier epoch, in which it was accepted
@@ -20,6 +22,8 @@ class Accepted:
 
 @dataclass(slots=True)
 class Refused:
+    """A request was not accepted."""
+
     request_id: str
     reason: str
 
@@ -36,7 +40,7 @@ class Admitted:
 
 @dataclass(slots=True)
 class Preempted:
-    """``by`` needed a block; ``num_tokens`` tokens of keys and values were given up."""
+    """A group lost its blocks, with keys and values of ``num_tokens`` tokens, to ``by``."""
 
     request_id: str
     by: str
@@ -46,7 +50,7 @@ class Preempted:
 
 @dataclass(slots=True)
 class Rewound:
-    """A request goes on from what its client has, which the log has not."""
+    """A request continues from what its client has, which differs from the log."""
 
     request_id: str
     num_generated: int  # tokens of each choice
@@ -54,11 +58,15 @@ class Rewound:
 
 @dataclass(slots=True)
 class FirstToken:
+    """The first token of a request's choices was sampled."""
+
     request_id: str
 
 
 @dataclass(slots=True)
 class Ended:
+    """A request has ended."""
+
     request_id: str
     reason: str
     num_generated: int
@@ -66,7 +74,7 @@ class Ended:
 
 @dataclass(slots=True)
 class PrefixPinned:
-    """All full blocks of the prefix are there to stay."""
+    """All full blocks of a prefix are computed and stay in the pool."""
 
     prefix_id: str
     name: str
@@ -75,6 +83,8 @@ class PrefixPinned:
 
 @dataclass(slots=True)
 class PrefixRefused:
+    """A prefix cannot be pinned."""
+
     prefix_id: str
     name: str
     reason: str
@@ -82,7 +92,7 @@ class PrefixRefused:
 
 @dataclass(slots=True)
 class PrefixGivenUp:
-    """``by`` could not have run otherwise."""
+    """A prefix was unpinned for the request ``by``, which could not have run otherwise."""
 
     prefix_id: str
     name: str
@@ -110,14 +120,14 @@ class Stats:
 
     num_running: int
     num_waiting: int  # preempted ones included
-    num_swapped: int  # of those, with keys and values in the host pool
+    num_swapped: int  # of these, with keys and values in the host pool
     num_used_blocks: int  # by requests
     num_pinned_prefixes: int
     num_pinned_blocks: int
-    num_pinned_unused_blocks: int  # of those, used by no request
+    num_pinned_unused_blocks: int  # of these, used by no request
     num_cached_blocks: int  # free, but still findable
-    num_shared_blocks: int  # that would be needed more if nothing were shared
-    num_kv_tokens: int  # token slots filled in used blocks
+    num_shared_blocks: int  # that sharing saves
+    num_kv_tokens: int  # with keys and values in used blocks
 
 
 def collect(
@@ -129,7 +139,7 @@ def collect(
     num_pinned_prefixes: int,
     step: int,
 ) -> Stats:
-    """Look at every running sequence and at every pinned block once."""
+    """Collect the state; visits every running sequence and every pinned block once."""
     num_pinned_unused = pool.num_pinned_unused
     num_used = pool.num_used - num_pinned_unused
     num_references = 0

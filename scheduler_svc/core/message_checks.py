@@ -1,7 +1,7 @@
-"""What messages must fulfil beyond their types, looked at before anything of them takes effect.
+"""Checks values of messages beyond their types, before a message takes effect.
 
-Whatever stands in a log can be read again at every start, so one entry that makes a reader fail
-would make every later start fail. ``check`` refuses it as if it could not be decoded.
+Every start reads the log again, so an entry that makes a reader fail would make every later start
+fail. ``check`` refuses such an entry as if it could not be decoded.
 """
 
 import math
@@ -28,13 +28,13 @@ _MOST_TOKENS = 2**31  # without a vocabulary, only negative ids are wrong
 
 
 def check(message: Message, vocab_size: int = 0) -> None:
-    """Look at a message of ``requests`` or ``outputs``.
+    """Check a message of ``requests`` or ``outputs``.
 
     Args:
-        vocab_size: tokens that the model has; 0: not known.
+        vocab_size: tokens of the model; 0: not known.
 
     Raises:
-        DecodeError: no reader can make sense of it; says why, and of which request.
+        DecodeError: a value is impossible; with the reason, and the request's id if there is one.
     """
     most_tokens = vocab_size or _MOST_TOKENS
     try:
@@ -64,7 +64,7 @@ def check(message: Message, vocab_size: int = 0) -> None:
 def _check_tokens(name: str, tokens: IntArray, most_tokens: int) -> None:
     if len(tokens) == 0:
         return
-    # For the few tokens of a step, both together take half the time of one reduction.
+    # For the few tokens of a step, argmin and argmax take half the time of min and max.
     least, most = tokens.item(tokens.argmin()), tokens.item(tokens.argmax())
     if least < 0 or most >= most_tokens:
         wrong = next(found for found in tokens.tolist() if not 0 <= found < most_tokens)
@@ -72,7 +72,7 @@ def _check_tokens(name: str, tokens: IntArray, most_tokens: int) -> None:
 
 
 def _check_result(result: StepResult, most_tokens: int) -> None:
-    # Every step has a result: nothing here takes longer than it must.
+    # Every step has a result, so this is written for speed.
     num_rows = len(result.handles)
     if len(result.tokens) != num_rows:
         _check_same_length("tokens", result.tokens, num_rows)

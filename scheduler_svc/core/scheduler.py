@@ -1,7 +1,8 @@
-"""The scheduler core: who computes what next, on which blocks.
+"""The scheduler core: applies messages of the logs, and makes the plans of steps.
 
-Pure: no clock, no log, no Redis. The service feeds it what it read, and publishes what it returns;
-the same calls with the same arguments give the same plans.
+Pure: no clock, no log, no Redis. The service passes it the messages that it has read, and appends
+the messages that it returns. The same calls with the same arguments give the same plans. Which
+request runs and which waits is decided in ``policy.py``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ from shared.messages.requests import Abort, Attach, Drain, GatewayLost, Pin, Sto
 
 
 class Scheduler:
-    """Continuous batching over a paged pool: events in, answers and plans out.
+    """Continuous batching over a paged pool: messages in, answers and plans out.
 
     `Requests` keeps requests from their submission to their end, `SchedulingPolicy` decides which
     of them compute in which step, and `StepPlanner` carries that out.
@@ -52,10 +53,10 @@ class Scheduler:
         self._prefixes = PinnedPrefixes(config, self.pool)
         self._retention = Retention(config.outputs_retention, config.outputs_retention_bytes)
         new_handle = count(1).__next__
-        self._planner = StepPlanner(config, tables, self._prefixes, new_handle, self._events.append)
+        emit = self._events.append
+        self._planner = StepPlanner(config, tables, self._prefixes, new_handle, emit)
         self._policy = SchedulingPolicy(config, self._planner)
         self._answers = Answers(self._planner, requests_cursor)
-        emit = self._events.append
         self._known = KnownRequests(config.resume_window_ms, new_handle)
         deadlines = Deadlines(config.queue_ttl_ms)
         self._endings = Endings(
@@ -98,10 +99,14 @@ class Scheduler:
         """Last step whose result was applied."""
         return self._planner.applied_step
 
-    # ------------------------------------------------------------ what came in
+    # ---------------------------------------------------------- applying messages
 
     def start(self, fence: EntryId) -> None:
-        """Begin the epoch whose first entry this is; its number is a time in milliseconds."""
+        """Begin an epoch.
+
+        Args:
+            fence: its first entry of ``outputs``; the epoch's number is a time in milliseconds.
+        """
         self.outputs_cursor = fence
         self._endings.end_overdue(fence.epoch)
 
@@ -115,30 +120,33 @@ class Scheduler:
         was_admitted: bool = False,
         accepted: Acceptance = NOT_KNOWN,
     ) -> list[Message]:
-        """Take over an unfinished request of an earlier epoch; what to append to outputs.
+        """Accept an unfinished request of an earlier epoch; return what to append to ``outputs``.
 
         Args:
             outputs: generated tokens of each choice, or running beam, that has not ended.
-            ended: the choices that have.
+            ended: the choices that have ended.
             search: instead of ``ended``, for a request with beams.
-            num_deaths: of workers that were computing it, one after the other.
-            was_admitted: it has had its turn, even if nothing came of it yet.
-            accepted: when; requests are recovered in the order of their arrival.
+            num_deaths: number of workers in a row that died while they computed it.
+            was_admitted: whether it was admitted before, even if no token came of it.
+            accepted: when it was accepted; requests are recovered in the order of their arrival.
         """
         return self._requests.recover(
             submit, outputs, ended, search, num_deaths, was_admitted, accepted
         )
 
     def remember(self, request_id: str, ended: EndedRequest) -> None:
-        """Know of a request that ended in an earlier epoch."""
+        """Remember a request that ended in an earlier epoch."""
         self._requests.remember(request_id, ended)
 
     def apply(self, message: Message, at: EntryId) -> list[Message]:
-        """Take note of an entry of ``requests`` or ``outputs``; what to append to outputs.
+        """Apply one message of ``requests`` or ``outputs``; return what to append to ``outputs``.
+
+        Args:
+            at: id of the message's entry.
 
         Raises:
-            ProtocolError: a result that no plan asked for, or that cannot be.
-            DecodeError: no reader can make sense of an entry of ``requests``; nothing has changed.
+            ProtocolError: a result of no plan, or one that contradicts its plan.
+            DecodeError: a message of ``requests`` has impossible values; nothing has changed.
         """
         match message:
             case StepResult():
@@ -152,7 +160,7 @@ class Scheduler:
                 self.outputs_cursor = at
                 group = self._known.by_request.get(message.submit.request_id)
                 if group is not None and message.submit.attachment == group.submit.attachment:
-                    self._retention.stated(group, at, not message.submit.lacks_prompt)
+                    self._retention.state_written(group, at, not message.submit.lacks_prompt)
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
                 check(message, self.config.vocab_size)
@@ -163,11 +171,11 @@ class Scheduler:
         return []
 
     def read_outputs(self, at: EntryId, num_bytes: int) -> None:
-        """An entry of ``outputs`` of this size was read; before its messages are applied."""
+        """Count an entry of ``outputs``; call it before the entry's messages are applied."""
         self._retention.read(at, num_bytes)
 
     def skip_request(self, at: EntryId) -> None:
-        """An entry of ``requests`` that could not be read is done with."""
+        """Pass over an entry of ``requests`` that could not be decoded."""
         self._answers.cursor = at
 
     def _apply_request(self, message: Message) -> list[Message]:
@@ -197,29 +205,32 @@ class Scheduler:
         ended: Sequence[tuple[int, EndFlag]],
         beams: Sequence[BeamCandidates],
     ) -> list[Message]:
-        """``apply`` of a StepResult for somebody who has no message: the same, not packed.
+        """Apply a result that is not packed into a StepResult; return what ``apply`` returns.
 
         Args:
-            step: whose result it is.
-            handles: that sampled.
-            tokens: one for each of them.
-            ended: handles of those whose token is their last, and why.
+            step: the step that it is the result of.
+            handles: [n] sequences that sampled.
+            tokens: [n] one for each of them.
+            ended: handles of sequences whose token is their last, each with the reason.
             beams: candidates, one for each BeamStep of the plan.
 
         Raises:
-            ProtocolError: a result that no plan asked for.
+            ProtocolError: a result of no plan.
         """
         done = self._planner.apply(step, handles, tokens, beams)
         for handle, flag in ended:
             self._endings.end_flagged(handle, flag)
         return [self._endings.finish_search(group) for group in done]
 
-    # --------------------------------------------------------------- what next
+    # ------------------------------------------------------------------ planning
 
     def schedule(self, now_ms: int) -> StepPlan | None:
-        """The next step, or None if there is nothing to do or enough is in flight.
+        """The next plan, or None if there is nothing to compute or enough plans are in flight.
 
-        What the time alone has ended is told by ``take_answers``.
+        Requests that ended by their deadlines are answered by ``take_answers``.
+
+        Args:
+            now_ms: the engine's clock.
         """
         draft = self.draft(now_ms)
         if draft is None:
@@ -234,10 +245,10 @@ class Scheduler:
         )
 
     def draft(self, now_ms: int) -> PlanDraft | None:
-        """``schedule`` for somebody who needs no message: the same step, not packed."""
+        """The same as ``schedule``, but not packed into a message."""
         if self._planner.is_full:
             if self.requests_cursor != self._tick_cursor:
-                self._record_idle_tick(now_ms)  # they were applied before the results to come
+                self._record_idle_tick(now_ms)  # requests were applied before the next results
             return None
         self._timed_out += self._endings.end_overdue(now_ms)
         draft = self._planner.new_draft()
@@ -254,15 +265,15 @@ class Scheduler:
         return draft
 
     def take_answers(self) -> list[Message]:
-        """What to append to outputs before the plans made since the last call."""
+        """Messages to append to ``outputs`` before the plans made since the last call."""
         taken, self._timed_out = self._timed_out, []
         return taken
 
     def _record_idle_tick(self, now_ms: int) -> None:
-        """Looking may have changed something: a replay must look at the same moments.
+        """Record a moment at which no plan was made: a replay must ask at the same moments.
 
-        While there is no request at all, only the first moment matters, and an idle engine that is
-        sent nonsense must not collect them without end.
+        While there is no request at all, only the first moment matters: an idle engine that gets
+        requests which it refuses must not collect ticks without end.
         """
         is_empty = not len(self._known.by_request)
         if not (is_empty and self._was_empty):
@@ -271,16 +282,16 @@ class Scheduler:
             self._tick_cursor = self.requests_cursor
         self._was_empty = is_empty
 
-    # ------------------------------------------------------------- for the log
+    # -------------------------------------------------------- the outputs log
 
     def checkpoints(self, is_pressed: bool = False) -> list[RequestState]:
-        """Fresh RequestStates of requests whose old ones hold the outputs log back, or that
-        another gateway delivers now.
+        """Fresh RequestStates of requests whose old ones keep the outputs log from being trimmed,
+        or that another gateway delivers now.
 
-        They hold good only right behind ``outputs_cursor``: append them with exactly the next id.
+        They are valid only right behind ``outputs_cursor``: append them with exactly the next id.
 
         Args:
-            is_pressed: the log should become as short as it can.
+            is_pressed: whether the log should become as short as it can.
         """
         retention, head = self._retention, self.outputs_cursor
         return [
@@ -290,80 +301,80 @@ class Scheduler:
 
     @property
     def outputs_needed_id(self) -> EntryId:
-        """Entries of ``outputs`` below are of use to slow readers alone."""
+        """Only slow readers need entries of ``outputs`` below this one."""
         return self._retention.needed_id(self.outputs_cursor)
 
     @property
     def outputs_min_id(self) -> EntryId:
-        """Entries of ``outputs`` below may be trimmed, as far as this epoch alone knows."""
+        """Entries of ``outputs`` below may be trimmed, as far as this epoch's entries decide."""
         return self._retention.min_id(self.outputs_cursor)
 
     @property
     def needs_checkpoint(self) -> bool:
-        """A gateway waits for a checkpoint, or the log cannot be trimmed without one."""
-        return self._retention.owes(self.outputs_cursor)
+        """Whether a gateway waits for a RequestState, or an old one prevents trimming."""
+        return self._retention.needs_states(self.outputs_cursor)
 
     @property
     def outputs_bytes_left(self) -> int:
-        """What earlier epochs may keep of the outputs log beside this one's entries."""
+        """Bytes of the outputs log that are left for entries of earlier epochs."""
         return self._retention.bytes_left
 
     def find(self, request_id: str) -> SequenceGroup | None:
-        """A request that has not ended."""
+        """A request that has not ended, or None."""
         return self._known.by_request.get(request_id)
 
     def state_of(self, group: SequenceGroup) -> RequestState:
-        """All that the log must know of an unfinished request."""
+        """All that a recovery needs of an unfinished request."""
         return self._answers.state(group)
 
     def suspects(self) -> list[int]:
-        """Handles that a worker was computing, if it is dead."""
+        """Handles that the worker is computing; if it has died, one of them may be the cause."""
         return self._planner.suspects()
 
     def gateways(self) -> set[str]:
         """Instances that deliver unfinished requests."""
         return {group.submit.gateway for group in self._known.by_request.values()} - {""}
 
-    # ---------------------------------------------------------- for its owner
+    # -------------------------------------------------------------- inspection
 
     @property
     def num_requests(self) -> int:
-        """That have not ended."""
+        """Requests that have not ended."""
         return len(self._known.by_request)
 
     @property
     def has_work(self) -> bool:
-        """Some client's request is running or waits for its turn."""
+        """Whether a client's request is running, preempted or waiting."""
         return self.has_running or len(self._planner.queues.backlog) > 0
 
     @property
     def is_draining(self) -> bool:
-        """Nobody is admitted for the first time any more."""
+        """Whether waiting requests are not admitted any more."""
         return self._policy.is_draining
 
     @property
     def has_running(self) -> bool:
-        """Something was admitted that has not ended."""
+        """Whether a request is running or preempted."""
         queues = self._planner.queues
         return bool(queues.running or queues.preempted)
 
     @property
     def running(self) -> Sequence[SequenceGroup]:
-        """All that hold blocks, earliest first."""
+        """Groups that hold blocks, by rank."""
         return self._planner.queues.running
 
     def take_events(self) -> list[events.Event]:
-        """What happened since the last call, for logs and metrics."""
+        """Events since the last call, for logs and metrics."""
         taken = self._events.copy()
         self._events.clear()
         return taken + self._prefixes.take_events()
 
     def prefixes(self) -> tuple[PrefixStatus, ...]:
-        """What became of all Pins; one that is not here should be sent again."""
+        """The status of each Pin; one that is missing here should be sent again."""
         return self._prefixes.statuses()
 
     def stats(self) -> events.Stats:
-        """Queues and pool right now; looks at every running sequence."""
+        """State of queues and pool; visits every running sequence."""
         queues = self._planner.queues
         return events.collect(
             self.pool,

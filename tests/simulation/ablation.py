@@ -114,7 +114,7 @@ def _trimming_forgets(stack: ExitStack) -> None:
         return EntryId(head.epoch, head.seq - count) if head.seq >= count else START
 
     def overdue(self: Any, head: EntryId, _: bool = False) -> list[Any]:
-        return list(self._owed.values())
+        return list(self._requested.values())
 
     stack.enter_context(patch.object(Retention, "min_id", min_id))
     stack.enter_context(patch.object(Retention, "overdue", overdue))

@@ -1,3 +1,3 @@
 """KV blocks: the pool, block tables, the prefix cache, pinned prefixes, and allocation of blocks
-to running groups.
+for running groups.
 """

@@ -31,16 +31,16 @@ class BlockAllocator:
         self._opens_block: defaultdict[int, list[SequenceGroup]] = defaultdict(list)
 
     def due(self, step: int) -> list[SequenceGroup]:
-        """Groups whose next tokens may have no place in blocks of their own; once for each step."""
+        """Groups whose next tokens need new blocks or copies; call it once for each step."""
         due = self._searches.take_due()
         for group in self._opens_block.pop(step, ()):
             if group.state is DECODING and group.next_block_step == step:
-                group.next_block_step = 0  # preempted and back, it may be here twice
+                group.next_block_step = 0  # admitted again, it may be here twice
                 due.append(group)
         return due
 
     def grow_all(self, due: list[SequenceGroup], draft: PlanDraft) -> bool:
-        """Give all these groups their blocks, or none if too few blocks are free."""
+        """Allocate the blocks of all these groups; False, and no change, if too few are free."""
         step = draft.step
         num_needed = num_inside = 0
         for group in due:
@@ -61,7 +61,7 @@ class BlockAllocator:
         return True
 
     def grow(self, group: SequenceGroup, draft: PlanDraft) -> bool:
-        """Give one group its blocks, or none if too few are free."""
+        """Allocate the blocks of one group; False, and no change, if too few are free."""
         position = group.next_position(draft.step)
         blocks = self._pool.allocate(self._tables.num_blocks_needed(group, position))
         if blocks is None:
@@ -70,12 +70,12 @@ class BlockAllocator:
         return True
 
     def plan_beams(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """The beams of a group have blocks for their last tokens: compute them in this step."""
+        """Compute the last tokens of a group's beams, which have blocks for them, in this step."""
         draft.search(group)
         self._searches.planned(group, draft.step)
 
     def schedule_growth(self, group: SequenceGroup) -> None:
-        """A group decodes from a later step on; put down when it needs blocks."""
+        """Enter a group that decodes from a later step on into the calendar."""
         # That step computes the token at position num_tokens: at a border it needs a new block,
         # and forks need blocks of their own.
         position = group.num_tokens
@@ -86,7 +86,7 @@ class BlockAllocator:
             self._schedule_next(group, position, group.decode_from)
 
     def _open_blocks(self, due: list[SequenceGroup], blocks: list[int], draft: PlanDraft) -> None:
-        """All of them write at the beginning of a block."""
+        """Let groups write at the beginning of a block, all of them."""
         full_at = draft.step + self._block_size
         for group in due:
             for sequence in group.sequences:
@@ -112,7 +112,7 @@ class BlockAllocator:
             self.plan_beams(group, draft)
 
     def _schedule_next(self, group: SequenceGroup, position: int, step: int) -> None:
-        """``step`` writes at ``position``; put down the step in which the block is full."""
+        """Enter a group into the calendar: ``step`` writes at ``position`` of its sequences."""
         due = step + self._block_size - position % self._block_size
         group.next_block_step = due
         if due <= group.last_step:

@@ -1,9 +1,9 @@
-"""Blocks of the device pool: reference counts, and a cache of those that nobody refers to.
+"""A pool of blocks: reference counts, and the prefix cache of blocks without references.
 
-PagedAttention, sections 4.2 to 4.4. A block is in one of three places: referred to by at least one
-block table, cached (full, findable by the hash of everything up to its end, but referred to by
-nobody), or free. Cached blocks count as free: they are given away, least recently used first, when
-nothing else is left. Content may be pinned: a pin refers to the block that has it, like a table.
+PagedAttention, sections 4.2 to 4.4. A block is in one of three states: *used*, with a reference
+from at least one block table; *cached*, without references, but full and findable by the hash of
+everything up to its end; or *free*. Cached blocks count as free: they are evicted, least recently
+used first, when no others are left. Content may be pinned: a pin counts as a reference.
 """
 
 from collections import Counter, OrderedDict
@@ -13,11 +13,12 @@ BlockHash = bytes
 
 
 class BlockPool:
-    """``allocate``, ``fork`` and ``free`` are the only ways in which blocks change hands.
+    """Reference-counted blocks; tables get and return them through ``allocate``, ``fork``, ``take``
+    and ``free`` alone.
 
     Args:
-        num_blocks: blocks of the pool.
-        keeps_cached: whether blocks stay findable when nobody refers to them any more.
+        num_blocks: size of the pool.
+        keeps_cached: whether blocks stay findable when no table refers to them any more.
     """
 
     def __init__(self, num_blocks: int, keeps_cached: bool = True) -> None:
@@ -30,13 +31,13 @@ class BlockPool:
         # Oldest first. A plain dict finds its first key slowly once many before it are gone.
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._num_pins: Counter[BlockHash] = Counter()
-        self._pinned: set[int] = set()  # blocks with such content, to which that gives a reference
+        self._pinned: set[int] = set()  # blocks with pinned content; each has a reference for it
         self._num_pin_changes = 0
         self._num_changes = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks that ``allocate`` can still hand out."""
+        """Blocks that ``allocate`` can return, cached ones included."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -56,14 +57,14 @@ class BlockPool:
 
     @property
     def num_pinned_unused(self) -> int:
-        """Of those, the ones that no table refers to; looks at each."""
+        """Pinned blocks that no table refers to; visits each."""
         return sum(self._references[block] == 1 for block in self._pinned)
 
     @property
     def num_changes(self) -> int:
-        """Grows whenever something happens after which more may fit than before.
+        """Grows with every change after which an allocation that failed may succeed.
 
-        While it does not, whoever has not fitted still does not: blocks are only handed out.
+        While it stays the same, blocks are only handed out.
         """
         return self._num_changes
 
@@ -78,7 +79,7 @@ class BlockPool:
         return self._num_pin_changes
 
     def is_pinned(self, block_hash: BlockHash) -> bool:
-        """Whether this content is pinned, and so is kept once it is there."""
+        """Whether this content is pinned, so that its block is kept once it is computed."""
         return block_hash in self._num_pins
 
     @property
@@ -87,11 +88,11 @@ class BlockPool:
         return not (self._keeps_cached or self._num_pins)
 
     def references(self, block: int) -> int:
-        """Tables that refer to a block, and one more if its content is pinned."""
+        """Number of tables that refer to a block, plus one if its content is pinned."""
         return self._references[block]
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` blocks, or None, and nothing changed, if there are not as many."""
+        """Allocate ``count`` blocks; None, and no change, if there are not as many."""
         free = self._free
         num_missing = count - len(free)
         if num_missing > 0:
@@ -109,14 +110,14 @@ class BlockPool:
     def fork(self, blocks: Sequence[int]) -> None:
         """One more table refers to these blocks."""
         for block in blocks:
-            assert self._references[block] > 0, f"block {block} is forked but nobody's"
+            assert self._references[block] > 0, f"block {block} is forked without a reference"
             self._references[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
         """One table less refers to these blocks."""
         references, hash_of, cached = self._references, self._hash_of, self._cached
         self._num_changes += 1
-        # The end of a table goes first: its beginning is likelier to be asked for again.
+        # The end of a table is evicted first: its beginning is likelier to be used again.
         for block in reversed(blocks):
             left = references[block] - 1
             references[block] = left
@@ -129,7 +130,7 @@ class BlockPool:
                 if not self._keeps_cached:
                     self._evict(1)
 
-    # ------------------------------------------------------------------ the cache
+    # ------------------------------------------------------------ prefix cache
 
     def register(self, blocks: Sequence[int], hashes: Sequence[BlockHash]) -> None:
         """Make full blocks findable; the first of several with the same content is kept."""
@@ -137,7 +138,7 @@ class BlockPool:
         pins = self._num_pins
         self._num_changes += 1
         for block, block_hash in zip(blocks, hashes, strict=True):
-            assert references[block], f"block {block} is registered but nobody's"
+            assert references[block], f"block {block} is registered without a reference"
             if hash_of[block] is not None or block_hash in block_of:
                 continue
             block_of[block_hash] = block
@@ -164,11 +165,11 @@ class BlockPool:
             self._references[block] += 1
 
     def num_cached_in(self, blocks: Iterable[int]) -> int:
-        """How many of these found blocks ``take`` would take from ``num_free``."""
+        """How many of these found blocks are cached, so that ``take`` lowers ``num_free``."""
         return sum(block in self._cached for block in blocks)
 
     def pin(self, hashes: Sequence[BlockHash]) -> None:
-        """Blocks with this content stay, those that exist and those that come to be registered."""
+        """Keep blocks with this content, those that exist and those that will be registered."""
         self._num_pin_changes += 1
         for block_hash in hashes:
             self._num_pins[block_hash] += 1
@@ -191,11 +192,11 @@ class BlockPool:
         self.free(released)
 
     def num_pinned_with(self, hashes: Sequence[BlockHash]) -> int:
-        """Blocks that would be pinned at most if this content were pinned too."""
+        """Upper bound of pinned blocks if this content were pinned too."""
         return len(self._num_pins) + sum(found not in self._num_pins for found in hashes)
 
     def _evict(self, count: int) -> None:
-        """Give up the content of the least recently used of the cached blocks."""
+        """Free the least recently used of the cached blocks."""
         cached, hash_of, block_of, free = self._cached, self._hash_of, self._block_of, self._free
         for _ in range(count):
             block, _ = cached.popitem(last=False)

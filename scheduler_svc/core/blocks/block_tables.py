@@ -1,4 +1,4 @@
-"""Block tables: which blocks hold which tokens of which sequence, and what they share."""
+"""Block tables: the blocks that hold the keys and values of each sequence, and their sharing."""
 
 from itertools import chain
 
@@ -10,11 +10,13 @@ from scheduler_svc.core.step.plan_draft import PlanDraft
 
 
 class BlockTables:
-    """Gives blocks to sequences, shares those whose content is known, and takes them back.
+    """Allocates blocks for sequences, shares those whose content is known, and frees them.
 
     Attributes:
-        retired: handles of sequences that the worker must forget, with the next plan: they have
-            lost their blocks.
+        pool: blocks of the device.
+        host_pool: blocks of the host, for swapping.
+        retired: handles of sequences that lost their blocks; the next plan makes the worker forget
+            them.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -25,14 +27,16 @@ class BlockTables:
         self.retired: list[int] = []
 
     def admit(self, group: SequenceGroup, reserve: int) -> bool:
-        """Blocks for all the tokens of those of the group's sequences that are
-        computed, or nothing (all-or-nothing).
+        """Allocate blocks for all tokens of the group's ``prefilled`` sequences, or none.
 
-        What other sequences have computed, or an earlier one of the group will, is shared; each
-        sequence's ``num_planned`` says how many tokens that is.
+        Blocks that other sequences have computed, or an earlier one of the group will compute, are
+        shared; each sequence's ``num_planned`` becomes the number of their tokens.
 
         Args:
             reserve: blocks that must stay free.
+
+        Returns:
+            Whether there were enough free blocks.
         """
         num_blocks = -(-group.num_tokens // self._block_size)
         if group.chain is None or group.chain.num_pin_changes != self.pool.num_pin_changes:
@@ -64,7 +68,7 @@ class BlockTables:
     def _admit_one(
         self, group: SequenceGroup, sequence: Sequence, num_blocks: int, reserve: int
     ) -> bool:
-        """The same for a single sequence, as most groups have: whoever waits asks in every step."""
+        """The same for a group with one sequence, as most: a waiting group tries in many steps."""
         found = self._hits(group, sequence)
         pool = self.pool
         fresh = num_blocks - len(found)
@@ -78,7 +82,7 @@ class BlockTables:
         return True
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """The child shares all of its parent's blocks, wherever they are."""
+        """Let a child share all of its parent's blocks, on the device and on the host."""
         child.block_table = list(parent.block_table)
         child.host_table = list(parent.host_table)
         child.hashes = list(parent.hashes)
@@ -86,18 +90,23 @@ class BlockTables:
         self.host_pool.fork(child.host_table)
 
     def num_blocks_needed(self, group: SequenceGroup, position: int) -> int:
-        """Blocks that must be free before the group's sequences can write at this position."""
+        """New blocks that the group's sequences need to write at this position."""
         if position % self._block_size == 0:
             return len(group.sequences)
         column = position // self._block_size
         owners = {sequence.block_table[column] for sequence in group.sequences}
-        # A block that only this group shares is left to the last of its sequences.
+        # Of the sequences that share a block, the last one keeps it.
         return len(group.sequences) - len(owners)
 
     def grow(
         self, group: SequenceGroup, position: int, blocks: list[int], draft: PlanDraft
     ) -> None:
-        """Put the last ``num_needed`` of the blocks to use: new ones at a border, else copies."""
+        """Let the group's sequences write at this position: in new blocks at a block border, else
+        in copies of shared blocks.
+
+        Args:
+            blocks: allocated ones; the last ``num_blocks_needed`` are taken off the list.
+        """
         if position % self._block_size == 0:
             for sequence in group.sequences:
                 block = blocks.pop()
@@ -114,15 +123,15 @@ class BlockTables:
                 draft.copy(sequence.handle, column, source, table[column])
 
     def num_blocks_of(self, group: SequenceGroup) -> int:
-        """Device blocks that the group's tables refer to, each counted once."""
+        """Number of device blocks of the group's tables, each counted once."""
         return len(_distinct(group))
 
     def swap_out(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """Keep the group's blocks in the host pool, which must have room; sharing is kept."""
+        """Copy the group's blocks to the host pool, which must have room; sharing is kept."""
         blocks = _distinct(group)
         hosts = self.host_pool.allocate(len(blocks))
-        assert hosts is not None, "the host pool was asked"
-        hosts.reverse()  # as if they were asked for one by one
+        assert hosts is not None, "the host pool has room"
+        hosts.reverse()  # the order of single allocations
         draft.swap_out_device += blocks
         draft.swap_out_host += hosts
         host_of = dict(zip(blocks, hosts, strict=True))
@@ -169,19 +178,19 @@ class BlockTables:
         return True
 
     def release_swapped(self, sequence: Sequence) -> None:
-        """What the host pool holds of a sequence is not needed any more.
+        """Free a sequence's host blocks.
 
-        The plan's swaps out come before its swaps in, so the host blocks must not be handed out
-        again for this plan; they are not, since a step preempts before it admits.
+        A plan's swaps out are executed before its swaps in, so host blocks that are freed here must
+        not be allocated again for the same plan. They are not: a step preempts before it admits.
         """
         self.host_pool.free(sequence.host_table)
         sequence.host_table = []
 
     def release(self, sequence: Sequence) -> None:
-        """Take back all of a sequence's blocks on the device, and have the worker forget it.
+        """Free a sequence's device blocks, and let the next plan retire it on the worker.
 
-        A plan in flight may still compute it: plans are executed in order, so that is done before
-        anybody else gets the blocks.
+        A plan in flight may still compute the sequence. Plans are executed in order, so that is
+        done before another sequence writes to the blocks.
         """
         self.pool.free(sequence.block_table)
         sequence.block_table = []
@@ -195,40 +204,40 @@ class BlockTables:
         """Make the full blocks of a sequence findable, if it has any.
 
         Args:
-            num_computed: tokens, all of them in ``output`` or the prompt, with keys and values.
+            num_computed: tokens of prompt and ``output`` that have keys and values.
         """
         if not sequence.block_table or self.pool.has_no_cache:
-            return  # what others share of it, a prompt, was registered when it was planned
+            return  # shared prompt blocks were registered when they were planned
         first = len(sequence.hashes)
         if num_computed // self._block_size > first:
-            assert group.chain is not None, f"{group.request_id} has blocks but no names for them"
+            assert group.chain is not None, f"{group.request_id} has blocks but no hash chain"
             tokens = group.tokens_of(sequence)[:num_computed]
             group.chain.extend(sequence.hashes, tokens, self._block_size)
             end = len(sequence.hashes)
             self.pool.register(sequence.block_table[first:end], sequence.hashes[first:])
 
     def register_planned(self, sequence: Sequence, before: int) -> None:
-        """Make blocks findable whose last token has been planned since ``before`` tokens were."""
-        # What has no hash yet was generated before a swap; it gets one when it is released.
+        """Make blocks findable that are full now but were not with ``before`` planned tokens."""
+        # Blocks without a hash were generated before a swap; they get one when they are released.
         num_full = min(sequence.num_planned // self._block_size, len(sequence.hashes))
         first = before // self._block_size
         self.pool.register(sequence.block_table[first:num_full], sequence.hashes[first:num_full])
 
     def _hits(self, group: SequenceGroup, sequence: Sequence) -> list[int]:
-        """Known blocks with the beginning of a sequence; at least one token is left to compute."""
+        """Known blocks with a sequence's beginning; at least one token is left to compute."""
         num_full = group.num_tokens // self._block_size
         if len(sequence.hashes) < num_full:
-            assert group.chain is not None, f"{group.request_id} has no names for its blocks"
+            assert group.chain is not None, f"{group.request_id} has no hash chain"
             group.chain.extend(sequence.hashes, group.tokens_of(sequence), self._block_size)
         if group.submit.sampling.num_prompt_logprobs is not None:
-            return []  # every prompt token's logits are wanted
+            return []  # log-probabilities need the logits of every prompt token
         return self.pool.find(sequence.hashes[: (group.num_tokens - 1) // self._block_size])
 
     def _choose_chain(self, group: SequenceGroup) -> None:
-        """Name a group's blocks by who may find them, while it has none.
+        """Choose the hash chain of a group without blocks: it decides which tenants find them.
 
-        What all tenants share depends on what is pinned, so a group that comes back may find its
-        blocks under other names than before.
+        What all tenants share depends on what is pinned, so a group that is admitted again may get
+        another chain than before.
         """
         submit, pool = group.submit, self.pool
         if self._tenants_share or group.computes_prefix:
@@ -243,9 +252,9 @@ class BlockTables:
         group.chain = chain
 
     def _num_shared_blocks(self, group: SequenceGroup, hits: list[list[int]]) -> list[int]:
-        """Leading blocks of each sequence that are known, or an earlier one has as well.
+        """Number of leading blocks of each sequence that are known, or that an earlier one has too.
 
-        At least the prompt's full blocks: they make a group fit that was said to fit.
+        At least the prompt's full blocks, on which ``why_never`` counts.
         """
         limit = (group.num_tokens - 1) // self._block_size
         seen: set[BlockHash] = set()

@@ -1,8 +1,8 @@
-"""Prefixes that the operator wants to stay in the pool (PagedAttention, section 4.4).
+"""Prefixes that the operator keeps in the pool (PagedAttention, section 4.4).
 
-The content of a prefix's full blocks is pinned by name before any of it exists: whoever computes a
-block of it, a request that begins with it or the internal request made here, computes it for good.
-Pinned content has the names that all tenants share: the operator made it for all of them.
+The content of a prefix's full blocks is pinned by its hashes before it exists. A block of it stays
+whether it is computed by a request that begins with the prefix or by the internal request made
+here. Pinned content has the hashes that all tenants share: the operator provides it for all.
 """
 
 from collections import OrderedDict, defaultdict
@@ -20,7 +20,7 @@ from shared.messages.requests import Pin, Submit
 from shared.sampling import SamplingParams
 
 _BEHIND_ALL_CLIENTS = 2**31  # theirs are below
-# A request must sample something to end; nobody looks at it.
+# A request ends by sampling a token; this one is dropped.
 _SAMPLING = SamplingParams.greedy(1)
 
 
@@ -35,10 +35,10 @@ class PinnedPrefix:
 
 
 class PinnedPrefixes:
-    """Which prefixes are pinned, and which of them was used last.
+    """Pinned prefixes in the order of their last use.
 
-    Prefixes are given up only where a request could not run otherwise. One that was is forgotten:
-    a gateway that misses it says so again.
+    A prefix is given up only where a request could not run otherwise. It is forgotten then: a
+    gateway that misses it in the engine's status sends its Pin again.
     """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
@@ -53,7 +53,7 @@ class PinnedPrefixes:
         return len(self._pinned)
 
     def add(self, pin: Pin) -> Submit | None:
-        """Pin a prefix unless that was done, or cannot be; the request that computes it, if any."""
+        """Pin a prefix, if that is new and possible; return the request to compute it, if any."""
         prefix_id = pin.prefix_id
         if prefix_id in self._pinned or prefix_id in self._refused:
             return None
@@ -71,18 +71,18 @@ class PinnedPrefixes:
         return self._request(self._pinned[prefix_id])
 
     def computed_by(self, group: SequenceGroup) -> None:
-        """This group computes the prefix that its request is named after."""
+        """Store the group that computes a prefix; its request has the prefix's id."""
         self._pinned[group.request_id].group = group
 
     def computed(self, prefix_id: str) -> None:
-        """All of a prefix's blocks are planned."""
+        """Mark a prefix as computed: all of its blocks are planned."""
         found = self._pinned[prefix_id]
         found.is_computed = True
         num_tokens = len(found.hashes) * self._config.block_size
         self._events.append(events.PrefixPinned(prefix_id, found.pin.name, num_tokens))
 
     def touch(self, group: SequenceGroup) -> None:
-        """A group was admitted: what it begins with was used."""
+        """Mark the prefixes with which an admitted group begins as used."""
         if self._by_last_block:
             for block_hash in group.sequences[0].hashes:
                 for prefix_id in self._by_last_block.get(block_hash, ()):
@@ -103,7 +103,7 @@ class PinnedPrefixes:
         return found
 
     def statuses(self) -> tuple[PrefixStatus, ...]:
-        """Of all prefixes that need not be named again."""
+        """Status of each prefix that was pinned or refused."""
         pinned = [
             PrefixStatus(
                 prefix_id,
@@ -115,11 +115,12 @@ class PinnedPrefixes:
         return (*pinned, *self._refused.values())
 
     def take_events(self) -> list[events.Event]:
-        """What happened since the last call."""
+        """Events since the last call."""
         taken, self._events = self._events, []
         return taken
 
     def _why_not(self, pin: Pin, hashes: list[BlockHash]) -> str | None:
+        """Why a prefix cannot be pinned, or None."""
         config = self._config
         num_tokens = len(pin.tokens)
         if not hashes:

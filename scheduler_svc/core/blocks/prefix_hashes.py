@@ -1,10 +1,10 @@
-"""Names of block contents: a chain of hashes over full blocks.
+"""Hashes of block contents, chained over full blocks.
 
 A block's hash covers everything from the beginning of the sequence to the block's end, so equal
-hashes mean equal keys and values (PagedAttention, section 4.4, shared prefix). It also covers whose
-content it is: a chain starts from a root that belongs to one tenant and one salt, or, where tenants
-share, to the salt alone. Roots and blocks are hashed in domains of their own, and every text in a
-root goes in with its length, so no choice of salt or tokens gives a hash of another chain.
+hashes mean equal keys and values (PagedAttention, section 4.4, shared prefix). A chain starts from
+a root that belongs to one tenant and one salt, or, where tenants share, to the salt alone. Roots
+and blocks are hashed in separate domains, and each text in a root is hashed with its length, so no
+choice of salt or tokens gives a hash of another chain.
 """
 
 from collections.abc import Iterator
@@ -19,18 +19,18 @@ from shared.codec import IntArray
 _DIGEST_BYTES: Final = (
     16  # two different prefixes collide with probability 2**-64 after 2**32 blocks
 )
-_NUM_ROOTS: Final = 64  # kept at hand: most requests have the salt of one before
+_NUM_ROOTS: Final = 64  # cached: most requests have the salt of an earlier one
 _ROOT: Final = b"prefix root"  # blake2b's "person" separates the domains
 _BLOCK: Final = b"prefix block"
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """How the blocks of one group are named.
+    """The hash chain of one group's blocks.
 
     Attributes:
-        common: names of its leading blocks that all tenants share, as their content is pinned.
-        root: what the names of all other blocks start from.
+        common: hashes of its leading blocks that all tenants share because they are pinned.
+        root: the chain of all other blocks starts from it.
         num_pin_changes: of the pool when the chain was made.
     """
 
@@ -39,11 +39,11 @@ class Chain:
     num_pin_changes: int
 
     def is_like(self, other: "Chain") -> bool:
-        """Whether both give the same names."""
+        """Whether both give the same hashes."""
         return self.root == other.root and self.common == other.common
 
     def extend(self, hashes: list[BlockHash], tokens: IntArray, block_size: int) -> None:
-        """Append the hashes of those full blocks of ``tokens`` that come behind ``hashes``.
+        """Append the hashes of full blocks of ``tokens`` that ``hashes`` does not cover yet.
 
         Args:
             tokens: the sequence from its first token on.
@@ -58,33 +58,33 @@ class Chain:
 
 @lru_cache(maxsize=_NUM_ROOTS)
 def shared_root(salt: str) -> BlockHash:
-    """Root of what all tenants may find that have the salt."""
+    """Root of content that all tenants with this salt share."""
     return _root("all", salt)
 
 
 def tenant_root(tenant: str, salt: str, behind: BlockHash = b"") -> BlockHash:
-    """Root of what one tenant alone finds.
+    """Root of content that one tenant alone finds.
 
     Args:
-        behind: name of the last block of a shared beginning, if there is one.
+        behind: hash of the last block of a shared beginning, if there is one.
     """
     return _root("tenant", tenant, salt, behind)
 
 
 def shared_hashes(salt: str, tokens: IntArray, block_size: int) -> list[BlockHash]:
-    """Names of all full blocks of ``tokens`` where tenants share."""
+    """Hashes of all full blocks of ``tokens``, in the chain that all tenants share."""
     return list(_links(shared_root(salt), tokens, block_size))
 
 
 def shared_chain(salt: str, pool: BlockPool) -> Chain:
-    """Names for a group that shares all its blocks with all tenants."""
+    """Chain of a group that shares all its blocks with all tenants."""
     return Chain((), shared_root(salt), pool.num_pin_changes)
 
 
 def tenant_chain(
     tenant: str, salt: str, prompt: IntArray, block_size: int, pool: BlockPool
 ) -> Chain:
-    """Names for a group that shares its blocks with its own tenant, and pinned ones with all."""
+    """Chain of a group that shares its blocks with its own tenant, and pinned ones with all."""
     common: list[BlockHash] = []
     if pool.has_pins:
         for block_hash in _links(shared_root(salt), prompt, block_size):
@@ -96,7 +96,7 @@ def tenant_chain(
 
 
 def _links(previous: BlockHash, tokens: IntArray, block_size: int) -> Iterator[BlockHash]:
-    """Hashes of the full blocks of ``tokens``, each of which covers the one before."""
+    """Hashes of the full blocks of ``tokens``; each covers the one before."""
     data = memoryview(tokens.tobytes())
     width = block_size * tokens.itemsize
     for start in range(0, len(data) - width + 1, width):

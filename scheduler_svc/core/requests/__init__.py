@@ -1,3 +1,3 @@
-"""The life of requests: admission to the log, states, takeover by other clients, endings, and what
-is remembered of them.
+"""Requests: acceptance, recovery, attachment of gateways, endings, messages for gateways, and how
+long the outputs log must keep them.
 """

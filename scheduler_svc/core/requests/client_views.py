@@ -1,4 +1,4 @@
-"""Who delivers a request, and what its clients have of it, against what the log has."""
+"""Compares what clients have of a request with what the log has, and changes its delivery."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,19 +9,20 @@ from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest
 from shared.codec import IntArray
 from shared.messages.requests import Attach, ChoiceView, Submit, delivery_of
 
-# Deliveries of one request that are remembered: who has been overtaken so often will have noticed.
+# Deliveries of one request that are remembered; earlier ones have ended by then.
 _MOST_OVERTAKEN = 32
 
 
 def delivered_by(attach: Attach, submit: Submit, ended: EndedRequest | None = None) -> Submit:
-    """The request as the gateway that attaches delivers it.
+    """The request with the attaching gateway as its delivery.
 
     Args:
-        ended: what it goes on from, if it had ended.
+        submit: the request so far.
+        ended: the same request, if it had ended.
     """
     known = None if ended is None else ended.submit
     overtaken: dict[str, None] = {}  # in their order
-    for earlier in (submit, known, attach.submit):  # the log may have lost some
+    for earlier in (submit, known, attach.submit):  # the log may have lost one
         if earlier is not None:
             overtaken |= dict.fromkeys((*earlier.overtaken, delivery_of(earlier.attachment)))
     overtaken.pop(delivery_of(attach.attachment), None)
@@ -34,15 +35,15 @@ def delivered_by(attach: Attach, submit: Submit, ended: EndedRequest | None = No
 
 
 def complete_views(attach: Attach, submit: Submit) -> tuple[ChoiceView, ...]:
-    """What clients have, if that can be: a view of each choice."""
+    """The client's views if there is one of each choice, else none."""
     return attach.views if len(attach.views) == submit.num_choices else ()
 
 
 def may_follow(known: Mapping[int, EndedChoice], views: Sequence[ChoiceView]) -> bool:
-    """Whether what is known is what clients have, or begins with it.
+    """Whether each choice equals the client's view, or begins with it.
 
     Args:
-        known: by choice; one that has not ended has no reason.
+        known: choices by number; one that has not ended has no reason.
     """
     return all(_follows(known[choice], view) for choice, view in enumerate(views))
 
@@ -50,10 +51,10 @@ def may_follow(known: Mapping[int, EndedChoice], views: Sequence[ChoiceView]) ->
 def continued(
     views: Sequence[ChoiceView], known: Mapping[int, EndedChoice] | None = None
 ) -> tuple[dict[int, IntArray], dict[int, EndedChoice]]:
-    """Outputs of the choices that go on, and those that have ended, if the clients are right.
+    """Outputs of the choices that continue, and those that have ended, by the client's views.
 
     Args:
-        known: choices whose end the clients may not have seen yet.
+        known: choices whose end the client may not have seen yet.
     """
     outputs: dict[int, IntArray] = {}
     ended: dict[int, EndedChoice] = {}

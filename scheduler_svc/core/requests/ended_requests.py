@@ -1,4 +1,4 @@
-"""Requests that have ended: for a while a client may still ask for them."""
+"""Requests that have ended, remembered for a while for clients that attach again."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from shared.messages.outputs import BeamsEnded, RequestEnded
 from shared.messages.requests import Submit
 
 FAILURES: Final = (FinishReason.ABORT, FinishReason.ERROR)
-_LEAST_TOKENS = 400  # what a request takes beside its tokens is worth about as many
+_LEAST_TOKENS = 400  # memory of a request beside its tokens, in tokens
 _CLEAN_AT = 1_024  # entries that may be out of date
 _NO_TOKENS: IntArray = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class EndedChoice:
-    """What is left of a choice."""
+    """Output of a choice that has ended."""
 
     output: IntArray
     reason: str  # FinishReason
@@ -32,10 +32,10 @@ class EndedRequest:
     """How a request ended.
 
     Attributes:
-        submit: the request, None if it was aborted before it came.
-        choices: all of them; empty if it did not end by its choices, or had beams.
-        message: what ended it otherwise.
-        aborted: attachment of the Abort that came before the request.
+        submit: the request, None if it was aborted before its Submit came.
+        choices: all choices; empty if it did not end by its choices, or had beams.
+        message: the message that ended it otherwise.
+        aborted: attachment of an Abort that came before the Submit.
     """
 
     submit: Submit | None
@@ -45,25 +45,24 @@ class EndedRequest:
 
     @property
     def tenant(self) -> str:
-        """Whose request it was, "" if that is not known."""
+        """Tenant of the request, "" if it is not known."""
         return "" if self.submit is None else self.submit.tenant
 
     @property
     def attachment(self) -> str:
-        """The last that it was delivered to."""
+        """The last attachment that delivered it."""
         return self.aborted if self.submit is None else self.submit.attachment
 
 
 class RememberedRequests:
-    """Ended requests by id, for a window of time, and never too many.
+    """Ended requests by id, for a window of time, up to a number of tokens.
 
-    When they are too many, the tenant that has most loses its oldest first: however much one sends,
-    what others have is remembered as long as it is no more than their share.
+    Beyond that number, the tenant with the most tokens loses its oldest requests first: however
+    much one tenant sends, others' requests are remembered up to their equal share.
 
     Args:
         window_ms: how long each is kept.
-        max_tokens: that all hold; each request counts as many as it holds, but no fewer than
-            ``_LEAST_TOKENS``.
+        max_tokens: of all requests together; each counts ``_LEAST_TOKENS`` at least.
     """
 
     def __init__(self, window_ms: int, max_tokens: int = 4_000_000):
@@ -72,14 +71,14 @@ class RememberedRequests:
         self._num_tokens = 0
         self._ended: OrderedDict[str, tuple[int, EndedRequest]] = OrderedDict()
         self._by_tenant: dict[str, _Share] = {}
-        # Tenants by what they have, most first; an entry may be out of date.
+        # A heap of tenants by their tokens, most first; an entry may be out of date.
         self._largest: list[tuple[int, str]] = []
 
     def __len__(self) -> int:
         return len(self._ended)
 
     def add(self, request_id: str, ended: EndedRequest, now_ms: int) -> None:
-        """A request has ended at this time."""
+        """Remember a request that ended at this time."""
         self.forget(request_id)
         ended = _without_prompt(ended)
         self._ended[request_id] = (now_ms + self._window_ms, ended)
@@ -90,7 +89,7 @@ class RememberedRequests:
             self.forget(self._oldest_of_largest())
 
     def find(self, request_id: str) -> EndedRequest | None:
-        """How a request ended, if that was not too long ago."""
+        """How a request ended, None if it is not remembered."""
         found = self._ended.get(request_id)
         return None if found is None else found[1]
 
@@ -99,14 +98,14 @@ class RememberedRequests:
         return [(request_id, ended) for request_id, (_, ended) in self._ended.items()]
 
     def deliver(self, submit: Submit) -> None:
-        """The end of a remembered request is told to another delivery of it."""
+        """Store a remembered request with its new delivery."""
         until_ms, ended = self._ended[submit.request_id]
-        told = replace(ended, submit=submit)
-        assert told.tenant == ended.tenant, f"{submit.request_id} changes its tenant"
-        self._ended[submit.request_id] = (until_ms, told)
+        delivered = replace(ended, submit=submit)
+        assert delivered.tenant == ended.tenant, f"{submit.request_id} changes its tenant"
+        self._ended[submit.request_id] = (until_ms, delivered)
 
     def forget(self, request_id: str) -> None:
-        """It goes on after all, or is too old."""
+        """Forget a request, if it is remembered: it continues, or is too old."""
         found = self._ended.pop(request_id, None)
         if found is None:
             return
@@ -118,7 +117,7 @@ class RememberedRequests:
             del self._by_tenant[ended.tenant]
 
     def expire(self, now_ms: int) -> None:
-        """Forget what ended too long ago."""
+        """Forget requests that ended too long ago."""
         while self._ended:
             request_id, (until_ms, _) = next(iter(self._ended.items()))
             if until_ms > now_ms:
@@ -135,7 +134,7 @@ class RememberedRequests:
                 heapify(self._largest)
 
     def _oldest_of_largest(self) -> str:
-        """The request to forget."""
+        """The oldest request of the tenant that has most tokens."""
         while True:
             negative, tenant = self._largest[0]
             share = self._by_tenant.get(tenant)
@@ -148,14 +147,14 @@ class RememberedRequests:
 
 @dataclass(slots=True)
 class _Share:
-    """What is remembered of one tenant's requests."""
+    """Remembered requests of one tenant."""
 
     num_tokens: int = 0
     requests: OrderedDict[str, None] = field(default_factory=OrderedDict)  # the oldest first
 
 
 def _without_prompt(ended: EndedRequest) -> EndedRequest:
-    """Whoever asks for a request that failed is told that, and never its prompt."""
+    """Drop the prompt of a failed request: answers about it contain only the failure."""
     failed = isinstance(ended.message, RequestEnded) and ended.message.reason in FAILURES
     if not failed or ended.submit is None:
         return ended

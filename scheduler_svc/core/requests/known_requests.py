@@ -1,4 +1,4 @@
-"""Requests that have not ended, and for a while those that have."""
+"""The table of known requests: those that have not ended, and, for a while, those that have."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Acceptance:
     """When a request was accepted.
 
     Attributes:
-        arrival: place in the order of all requests; 0: behind those that are known.
+        arrival: place in the order of all requests; 0: behind all others.
         at_ms: by the engine's clock; 0: not known.
     """
 
@@ -71,7 +71,7 @@ class KnownRequests:
         search: BeamSearch | None = None,
         computes_prefix: bool = False,
     ) -> SequenceGroup:
-        """A group behind all that have arrived, and its sequences, under their ids.
+        """Make a group that arrives after all others, and enter it here.
 
         Args:
             accepted: in an earlier epoch; None: now.
@@ -96,5 +96,5 @@ class KnownRequests:
         return group
 
     def add_sequences(self, group: SequenceGroup) -> None:
-        """Results of a group's sequences can come from now on."""
+        """Make a group's sequences findable by the handles in results."""
         self.by_handle.update((found.handle, (group, found)) for found in group.sequences)

@@ -244,20 +244,20 @@ class Requests:
         """
         lacks_prompt = attach.submit is None
         if attach.is_void_for(group.submit):
-            self._retention.restate(group, lacks_prompt)
+            self._retention.request_state(group, lacks_prompt)
             return []
         group.submit = delivered_by(attach, group.submit)
         views = complete_views(attach, group.submit)
         if attach.exact and not views:
             views = (ChoiceView(NO_TOKENS, ""),) * group.submit.num_choices
         if group.search is not None or not views:
-            self._retention.restate(group, lacks_prompt)
+            self._retention.request_state(group, lacks_prompt)
             return []
         known = dict(group.ended)
         for sequence in group.sequences:
             known[sequence.choice] = EndedChoice(self._planner.output(sequence), "")
         if not attach.exact and may_follow(known, views):
-            self._retention.restate(group, lacks_prompt)
+            self._retention.request_state(group, lacks_prompt)
             return []
         return self._rewind(group, views, known, attach.exact)
 

@@ -1,4 +1,4 @@
-"""What the outputs log is told of requests: where they stand, and how they ended."""
+"""Messages of the outputs log about requests: their states, and how they ended."""
 
 from collections.abc import Mapping
 from operator import attrgetter
@@ -15,14 +15,14 @@ from shared.messages.requests import Stop, Submit
 
 
 class Answers:
-    """Messages for gateways; each says up to where requests were applied.
+    """Makes messages for gateways; each has the last entry of ``requests`` that was applied.
 
     Args:
-        planner: knows what sequences have generated.
-        cursor: last entry of requests that was applied.
+        planner: has the tokens that sequences have generated.
+        cursor: last entry of ``requests`` that was applied.
 
     Attributes:
-        cursor: the same; the owner moves it.
+        cursor: the same; `Scheduler` advances it.
     """
 
     def __init__(self, planner: StepPlanner, cursor: EntryId) -> None:
@@ -30,37 +30,37 @@ class Answers:
         self._planner = planner
 
     def begun(self, group: SequenceGroup) -> RequestState:
-        """A request from its first message on, or from one that gives it new handles."""
+        """State of a request that was just accepted or has new handles."""
         return self._state(group, self._planner.planned_step, with_prompt=group.state_id is None)
 
     def state(self, group: SequenceGroup, with_prompt: bool = True) -> RequestState:
-        """All that the log must know of a request that has its handles already.
+        """State of a request that has its handles already.
 
         Args:
-            with_prompt: no entry that will be kept has it, or a reader asks for it.
+            with_prompt: whether no entry that is kept has the prompt, or a reader needs it.
         """
         return self._state(group, self._planner.applied_step, with_prompt)
 
     def ended_choices(self, submit: Submit, choices: Mapping[int, EndedChoice]) -> RequestState:
-        """A request whose choices have all ended, or whose end another message tells.
+        """State of a request whose choices have all ended, or that ends by the next message.
 
         Args:
-            submit: without its prompt where the gateway that asks has it.
+            submit: without its prompt where the attaching gateway has it.
         """
         found = sorted(_states(choices), key=attrgetter("choice"))
         step = self._planner.planned_step
         return RequestState(submit, tuple(found), str(self.cursor), step=step)
 
     def ended(self, request_id: str, reason: FinishReason, error: str = "") -> RequestEnded:
-        """All that is left of a request ends for this reason."""
+        """End of a request, with all of its choices that have not ended."""
         return RequestEnded(request_id, reason, error, str(self.cursor))
 
     def stopped(self, stop: Stop) -> ChoiceEnded:
-        """A choice ends where a gateway says so; others go on."""
+        """End of one choice at a gateway's Stop; others continue."""
         return ChoiceEnded(stop.request_id, stop.choice, FinishReason.STOP, str(self.cursor))
 
     def beams_ended(self, request_id: str, search: BeamSearch) -> Message:
-        """What a beam search has found."""
+        """End of a beam search, with its hypotheses."""
         hypotheses, width = search.hypotheses(), search.params.width
         if len(hypotheses) < width:
             error = f"the model's logits allow {len(hypotheses)} of {width} beams"

@@ -1,3 +1,1 @@
-"""Sequence groups: their states, the queues they stand in, their generated tokens, and beam
-search.
-"""
+"""Sequence groups: their states, queues, generated tokens, and beam search."""

@@ -1,4 +1,4 @@
-"""How much waits to be served, and for how long it may."""
+"""Load of requests that wait to be admitted, and deadlines."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.sequences.sequence import ENDED, SequenceGroup
 from shared.messages.requests import Submit
 
-_CLEAN_AT = 1_024  # deadlines; beyond, those of ended requests are dropped now and then
+_CLEAN_AT = 1_024  # deadlines; beyond that, those of ended requests are dropped
 
 
 @dataclass(slots=True)
@@ -20,10 +20,10 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request cannot wait.
+    """Why a request is refused.
 
     Attributes:
-        for_all: no other could, either.
+        for_all: whether every other request would be refused, too.
     """
 
     reason: str
@@ -31,7 +31,7 @@ class Refusal:
 
 
 class Backlog:
-    """Accepted requests that were not admitted yet, in all and by tenant."""
+    """Accepted requests that were never admitted: their number and tokens, by tenant and in all."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
@@ -43,7 +43,7 @@ class Backlog:
         return len(self._waiting)
 
     def why_full(self, submit: Submit) -> Refusal | None:
-        """Why a request cannot wait beside those that do, or None."""
+        """Why a request exceeds a limit of waiting requests, or None."""
         config, num_tokens = self._config, len(submit.prompt)
         mine = self._by_tenant.get(submit.tenant, _Load())
         limits = (
@@ -59,7 +59,7 @@ class Backlog:
         return None
 
     def add(self, submit: Submit) -> None:
-        """A request waits."""
+        """Count a request that waits."""
         num_tokens = len(submit.prompt)
         self._waiting[submit.request_id] = num_tokens
         for load in (self._all, self._by_tenant[submit.tenant]):
@@ -67,7 +67,7 @@ class Backlog:
             load.num_tokens += num_tokens
 
     def remove(self, submit: Submit) -> None:
-        """A request was admitted or has ended, if it waited at all."""
+        """Count a request no more: it was admitted or has ended."""
         num_tokens = self._waiting.pop(submit.request_id, None)
         if num_tokens is None:
             return
@@ -80,7 +80,7 @@ class Backlog:
 
 
 class Deadlines:
-    """When requests end if they have not before."""
+    """Deadlines of requests, in the order of time."""
 
     def __init__(self, queue_ttl_ms: int) -> None:
         self._queue_ttl_ms = queue_ttl_ms
@@ -88,10 +88,10 @@ class Deadlines:
         self._clean_at = _CLEAN_AT
 
     def add(self, group: SequenceGroup) -> None:
-        """Watch a group that has just been accepted; it may have had its turn in another epoch."""
+        """Add the deadlines of an accepted group; it may have been admitted in an earlier epoch."""
         if len(self._due) >= self._clean_at:
             self._forget_ended()
-        # Both of the request's times are its gateway's: their difference holds for any clock.
+        # Both times of the request are by its gateway's clock: only their difference is used.
         submit = group.submit
         accepted_ms = group.accepted_ms or submit.received_ms
         if submit.deadline_ms:
@@ -102,19 +102,19 @@ class Deadlines:
             heappush(self._due, (until_ms, group.arrival, True, group))
 
     def _forget_ended(self) -> None:
-        """Most requests end long before their deadlines."""
+        """Drop the deadlines of ended requests, which are most of them."""
         self._due = [entry for entry in self._due if entry[3].state is not ENDED]
         heapify(self._due)
         self._clean_at = max(_CLEAN_AT, 2 * len(self._due))
 
     def has_passed(self, now_ms: int) -> bool:
-        """Whether ``passed`` has anybody to look at."""
+        """Whether a deadline has passed."""
         return bool(self._due) and self._due[0][0] <= now_ms
 
     def passed(self, now_ms: int) -> Iterator[tuple[SequenceGroup, str]]:
-        """Groups whose time is over, and why; the caller ends each before it asks for the next.
+        """Overdue groups, each with the reason. The caller ends each before it takes the next.
 
-        A request that waits too long and is past its own deadline would otherwise end twice.
+        Otherwise a request that has waited too long and is past its own deadline would end twice.
         """
         while self.has_passed(now_ms):
             _, _, while_waiting, group = heappop(self._due)

@@ -1,6 +1,6 @@
 """Beam search over one prompt, with the outcome of transformers' ``generate(num_beams=width)``.
 
-Pure bookkeeping of tokens and scores; which blocks the beams share is `block_tables`' business.
+Only tokens and scores of beams; `block_tables` keeps the blocks that they share.
 """
 
 import sys
@@ -19,7 +19,7 @@ from shared.sampling import BeamParams, EarlyStopping
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """A continuation of the prompt: one token more than another. Siblings share what is before."""
+    """A continuation of the prompt, one token longer than ``before``, which siblings share."""
 
     before: "Beam | None"
     token: int
@@ -27,7 +27,7 @@ class Beam:
     length: int  # generated tokens
 
     def tokens(self) -> IntArray:
-        """All that was generated, [length]."""
+        """Generated tokens, [length]."""
         found = np.empty(self.length, np.int32)
         for beam in self._backwards():
             found[beam.length - 1] = beam.token
@@ -54,7 +54,7 @@ NOTHING_YET = Beam(None, -1, 0.0, 0)
 
 @dataclass(frozen=True, slots=True)
 class FinishedBeam:
-    """A beam that cannot go on."""
+    """A beam that has ended."""
 
     beam: Beam
     score: float  # with the length penalty
@@ -67,10 +67,10 @@ class FinishedBeam:
 
 @dataclass(frozen=True, slots=True)
 class BeamRound:
-    """What a round made of the beams that ran before it, by their index."""
+    """Result of a round, in indices of the beams that ran before it."""
 
-    parents: list[int]  # of each beam that runs now
-    finished: list[int]  # parents of beams that have finished, and are among the best
+    parents: list[int]  # parent of each beam that runs now
+    finished: list[int]  # parents of beams that finished and are among the best
 
 
 class BeamSearch:
@@ -79,12 +79,12 @@ class BeamSearch:
     Args:
         params: of the request.
         max_output: tokens that a beam may generate.
-        running: beams that go on, likeliest first.
-        finished: beams that do not, best first.
+        running: beams that continue, likeliest first.
+        finished: beams that have ended, best first.
 
     Attributes:
-        running: as the argument; all are equally long.
-        done: the best ``width`` finished beams will not change any more.
+        running: as the argument; all have the same length.
+        done: whether the best ``width`` finished beams are final.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class BeamSearch:
     def restored(
         params: BeamParams, max_output: int, choices: Sequence[ChoiceState]
     ) -> "BeamSearch":
-        """The search whose ``choices`` these are."""
+        """The search that ``choices`` of a RequestState describe."""
         running, finished = [], []
         for choice in choices:
             beam = _restored_beam(choice)
@@ -121,7 +121,7 @@ class BeamSearch:
         return self.running[0].length
 
     def choices(self, handle: int) -> list[ChoiceState]:
-        """All of it for the log; results speak of the search under ``handle``."""
+        """The search as choices of a RequestState; results name it by ``handle``."""
         running = [
             ChoiceState(number, handle, beam.tokens(), "", beam.scores())
             for number, beam in enumerate(self.running)
@@ -137,7 +137,7 @@ class BeamSearch:
         return tuple(found.hypothesis() for found in self._finished)
 
     def advance(self, candidates: BeamCandidates) -> BeamRound:
-        """Let the likeliest continuations take the place of the beams that ran so far.
+        """Replace the running beams by the likeliest continuations.
 
         Raises:
             ProtocolError: candidates of other beams.
@@ -152,7 +152,7 @@ class BeamSearch:
                 raise ProtocolError(f"candidate of beam {parent}, there are {len(before)}")
             beam = Beam(before[parent], token, score, before[parent].length + 1)
             if flag:
-                # Those behind the first `width` are there only to have enough that go on.
+                # Candidates behind the first `width` only replace ended ones: they do not finish.
                 if place < width:
                     reason = EndFlag(flag).finish_reason()
                     finishing.append(
@@ -172,7 +172,7 @@ class BeamSearch:
         return self._finished
 
     def _could_improve(self) -> bool:
-        """Whether a running beam may still come to be among the best; sometimes a guess."""
+        """Whether a running beam may still become one of the best; a heuristic unless NEVER."""
         params = self.params
         if len(self._finished) < params.width:
             return True
@@ -200,7 +200,7 @@ def _penalized(beam: Beam, params: BeamParams) -> float:
 
 
 def _divided(score: float, length: int, length_penalty: float) -> float:
-    """A sum of log-probabilities over the length to a power, which may be no finite number."""
+    """A sum of log-probabilities divided by ``length**length_penalty``, kept finite."""
     try:
         divided: float = score / length**length_penalty
     except OverflowError:

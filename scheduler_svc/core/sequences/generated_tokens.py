@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 
 from shared.codec import IntArray
 
-_FEW = 16  # handles: more of them take less time together than one by one
+_FEW = 16  # handles; more of them are looked up faster together than one by one
 
 
 class TokenStore:
-    """A row per slot. One more row swallows results of sequences that are gone.
+    """One row of tokens per slot; one more row takes the results of sequences without a slot.
 
-    Rows are as long as the context, but memory is touched only as far as tokens come. Most steps
-    speak of the same sequences as the step before: where their rows end is looked up and written
-    down only when others are spoken of or somebody looks. Of those in another step, only the ones
-    are looked up that were not in the same place before.
+    Rows are as long as the context, but memory is touched only as far as tokens are written. Most
+    steps sample the same sequences as the step before. So the ends of their rows are kept aside and
+    stored only when the sequences change or a row is read, and only slots of handles that are not
+    at the same index as before are looked up.
     """
 
     def __init__(self, num_slots: int, max_tokens: int) -> None:
@@ -26,26 +26,26 @@ class TokenStore:
         self._tokens = np.zeros((num_slots + 1) * self._width, np.int32)  # row after row
         self._begins = np.arange(num_slots + 1) * self._width
         self._ends = self._begins.copy()  # where each row's next token goes
-        self._most = 0  # no row has more tokens, by those ends
+        self._most = 0  # upper bound of a row's tokens, by these ends
         self._free = list(range(num_slots - 1, -1, -1))
         self._slot_of: dict[int, int] = {}
-        self._handles: IntArray = np.empty(0, np.int32)  # [n] of the last result,
-        self._key = b""  # the same as bytes,
-        self._slots = np.empty(0, np.int64)  # [n] their slots, and
-        self._places: NDArray[np.int64] | None = None  # [n] their ends, once they are looked up,
-        self._num_new = 0  # to which come so many tokens each
+        self._handles: IntArray = np.empty(0, np.int32)  # [n] of the last result
+        self._key = b""  # the same as bytes
+        self._slots = np.empty(0, np.int64)  # [n] their slots
+        self._places: NDArray[np.int64] | None = None  # [n] their rows' ends when last stored
+        self._num_new = 0  # tokens that each has got since
 
     @property
     def num_free_slots(self) -> int:
-        """Sequences that can still be opened."""
+        """Slots without a sequence."""
         return len(self._free)
 
     def open(self, handle: int, output: IntArray) -> int:
-        """Give a sequence a row that starts with ``output``; the slot's number."""
+        """Give a sequence a slot whose row starts with ``output``; return the slot."""
         slot = self._free.pop()
         self._slot_of[handle] = slot
         if handle.to_bytes(4, sys.byteorder) in self._key:
-            self._settle()  # its results were swallowed so far
+            self._settle()  # its results went to the spare row so far
             self._slots[self._handles == handle] = slot
         num_tokens = len(output)
         if num_tokens:
@@ -56,7 +56,7 @@ class TokenStore:
         return slot
 
     def close(self, handle: int) -> IntArray:
-        """Take the row back; the tokens it held."""
+        """Free a sequence's slot; return its tokens."""
         slot = self._slot_of.pop(handle)
         self._free.append(slot)
         output = self.output(slot)
@@ -70,15 +70,15 @@ class TokenStore:
         return self._tokens[slot * self._width : self._ends[slot]].copy()
 
     def append(self, handles: IntArray, tokens: IntArray) -> None:
-        """One token for each handle. Handles without a row are ignored.
+        """Append one token for each handle. Handles without a slot are ignored.
 
         Raises:
-            IndexError: a row is full, the arrays differ in length, or a handle stands there twice.
+            IndexError: a row is full, the arrays differ in length, or a handle occurs twice.
         """
         if len(handles) != len(tokens):
             raise IndexError(f"{len(handles)} handles for {len(tokens)} tokens")
         if self._most + self._num_new >= self._width:
-            self._make_sure_of_room(handles)
+            self._check_capacity(handles)
         key = handles.tobytes()
         if key != self._key:
             slots = self._slots_of(handles)
@@ -107,24 +107,24 @@ class TokenStore:
         return slots
 
     def _check_different(self, slots: NDArray[np.int64]) -> None:
-        """A row that is named twice would lose one of its two tokens."""
+        """Refuse handles that occur twice: one of their two tokens would be lost."""
         counts = np.bincount(slots, minlength=self._sink + 1)
         counts[self._sink] = 0
         if counts.max() > 1:
             raise IndexError(f"{counts.max()} tokens for one sequence")
 
     def _settle(self) -> None:
-        """Write down how far the rows have grown; the sink never fills."""
+        """Store the new ends of the rows; the spare row stays empty."""
         if self._num_new:
-            assert self._places is not None, f"{self._num_new} tokens came to places unknown"
+            assert self._places is not None, f"{self._num_new} tokens, but no ends of rows"
             self._ends[self._slots] = self._places + self._num_new
             self._ends[self._sink] = self._sink * self._width
             self._most += self._num_new
             self._num_new = 0
         self._places = None
 
-    def _make_sure_of_room(self, handles: IntArray) -> None:
-        """Some row may be full; tell whether it is one of these sequences'."""
+    def _check_capacity(self, handles: IntArray) -> None:
+        """Raise IndexError if the row of one of these sequences is full."""
         self._settle()
         counts = self._ends - self._begins
         self._most = int(counts.max())

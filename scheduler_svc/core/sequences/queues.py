@@ -1,4 +1,4 @@
-"""Where every unfinished sequence group stands."""
+"""The queues of waiting, running and preempted sequence groups."""
 
 from bisect import bisect_left, insort
 from operator import attrgetter
@@ -21,16 +21,16 @@ BY_RANK = attrgetter("rank")
 
 
 class Queues:
-    """Groups by state, each state by rank; the methods are the ways from one to the next.
+    """Groups by state and rank; each method moves a group from one state to the next.
 
     Attributes:
-        running: all that hold blocks, earliest first.
-        prefilling: of those, the ones that have tokens which are in no plan yet.
-        preempted: those that wait to get their blocks back.
-        num_decoding: sequences that compute a token in every plan.
+        running: groups that hold blocks.
+        prefilling: those of them that have tokens which are in no plan yet.
+        preempted: groups that lost their blocks.
+        num_decoding: sequences that compute a token in every step.
         num_waiting: groups that were not admitted yet.
-        num_beams: that groups with blocks have at most.
-        backlog: what has never been admitted.
+        num_beams: slots of running beam searches.
+        backlog: load of requests that were never admitted.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -44,14 +44,14 @@ class Queues:
         self._waiting = WaitingQueue()
 
     def add_waiting(self, group: SequenceGroup) -> None:
-        """A new group."""
+        """Add a new group."""
         self._waiting.add(group)
         self.num_waiting += 1
         if not group.computes_prefix:
             self.backlog.add(group.submit)
 
     def update_slots(self, group: SequenceGroup) -> None:
-        """A group may have more or fewer sequences than before."""
+        """File a group again that may have another number of sequences than before."""
         if group.state is WAITING:
             self._waiting.add(group)
 
@@ -64,7 +64,7 @@ class Queues:
         return self._waiting.first(max_slots)
 
     def admit(self, group: SequenceGroup) -> None:
-        """A group that was next has got its blocks."""
+        """Move a waiting or preempted group to the running ones: it has its blocks."""
         if group.state is WAITING:
             self.num_waiting -= 1
             self.backlog.remove(group.submit)
@@ -77,31 +77,31 @@ class Queues:
         _insert(self.prefilling, group)
 
     def prefilled(self, group: SequenceGroup, state: GroupState) -> None:
-        """All of a group's tokens are planned; it goes on in this state."""
+        """Move a group whose tokens are all planned to its next state."""
         _remove(self.prefilling, group)
         group.move_to(state)
         if state is DECODING:
             self.num_decoding += len(group.sequences)
 
     def finish(self, group: SequenceGroup) -> None:
-        """A decoding group's last possible token is planned."""
+        """Let a decoding group decode no more: its last possible token is planned."""
         group.move_to(FINISHING)
         self.num_decoding -= len(group.sequences)
 
     def preempt(self, group: SequenceGroup) -> None:
-        """A running group loses its blocks."""
+        """Move a running group to the preempted ones."""
         self._stop_running(group)
         group.move_to(PREEMPTED)
         _insert(self.preempted, group)
 
     def requeue(self, group: SequenceGroup) -> None:
-        """A running group goes back to where it came from."""
+        """Move a running group back to the waiting ones."""
         self._stop_running(group)
         group.move_to(WAITING)
         self.add_waiting(group)
 
     def end(self, group: SequenceGroup) -> None:
-        """A group is done, whatever it was doing."""
+        """End a group in any state."""
         if group.state is WAITING:
             self.num_waiting -= 1
             self.backlog.remove(group.submit)
@@ -112,7 +112,7 @@ class Queues:
         group.move_to(ENDED)
 
     def end_sequence(self, group: SequenceGroup) -> None:
-        """One of several sequences of a group is done."""
+        """Count one sequence less of a group that has several."""
         if group.state is DECODING:
             self.num_decoding -= 1
 
@@ -129,7 +129,7 @@ class Queues:
 def _insert(groups: list[SequenceGroup], group: SequenceGroup) -> None:
     if groups and group.rank < groups[-1].rank:
         insort(groups, group, key=BY_RANK)
-    else:  # as nearly always: who was admitted before arrived before
+    else:  # as nearly always: groups are admitted in the order of their arrival
         groups.append(group)
 
 
@@ -138,5 +138,5 @@ def _remove(groups: list[SequenceGroup], group: SequenceGroup) -> None:
         groups.pop()
         return
     index = bisect_left(groups, group.rank, key=BY_RANK)
-    assert groups[index] is group, f"{group.request_id} is not where its rank says"
+    assert groups[index] is group, f"{group.request_id} is not at its rank"
     del groups[index]

@@ -1,8 +1,8 @@
-"""The beam searches among the running groups: what a result makes of their sequences.
+"""Beam searches of running groups: applies results to their sequences.
 
-A search waits for its results: its next plan names the beams that go on, those that are new and
-what they are copied from. Between two rounds beams fork and are freed like processes
-(PagedAttention, section 4.4); only blocks that are written get copied, by the next plan.
+A search waits for its results: its next plan lists the beams that continue, the new ones, and the
+parents of these. Between two rounds beams fork and are freed like processes (PagedAttention,
+section 4.4); the next plan copies only blocks that are written.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ from shared.messages.outputs import BeamCandidates
 
 
 class RunningSearches:
-    """Groups with a beam search.
+    """Running groups with a beam search, by the step whose result they need.
 
     Args:
         tables: of all groups.
@@ -36,22 +36,22 @@ class RunningSearches:
         self._due: list[SequenceGroup] = []
 
     def planned(self, group: SequenceGroup, step: int) -> None:
-        """This step computes the beams' last tokens."""
+        """Wait for the result of this step, which computes the beams' last tokens."""
         group.awaited_step = step
         group.parents = []
         self._awaited[step].append(group)
 
     def take_due(self) -> list[SequenceGroup]:
-        """Groups whose beams have new last tokens, for the plan that is being made."""
+        """Groups whose beams have new last tokens, for the next plan."""
         due, self._due = self._due, []
-        # One may have been ended since its result was applied.
+        # A group may have ended since its result was applied.
         return [group for group in due if group.state is SEARCHING]
 
     def apply(self, step: int, beams: Iterable[BeamCandidates]) -> list[SequenceGroup]:
-        """Let all searches take their turn that waited for this step; those that are done.
+        """Advance all searches that wait for this step; return those that are done.
 
         Raises:
-            ProtocolError: one of them has no candidates, or such that cannot be.
+            ProtocolError: candidates of a search are missing or impossible.
         """
         done: list[SequenceGroup] = []
         groups = self._awaited.pop(step, None)
@@ -73,13 +73,13 @@ class RunningSearches:
         return done
 
     def _advance(self, group: SequenceGroup, candidates: BeamCandidates) -> bool:
-        """One round; whether it was the last."""
+        """Advance a search by one round; whether it was the last."""
         search = group.search
         assert search is not None, f"{group.request_id} has no beams"
         before, num_computed = search.running, group.num_prompt_tokens + search.length
         round_ = search.advance(candidates)
         for index in set(round_.finished):
-            # What follows up on the answer will find it.
+            # A request that continues this answer finds its blocks.
             sequence = group.sequences[index]
             sequence.output = before[index].tokens()
             self._tables.register_computed(group, sequence, num_computed)
@@ -88,7 +88,7 @@ class RunningSearches:
         return search.done
 
     def _replace_beams(self, group: SequenceGroup, round_: BeamRound) -> None:
-        """Let sequences go on, fork and end as the beams did."""
+        """Continue, fork and free sequences as the beams did."""
         old = group.sequences
         free = set(range(len(old)))
         sequences = []

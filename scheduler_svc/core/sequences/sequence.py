@@ -1,4 +1,4 @@
-"""A request's sequences: what the scheduler remembers of them, and the states they go through."""
+"""Sequence groups: the sequences of a request, and the states of a group."""
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -16,20 +16,20 @@ from shared.messages.requests import Submit
 
 
 class GroupState(Enum):
-    """Where a sequence group is in its life. Its sequences are scheduled as one (gang)."""
+    """State of a sequence group. Its sequences are scheduled together (gang scheduling)."""
 
-    WAITING = auto()  # never planned yet, in this epoch
+    WAITING = auto()  # not admitted yet, in this epoch
     PREFILLING = auto()  # has blocks; some of its tokens are not in a plan yet
-    DECODING = auto()  # computes one token per sequence in every plan without being named
-    SEARCHING = auto()  # computes its beams' last tokens, or is about to: each plan names them
-    FINISHING = auto()  # its last possible token is planned; results are still to come
-    PREEMPTED = auto()  # lost its blocks, waits to get them back
+    DECODING = auto()  # computes one token per sequence in every step; plans do not list it
+    SEARCHING = auto()  # computes its beams' last tokens, or is about to; plans list them
+    FINISHING = auto()  # its last possible token is planned; its results are in flight
+    PREEMPTED = auto()  # lost its blocks, waits to be admitted again
     ENDED = auto()
 
     __hash__ = object.__hash__  # members are singletons; Enum would hash their names each time
 
 
-# Every step asks for them many times, and as attributes of the Enum they take ten times as long.
+# Every step compares them many times, and as attributes of the Enum they take ten times as long.
 WAITING: Final = GroupState.WAITING
 PREFILLING: Final = GroupState.PREFILLING
 DECODING: Final = GroupState.DECODING
@@ -40,7 +40,7 @@ ENDED: Final = GroupState.ENDED
 _TRANSITIONS: Final = {
     WAITING: {PREFILLING, ENDED},
     PREFILLING: {
-        WAITING,  # only what nobody waits for
+        WAITING,  # only groups that compute prefixes
         DECODING,
         SEARCHING,
         FINISHING,
@@ -49,7 +49,7 @@ _TRANSITIONS: Final = {
     },
     DECODING: {FINISHING, PREEMPTED, ENDED},
     SEARCHING: {PREEMPTED, ENDED},
-    FINISHING: {PREEMPTED, ENDED},  # the former if a client has seen something else
+    FINISHING: {PREEMPTED, ENDED},  # preempted if the client's view differs from the log
     PREEMPTED: {PREFILLING, ENDED},
     ENDED: set(),
 }
@@ -64,44 +64,44 @@ class Sequence:
     choice: int
     handle: int
     output: IntArray  # generated tokens, as of when the sequence was last without a slot
-    slot: int | None = None  # row of the token store
+    slot: int | None = None  # one of ``max_num_sequences``, a row of the token store
     block_table: list[int] = field(default_factory=list)
     host_table: list[int] = field(default_factory=list)  # of the host pool, while swapped out
     hashes: list[BlockHash] = field(default_factory=list)  # of the leading full blocks
-    num_planned: int = 0  # tokens that are in a plan, while it prefills
-    is_resident: bool = False  # the worker knows it, or will from a plan that is on its way
+    num_planned: int = 0  # tokens that are cached or in a plan, while it prefills
+    is_resident: bool = False  # the worker has it in its batch, or gets it by a plan in flight
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """A request. Those of its sequences that have not ended are always equally long.
+    """A request. Its sequences that have not ended are equally long.
 
-    Times are step numbers: in every step a decoding sequence grows by one token, so its length at
-    any step follows from ``decode_from`` and needs no bookkeeping.
+    Times are step numbers. A decoding sequence grows by one token in every step, so its length at
+    any step follows from ``decode_from`` and is not stored.
     """
 
     submit: Submit
     arrival: int  # order of acceptance
-    accepted_ms: int  # when, by the engine's clock; 0: not known
+    accepted_ms: int  # time of acceptance, by the engine's clock; 0: not known
     max_output: int  # generated tokens at most: the request's limit or the context's end
     sequences: list[Sequence]  # those that have not ended; of a beam search, by running beam
     ended: dict[int, EndedChoice] = field(default_factory=dict)  # by choice
-    prefilled: list[Sequence] = field(default_factory=list)  # those whose prefill makes the group
+    prefilled: list[Sequence] = field(default_factory=list)  # those to compute; others fork
     state: GroupState = WAITING
-    num_tokens: int = 0  # prompt and output of each sequence when they were admitted
-    decode_from: int = 0  # first step that computes a token behind those
-    next_block_step: int = 0  # step whose token opens a new block
-    last_step: int = 0  # step that reaches max_output; if preempted: last that included it
-    state_id: EntryId | None = None  # place in outputs of its latest RequestState with the prompt
+    num_tokens: int = 0  # prompt and output of each sequence at its admission
+    decode_from: int = 0  # first step that computes a token behind these
+    next_block_step: int = 0  # step whose tokens need a new block
+    last_step: int = 0  # step that reaches max_output; if preempted: last step that had it
+    state_id: EntryId | None = None  # entry of its latest RequestState with the prompt
     was_admitted: bool = False
-    num_deaths: int = 0  # of workers, one after the other, that were computing it
-    computes_prefix: bool = False  # computes a prefix to be pinned: no client knows of it
-    passed_since: int = 0  # step in which it first came first but lacked slots; 0: in none
-    chain: Chain | None = None  # names of its blocks, once it has asked for any
+    num_deaths: int = 0  # workers in a row that died while they computed it
+    computes_prefix: bool = False  # computes a pinned prefix, for no client
+    passed_since: int = 0  # first step in which it was first but lacked slots; 0: none
+    chain: Chain | None = None  # hashes of its blocks, once it has tried to get any
     search: BeamSearch | None = None
-    handle: int = 0  # under which results speak of the beam search
-    parents: list[int] = field(default_factory=list)  # handles that the beams go on from
-    awaited_step: int = 0  # whose result the beam search needs next; 0 if it has all
+    handle: int = 0  # of the beam search, in results
+    parents: list[int] = field(default_factory=list)  # handles that the beams continue
+    awaited_step: int = 0  # whose result the beam search needs next; 0: it has all
     rank: tuple[int, int] = field(init=False)  # lower is served earlier, and preempted later
 
     def __post_init__(self) -> None:
@@ -114,12 +114,12 @@ class SequenceGroup:
 
     @property
     def num_slots(self) -> int:
-        """Sequences that it may come to have."""
+        """Slots that it needs: the most sequences that it can have."""
         return len(self.sequences) if self.search is None else self.search.params.width
 
     @property
     def is_swapped(self) -> bool:
-        """Whether its keys and values wait in the host pool."""
+        """Whether the host pool keeps its keys and values."""
         return bool(self.sequences and self.sequences[0].host_table)
 
     @property
@@ -137,7 +137,7 @@ class SequenceGroup:
         return np.concatenate([self.submit.prompt, sequence.output])
 
     def prepare_prefill(self) -> None:
-        """Event how long the sequences are, and which of them have to be computed."""
+        """Set how long the sequences are, and which of them must be computed."""
         self.store_beam_outputs()
         num_output = len(self.sequences[0].output)
         self.num_tokens = self.num_prompt_tokens + num_output
@@ -146,19 +146,19 @@ class SequenceGroup:
         self.prefilled = list(self.sequences) if num_output else self.sequences[:1]
 
     def store_beam_outputs(self) -> None:
-        """Write down what each running beam has generated as its sequence's output."""
+        """Store what each running beam has generated as its sequence's output."""
         if self.search is not None:
             for sequence, beam in zip(self.sequences, self.search.running, strict=True):
                 sequence.output = beam.tokens()
 
     def next_position(self, step: int) -> int:
-        """Where the sequences of a running group write in this step."""
+        """Position at which the sequences of a running group write in this step."""
         if self.state is SEARCHING:
             return self.num_tokens - 1
         return self.num_tokens + step - self.decode_from
 
     def kv_tokens_at(self, step: int, sequence: Sequence) -> int:
-        """Tokens with keys and values of a sequence once ``step`` is done."""
+        """Number of a sequence's tokens with keys and values after ``step``."""
         if self.state in (DECODING, FINISHING):
             return self.num_tokens + min(step, self.last_step) - self.decode_from + 1
         if self.state is SEARCHING:

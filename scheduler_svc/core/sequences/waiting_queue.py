@@ -4,7 +4,7 @@ from heapq import heapify, heappop, heappush
 
 from scheduler_svc.core.sequences.sequence import WAITING, SequenceGroup
 
-_CLEAN_AT = 1_024  # groups; beyond, those that wait no more are dropped now and then
+_CLEAN_AT = 1_024  # entries; beyond that, groups that do not wait any more are dropped
 
 _Entry = tuple[tuple[int, int], SequenceGroup]  # with its rank
 
@@ -17,16 +17,16 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._by_slots: dict[int, list[_Entry]] = {}  # heaps; may hold groups that wait no more
+        self._by_slots: dict[int, list[_Entry]] = {}  # heaps; some groups do not wait any more
         self._num_entries = 0
         self._clean_at = _CLEAN_AT
 
     def __len__(self) -> int:
-        """Groups that it holds; some may have ended."""
+        """Number of entries; some of their groups may have ended."""
         return self._num_entries
 
     def add(self, group: SequenceGroup) -> None:
-        """A group waits from now on, or needs another number of slots than before."""
+        """Add a group that is new here, or needs another number of slots than before."""
         if self._num_entries >= self._clean_at:
             self._drop_the_gone()
         heappush(self._by_slots.setdefault(group.num_slots, []), (group.rank, group))
@@ -49,7 +49,7 @@ class WaitingQueue:
         return first
 
     def _head(self, num_slots: int) -> SequenceGroup | None:
-        """The first of those that were filed under so many slots, and still belong there."""
+        """The first of the groups that were filed under this number of slots and still wait."""
         heap = self._by_slots[num_slots]
         while heap:
             group = heap[0][1]

@@ -1,1 +1,1 @@
-"""One step's plan: which groups compute, how much of each prompt, and when groups are due."""
+"""One step's plan: the planner, prefill chunks, the draft of a plan, and the calendar of groups."""

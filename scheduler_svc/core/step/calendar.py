@@ -1,4 +1,4 @@
-"""At which step which group is due."""
+"""A calendar: the groups that are due at each step."""
 
 from collections.abc import Collection
 
@@ -6,7 +6,7 @@ from scheduler_svc.core.sequences.sequence import SequenceGroup
 
 
 class Calendar:
-    """Groups by step; each is due once, or not at all."""
+    """Groups by step; each is due at one step at most."""
 
     def __init__(self) -> None:
         self._due: dict[int, dict[str, SequenceGroup]] = {}
@@ -16,13 +16,13 @@ class Calendar:
         return len(self._steps)
 
     def put(self, group: SequenceGroup, step: int) -> None:
-        """A group is due at this step, and at no other."""
+        """Make a group due at this step, and at no other."""
         self.drop(group)
         self._due.setdefault(step, {})[group.request_id] = group
         self._steps[group.request_id] = step
 
     def drop(self, group: SequenceGroup) -> None:
-        """A group is not due any more, if it was."""
+        """Remove a group, if it is due at all."""
         step = self._steps.pop(group.request_id, None)
         if step is not None:
             due = self._due[step]
@@ -31,7 +31,7 @@ class Calendar:
                 del self._due[step]
 
     def take(self, step: int) -> Collection[SequenceGroup]:
-        """Those that are due at this step, in the order in which they were put."""
+        """Remove and return the groups that are due at this step, in the order of ``put``."""
         due = self._due.pop(step, {})
         for request_id in due:
             del self._steps[request_id]

@@ -1,4 +1,4 @@
-"""A step plan while it is being put together."""
+"""The draft of a step plan."""
 
 from dataclasses import dataclass
 
@@ -13,12 +13,12 @@ from shared.sampling import SamplingParams
 
 @dataclass(slots=True)
 class AdmissionDraft:
-    """What an Admission says, but for the tokens and blocks themselves.
+    """An Admission without the tokens and the block table themselves.
 
     Attributes:
-        num_tokens: prompt and what was generated so far.
-        num_computed: of these, the ones whose keys and values already lie in the blocks.
-        num_blocks: of its table.
+        num_tokens: of prompt and output so far.
+        num_computed: how many of these have keys and values in the blocks.
+        num_blocks: length of the block table.
     """
 
     handle: int
@@ -35,11 +35,11 @@ class PlanDraft:
 
     Args:
         step: its number.
-        budget: tokens that may be added.
+        budget: token budget of the step.
 
     Attributes:
-        budget: tokens that may still be added.
-        prompt_budget: of them, tokens of prompts.
+        budget: what is left of the token budget.
+        prompt_budget: what is left of it for prompts.
         dropped: groups that ended because the prefix that they computed was given up, with their
             only sequence.
     """
@@ -88,7 +88,7 @@ class PlanDraft:
         self.replaced_handles: list[int] = []
         self.replaced_columns: list[int] = []
         self.admissions: list[AdmissionDraft] = []
-        self._admitted: list[tuple[SequenceGroup, Sequence]] = []  # the same ones
+        self._admitted: list[tuple[SequenceGroup, Sequence]] = []  # of ``admissions``
         self.fork_parents: list[int] = []
         self.fork_children: list[int] = []
         self.fork_choices: list[int] = []
@@ -98,7 +98,7 @@ class PlanDraft:
         self.chunk_tokens: list[int] = []
 
     def admit(self, group: SequenceGroup) -> None:
-        """Tell the worker all about the sequences of a group that it has to compute."""
+        """Add all that the worker needs of the sequences of a group that it computes."""
         for sequence in group.prefilled:
             sequence.is_resident = True
             entrant = AdmissionDraft(
@@ -115,17 +115,17 @@ class PlanDraft:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a worker would not notice if this were never sent."""
+        """Whether a worker would compute the same without this plan, decoding apart."""
         return not (
             self.chunk_handles
-            or self.swap_out_device  # also when nobody is left to compute: the blocks are given up
+            or self.swap_out_device  # also if no sequence is left: the blocks are free now
             or self.copy_sources
             or self.grown_handles
             or self.admissions
         )
 
     def swap_in(self, host: int, device: int) -> None:
-        """Bring a block's content back."""
+        """Copy a host block to a device block."""
         self.swap_in_host.append(host)
         self.swap_in_device.append(device)
 
@@ -144,9 +144,9 @@ class PlanDraft:
         self.fork_choices.append(child.choice)
 
     def search(self, group: SequenceGroup) -> None:
-        """Let the beams of a group compute their last tokens, and say what could follow.
+        """Let the beams of a group compute their last tokens, and return candidates.
 
-        The beams go on from ``group.parents``, or are all in chunks already.
+        The beams continue ``group.parents``, or are all in chunks already.
         """
         assert group.search is not None, f"{group.request_id} has no beams"
         beams = group.search.running
@@ -179,7 +179,7 @@ class PlanDraft:
         outputs_min_id: EntryId,
         idle_ticks: list[Tick],
     ) -> StepPlan:
-        """The plan, with what is known only at the end."""
+        """The plan, with the times and cursors of its end."""
         return StepPlan(
             step=self.step,
             now_ms=now_ms,
@@ -208,7 +208,7 @@ class PlanDraft:
         )
 
     def _packed_admissions(self) -> list[Admission]:
-        """With tokens and blocks, which nobody changes while the plan is being made."""
+        """Admissions with tokens and block tables, which do not change while a plan is made."""
         return [
             Admission(
                 handle=entrant.handle,

@@ -83,7 +83,7 @@ class StepPlanner:
 
     @property
     def is_full(self) -> bool:
-        """As many plans are in flight as may be."""
+        """Whether ``max_plans_in_flight`` plans are in flight."""
         return self.planned_step - self.applied_step >= self._config.max_plans_in_flight
 
     @property
@@ -109,10 +109,10 @@ class StepPlanner:
     def apply(
         self, step: int, handles: IntArray, tokens: IntArray, beams: Iterable[BeamCandidates]
     ) -> list[SequenceGroup]:
-        """Take in the tokens of the next step; groups whose beam search is done.
+        """Apply the tokens of the next step; return groups whose beam search is done.
 
         Raises:
-            ProtocolError: a result that no plan asked for.
+            ProtocolError: a result of no plan.
         """
         if step != self.applied_step + 1 or step > self.planned_step:
             raise ProtocolError(
@@ -127,7 +127,7 @@ class StepPlanner:
         for group in self._samples_first.pop(step, ()):
             self._emit(events.FirstToken(group.request_id))
         for group in self._survives.pop(step, ()):
-            group.num_deaths = 0  # as far as it got before, and a step more
+            group.num_deaths = 0  # it got further than when a worker died
         return self._searches.apply(step, beams)
 
     def output(self, sequence: Sequence) -> IntArray:
@@ -135,7 +135,7 @@ class StepPlanner:
         return sequence.output if sequence.slot is None else self._tokens.output(sequence.slot)
 
     def suspects(self) -> list[int]:
-        """Handles in plans whose results are not known: if the worker is dead, of these."""
+        """Handles in plans in flight; if the worker has died, one of them may be the cause."""
         if self.planned_step == self.applied_step:
             return []
         found = [
@@ -149,7 +149,7 @@ class StepPlanner:
     # ------------------------------------------------------------- endings
 
     def end_sequence(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """A sequence has ended; its blocks and its slot are free for the next plan."""
+        """End a sequence; its blocks and its slot are free for the next plan."""
         if group.state is PREFILLING and len(group.sequences) > 1:
             self._leave_prefill(group, sequence)
         self._too_large = None  # it may be this group, which is smaller now
@@ -165,7 +165,7 @@ class StepPlanner:
         self.queues.update_slots(group)
 
     def end_search(self, group: SequenceGroup) -> None:
-        """A beam search has ended, whatever it has found."""
+        """End a beam search, done or not."""
         for sequence in group.sequences:
             self._tables.release(sequence)
             self._tables.release_swapped(sequence)
@@ -173,7 +173,7 @@ class StepPlanner:
         group.sequences = []
 
     def replace(self, group: SequenceGroup, sequences: list[Sequence]) -> None:
-        """Let a group go on with other sequences, which have all their tokens but no blocks."""
+        """Give a group other sequences, which have all their tokens but no blocks."""
         self._too_large = None
         if group.state not in (WAITING, PREEMPTED):
             self._take_blocks(group, self.planned_step)
@@ -184,13 +184,13 @@ class StepPlanner:
         self.queues.update_slots(group)
 
     def _leave_prefill(self, group: SequenceGroup, sequence: Sequence) -> None:
-        """One of several sequences that are computed again is about to end."""
+        """Take a sequence that is about to end out of its group's prefill."""
         if sequence not in group.prefilled:
             return
         index = group.prefilled.index(sequence)
         del group.prefilled[index]
         if any(later.num_planned > sequence.num_planned for later in group.prefilled[index:]):
-            # They may count on blocks that it was to fill: all of them start over.
+            # They may share blocks that it has not filled yet: all of them start over.
             lost = sum(found.num_planned for found in group.sequences)
             request_id = group.request_id
             self._emit(events.Preempted(request_id, request_id, Preemption.RECOMPUTE, lost))
@@ -199,7 +199,7 @@ class StepPlanner:
     # ------------------------------------------------------ a step's decisions
 
     def finish_at_limit(self, step: int) -> None:
-        """Groups whose last possible token is in the plan before ``step`` decode no more."""
+        """Stop decoding groups whose last possible token is in the plan before ``step``."""
         for group in self._reaches_limit.take(step - 1):
             if group.state is DECODING and group.last_step == step - 1:
                 self.queues.finish(group)
@@ -264,9 +264,9 @@ class StepPlanner:
         if (
             group is self._too_large
             and self._pool.num_changes == self._num_changes
-            and self.queues.running  # or else prefixes are given up for it
+            and self.queues.running  # otherwise prefixes can be given up for it
         ):
-            return False  # most steps free no blocks
+            return False  # nothing has changed, as in most steps
         group.prepare_prefill()
         if group.is_swapped:
             fits = self._tables.swap_in(group, watermark, draft)
@@ -298,7 +298,7 @@ class StepPlanner:
         group.was_admitted = True
 
     def prefill(self, group: SequenceGroup, draft: PlanDraft) -> None:
-        """Plan a group's next tokens as far as the budget allows; behind the last it decodes."""
+        """Plan a group's next tokens as far as the budget allows; after the last it decodes."""
         if not plan_chunks(group, draft, self._tables):
             return
         if group.search is None:
@@ -310,7 +310,7 @@ class StepPlanner:
         self.blocks.plan_beams(group, draft)
 
     def _start_decoding(self, group: SequenceGroup, step: int) -> None:
-        """``step`` samples a token; from the next one on the group decodes without being named."""
+        """Let a group decode: ``step`` samples its first token, later steps compute one each."""
         num_generated = group.num_tokens - group.num_prompt_tokens
         if num_generated == 0 and not group.computes_prefix:
             self._samples_first[step].append(group)
@@ -328,7 +328,7 @@ class StepPlanner:
     # -------------------------------------------------------- blocks and slots
 
     def _take_blocks(self, group: SequenceGroup, planned_step: int) -> None:
-        """A running group loses its blocks until it is admitted again.
+        """Free a running group's blocks; it is preempted until it is admitted again.
 
         Args:
             planned_step: last step that was planned.
@@ -354,7 +354,7 @@ class StepPlanner:
         self._tables.release(sequence)
 
     def _release_slot(self, sequence: Sequence) -> None:
-        """Free a sequence's slot, if it has one: it gets no more tokens until it has another."""
+        """Free a sequence's slot, if it has one, and keep its tokens."""
         if sequence.slot is not None:
             sequence.output = self._tokens.close(sequence.handle)
             sequence.slot = None

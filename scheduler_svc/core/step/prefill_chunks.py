@@ -1,4 +1,4 @@
-"""Planning the tokens that a group has but has not computed, chunk by chunk."""
+"""Chunked prefill: plans the tokens of a group that are not computed yet."""
 
 from scheduler_svc.core.blocks.block_tables import BlockTables
 from scheduler_svc.core.sequences.sequence import Sequence, SequenceGroup
@@ -6,9 +6,9 @@ from scheduler_svc.core.step.plan_draft import PlanDraft
 
 
 def plan_chunks(group: SequenceGroup, draft: PlanDraft, tables: BlockTables) -> bool:
-    """As many of a group's next tokens as the budget allows; whether these were the last.
+    """Plan as many of a group's next tokens as the budget allows; whether these were the last.
 
-    Sequences that are computed again wait for each other before the last token, so that they stay
+    Several sequences that are recomputed plan their last tokens in the same step, so that they stay
     equally long. Where only the first of several is computed, the others fork from it at the end.
     """
     wait_for_each_other = len(group.prefilled) > 1
