@@ -7,8 +7,8 @@ if the host pool keeps its keys and values; otherwise they are recomputed.
 
 Groups are ranked by priority, then by arrival. Each step is planned in this order:
 
-1. Blocks. Each running group gets the blocks that its next tokens need. If too few are free, the
-   running group of the lowest rank is preempted, until the rest has enough.
+1. Blocks. Each running group gets the blocks that its next tokens need. While too few are free,
+   the last running group by rank is preempted.
 2. Token budget. Every decoding sequence takes one token. The rest goes to prompts, which may have
    a smaller budget while others decode.
 3. Prefill. Admitted groups compute their prompts in chunks, by rank.
@@ -21,6 +21,7 @@ Exceptions:
 * Pinned prefixes are given up for a group that has no other way to run.
 * A group that was computed when workers died twice in a row runs alone until it gets further.
 * Groups that compute pinned prefixes go back to the waiting ones instead of being preempted.
+* A group that recomputes several sequences may start over when one of them ends.
 * A draining engine admits no waiting group.
 """
 
