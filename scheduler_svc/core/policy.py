@@ -13,8 +13,9 @@ Groups are ranked by priority, then by arrival. Each step is planned in this ord
    a smaller budget while others decode.
 3. Prefill. Admitted groups compute their prompts in chunks, by rank.
 4. Admission. While budget is left, the first by rank of all waiting and preempted groups is
-   admitted, if it gets a slot for each sequence and blocks for all its tokens. While others run, a
-   watermark of blocks stays free beyond these. If it lacks blocks, no later group is admitted.
+   admitted, if it gets a slot for each sequence (of ``max_num_sequences``) and blocks for all its
+   tokens. While others run, a watermark of blocks stays free beyond these. If it lacks blocks, no
+   later group is admitted.
 
 Exceptions:
 * A waiting group that lacks slots may be passed by later ones for some steps (bounded backfill).
