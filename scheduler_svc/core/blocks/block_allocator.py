@@ -14,7 +14,7 @@ from scheduler_svc.core.step.plan_draft import PlanDraft
 
 
 class BlockAllocator:
-    """Blocks for groups that decode or search (PagedAttention, section 4.5).
+    """Allocates blocks for groups that decode or search (PagedAttention, section 4.5).
 
     Args:
         tables: block tables of all groups.
@@ -86,7 +86,7 @@ class BlockAllocator:
             self._schedule_next(group, position, group.decode_from)
 
     def _open_blocks(self, due: list[SequenceGroup], blocks: list[int], draft: PlanDraft) -> None:
-        """Let groups write at the beginning of a block, all of them."""
+        """Let groups write that are all at the beginning of a block."""
         full_at = draft.step + self._block_size
         for group in due:
             for sequence in group.sequences:

@@ -28,7 +28,7 @@ class WaitingQueue:
     def add(self, group: SequenceGroup) -> None:
         """Add a group that is new here, or needs another number of slots than before."""
         if self._num_entries >= self._clean_at:
-            self._drop_the_gone()
+            self._drop_ended()
         heappush(self._by_slots.setdefault(group.num_slots, []), (group.rank, group))
         self._num_entries += 1
 
@@ -60,7 +60,7 @@ class WaitingQueue:
         del self._by_slots[num_slots]
         return None
 
-    def _drop_the_gone(self) -> None:
+    def _drop_ended(self) -> None:
         for num_slots, heap in list(self._by_slots.items()):
             heap[:] = [entry for entry in heap if entry[1].state is WAITING]
             heapify(heap)

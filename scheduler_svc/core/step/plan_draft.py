@@ -115,7 +115,7 @@ class PlanDraft:
 
     @property
     def is_empty(self) -> bool:
-        """Whether a worker would compute the same without this plan, decoding apart."""
+        """Whether the plan has nothing for the worker besides decoding."""
         return not (
             self.chunk_handles
             or self.swap_out_device  # also if no sequence is left: the blocks are free now

@@ -1,4 +1,4 @@
-"""Whatever arrives in whatever order: every request ends, and no block is lost or shared."""
+"""In any order of events every request ends, and no block is lost or shared by mistake."""
 
 import random
 from collections import deque
@@ -25,7 +25,7 @@ from tests.support.requests import pin, submit
 
 @dataclass
 class Client:
-    """What a client was promised, and what it saw."""
+    """What a client asked for, and what it received."""
 
     num_prompt: int
     max_tokens: int
@@ -40,7 +40,7 @@ class Client:
 
 
 def drawn(handle: int, position: int) -> tuple[int, bool]:
-    """A token that depends on nothing but who and where; one in 29 ends the sequence."""
+    """A token that depends on handle and position only; one in 29 ends the sequence."""
     token = (handle * 7919 + position * 104_729) % 997
     return token, token % 29 == 0
 
@@ -197,7 +197,7 @@ class EngineMachine(RuleBasedStateMachine):
         self._check_events()
 
     def teardown(self) -> None:
-        """Nobody starves: with no new arrivals everything ends, and all blocks come back."""
+        """No request starves: without new arrivals all end, and all blocks are free."""
         if not hasattr(self, "core"):
             return
         for _ in range(20_000):
@@ -235,7 +235,7 @@ class EngineMachine(RuleBasedStateMachine):
                 client.running.remove(choice)
 
     def _check_events(self) -> None:
-        """FCFS within a priority: nobody starts before an earlier one that waits."""
+        """FCFS within a priority: no request starts before an earlier one that waits."""
         for event in self.core.take_events():
             if isinstance(event, events.Admitted) and not event.again:
                 self.started.add(event.request_id)
@@ -319,7 +319,7 @@ def test_equal_requests_share_and_preempt_each_other_for_ever_so_long(seed: int)
     assert core.pool.num_used == 0
 
 
-def test_what_is_swapped_out_is_sent_even_if_nobody_is_left_to_compute() -> None:
+def test_a_swap_out_is_sent_even_if_no_sequence_is_left_to_compute() -> None:
     config = SchedulerConfig(4, 1, 64, 4, 8, 3, 0, 100, num_host_blocks=4, preemption="swap")
     core = Scheduler(config)
     worker = FakeWorker(1, 8, lambda handle, position: (position, False))

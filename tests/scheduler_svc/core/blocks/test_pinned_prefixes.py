@@ -1,4 +1,4 @@
-"""Pinned prefixes stay whatever else comes and goes, and hold up nobody for ever."""
+"""Pinned prefixes stay in the pool, and no request waits for ever because of them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -136,7 +136,7 @@ def test_a_pin_outlives_the_flood_even_if_nothing_else_is_cached() -> None:
     assert engine.cached["once more"] == 0
 
 
-def test_only_full_blocks_are_pinned_and_nobody_is_told() -> None:
+def test_only_full_blocks_are_pinned_and_no_message_is_written() -> None:
     engine = Engine()
     assert engine.give(pin("a", [*PREFIX, 1, 2])) == []
     engine.run()
@@ -221,7 +221,7 @@ def test_clients_go_first_and_those_that_ask_for_the_prefix_pin_it() -> None:
     def until_ended(request: Submit) -> None:
         engine.give(request)
         while request.request_id not in engine.ended():
-            while engine.core.stats().num_waiting < 3:  # there is always somebody who waits
+            while engine.core.stats().num_waiting < 3:  # some requests always wait
                 engine.give(next(more))
             assert engine.turn()
 
@@ -264,7 +264,7 @@ def test_a_request_that_needs_the_whole_pool_gets_it_and_least_used_prefixes_go_
     assert "large" in engine.ended()
     assert engine.given_up() == ["c", "b"]
     assert engine.states() == {"a": PrefixState.PINNED}
-    # A gateway that misses them says so.
+    # A gateway that misses them sends their Pins again.
     engine.run(pin("b", prefixes["b"]), pin("c", prefixes["c"]))
     assert set(engine.states().values()) == {PrefixState.PINNED}
 

@@ -1,4 +1,4 @@
-"""What one tenant has sent, no other can find in the prefix cache, whatever salt it chooses."""
+"""No tenant finds the blocks of another in the prefix cache, with any salt."""
 
 from hashlib import blake2b
 
@@ -61,7 +61,7 @@ def test_a_prompt_that_leaves_a_pinned_prefix_finds_what_they_have_in_common() -
     assert found.cached == {"leaves": 2 * BLOCK_SIZE}
 
 
-def test_whoever_computes_pinned_content_first_computes_it_for_all() -> None:
+def test_pinned_content_is_computed_once_for_all_tenants() -> None:
     found = engine()
     found.give(*flood(8), pin("a", PREFIX))  # which waits behind all requests
     found.run(submit("first", [*PREFIX, 7, 8], max_tokens=5, tenant="alice"))

@@ -16,7 +16,7 @@ _MAX_TOKENS = 500
 
 
 class QuickWorker(FakeWorker):
-    """Takes it that what is stored in the pool is right."""
+    """Does not check the contents of the pool."""
 
     def _check(self, *_: object) -> None:
         pass
@@ -29,7 +29,7 @@ async def copies(bus: MemoryBus, log: str, request: Submit) -> int:
     return sum(message.count(request.prompt.tobytes()) for message in messages)
 
 
-async def say(bus: MemoryBus, *messages: Message) -> None:
+async def send(bus: MemoryBus, *messages: Message) -> None:
     await bus.append(Append(KEYS.requests, list(map(encode, messages))))
 
 
@@ -55,12 +55,12 @@ async def test_a_prompt_is_written_again_only_where_its_entry_is_trimmed() -> No
     await peer.announce()
     request = submit("long", _PROMPT, max_tokens=_MAX_TOKENS)
     async with running(service(bus, outputs_retention=100)):
-        await say(bus, request)
+        await send(bus, request)
         await reader.until(lambda seen: is_stated(seen, request.attachment))
         assert await copies(bus, outputs, request) == 1
         for number in range(10):
             again = attach(request, f"delivery{number}")
-            await say(bus, again)
+            await send(bus, again)
             await reader.until(lambda seen: is_stated(seen, again.attachment))  # noqa: B023
         assert await copies(bus, outputs, request) == 1
         assert await copies(bus, KEYS.requests, request) == 1
@@ -77,7 +77,7 @@ async def test_a_prompt_is_written_again_only_where_its_entry_is_trimmed() -> No
         assert await copies(bus, outputs, request) <= 2
         await reader.until(ended("long", _MAX_TOKENS, reader))
         look_up = Attach("long", "other", "late", None, (), exact=False)
-        await say(bus, attach(request, "resumed"), look_up)
+        await send(bus, attach(request, "resumed"), look_up)
         await reader.until(lambda seen: is_stated(seen, "late"))
     bare, whole = [found for found in reader.seen if isinstance(found, RequestState)][-2:]
     assert (len(bare.submit.prompt), whole.submit.prompt.tolist()) == (0, _PROMPT)

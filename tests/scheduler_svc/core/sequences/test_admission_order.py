@@ -1,4 +1,4 @@
-"""Who is admitted next: by rank, whether preempted or new; and no request waits for ever."""
+"""Admission by rank, of preempted and new requests alike; no request waits for ever."""
 
 import numpy as np
 from hypothesis import given, settings
@@ -104,7 +104,7 @@ def test_others_go_on_while_a_wide_request_waits_and_it_has_its_turn_all_the_sam
     found.give(*map(small, range(4)), wide())
     number = 100
     while "wide" not in found.cached:
-        found.give(small(number))  # there is always somebody who could take a slot
+        found.give(small(number))  # some request could always take a slot
         number += 1
         assert found.turn()
         # It came first at the first step; behind the window, what runs ends within its length.
@@ -114,7 +114,7 @@ def test_others_go_on_while_a_wide_request_waits_and_it_has_its_turn_all_the_sam
     found.run()
 
 
-def test_nobody_passes_where_the_operator_allows_no_steps() -> None:
+def test_no_request_passes_where_the_operator_allows_no_steps() -> None:
     found = engine(max_passing_steps=0)
     found.give(*map(small, range(4)), wide(), small(5))
     found.run()
@@ -140,7 +140,7 @@ def test_a_narrower_group_passes_wider_ones_and_each_of_these_has_a_window() -> 
     assert admitted(found) == ["small-1", "half", "small-2", "a", "b"]
 
 
-def test_a_less_urgent_request_passes_nobody() -> None:
+def test_a_less_urgent_request_passes_no_other() -> None:
     found = engine()
     found.give(small(1))
     found.turn()

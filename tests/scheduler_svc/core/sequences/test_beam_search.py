@@ -1,4 +1,4 @@
-"""Beam searches find what a naive search finds, whatever happens to them on the way."""
+"""Beam searches find what a naive search finds, also after preemptions and recoveries."""
 
 import random
 from collections import deque
@@ -42,7 +42,7 @@ class Engine:
         self.start_epoch()
 
     def start_epoch(self) -> None:
-        """Worker and scheduler are new, and know only what the log says."""
+        """Replace worker and scheduler; the new ones have only the log."""
         recovery = Recovery(self.config.max_model_len)
         recovery.add(self.log)
         self.epoch += 1
@@ -213,7 +213,7 @@ def test_a_search_that_had_ended_when_the_scheduler_died_is_ended_by_the_next() 
     engine.apply(request)
     engine.plan()
     engine.execute()
-    engine.log.append(engine.results.popleft())  # nobody lived to see it
+    engine.log.append(engine.results.popleft())  # no service has read it
     engine.start_epoch()
     assert engine.found == {"r": beams_of(request)}
     engine.run()

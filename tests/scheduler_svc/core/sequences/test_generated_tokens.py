@@ -1,4 +1,4 @@
-"""Tokens of results come to the rows of their sequences, in whatever order results name them."""
+"""Tokens of results go to the rows of their sequences, in any order of handles."""
 
 import numpy as np
 import pytest
@@ -36,14 +36,14 @@ def test_a_sequence_that_comes_back_has_only_what_it_is_opened_with() -> None:
     store.open(7, NO_TOKENS)
     store.append(_ints(7), _ints(1))
     assert store.close(7).tolist() == [1]
-    store.append(_ints(7), _ints(2))  # of a plan in flight: nobody's
+    store.append(_ints(7), _ints(2))  # of a plan in flight: without a slot
     store.open(7, _ints(1))
     store.append(_ints(7), _ints(3))
     assert store.close(7).tolist() == [1, 3]
     assert store.num_free_slots == 2
 
 
-def test_results_of_nobody_never_fill_up_however_many_there_are() -> None:
+def test_results_without_a_slot_never_fill_the_spare_row() -> None:
     store = TokenStore(1, 3)
     for _ in range(20):
         store.append(_ints(5, 6), _ints(1, 2))
@@ -66,12 +66,12 @@ def test_a_full_row_refuses_tokens_and_keeps_its_neighbour_from_getting_them() -
 
 
 @pytest.mark.parametrize("num_slots", [3, 40])
-def test_whoever_comes_goes_or_changes_places_gets_its_own_tokens(num_slots: int) -> None:
+def test_sequences_that_come_go_or_change_places_get_their_own_tokens(num_slots: int) -> None:
     random = np.random.default_rng(num_slots)
     store = TokenStore(num_slots, 2_000)
     tokens: dict[int, list[int]] = {}  # of those that have a row
     slots: dict[int, int] = {}
-    handles = list(range(num_slots + 5))  # that results speak of; some of them are nobody's
+    handles = list(range(num_slots + 5))  # in results; some have no slot
     for step in range(2_000):
         handle = int(random.integers(num_slots + 5))
         if handle in tokens:
