@@ -192,7 +192,7 @@ def export(
     )
     half.save_pretrained(staging)
     tokenizer.save_pretrained(staging)
-    # transformers 5 writes a class name of its own, but reads the one that version 4 knows, too.
+    # transformers 5 writes a class name of its own, but reads that of version 4, too.
     settings = staging / "tokenizer_config.json"
     names = json.loads(settings.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
     settings.write_text(json.dumps(names, indent=2) + "\n")

@@ -117,7 +117,7 @@ class Chaos:
         if lines:
             path = cluster.folder / "failures.txt"
             path.write_text("\n".join(lines) + "\n")
-            _say(f"  what went wrong is told in {path}")
+            _say(f"  details of what went wrong are in {path}")
 
 
 def _is_wanted(name: str, words: Sequence[str]) -> bool:

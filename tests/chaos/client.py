@@ -38,8 +38,8 @@ class Outcome:
 
     Attributes:
         arrivals_s: when tokens arrived, from the monotonic clock; first, when it was sent.
-        num_duplicates: tokens whose event says that they were shown before.
-        num_gaps: tokens that an event says were shown, and were not.
+        num_duplicates: tokens that, by their event, were shown before.
+        num_gaps: tokens that, by an event, were shown, and were not.
         num_resumed: connections after the first that had events.
         why: what it ended with, unless it is complete.
         said: what went wrong on the way.
@@ -148,7 +148,7 @@ class Client:
         return ask(port, "/v1/completions", body, self._headers | {"Idempotency-Key": self._key})
 
     async def _take(self, response: Response) -> None:
-        if self._url is None:  # whoever resumes a stream gets another id for that
+        if self._url is None:  # a reader that resumes a stream gets another id for that
             self.outcome.request_id = response.headers.get("x-request-id", "")
         if response.status == 503:
             self._note(f"503: {(await response.body())[:200].decode(errors='replace')}")

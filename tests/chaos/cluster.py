@@ -68,7 +68,7 @@ class Cluster:
     Attributes:
         ports: of the gateways.
         redis: where it is, on a port of loopback.
-        deaths: of processes that nobody here killed, with the last lines they wrote.
+        deaths: of processes that were not killed here, with the last lines they wrote.
         starts_s: by service, how long it took to be ready after each kill; those of spawners
             stand under the name with ``+ spawner``.
     """

@@ -53,7 +53,7 @@ async def ask(
     """Send a request to this machine; a POST if it has a body.
 
     Raises:
-        Broken: nobody listens, or there was no answer.
+        Broken: the connection is refused, or there was no answer.
     """
     data = b"" if body is None else json.dumps(body).encode()
     fields = {"Host": "localhost", "Connection": "close", **(headers or {})}

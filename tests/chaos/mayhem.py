@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.chaos.cluster import GATEWAYS, Cluster
 
-# More would have to start at the same time than two cores can bear: nobody would ever be back.
+# More would have to start at the same time than two cores can bear: no service would ever be back.
 _MOST_DOWN = 2
 _LONG_PAUSE_EVERY = 4
 _SHORT_PAUSE_S = (0.2, 2.0)

@@ -48,7 +48,7 @@ class Run:
 
     Attributes:
         outcomes: by the key of the request.
-        preemptions: by kind, as far as the scheduler told before it died.
+        preemptions: by kind, as far as the scheduler reported them before it died.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class Ask:
 
     Attributes:
         key: names it in reports.
-        body: of the POST to /v1/completions, without what says how it is resumed.
+        body: of the POST to /v1/completions, without the fields for resuming.
     """
 
     key: str

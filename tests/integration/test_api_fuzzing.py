@@ -1,6 +1,6 @@
 """Whatever is asked, the API answers as it describes itself: a short run, the same every time.
 
-The long one, against services that run (docs/OPERATIONS.md says how it is read):
+The long one, against services that run (see docs/OPERATIONS.md):
     scripts/serve &
     python -m tests.gateway.api_fuzzer http://127.0.0.1:8000 --max-time 600
 """

@@ -1,4 +1,4 @@
-"""What is told of requests of a real engine with a small pool, whose worker leaves at work."""
+"""Explained requests of a real engine with a small pool, whose worker stops at work."""
 
 import asyncio
 import json

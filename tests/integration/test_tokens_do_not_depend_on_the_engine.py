@@ -62,7 +62,7 @@ def requests() -> list[Submit]:
 
 
 async def outputs_alone(bus: RedisBus, model: Path) -> dict[int, dict[int, list[int]]]:
-    """By request and choice; nobody shares the engine. Computed once."""
+    """By request and choice; each request alone on the engine. Computed once."""
     if not _alone:
         served = await serve(bus, model, ONE_BY_ONE, *([one] for one in requests()))
         _alone.update(enumerate(served.outputs()))

@@ -1,4 +1,4 @@
-"""The maker of the real model leaves a whole folder or none, and says what is wrong."""
+"""The maker of the real model leaves a whole folder or none, and reports what is wrong."""
 
 import os
 import shutil

@@ -29,7 +29,7 @@ DEADLINE_S = 120
 
 @dataclass
 class Answer:
-    """All that the log says of one request."""
+    """All that the log has of one request."""
 
     num_choices: int = 1
     outputs: dict[int, list[int]] = field(default_factory=dict)  # by choice

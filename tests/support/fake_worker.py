@@ -1,7 +1,7 @@
 """A worker without a model: executes plans to the letter and checks every promise they make.
 
-For each slot of the pool it knows which tokens led up to what is stored there. So a block that is
-shared, overwritten, copied or found in the prefix cache wrongly is seen at once.
+For each place in the pool it records which tokens led up to what is stored there. So a block that
+is shared, overwritten, copied or found in the prefix cache wrongly is seen at once.
 """
 
 from collections.abc import Callable

@@ -244,7 +244,7 @@ class HostileSoak:
             self.record.num_deletions += 1
 
     async def _fill_redis(self, cluster: Cluster, after_s: float) -> None:
-        """Let Redis be at its limit for a while, by a key of nobody's."""
+        """Let Redis be at its limit for a while, by a key that no service uses."""
         await asyncio.sleep(after_s)
         from_s = time.monotonic()
         try:

@@ -1,4 +1,4 @@
-"""Clients that nobody likes: those that leave in the middle, and those that hardly read."""
+"""Unruly clients: those that leave in the middle, and those that hardly read."""
 
 import asyncio
 import json

@@ -42,7 +42,7 @@ def test_ever_more_descriptors_are_a_leak() -> None:
     assert any("descriptors" in found for found in leaks(samples, 500))
 
 
-def test_a_log_that_nobody_trims_is_a_leak() -> None:
+def test_a_log_that_is_not_trimmed_is_a_leak() -> None:
     samples = [
         sample(n, redis=Kept(2 * MIB, requests=5, plans=3, outputs=500 * n, num_keys=6))
         for n in range(5)
@@ -62,6 +62,6 @@ def test_logs_that_fill_to_their_bounds_are_no_leak() -> None:
     assert leaks(samples, 500) == []
 
 
-def test_what_still_runs_when_nobody_asks_for_anything_is_a_leak() -> None:
+def test_what_still_runs_without_requests_is_a_leak() -> None:
     samples = [sample(0), sample(1, idle=False)]
     assert leaks(samples, 500) == ["minute 1.0: not idle: running"]

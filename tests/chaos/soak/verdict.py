@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.serving.processes import Held, Kept
 
 _WARM_UP = 2  # samples of a process that do not count: caches and the pool fill
-_FEWEST = 4  # samples from which a slope can be told
+_FEWEST = 4  # samples from which a slope can be computed
 _MOST_PER_MINUTE = 0.005  # of its size, that a process may grow
 _MOST_REDIS_GROWTH = 1.5  # between the first samples and the last
 _SPARE_BYTES = 4 * 2**20  # smaller than that is no leak of Redis

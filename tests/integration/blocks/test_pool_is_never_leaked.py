@@ -58,7 +58,7 @@ async def test_random_aborts_and_stops_leave_nothing_behind(engine: Engine) -> N
         else:
             await engine.send(Stop(victim.request_id, 0, 1))
         left.add(victim.request_id)
-        # Every few results, somebody leaves.
+        # Every few results, a client leaves.
         seen = engine.num_results
         async with asyncio.timeout(DEADLINE_S):
             while engine.num_results < seen + 3 and not generating.done():

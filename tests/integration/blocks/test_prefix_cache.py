@@ -1,4 +1,4 @@
-"""A beginning that was computed once is not computed again, and nobody can tell by the tokens."""
+"""A beginning that was computed once is not computed again, and the tokens are the same."""
 
 from dataclasses import replace
 from pathlib import Path

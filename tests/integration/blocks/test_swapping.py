@@ -40,7 +40,7 @@ def requests(num_choices: int) -> list[Submit]:
 
 
 async def outputs_alone(bus: RedisBus, model: Path, num_choices: int) -> Outputs:
-    """Nobody shares the engine, nobody is preempted; computed once."""
+    """Each request alone on the engine, without preemption; computed once."""
     if num_choices not in _alone:
         served = await serve(bus, model, ROOMY, *([one] for one in requests(num_choices)))
         assert served.num_preemptions == 0
@@ -49,7 +49,7 @@ async def outputs_alone(bus: RedisBus, model: Path, num_choices: int) -> Outputs
 
 
 def crowded(block_size: int = 4, prefix_caching: bool = True) -> Configuration:
-    """A pool that is too small for all, and a host pool with room for whoever has to go."""
+    """A pool that is too small for all, and a host pool with room for what is preempted."""
     return Configuration(
         block_size,
         SMALL_POOL,

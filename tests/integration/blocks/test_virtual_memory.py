@@ -20,7 +20,8 @@ REQUESTS = [
 class FailingMapper(CpuMapper):
     """Two calls fail, after the start, and before the requests have ended.
 
-    The first of them may be made ahead of time, which disturbs nobody; the next is the step's own.
+    The first of them may be made ahead of time, which disturbs no sequence; the next is the
+    step's own.
     """
 
     calls = count(1)

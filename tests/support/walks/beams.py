@@ -57,7 +57,7 @@ class Finished:
 
 @dataclass
 class Search:
-    """All that the log has told of a search, by the number of rounds that it told of.
+    """All that the log has of a search, by the number of rounds.
 
     Args:
         params: of the request.
@@ -129,14 +129,14 @@ class Search:
         self.is_over = not self.running or not self._could_improve()
 
     def check_state(self, choices: Sequence[ChoiceState]) -> None:
-        """A RequestState says exactly what is known."""
+        """A RequestState contains exactly what the log had."""
         told = [(c.output.tolist(), c.scores.tolist(), c.finish_reason) for c in choices]
         known = [(list(beam.tokens), list(beam.scores), "") for beam in self.running]
         known += [(list(f.beam.tokens), list(f.beam.scores), f.reason) for f in self.finished]
         assert told == known, f"{told} for {known}"
 
     def check_end(self, hypotheses: tuple[Hypothesis, ...]) -> None:
-        """A BeamsEnded says what was found."""
+        """A BeamsEnded contains what was found."""
         assert self.is_over, "a search ends before its end"
         told = [
             (h.tokens.tolist(), h.scores.tolist(), h.score, h.finish_reason) for h in hypotheses

@@ -1,7 +1,7 @@
-"""What the clients of a random walk asked for, and what the outputs log has told them since.
+"""What the clients of a random walk asked for, and what the outputs log has for them since.
 
 Tokens are a pure function of (client, choice, position), those of beams of all tokens before them.
-So each token can be told from every other: none is lost, repeated, or somebody else's.
+So each token can be told from every other: none is lost, repeated, or another request's.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ VOCABULARY = 997  # tokens
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of a request, as the log knows it."""
+    """One choice of a request, as it is in the log."""
 
     output: list[int] = field(default_factory=list)
     reason: str = ""  # FinishReason, once it has ended
@@ -26,10 +26,10 @@ class Choice:
     stopped_at: int | None = None  # tokens that its gateway wants, which found a stop string there
 
     def restate(self, output: list[int], reason: str) -> None:
-        """A RequestState says exactly what is known.
+        """A RequestState contains exactly what the log had.
 
         Of a choice that was stopped it may say less: results that came while the scheduler
-        stopped it are in the log, but nobody wants them.
+        stopped it are in the log, but no client wants them.
         """
         is_shorter = self.stopped_at is not None and len(output) >= self.stopped_at
         if is_shorter and reason == FinishReason.STOP:
@@ -60,7 +60,7 @@ class Client:
 
     @cached_property
     def search(self) -> Search | None:
-        """The beam search that it wants, as far as the log knows it."""
+        """The beam search that it wants, as far as it is in the log."""
         params = self.submit.sampling.beams
         if params is None:
             return None
@@ -98,7 +98,7 @@ class Client:
         is_last = position - len(self.submit.prompt) + 1 == self.max_output
         return token, EndFlag.LENGTH if is_last else None
 
-    # ---------------------------------------------------------- what the log says
+    # ---------------------------------------------------------- what is in the log
 
     def take(self, number: int, token: int, flag: int | None) -> None:
         """A result's token of a choice; one of a choice that has ended came too late."""
@@ -119,14 +119,14 @@ class Client:
         if choice.by_flag:
             return
         assert not choice.reason, f"{self.where(number)} ends twice: {choice.reason}, {reason}"
-        assert choice.stopped_at is not None, f"nobody has stopped {self.where(number)}"
+        assert choice.stopped_at is not None, f"no gateway has stopped {self.where(number)}"
         choice.reason = reason
 
     def end_all(self, reason: str) -> None:
         """The request ended otherwise than by flags."""
         late = any(choice.by_flag for choice in self.choices)
         assert self.running or late, f"{self.submit.request_id} ends twice, now by {reason}"
-        assert self.is_aborted or reason != FinishReason.ABORT, f"nobody has left: {self.submit}"
+        assert self.is_aborted or reason != FinishReason.ABORT, f"no client has left: {self.submit}"
         for choice in self.running:
             assert choice.stopped_at is not None or reason != FinishReason.STOP
             choice.reason = reason
@@ -164,7 +164,7 @@ def may_refuse(config: SchedulerConfig, client: Client) -> bool:
 
 
 def check_ending(client: Client) -> None:
-    """An ended request has all the tokens of its reason; nothing else was ever told."""
+    """An ended request has all the tokens of its reason; nothing else was ever delivered."""
     for number, choice in enumerate(client.choices):
         if choice.reason == FinishReason.LENGTH:
             assert len(choice.output) == client.max_output, client.where(number)

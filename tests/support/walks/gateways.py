@@ -61,7 +61,7 @@ class Gateways:
         return EntryId.parse(message.requests_cursor)
 
     def check_recovery(self, recovery: Recovery) -> None:
-        """The trimmed log still says all of every unfinished request."""
+        """The trimmed log still has all of every unfinished request."""
         unfinished = {
             client.submit.request_id: {
                 number: choice.output
@@ -111,7 +111,7 @@ class Gateways:
                 client.search.advance(candidates)
 
     def _restate(self, state: RequestState) -> None:
-        """A state says exactly what is known, under new handles."""
+        """A state contains exactly what the log had, under new handles."""
         client = self.by_id[state.submit.request_id]
         client.is_accepted = True
         assert not client.has_ended, f"{state.submit.request_id} is stated but has ended"

@@ -96,7 +96,7 @@ class Profile:
         )
 
     def prefix(self, bits: int) -> tuple[Pin, Client]:
-        """A prefix that is to stay, and who is to compute it if nobody asks for it.
+        """A prefix that is to stay, and the request that computes it if no other does.
 
         Requests of a prefix's family begin with it, if their salt is the family's.
         """

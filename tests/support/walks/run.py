@@ -115,7 +115,7 @@ def main() -> None:
     if args.out is None:
         print(said)
         return
-    part = args.out.with_suffix(".part")  # whoever sees the file sees all of it
+    part = args.out.with_suffix(".part")  # a reader of the file sees all of it
     part.write_text(said)
     part.rename(args.out)
 

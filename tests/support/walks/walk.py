@@ -158,7 +158,7 @@ class Walk:
                 answers += core.apply(message, entry.id)
             if not all_outputs:
                 break
-        # Logs are read together: whoever reads a request has read what its gateway had seen.
+        # Logs are read together: a reader of a request has read what its gateway had seen.
         while self._unread_requests and self._unread_requests[0].behind <= core.outputs_cursor:
             entry = self._unread_requests.popleft()
             for message in entry.messages:

@@ -131,7 +131,7 @@ class WalkWorker:
             self._check_length(self.residents[handle])
 
     def _check_length(self, resident: Resident) -> None:
-        """The last token is sampled but never computed: nobody gets a block for it."""
+        """The last token is sampled but never computed: no sequence gets a block for it."""
         client = resident.client
         most = len(client.submit.prompt) + client.max_output - 1
         assert (len(resident.table) - 1) * self._block_size < most, f"blocks behind {most} tokens"
@@ -322,7 +322,7 @@ class WalkWorker:
             beams=beams,
             logprobs=(),
             prompt_logprobs=(),
-            admitted_handles=_NONE,  # metrics, which nobody counts here
+            admitted_handles=_NONE,  # metrics, which are not counted here
             admitted_computed=_NONE,
             num_batched_tokens=num_batched,
             model_us=0,
