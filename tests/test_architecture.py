@@ -14,6 +14,27 @@ ROOT = Path(__file__).parents[1]
 SERVICES = ("gateway", "scheduler_svc", "gpu_worker")
 OURS = (*SERVICES, "shared", "kernels", "deploy", "benchmarks")
 MOST_MODULES = 15  # of a folder, beside its __init__
+MOST_FILE_LINES = 400
+MOST_FUNCTION_LINES = 60  # kernels are exempt: each is one loop over tiles
+
+# Longer files, with the reason. Do not add to these.
+LONGER_FILES = {
+    "gateway/engine/client.py": "the engine's client, to be split by what a caller asks of it",
+    "gateway/engine/outputs_reader.py": "reads the outputs log for all clients of a gateway",
+    "scheduler_svc/core/requests/lifecycle.py": "all transitions of a request",
+    "scheduler_svc/explain/timeline.py": "all events of a request's timeline",
+    "scheduler_svc/service.py": "the scheduler's loop",
+    "tests/gateway/engine/test_outputs_reader.py": "tests of one module",
+    "tests/gateway/openai/test_bad_input.py": "tests of one behaviour",
+    "tests/gateway/openai/test_beam_search.py": "tests of one behaviour",
+    "tests/gateway/resume/test_resumed_streams.py": "tests of one behaviour",
+    "tests/gateway/test_lifecycle.py": "tests of one behaviour",
+    "tests/gpu_worker/sampling/test_penalties.py": "tests of one module",
+    "tests/scheduler_svc/core/requests/test_client_views.py": "tests of one module",
+    "tests/scheduler_svc/explain/test_timeline.py": "tests of one module",
+    "tests/scheduler_svc/test_service.py": "tests of one module",
+    "tests/simulation/deployment/world.py": "the simulated deployment",
+}
 
 MAY_IMPORT = {
     "gateway": {"gateway", "shared"},
@@ -114,6 +135,29 @@ def test_types_of_what_tests_share_are_checked() -> None:
         if not is_test and not within(module, elsewhere):
             shared.add(module)
     assert shared == set(mypy["modules"]), "pyproject.toml: modules of tool.mypy"
+
+
+def test_a_file_is_short() -> None:
+    long = {}
+    for path in (path for package in (*OURS, "tests") for path in files(package)):
+        num_lines = path.read_text().count("\n")
+        name = path.relative_to(ROOT).as_posix()
+        if num_lines > MOST_FILE_LINES and name not in LONGER_FILES:
+            long[name] = num_lines
+    assert not long, f"split these files: they have more than {MOST_FILE_LINES} lines"
+
+
+def test_a_function_is_short() -> None:
+    long = {}
+    packages = (package for package in (*OURS, "tests") if package != "kernels")
+    for path in (path for package in packages for path in files(package)):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                num_lines = node.end_lineno - node.lineno + 1
+                if num_lines > MOST_FUNCTION_LINES:
+                    long[f"{path.relative_to(ROOT)}: {node.name}"] = num_lines
+    assert not long, f"split these functions: they have more than {MOST_FUNCTION_LINES} lines"
 
 
 def test_transformers_runs_with_our_kernels_package_on_the_path() -> None:

@@ -110,7 +110,7 @@ def replay(
     return tokens, by_step
 
 
-def test_a_plan_that_was_foreseen_has_hardly_anything_left_to_map(executor: Executor) -> None:
+def test_a_premapped_plan_has_hardly_anything_left_to_map(executor: Executor) -> None:
     plans, tokens = history(executor)
     history(executor, seed=9)  # so that other blocks are mapped than those of these plans
     same, without = replay(executor, plans, lambda _: None)
@@ -130,7 +130,7 @@ def test_a_plan_that_was_foreseen_has_hardly_anything_left_to_map(executor: Exec
     assert sum(without[1:]) > 8
 
 
-def test_whatever_is_foreseen_tokens_are_the_same(executor: Executor) -> None:
+def test_premapping_does_not_change_tokens(executor: Executor) -> None:
     others, _ = history(executor, seed=7)
     plans, tokens = history(executor)
     rng = np.random.default_rng(1)
