@@ -39,7 +39,7 @@ Circumstances = Callable[[Random], Profile]
 
 
 def _stale_writers_are_heard(stack: ExitStack) -> None:
-    """F1: ids are the server's, so that nobody is refused."""
+    """F1: ids are the server's, so that no writer is refused."""
     initialised = Server.__init__
 
     def start(self: Server, *args: Any) -> None:
@@ -77,7 +77,7 @@ def _replayed_before_the_fence(stack: ExitStack) -> None:
 
 
 def _everybody_is_named(stack: ExitStack) -> None:
-    """F3: a worker takes part in every epoch that it reads of, whoever is meant."""
+    """F3: a worker takes part in every epoch that it reads of, whichever workers it names."""
 
     async def start(self: Any, started: EpochStarted) -> None:
         await self._leave_epoch()
@@ -121,7 +121,7 @@ def _trimming_forgets(stack: ExitStack) -> None:
 
 
 def _the_log_wins(stack: ExitStack) -> None:
-    """F5: who attaches is told what the log has, whatever the client has."""
+    """F5: an Attach is answered with what the log has, whatever the client has."""
     attach = Requests.attach
 
     def without_views(self: Requests, message: Attach) -> Any:
@@ -134,7 +134,7 @@ def _the_log_wins(stack: ExitStack) -> None:
 
 
 def _nobody_attaches_again(stack: ExitStack) -> None:
-    """F5: a gateway that cannot follow the log any more waits for what it says next."""
+    """F5: a gateway that cannot follow the log any more waits for its next entry."""
     dispatch = Deliveries.dispatch
 
     def ignore(self: Deliveries, events: Iterable[Event]) -> None:

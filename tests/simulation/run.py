@@ -5,7 +5,7 @@
     python -m tests.simulation.run --first 7 --trace
 
 With a folder, what was run is kept there, batch by batch: the same command goes on where it was
-stopped, and says in the end how many of all runs differ.
+stopped, and prints in the end how many of all runs differ.
 """
 
 import argparse

@@ -96,7 +96,7 @@ def delete(log: str) -> Action:
 
 
 def forget_last_of(log: str) -> Action:
-    """The server restarts without the last append to a log; it is back before anybody sees it."""
+    """The server restarts without the last append to a log; it is back before a reader sees it."""
 
     def act(world: World, _: Party) -> None:
         world.restart_server(world.server.num_writes_from_last(log), 0.0)

@@ -14,8 +14,8 @@ from tests.simulation.deployment.world import Script, World
 from tests.simulation.profile import Profile
 from tests.simulation.scenes import draw
 
-_END_S = 400.0  # by then everybody must have been served
-_SETTLE_S = 80.0  # by then what nobody waits for must be gone
+_END_S = 400.0  # by then every client must have been served
+_SETTLE_S = 80.0  # by then what no client waits for must be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def simulate(
     trace: Callable[[str], None] | None = None,
     inspect: Callable[[World], None] | None = None,
 ) -> Run:
-    """Run a deployment until everybody has been served.
+    """Run a deployment until every client has been served.
 
     Args:
         seed: of all that is drawn.
@@ -109,7 +109,7 @@ async def _live(world: World) -> None:
 
 
 def _drawn_twice(world: World) -> list[str]:
-    """Requests of which more was generated than anybody asked for, where nothing went wrong."""
+    """Requests of which more was generated than any client asked for, where nothing went wrong."""
     if world.num_faults or world.profile.repeat_rate or world.is_directed:
         return []
     found = []
@@ -137,7 +137,7 @@ def _told_apart(world: World) -> list[str]:
 
 
 def _what_is_left(world: World) -> str | None:
-    """What is held for nobody, or not as it should be, if all is quiet again."""
+    """What is held for no client, or not as it should be, if all is quiet again."""
     alive = [found for found in world.schedulers if found.party.is_running]
     if len(alive) != 1 or alive[0].watching.core is None or world.server.is_away:
         return "there is no scheduler"
@@ -151,7 +151,7 @@ def _what_is_left(world: World) -> str | None:
             f"{core.host_pool.num_used} host blocks are left"
         )
     if open_calls := [str(found) for found in world.gateways if found.num_left]:
-        return f"{', '.join(open_calls)} waits for what nobody wants"
+        return f"{', '.join(open_calls)} waits for what no client wants"
     pinned = {status.prefix_id for status in core.prefixes()} | watching.given_up
     if missing := [p.name for p in world.profile.prefixes if p.prefix_id not in pinned]:
         return f"{', '.join(missing)} is not pinned"

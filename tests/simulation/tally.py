@@ -103,6 +103,6 @@ class Tally:
             f"{len(set(self.orders)):,} differ in the order of callbacks, "
             f"{len(set(self.histories)):,} in that of writes and faults\n"
             f"{num_faults:,} faults (runs by their number: {by_faults}), "
-            f"{self.num_errors:,} streams ended with an error that says so\n"
+            f"{self.num_errors:,} streams ended with an error event\n"
             f"{self.num_callbacks:,} callbacks in a drawn order, {self.virtual_s:,.0f} virtual s"
         )

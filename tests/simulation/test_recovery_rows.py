@@ -58,7 +58,7 @@ def play(
     num_errors: int = 0,
     **changes: Any,
 ) -> None:
-    """The same scene in several orders; nobody may come to harm."""
+    """The same scene in several orders; no client may get wrong text."""
     for seed in range(NUM_SEEDS):
         script = Directed(*cues)
         profile = Profile(wishes=wishes or (one(),), **changes)
@@ -88,7 +88,7 @@ def test_row_1_an_old_worker_appends_while_a_new_scheduler_reads() -> None:
 
 
 def test_row_1_the_last_token_is_appended_while_a_new_scheduler_reads() -> None:
-    """Who has it is content and tells nobody; who asks for the same later must get it, too."""
+    """A client that has it asks no more; one that asks for the same later must get it, too."""
     first = one(max_tokens=4)
     play(
         Cue("worker", "before", RESULT, 4, also(crash_scheduler(), pause(30.0))),
@@ -122,10 +122,10 @@ def test_row_4_a_scheduler_wakes_and_another_has_taken_over() -> None:
 
 
 def test_row_4_what_unfinished_requests_are_is_told_again_before_it_is_trimmed() -> None:
-    """Nobody but the log knows of them."""
-    everybody = also(crash_scheduler(0.1), crash_gateways(0.1))
+    """They are in the log alone."""
+    everything = also(crash_scheduler(0.1), crash_gateways(0.1))
     play(
-        Cue("worker", "after", RESULT, 20, everybody),
+        Cue("worker", "after", RESULT, 20, everything),
         wishes=(one(max_tokens=30),),
         outputs_retention=3,
     )

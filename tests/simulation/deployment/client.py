@@ -42,7 +42,7 @@ class Client:
         now_s: since the run began.
 
     Attributes:
-        num_refusals: how often it was told that too much is waiting.
+        num_refusals: how often it was refused because too much is waiting.
         is_superseded: it has ended since another client was served instead.
         fault: what is wrong with what it got; "" as long as nothing is.
     """

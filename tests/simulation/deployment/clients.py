@@ -1,7 +1,7 @@
 """Clients, and the calls by which gateways serve them.
 
 A call runs in its gateway's process and does with EngineClient what a Generation does, without
-text. A client is nobody's process: it is what must never see a token lost, repeated or changed.
+text. A client is no service's process: it is what must never see a token lost, repeated or changed.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ class Outcome(Enum):
     """How a call ended."""
 
     DONE = auto()
-    UNAVAILABLE = auto()  # 503: nothing was accepted, as far as the gateway knows
+    UNAVAILABLE = auto()  # 503: nothing was accepted, as far as the gateway can see
     LOST = auto()  # the stream cannot be continued
-    FAILED = auto()  # the engine says that the request has failed
+    FAILED = auto()  # the engine reports that the request has failed
     TAKEN_OVER = auto()
     REFUSED = auto()  # 429: too much is waiting
 
@@ -61,7 +61,7 @@ class Stream:
     is_accepted: bool = False
 
     def send(self, event: Event) -> None:
-        """To whoever may still read."""
+        """To the reader, if there is one."""
         if not self.is_broken:
             self.events.append(event)
             self.arrived.set()

@@ -24,7 +24,7 @@ _DECODERS = (
     scheduler_svc.epoch,
     scheduler_svc.service,
 )
-# The same entry is read by everybody; messages are frozen, so that one object serves all.
+# The same entry is read by all processes; messages are frozen, so that one object serves all.
 _decode_once = lru_cache(maxsize=4_096)(shared.codec.decode)
 
 
@@ -40,7 +40,7 @@ class _Secrets:
 
 @contextmanager
 def determined(is_silent: bool) -> Iterator[None]:
-    """Names are counted, and nobody logs unless somebody reads it."""
+    """Names are counted, and nothing is logged unless the log is read."""
     names = itertools.count(1)
     secrets = _Secrets(names)
 

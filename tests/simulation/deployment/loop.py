@@ -46,7 +46,7 @@ class Turn:
 
 
 class Sleep:
-    """Awaited by one task: over after some time, or when somebody ends it.
+    """Awaited by one task: over after some time, or when it is ended.
 
     What asyncio takes for a future, without a callback between the moment and the task's turn.
     """

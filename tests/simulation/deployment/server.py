@@ -38,7 +38,7 @@ class Server:
 
     Attributes:
         loop: the same.
-        is_away: nobody gets an answer.
+        is_away: it does not answer.
         num_losses: restarts that lost writes, and deletions.
         memory_share: of its limit, which is never reached.
         accepts_all: ids are not compared; entries of stale writers are appended nevertheless.
@@ -89,7 +89,7 @@ class Server:
     # ------------------------------------------------------------------ faults
 
     def go_away(self) -> None:
-        """Break all connections and answer nobody."""
+        """Break all connections and do not answer."""
         self.is_away = True
         self._num_outages += 1
         self._wake_all()

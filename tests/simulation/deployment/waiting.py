@@ -1,4 +1,4 @@
-"""What waits at one scheduler, counted from what it says of each request."""
+"""What waits at one scheduler, counted from its messages about each request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Waiting:
 
     Args:
         profile: has the bounds.
-        accepted: by any scheduler so far; such a request is not refused, whoever is asked next.
+        accepted: by any scheduler so far; such a request is not refused, whichever is asked next.
     """
 
     profile: Profile

@@ -79,7 +79,7 @@ class Watching(Observer):
 
 
 class Unwatched:
-    """Metrics that nobody reads."""
+    """Metrics that are not read."""
 
     def __getattr__(self, name: str) -> "Unwatched":
         return self
@@ -347,7 +347,7 @@ class World:
         self._bury(party)
 
     def _too_much_waits(self, fault: str) -> None:
-        # What a lost tail has accepted is accepted again, whoever waits by then.
+        # What a lost tail has accepted is accepted again, whatever waits by then.
         if self.server.num_losses == 0:
             self._fail(fault)
 
@@ -481,7 +481,7 @@ class World:
             party.thaw()
 
     def outage(self, seconds: float) -> None:
-        """The server answers nobody for a while."""
+        """The server does not answer for a while."""
         if not self.server.is_away:
             self.trace(f"the server is away for {seconds} s")
             self.server.go_away()
@@ -511,7 +511,7 @@ class World:
         self.loop.call_later(seconds, action, context=self._home.context)
 
     def _may_be_lost(self, client: Client, outcome: Outcome, why: str) -> bool:
-        """Nobody is left who knows what the log has lost, or a request killed its workers."""
+        """No process is left that has what the log has lost, or a request killed its workers."""
         losses = self.server.num_losses
         if outcome is Outcome.REFUSED:
             return self.profile.has_bounds
@@ -532,7 +532,7 @@ class World:
         return sum(found.request_id == request_id for found in self.clients) > 1
 
     def must_agree(self, client: Client) -> bool:
-        """All who ask for the same must get the same: the log has it, and nobody has left."""
+        """Clients that ask for the same must get the same: the log has it, and none has left."""
         is_scored = client.wish.submit.sampling.num_logprobs is not None
         is_forgotten = self.server.num_losses > 0 or self._is_trimmed(client.request_id)
         return not (is_scored or is_forgotten)
