@@ -73,8 +73,8 @@ class Occupancy:
             self._grow(draft.grown_handles)  # some of them may be preempted for others
         for handle in draft.retired:
             self._remove(handle)
-        for entrant in draft.admissions:
-            self._admit(entrant)
+        for admission in draft.admissions:
+            self._admit(admission)
         if draft.chunk_handles:
             self._compute(draft)
 
@@ -89,12 +89,12 @@ class Occupancy:
         self.num_references += len(handles)
         self.num_slots += len(handles) * block_size
 
-    def _admit(self, entrant: AdmissionDraft) -> None:
-        table = self._tables[entrant.handle] = _Table(
-            entrant.num_blocks,
-            entrant.num_computed,
-            entrant.num_tokens,
-            entrant.num_prompt_tokens + entrant.sampling.max_tokens - 1,
+    def _admit(self, admission: AdmissionDraft) -> None:
+        table = self._tables[admission.handle] = _Table(
+            admission.num_blocks,
+            admission.num_computed,
+            admission.num_tokens,
+            admission.num_prompt_tokens + admission.sampling.max_tokens - 1,
         )
         self.num_references += table.num_blocks
         self._count(table, 1)

@@ -22,7 +22,7 @@ from shared.messages.plans import BeamStep
 class _Prefill:
     """A sequence with tokens still to be computed."""
 
-    entrant: AdmissionDraft
+    admission: AdmissionDraft
     num_computed: int
 
 
@@ -87,8 +87,8 @@ class Rows:
                 self._remove(handle)
             else:
                 self._prefills.pop(handle, None)
-        for entrant in plan.admissions:
-            self._prefills[entrant.handle] = _Prefill(entrant, entrant.num_computed)
+        for admission in plan.admissions:
+            self._prefills[admission.handle] = _Prefill(admission, admission.num_computed)
         num_decoding = self._num_rows
         decode_context = self._sum_of_bases + num_decoding * step
         num_prefilled = prefill_context = 0
@@ -105,7 +105,7 @@ class Rows:
                 else:
                     num_prefilled += count
                     prefill_context += count * begin + count * (count + 1) // 2
-                if prefill.num_computed == prefill.entrant.num_tokens:
+                if prefill.num_computed == prefill.admission.num_tokens:
                     self._computed(prefill, step, plan)
         self._num_beams = 0
         self.candidates = ()
@@ -144,17 +144,17 @@ class Rows:
 
     def _computed(self, prefill: _Prefill, step: int, plan: PlanDraft) -> None:
         """Handle a sequence whose known tokens are all computed; its forks start too."""
-        entrant = prefill.entrant
-        if entrant.sampling.beams is not None:
+        admission = prefill.admission
+        if admission.sampling.beams is not None:
             return  # its search continues it
-        del self._prefills[entrant.handle]
-        num_generated = entrant.num_tokens - entrant.num_prompt_tokens
-        last_step = step + entrant.sampling.max_tokens - num_generated - 1
-        base = entrant.num_tokens - step
-        self._add(entrant.handle, entrant.choice, base, last_step)
+        del self._prefills[admission.handle]
+        num_generated = admission.num_tokens - admission.num_prompt_tokens
+        last_step = step + admission.sampling.max_tokens - num_generated - 1
+        base = admission.num_tokens - step
+        self._add(admission.handle, admission.choice, base, last_step)
         forks = zip(plan.fork_parents, plan.fork_children, plan.fork_choices, strict=True)
         for parent, child, choice in forks:
-            if parent == entrant.handle:
+            if parent == admission.handle:
                 self._add(child, choice, base, last_step)
 
     def _add(self, handle: int, choice: int, base: int, last_step: int) -> None:
@@ -216,7 +216,7 @@ class Rows:
         return num_going_on, context
 
     def _new_search(self, handle: int) -> _Search:
-        entrant = self._prefills[handle].entrant
-        beams = entrant.sampling.beams
+        admission = self._prefills[handle].admission
+        beams = admission.sampling.beams
         assert beams is not None, f"{handle} is not a beam"
-        return _Search(entrant.num_prompt_tokens, 0, entrant.sampling.max_tokens, beams.width)
+        return _Search(admission.num_prompt_tokens, 0, admission.sampling.max_tokens, beams.width)

@@ -101,7 +101,7 @@ class PlanDraft:
         """Add all that the worker needs of the sequences of a group that it computes."""
         for sequence in group.prefilled:
             sequence.is_resident = True
-            entrant = AdmissionDraft(
+            admission = AdmissionDraft(
                 sequence.handle,
                 sequence.choice,
                 group.num_tokens,
@@ -110,7 +110,7 @@ class PlanDraft:
                 len(sequence.block_table),
                 group.submit.sampling,
             )
-            self.admissions.append(entrant)
+            self.admissions.append(admission)
             self._admitted.append((group, sequence))
 
     @property
@@ -211,15 +211,15 @@ class PlanDraft:
         """Admissions with tokens and block tables, which do not change while a plan is made."""
         return [
             Admission(
-                handle=entrant.handle,
-                choice=entrant.choice,
+                handle=admission.handle,
+                choice=admission.choice,
                 tokens=group.tokens_of(sequence),
-                num_prompt_tokens=entrant.num_prompt_tokens,
-                num_computed=entrant.num_computed,
+                num_prompt_tokens=admission.num_prompt_tokens,
+                num_computed=admission.num_computed,
                 block_table=_packed(sequence.block_table),
-                sampling=entrant.sampling,
+                sampling=admission.sampling,
             )
-            for entrant, (group, sequence) in zip(self.admissions, self._admitted, strict=True)
+            for admission, (group, sequence) in zip(self.admissions, self._admitted, strict=True)
         ]
 
 

@@ -1,8 +1,7 @@
-"""Random walks in processes of their own, beside all other tests: they take long, and wait for
-nobody.
+"""Random walks in processes of their own, beside all other tests: they take long.
 
-Where several processes run the tests, one of them starts the walks; all find what the walks said
-in a folder.
+Where several processes run the tests, one of them starts the walks; all read the results from a
+folder.
 """
 
 import json

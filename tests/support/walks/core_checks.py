@@ -43,16 +43,16 @@ def _check_references(pool: BlockPool, tables: Iterable[list[int]]) -> None:
     for block in chain(*tables, pool._pinned):
         counts[block] += 1
     assert pool._references == counts, f"references {pool._references}, tables have {counts}"
-    num_nobodys = counts.count(0)
-    assert pool.num_free == num_nobodys, f"{pool.num_free} are free, {num_nobodys} are nobody's"
-    assert pool.num_used == pool.num_blocks - num_nobodys
+    num_unused = counts.count(0)
+    assert pool.num_free == num_unused, f"{pool.num_free} are free, {num_unused} have no references"
+    assert pool.num_used == pool.num_blocks - num_unused
 
 
 def check_cache(pool: BlockPool) -> None:
     """Every block is in one place; what is cached is findable, what is free is not."""
     idle = sorted([*pool._free, *pool._cached])
-    nobodys = [block for block, count in enumerate(pool._references) if count == 0]
-    assert idle == nobodys, f"blocks {idle} are free, {nobodys} are nobody's"
+    unused = [block for block, count in enumerate(pool._references) if count == 0]
+    assert idle == unused, f"blocks {idle} are free, {unused} have no references"
     named = {block: name for block, name in enumerate(pool._hash_of) if name is not None}
     assert {block: name for name, block in pool._block_of.items()} == named
     assert pool._cached.keys() <= named.keys(), "a cached block has no hash"
@@ -87,7 +87,9 @@ def check_pins(core: Scheduler) -> None:
         if prefix.is_computed:
             assert len(pool.find(prefix.hashes)) == len(prefix.hashes), f"{prefix_id} is lost"
         else:
-            assert core._known.by_request[prefix_id].computes_prefix, f"nobody computes {prefix_id}"
+            assert core._known.by_request[prefix_id].computes_prefix, (
+                f"no group computes {prefix_id}"
+            )
 
 
 def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
@@ -106,7 +108,7 @@ def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
     if not core.config.tenants_share_prefixes:
         for block in common:
             name = core.pool._hash_of[block]
-            assert name in pinned, f"{sorted(tenants[block])} share a block that nobody pinned"
+            assert name in pinned, f"{sorted(tenants[block])} share a block that is not pinned"
     return len(common)
 
 
@@ -131,7 +133,7 @@ def check_at_rest(core: Scheduler) -> None:
 
 
 class QueueCheck:
-    """Follows a core's events: who comes next, who has to go, and that nobody is forgotten.
+    """Follows a core's events: checks admissions, victims, and that no request is forgotten.
 
     Args:
         clients: by request id.
@@ -146,7 +148,7 @@ class QueueCheck:
         self._running: set[tuple[int, int]] = set()
         self._preempted: set[tuple[int, int]] = set()
         self._passed: dict[tuple[int, int], int] = {}  # ranks, and the step from which on
-        self._nobodys: set[int] = set()  # arrivals of admitted requests that compute prefixes
+        self._prefix_arrivals: set[int] = set()  # of admitted groups
         self.counts: Counter[str] = Counter()
 
     def forget(self) -> None:
@@ -154,7 +156,7 @@ class QueueCheck:
         for ranks in (self._waiting, self._running, self._preempted):
             ranks.clear()
         self._passed.clear()
-        self._nobodys.clear()
+        self._prefix_arrivals.clear()
 
     def check(self, core: Scheduler, has_planned: bool) -> None:
         """Take the core's events since the last call, in order.
@@ -190,14 +192,14 @@ class QueueCheck:
                     assert has_planned, f"{event.prefix_id} is given up for no plan"
                     self._give_up(event, ran_before)
         if has_planned and len(core._prefixes):
-            self._check_nobodys(core, has_victim)
+            self._check_prefixes(core, has_victim)
 
     def check_stats(self, core: Scheduler) -> None:
         """What the core says of its queues."""
         stats = core.stats()
-        nobodys = _nobodys(core)
-        num_admitted = sum(group.state is not GroupState.WAITING for group in nobodys)
-        num_waiting = len(nobodys) - num_admitted
+        groups = _groups_of_prefixes(core)
+        num_admitted = sum(group.state is not GroupState.WAITING for group in groups)
+        num_waiting = len(groups) - num_admitted
         assert stats.num_running == len(self._running) + num_admitted
         assert stats.num_waiting == len(self._waiting) + len(self._preempted) + num_waiting
         assert 0 <= stats.num_kv_tokens <= stats.num_used_blocks * core.config.block_size
@@ -241,7 +243,7 @@ class QueueCheck:
         assert not earlier & self._preempted, f"{request_id} passes {earlier & self._preempted}"
         by_rank = {client.rank: name for name, client in self._clients.items()}
         first = min(earlier)
-        # While slots are kept for the first, nobody new is admitted; what was preempted goes on.
+        # While slots are kept for the first, no new group is admitted; preempted ones are.
         passed = {first} if rank in self._preempted else earlier
         for other in passed:
             wanted = self._slots_of(by_rank[other], core)
@@ -280,26 +282,28 @@ class QueueCheck:
         assert not spared, f"{event.request_id} {rank} is preempted before {spared}"
 
     def _give_up(self, event: events.PrefixGivenUp, ran_before: set[tuple[int, int]]) -> None:
-        """Only for the earliest that runs, or if nobody does."""
+        """Only for the earliest running group, or if none runs."""
         first = min(ran_before, default=None)
         rank = self._rank_of(event.by)
         assert first is None or rank <= first, f"{event.prefix_id} goes for {rank}, not {first}"
         self.counts["prefixes given up"] += 1
 
-    def _check_nobodys(self, core: Scheduler, has_victim: bool) -> None:
+    def _check_prefixes(self, core: Scheduler, has_victim: bool) -> None:
         """Requests that compute prefixes stand behind all clients'."""
-        admitted = [group for group in _nobodys(core) if group.state is not GroupState.WAITING]
+        admitted = [
+            group for group in _groups_of_prefixes(core) if group.state is not GroupState.WAITING
+        ]
         arrivals = {group.arrival for group in admitted}
-        if arrivals - self._nobodys:
+        if arrivals - self._prefix_arrivals:
             others = self._waiting | self._preempted
             assert not others, f"a prefix is computed while {others} wait"
         if has_victim and self._preempted:
             spared = [group for group in admitted if group.state is GroupState.PREFILLING]
             assert not spared, f"{self._preempted} had to go, a prefix is computed"
-        self._nobodys = arrivals
+        self._prefix_arrivals = arrivals
 
 
-def _nobodys(core: Scheduler) -> list[SequenceGroup]:
+def _groups_of_prefixes(core: Scheduler) -> list[SequenceGroup]:
     """Requests that compute prefixes."""
     prefix_ids = core._prefixes._pinned
     return [

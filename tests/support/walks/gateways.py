@@ -24,7 +24,7 @@ class Gateways:
         self._clients = clients
         self._handles: dict[int, tuple[Client, int]] = {}
         self._searches: dict[int, Client] = {}  # by handle
-        self._nobodys: set[int] = set()  # handles
+        self._prefix_handles: set[int] = set()  # handles
 
     def submit(self, client: Client) -> None:
         """A new client."""
@@ -32,15 +32,15 @@ class Gateways:
         self.by_id[client.submit.request_id] = client
 
     def ignore(self, handle: int) -> None:
-        """Nobody has asked for what is computed under this handle."""
-        self._nobodys.add(handle)
+        """No client has asked for what is computed under this handle."""
+        self._prefix_handles.add(handle)
 
     def begin_epoch(self, config: SchedulerConfig) -> None:
         """Handles mean nothing any more."""
         self._config = config
         self._handles.clear()
         self._searches.clear()
-        self._nobodys.clear()
+        self._prefix_handles.clear()
 
     def follow(self, message: Message) -> EntryId:
         """The next message of the log; the entry of requests up to which it speaks of all."""
@@ -96,7 +96,7 @@ class Gateways:
         sampled = set()
         tokens = result.tokens.tolist()
         for row, handle in enumerate(result.handles.tolist()):
-            if handle in self._nobodys:
+            if handle in self._prefix_handles:
                 continue
             client, number = self._handles[handle]
             client.take(number, tokens[row], ended.get(row))

@@ -311,7 +311,7 @@ class Walk:
     # ------------------------------------------------------------------- the end
 
     def _finish(self) -> None:
-        """Nobody starves: with no new arrivals everything ends, in a number of steps."""
+        """No request starves: without new arrivals all end in a bounded number of steps."""
         bound = self._most_steps_left()
         first = self.counts["steps"]
         everything = 0b1111

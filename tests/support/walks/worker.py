@@ -196,7 +196,7 @@ class WalkWorker:
         return found
 
     def _client_of(self, new: Admission) -> Client:
-        """Nobody's seed is 0: such a request computes a prefix that is to stay."""
+        """Only requests that compute pinned prefixes have the seed 0."""
         if new.sampling.seed == 0:
             return self._prefixes[new.tokens.tobytes()]
         return self._clients[new.sampling.seed - 1]
