@@ -129,3 +129,14 @@ def events(response_text: str) -> list[str]:
     assert blocks.pop() == "", "a stream ends after an event"
     assert all(block.startswith("data: ") for block in blocks), blocks
     return [block.removeprefix("data: ") for block in blocks]
+
+
+def check_error(response: httpx.Response, status: int, param: str | None = None) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.json().keys() == {"error"}
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    if param is not None:
+        assert error["param"].partition("[")[0].partition(".")[0] == param, error
+        assert param in error["message"]
+    return error

@@ -68,7 +68,7 @@ class FakeEngine:
         self.handles: dict[tuple[str, int], int] = {}
         self.requests_cursor = START
         self.pending: list[Message] = []
-        self.heard: list[Message] = []
+        self.messages_read: list[Message] = []
         self._next_handle = 1
 
     async def publish(self, **changes: Any) -> None:
@@ -84,16 +84,16 @@ class FakeEngine:
         started = encode(EpochStarted(self.epoch, "fake", ("worker",)))
         await self.bus.append(Append(self.keys.outputs, [started], self.epoch, 0))
 
-    async def say(self, *messages: Message) -> EntryId:
+    async def append(self, *messages: Message) -> EntryId:
         """One entry in the outputs log."""
         data = [encode(message) for message in messages]
         return await self.bus.append(Append(self.keys.outputs, data, self.epoch))
 
-    async def say_raw(self, data: bytes) -> None:
+    async def append_raw(self, data: bytes) -> None:
         """Bytes that need not be a message."""
         await self.bus.append(Append(self.keys.outputs, [data], self.epoch))
 
-    async def hear(self) -> Message:
+    async def read(self) -> Message:
         """The next message of the requests log."""
         deadline = time.monotonic() + _PATIENCE_S
         while not self.pending:
@@ -104,26 +104,26 @@ class FakeEngine:
                 self.requests_cursor = entry.id
                 self.pending += [decode(data) for data in entry.messages]
         message = self.pending.pop(0)
-        self.heard.append(message)
+        self.messages_read.append(message)
         return message
 
-    async def hear_submit(self) -> Submit:
-        message = await self.hear()
+    async def read_submit(self) -> Submit:
+        message = await self.read()
         assert isinstance(message, Submit), message
         return message
 
-    async def hear_stop(self) -> Stop:
-        message = await self.hear()
+    async def read_stop(self) -> Stop:
+        message = await self.read()
         assert isinstance(message, Stop), message
         return message
 
-    async def hear_abort(self) -> Abort:
-        message = await self.hear()
+    async def read_abort(self) -> Abort:
+        message = await self.read()
         assert isinstance(message, Abort), message
         return message
 
-    async def hear_attach(self) -> Attach:
-        message = await self.hear()
+    async def read_attach(self) -> Attach:
+        message = await self.read()
         assert isinstance(message, Attach), message
         return message
 
@@ -173,11 +173,11 @@ class FakeEngine:
         self, submit: Submit, *outputs: Sequence[int], ended: Mapping[int, str] | None = None
     ) -> None:
         """Put a request's state into the log."""
-        await self.say(self.state(submit, *outputs, ended=ended))
+        await self.append(self.state(submit, *outputs, ended=ended))
 
     async def accept_next(self) -> Submit:
         """Wait for a request and accept it."""
-        submit = await self.hear_submit()
+        submit = await self.read_submit()
         await self.accept(submit)
         return submit
 
@@ -220,7 +220,7 @@ class FakeEngine:
 
     async def step(self, *args: Any, **kwargs: Any) -> None:
         """Execute one step, see ``result``."""
-        await self.say(self.result(*args, **kwargs))
+        await self.append(self.result(*args, **kwargs))
 
     async def generate(
         self,
@@ -253,12 +253,12 @@ class FakeEngine:
     async def end_choice(self, submit: Submit, choice: int, reason: str) -> None:
         """End one choice otherwise than by a result."""
         cursor = str(self.requests_cursor)
-        await self.say(ChoiceEnded(submit.request_id, choice, reason, cursor))
+        await self.append(ChoiceEnded(submit.request_id, choice, reason, cursor))
 
     async def end(self, submit: Submit, reason: str, error: str = "") -> None:
         """End a request otherwise than by a result."""
         cursor = str(self.requests_cursor)
-        await self.say(RequestEnded(submit.request_id, reason, error, cursor))
+        await self.append(RequestEnded(submit.request_id, reason, error, cursor))
 
     def search_state(
         self, submit: Submit, *running: Sequence[int], finished: Sequence[Sequence[int]] = ()
@@ -279,18 +279,18 @@ class FakeEngine:
 
     async def accept_search(self, submit: Submit | None = None) -> Submit:
         """Accept a beam search, the next request by default."""
-        submit = submit or await self.hear_submit()
-        await self.say(self.search_state(submit, ()))
+        submit = submit or await self.read_submit()
+        await self.append(self.search_state(submit, ()))
         return submit
 
     async def end_search(self, submit: Submit, *found: Hypothesis) -> None:
         """All that a beam search has to say, and its end."""
-        await self.say(BeamsEnded(submit.request_id, found, str(self.requests_cursor)))
+        await self.append(BeamsEnded(submit.request_id, found, str(self.requests_cursor)))
 
     async def serve(self, reply: Reply, flag: EndFlag = EndFlag.LENGTH) -> None:
         """Answer every request until cancelled."""
         while True:
-            message = await self.hear()
+            message = await self.read()
             if isinstance(message, Submit):
                 await self.accept(message)
                 tokens = reply(message)

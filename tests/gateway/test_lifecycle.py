@@ -1,64 +1,21 @@
-"""What happens to a request when the engine, the bus, the client or the gateway goes away."""
+"""What happens to a request when the engine, the client or the gateway goes away."""
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from openai import APIError
 
 from gateway.engine.client import EngineAway
-from shared.bus.api import Append, Entry, EntryId
+from shared.bus.api import Entry
 from shared.bus.memory import MemoryBus
-from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable
 from shared.messages.endings import EndFlag
 from shared.messages.leases import ModelInfo
-from tests.gateway.conftest import MakeStage, Stage, events
+from tests.gateway.conftest import MakeStage, Stage
+from tests.gateway.event_streams import Stream, finish, tokens_of
 from tests.gateway.fake_engine import scores
-
-
-class Stream:
-    """A streamed completion, read event by event; its answer begins when the engine accepts."""
-
-    def __init__(self, stage: Stage, **body: object) -> None:
-        self._request = stage.http.stream(
-            "POST", "/v1/completions", json={"model": "demo", "prompt": "Hi", "stream": True} | body
-        )
-        self.text = ""
-        self.raw = ""
-
-    async def __aenter__(self) -> "Stream":
-        self._opening = asyncio.ensure_future(self._request.__aenter__())
-        self._chunks = self._read()
-        return self
-
-    async def __aexit__(self, *args: object) -> None:
-        await self._opening
-        await self._request.__aexit__(None, None, None)
-
-    async def _read(self) -> AsyncIterator[str]:
-        async for chunk in (await self._opening).aiter_text():
-            yield chunk
-
-    async def read_text(self, length: int) -> str:
-        """The next events, until there is so much text altogether."""
-        while len(self.text) < length:
-            chunk = await asyncio.wait_for(anext(self._chunks), 5)
-            self.raw += chunk
-            for event in events(chunk):
-                self.text += json.loads(event)["choices"][0]["text"]
-        return self.text
-
-    async def rest(self) -> list[str]:
-        """All events that remain."""
-        return events("".join([chunk async for chunk in self._chunks]))
-
-
-def tokens_of(stage: Stage, text: str) -> list[int]:
-    return stage.tokenizer.encode(text, add_special_tokens=False)
-
 
 # ------------------------------------------------------------------ the engine
 
@@ -125,7 +82,7 @@ async def test_a_failed_request_ends_its_stream_with_an_error_and_no_done(stage:
     assert json.loads(last)["error"]["message"] == "the worker ran out of luck"
     stage.answer_text("Hi")
     await stage.complete()
-    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit", "Submit"]
+    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit", "Submit"]
 
 
 async def test_the_official_client_raises_on_a_failed_stream(stage: Stage) -> None:
@@ -153,7 +110,7 @@ async def test_a_request_that_is_aborted_though_somebody_waits_goes_on(stage: St
     submit = await stage.engine.accept_next()
     await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
     await stage.engine.end(submit, "abort")
-    attach = await stage.engine.hear_attach()
+    attach = await stage.engine.read_attach()
     known = attach.views[0].tokens.tolist()
     submit = await stage.engine.accept_attach(attach, known)
     await stage.engine.generate(submit, tokens_of(stage, "cd"))
@@ -179,7 +136,7 @@ async def test_a_gap_is_mended_from_what_the_client_has(stage: Stage) -> None:
         await stream.read_text(2)
         engine.step_number += 1
         await engine.generate(submit, tokens_of(stage, "d"), flag=None)
-        attach = await engine.hear_attach()
+        attach = await engine.read_attach()
         assert attach.views[0].tokens.tolist() == tokens_of(stage, "ab")
         assert not attach.exact
         submit = await engine.accept_attach(attach, tokens_of(stage, "abcd"))
@@ -196,7 +153,7 @@ async def test_what_the_client_has_wins_over_another_history(stage: Stage) -> No
         await engine.start_epoch()
         await engine.accept(submit, tokens_of(stage, "aX"))
         await engine.generate(submit, tokens_of(stage, "Y"), flag=None)
-        submit = await engine.accept_attach(await engine.hear_attach())
+        submit = await engine.accept_attach(await engine.read_attach())
         await engine.generate(submit, tokens_of(stage, "cd"))
         await finish(stream, "abcd")
 
@@ -211,11 +168,11 @@ async def test_an_answer_that_is_another_history_ends_the_stream_with_an_error(
         await stream.read_text(2)
         engine.step_number += 1
         await engine.generate(submit, tokens_of(stage, "d"), flag=None)
-        attach = await engine.hear_attach()
+        attach = await engine.read_attach()
         await engine.accept_attach(attach, tokens_of(stage, "aX"))
         [last] = await stream.rest()
     assert "history" in json.loads(last)["error"]["message"]
-    abort = await engine.hear_abort()
+    abort = await engine.read_abort()
     assert (abort.request_id, abort.attachment) == (submit.request_id, attach.attachment)
 
 
@@ -234,7 +191,7 @@ async def test_missed_log_probabilities_are_asked_for_again(stage: Stage) -> Non
     await step(first)
     engine.step_number += 1
     await step(second)
-    attach = await engine.hear_attach()
+    attach = await engine.read_attach()
     assert attach.exact
     assert attach.views[0].tokens.tolist() == [first]
     await engine.accept_attach(attach)
@@ -252,18 +209,11 @@ async def test_an_attachment_without_an_answer_is_said_again(stage: Stage) -> No
         await engine.step({})
         engine.step_number += 7
         await engine.step({})
-        first, again = await engine.hear_attach(), await engine.hear_attach()
+        first, again = await engine.read_attach(), await engine.read_attach()
         assert first.attachment == again.attachment
         submit = await engine.accept_attach(again)
         await engine.generate(submit, tokens_of(stage, "ab"))
         await finish(stream, "ab")
-
-
-async def finish(stream: Stream, text: str) -> None:
-    """The stream has this text altogether, and a good end."""
-    *chunks, done = await stream.rest()
-    assert done == "[DONE]"
-    assert stream.text + "".join(json.loads(c)["choices"][0]["text"] for c in chunks) == text
 
 
 # ------------------------------------------------------------------ the client
@@ -274,7 +224,7 @@ async def test_a_client_that_leaves_a_stream_aborts_its_request(stage: Stage) ->
         submit = await stage.engine.accept_next()
         await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
         await stream.read_text(2)
-    abort = await stage.engine.hear_abort()
+    abort = await stage.engine.read_abort()
     assert (abort.request_id, abort.attachment) == (submit.request_id, submit.attachment)
     assert "disconnect" in abort.reason
 
@@ -284,9 +234,9 @@ async def test_a_client_that_leaves_before_the_first_token_aborts_its_requests(
     stage: Stage, stream: bool
 ) -> None:
     waiting = stage.spawn(stage.complete(stream=stream, prompt=["Hi", "Ho"]))
-    submits = [await stage.engine.hear_submit() for _ in range(2)]
+    submits = [await stage.engine.read_submit() for _ in range(2)]
     waiting.cancel()
-    aborts = [await stage.engine.hear_abort() for _ in range(2)]
+    aborts = [await stage.engine.read_abort() for _ in range(2)]
     assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
     await stage.until(lambda: stage.server.service.engine.num_open == 0)
 
@@ -308,7 +258,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody_else(stage: Stage) ->
     stage.answer_text("Hi")
     assert (await stage.complete()).json()["choices"][0]["text"] == "Hi"
     writer.transport.abort()
-    await stage.until(lambda: any(type(m).__name__ == "Abort" for m in stage.engine.heard))
+    await stage.until(lambda: any(type(m).__name__ == "Abort" for m in stage.engine.messages_read))
 
 
 async def test_a_client_that_does_not_read_cannot_hold_up_the_end(make_stage: MakeStage) -> None:
@@ -316,232 +266,8 @@ async def test_a_client_that_does_not_read_cannot_hold_up_the_end(make_stage: Ma
     writer = await open_unread_stream(stage)
     stage.server.stop()
     assert await stage.running == 0
-    await stage.engine.hear_abort()
+    await stage.engine.read_abort()
     writer.transport.abort()
-
-
-# --------------------------------------------------------------------- the bus
-
-
-class FlakyBus(MemoryBus):
-    """A bus that can be away, and come back as another server."""
-
-    away = False
-    server = "first"
-    refuse_appends = False
-
-    async def append(self, append: Append) -> EntryId:
-        self._check(self.refuse_appends)
-        return await super().append(append)
-
-    async def read(
-        self, cursors: Mapping[str, EntryId], block_ms: int, max_entries: int
-    ) -> dict[str, list[Entry]]:
-        self._check()
-        return await super().read(cursors, min(block_ms, 10), max_entries)
-
-    async def run_id(self) -> str:
-        self._check()
-        return self.server
-
-    def forget_from(self, log: str, first: EntryId) -> None:
-        """Lose the tail of a log."""
-        kept = [entry for entry in self._logs[log].entries if entry.id < first]
-        self._logs[log].entries = kept
-        self._logs[log].last = kept[-1].id
-
-    def _check(self, too: bool = False) -> None:
-        if self.away or too:
-            raise BusUnavailable("away")
-
-
-async def flaky_stage(make_stage: MakeStage, **settings: object) -> tuple[Stage, FlakyBus]:
-    ticks = iter(range(1_000, 10**9))
-    bus = FlakyBus(lambda: next(ticks))
-    return await make_stage(bus=bus, **settings), bus
-
-
-async def test_a_request_that_cannot_be_appended_is_a_503(make_stage: MakeStage) -> None:
-    stage, bus = await flaky_stage(make_stage, bus_patience=0.2)
-    bus.refuse_appends = True
-    response = await stage.complete()
-    assert response.status_code == 503
-    assert "retry-after" in response.headers
-    bus.refuse_appends = False
-    # It may have been carried out all the same.
-    attach = await stage.engine.hear_attach()
-    assert (await stage.engine.hear_abort()).attachment == attach.attachment
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_that_the_engine_never_speaks_of_is_a_503(
-    make_stage: MakeStage, stream: bool
-) -> None:
-    stage = await make_stage(bus_patience=0.2)
-    response = await stage.complete(stream=stream)
-    assert response.status_code == 503
-    assert "did not answer" in response.json()["error"]["message"]
-    submit = await stage.engine.hear_submit()
-    assert (await stage.engine.hear_abort()).attachment == submit.attachment
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_whose_append_failed_is_taken_when_the_bus_is_back(
-    make_stage: MakeStage, stream: bool
-) -> None:
-    stage, bus = await flaky_stage(make_stage)
-    bus.refuse_appends = True
-    waiting = stage.spawn(stage.complete(stream=stream))
-    await stage.until(lambda: stage.server.service.engine.num_open == 1)
-    bus.refuse_appends = False
-    attach = await stage.engine.hear_attach()
-    submit = await stage.engine.accept_attach(attach)
-    await stage.engine.generate(submit, tokens_of(stage, "ab"))
-    response = await waiting
-    assert response.status_code == 200
-    assert ("[DONE]" in response.text) == stream
-
-
-async def test_a_stream_ends_with_an_error_when_the_bus_stays_away(make_stage: MakeStage) -> None:
-    stage, bus = await flaky_stage(make_stage, bus_patience=0.2)
-    async with Stream(stage) as stream:
-        submit = await stage.engine.accept_next()
-        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
-        await stream.read_text(2)
-        bus.away = True
-        [last] = await stream.rest()
-    assert "Redis has been away" in json.loads(last)["error"]["message"]
-    bus.away = False
-    assert (await stage.engine.hear_abort()).request_id == submit.request_id
-
-
-async def test_a_stream_ends_with_an_error_when_the_engine_has_failed_for_good(
-    make_stage: MakeStage,
-) -> None:
-    stage = await make_stage()
-    async with Stream(stage) as stream:
-        submit = await stage.engine.accept_next()
-        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
-        await stream.read_text(2)
-        await stage.engine.publish(state="starting", detail="the worker cannot start: no folder")
-        await stage.until(lambda: isinstance(stage.server.service.engine.status, EngineAway))
-        assert stage.server.service.engine.num_open == 1, "it may come back"
-        await stage.engine.publish(state="failed", detail="no folder")
-        [last] = await stream.rest()
-    assert "is failed: no folder" in json.loads(last)["error"]["message"]
-    assert (await stage.engine.hear_abort()).request_id == submit.request_id
-
-
-async def test_the_gateway_renews_its_lease(
-    monkeypatch: pytest.MonkeyPatch, make_stage: MakeStage
-) -> None:
-    stage, bus = await flaky_stage(make_stage)
-    engine = stage.server.service.engine
-    key = stage.engine.keys.gateway(engine.instance)
-    assert await bus.get(key) is not None
-    await bus.put(key, b"", 0)
-    assert await bus.get(key) is None
-    monkeypatch.setattr(engine, "_renew_s", 0.0)  # it is due
-    async with asyncio.timeout(5):
-        while await bus.get(key) is None:
-            await asyncio.sleep(0.002)
-
-
-async def test_an_open_stream_survives_a_bus_that_is_away_for_a_while(
-    make_stage: MakeStage,
-) -> None:
-    stage, bus = await flaky_stage(make_stage)
-    waiting = stage.spawn(stage.complete())
-    submit = await stage.engine.accept_next()
-    await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
-    bus.away = True
-    await stage.until(lambda: stage.server.service.engine._must_find_place)
-    bus.away = False
-    await stage.engine.generate(submit, tokens_of(stage, "cd"))
-    assert (await waiting).json()["choices"][0]["text"] == "abcd"
-
-
-async def test_after_a_lost_tail_a_stream_waits_for_a_newer_epoch(make_stage: MakeStage) -> None:
-    stage, bus = await flaky_stage(make_stage)
-    engine = stage.engine
-    async with Stream(stage) as stream:
-        submit = await engine.accept_next()
-        await engine.generate(submit, tokens_of(stage, "ab"), flag=None)
-        last = await bus.last_id(engine.keys.outputs)
-        await stream.read_text(2)
-        bus.away = True
-        await stage.until(lambda: stage.server.service.engine._must_find_place)
-        bus.forget_from(engine.keys.outputs, last)
-        bus.server = "second"
-        bus.away = False
-        await stage.until(lambda: stage.server.service.engine._run_id == "second")
-        # The old epoch writes another token where one was lost: nobody may see it.
-        engine.step_number -= 1
-        await engine.generate(submit, tokens_of(stage, "X"), flag=None)
-        await engine.start_epoch()
-        # The new scheduler knows the half of what the client has, and then more than that.
-        await engine.accept(submit, tokens_of(stage, "a"))
-        submit = await engine.accept_attach(await engine.hear_attach())
-        await engine.generate(submit, tokens_of(stage, "cd"), EndFlag.STOP)
-        await finish(stream, "abcd")
-
-
-async def test_requests_that_the_log_reflects_are_trimmed(stage: Stage) -> None:
-    stage.answer_text("Hi")
-    for _ in range(4):
-        await stage.complete()
-    assert await stage.engine.bus.length(stage.engine.keys.requests) < 4
-
-
-async def test_calls_that_only_attach_trim_what_the_log_reflects(stage: Stage) -> None:
-    async def answer() -> None:
-        while True:
-            submit = await stage.engine.accept_attach(await stage.engine.hear_attach())
-            await stage.engine.generate(submit, tokens_of(stage, "Hi"))
-
-    stage.spawn(answer())
-    body = {"model": "demo", "prompt": "Hi"}
-    for key in range(4):
-        headers = {"Idempotency-Key": str(key)}
-        response = await stage.http.post("/v1/completions", json=body, headers=headers)
-        assert response.status_code == 200
-    assert await stage.engine.bus.length(stage.engine.keys.requests) < 4
-
-
-async def test_nothing_is_trimmed_while_the_server_may_be_another_one(
-    make_stage: MakeStage,
-) -> None:
-    stage, bus = await flaky_stage(make_stage)
-    engine = stage.server.service.engine
-    async with Stream(stage) as stream:
-        submit = await stage.engine.accept_next()
-        await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
-        await stream.read_text(2)
-        assert engine._trim_below() == stage.engine.requests_cursor
-        bus.away = True
-        await stage.until(lambda: engine._trim_below() is None)
-        bus.away = False
-        await stage.until(lambda: engine._trim_below() is not None)
-        await stage.engine.generate(submit, tokens_of(stage, "c"))
-        await finish(stream, "abc")
-
-
-async def test_the_gateway_works_over_redis(make_stage: MakeStage, redis_url: str) -> None:
-    buses = [RedisBus(redis_url), RedisBus(redis_url)]
-    stage = await make_stage(bus=buses[0])
-    stage.engine.bus = buses[1]
-    stage.answer_text("It works.")
-    assert (await stage.complete()).json()["choices"][0]["text"] == "It works."
-    async with Stream(stage) as stream:
-        *_, done = await stream.rest()
-    assert done == "[DONE]"
-    stage.server.stop()
-    assert await stage.running == 0
-    for task in stage.tasks:
-        task.cancel()
-    await asyncio.gather(*stage.tasks, return_exceptions=True)
-    for bus in buses:
-        await bus.close()
 
 
 # ----------------------------------------------------------------- the gateway
@@ -573,7 +299,7 @@ async def test_streams_that_outlast_the_drain_end_with_an_error(make_stage: Make
     assert "shutting down" in json.loads(last)["error"]["message"]
     assert (await waiting).status_code == 503
     assert await stage.running == 0
-    aborts = [await stage.engine.hear_abort() for _ in range(2)]
+    aborts = [await stage.engine.read_abort() for _ in range(2)]
     assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
 
 
@@ -621,7 +347,7 @@ async def test_an_attach_is_repeated_only_while_a_scheduler_is_there(
         await stream.read_text(1)
         stage.engine.step_number += 1  # a result is missing
         await stage.engine.step({})
-        first = await stage.engine.hear_attach()
+        first = await stage.engine.read_attach()
         await stage.engine.publish(state="starting")
         engine = stage.server.service.engine
         await stage.until(lambda: isinstance(engine.status, EngineAway))
@@ -629,7 +355,7 @@ async def test_an_attach_is_repeated_only_while_a_scheduler_is_there(
         await pass_time(60)
         assert await bus.length(requests) == length
         await stage.engine.publish()
-        again = await stage.engine.hear_attach()
+        again = await stage.engine.read_attach()
         assert (again.request_id, again.attachment) == (first.request_id, first.attachment)
         submit = await stage.engine.accept_attach(again)
         await stage.engine.generate(submit, tokens_of(stage, "b"))

@@ -23,7 +23,7 @@ async def test_a_request_that_the_engine_refuses_is_a_429_that_says_when_to_come
     stage: Stage, stream: bool
 ) -> None:
     waiting = stage.spawn(stage.complete(stream=stream))
-    submit = await stage.engine.hear_submit()
+    submit = await stage.engine.read_submit()
     await stage.engine.end(submit, "overloaded", TOO_MUCH)
     response = await waiting
     assert response.status_code == 429
@@ -41,7 +41,7 @@ async def test_a_request_that_the_engine_refuses_is_a_429_that_says_when_to_come
     )
     stage.answer_text("Hi")
     await stage.complete()
-    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit", "Submit"]
+    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit", "Submit"]
 
 
 async def test_while_the_engine_is_full_calls_are_refused_without_asking_it(
@@ -49,9 +49,9 @@ async def test_while_the_engine_is_full_calls_are_refused_without_asking_it(
 ) -> None:
     monkeypatch.setattr("gateway.engine.attachments._FULL_S", 1e9)
     waiting = stage.spawn(stage.complete())
-    submit = await stage.engine.hear_submit()
+    submit = await stage.engine.read_submit()
     cursor = str(stage.engine.requests_cursor)
-    await stage.engine.say(
+    await stage.engine.append(
         RequestEnded(submit.request_id, "overloaded", TOO_MUCH, cursor, for_all=True)
     )
     assert (await waiting).status_code == 429
@@ -59,13 +59,13 @@ async def test_while_the_engine_is_full_calls_are_refused_without_asking_it(
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) > 0
     assert (await stage.http.get("/v1/models")).status_code == 200
-    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit"]
+    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit"]
     # Who names a generation may want one that is there already.
     headers = {"Idempotency-Key": "mine"}
     body = {"model": "demo", "prompt": "Hi"}
     named = stage.spawn(stage.http.post("/v1/completions", json=body, headers=headers))
-    attach = await stage.engine.hear_attach()
-    await stage.engine.say(RequestEnded(attach.request_id, "overloaded", TOO_MUCH, cursor))
+    attach = await stage.engine.read_attach()
+    await stage.engine.append(RequestEnded(attach.request_id, "overloaded", TOO_MUCH, cursor))
     assert (await named).status_code == 429
 
 
@@ -73,7 +73,7 @@ async def test_the_official_client_sees_a_rate_limit(stage: Stage) -> None:
     opening = asyncio.ensure_future(
         stage.openai.completions.create(model="demo", prompt="Hi", stream=True)
     )
-    submit = await stage.engine.hear_submit()
+    submit = await stage.engine.read_submit()
     await stage.engine.end(submit, "overloaded", TOO_MUCH)
     with pytest.raises(RateLimitError, match=TOO_MUCH):
         await opening
@@ -81,7 +81,7 @@ async def test_the_official_client_sees_a_rate_limit(stage: Stage) -> None:
 
 async def test_a_stream_begins_when_the_engine_has_accepted_and_not_before(stage: Stage) -> None:
     opening = stage.spawn(stage.openai.completions.create(model="demo", prompt="Hi", stream=True))
-    submit = await stage.engine.hear_submit()
+    submit = await stage.engine.read_submit()
     stage.answer_text("Ho")
     await stage.complete()  # a whole other request comes and goes
     assert not opening.done()
@@ -91,19 +91,19 @@ async def test_a_stream_begins_when_the_engine_has_accepted_and_not_before(stage
 
 async def test_a_call_is_refused_as_a_whole_if_one_of_its_prompts_is(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(prompt=["a", "b"], stream=True))
-    first, second = [await stage.engine.hear_submit() for _ in range(2)]
+    first, second = [await stage.engine.read_submit() for _ in range(2)]
     await stage.engine.accept(first)
     await stage.engine.end(second, "overloaded", TOO_MUCH)
     assert (await waiting).status_code == 429
-    abort = await stage.engine.hear_abort()
+    abort = await stage.engine.read_abort()
     assert abort.request_id == first.request_id
 
 
 async def test_a_client_that_leaves_before_its_stream_begins_aborts_it(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(stream=True))
-    submit = await stage.engine.hear_submit()
+    submit = await stage.engine.read_submit()
     waiting.cancel()
-    assert (await stage.engine.hear_abort()).request_id == submit.request_id
+    assert (await stage.engine.read_abort()).request_id == submit.request_id
     await stage.until(lambda: stage.server.service.engine.num_open == 0)
 
 
@@ -116,7 +116,7 @@ async def test_a_deadline_is_told_to_the_engine_as_a_moment(stage: Stage) -> Non
     await stage.complete(deadline_ms=5_000)
     after_ms = time.time_ns() // 1_000_000
     await stage.complete()
-    with_deadline, without = stage.engine.heard
+    with_deadline, without = stage.engine.messages_read
     assert before_ms + 5_000 <= with_deadline.deadline_ms <= after_ms + 5_000  # type: ignore[attr-defined]
     assert without.deadline_ms == 0  # type: ignore[attr-defined]
 
@@ -144,7 +144,7 @@ async def test_a_request_whose_time_ran_out_in_the_queue_is_an_empty_answer(
     stage: Stage, stream: bool
 ) -> None:
     waiting = stage.spawn(stage.complete(deadline_ms=1, stream=stream))
-    submit = await stage.engine.hear_submit()
+    submit = await stage.engine.read_submit()
     await stage.engine.end(submit, "deadline")
     response = await waiting
     assert response.status_code == 200

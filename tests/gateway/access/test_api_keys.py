@@ -157,7 +157,7 @@ async def test_the_name_of_a_key_goes_with_its_requests(make_stage: MakeStage, f
         stage.http.headers["Authorization"] = f"Bearer {key}"
         assert (await stage.complete()).status_code == 200
         assert (await stage.chat(stream=True)).status_code == 200
-    tenants = [message.tenant for message in stage.engine.heard]  # type: ignore[attr-defined]
+    tenants = [message.tenant for message in stage.engine.messages_read]  # type: ignore[attr-defined]
     assert tenants == ["alice", "alice", "bob", "bob"]
 
 
@@ -174,9 +174,9 @@ async def test_a_stream_is_its_tenants_even_with_a_new_key(
     refused = await stage.http.get(url, headers={"Authorization": f"Bearer {OTHER}"})
     assert refused.status_code == 404
     resuming = stage.spawn(stage.http.get(url, headers={"Authorization": f"Bearer {NEWER}"}))
-    looked_up = await stage.engine.hear_attach()
+    looked_up = await stage.engine.read_attach()
     await stage.engine.accept_attach(looked_up, [token], submit=submit, ended={0: "length"})
-    attach = await stage.engine.hear_attach()
+    attach = await stage.engine.read_attach()
     assert attach.submit is not None
     assert attach.submit.tenant == "alice"
     await stage.engine.accept_attach(attach, [token], ended={0: "length"})
@@ -230,7 +230,7 @@ async def priorities(stage: Stage, key: str | None, *asked: int | None) -> list[
         path = "/v1/chat/completions" if number % 2 else "/v1/completions"
         response = await stage.http.post(path, json=body, headers=headers)
         if response.status_code == 200:
-            found.append(stage.engine.heard[-1].priority)  # type: ignore[attr-defined]
+            found.append(stage.engine.messages_read[-1].priority)  # type: ignore[attr-defined]
         else:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, "priority")

@@ -182,12 +182,12 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_request_aborted(
         client.connect((host, int(port)))
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
         client.sendall(head.encode() + body)
-        submit = await stage.engine.hear_submit()
+        submit = await stage.engine.read_submit()
         # More than the kernel takes on its own, known to the log at once.
         token = max(range(300, 4096), key=lambda token: len(stage.tokenizer.decode([token])))
         await stage.engine.accept(submit, [token] * 800_000)
         await stage.until(lambda: stage.server.service.engine.num_open == 0, 30.0)
-    assert (await stage.engine.hear_abort()).request_id == submit.request_id
+    assert (await stage.engine.read_abort()).request_id == submit.request_id
 
 
 UNFINISHED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"

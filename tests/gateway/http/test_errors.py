@@ -26,14 +26,14 @@ async def test_the_official_client_does_not_take_back_what_another_call_delivers
         return answer.choices[0].text
 
     first = stage.spawn(ask())
-    await engine.accept_attach(await engine.hear_attach(), [], ended={})
+    await engine.accept_attach(await engine.read_attach(), [], ended={})
     second = stage.spawn(ask())
-    attach = await engine.hear_attach()
+    attach = await engine.read_attach()
     assert await asyncio.wait_for(first, 20) == "taken over"
     submit = await engine.accept_attach(attach, [], ended={})
     await engine.generate(submit, stage.tokenizer.encode("ab", add_special_tokens=False))
     assert await second == "ab"
-    assert sum(isinstance(message, Attach) for message in engine.heard) == 2
+    assert sum(isinstance(message, Attach) for message in engine.messages_read) == 2
 
 
 def test_a_stream_that_is_lost_is_not_asked_for_again() -> None:

@@ -131,7 +131,7 @@ async def test_a_client_that_sends_nothing_more_gets_its_whole_answer(
     text = (await asyncio.wait_for(reader.read(), 10)).decode()
     assert "finish_reason" in text
     assert body == _BODY or "[DONE]" in text
-    assert not any(isinstance(message, Abort) for message in stage.engine.heard)
+    assert not any(isinstance(message, Abort) for message in stage.engine.messages_read)
     writer.close()
 
 
@@ -157,7 +157,7 @@ async def test_a_client_that_closes_altogether_ends_its_generation(
     writer.write(b"".join(post(body)))
     submit = await stage.engine.accept_next()
     writer.close()
-    assert (await stage.engine.hear_abort()).request_id == submit.request_id
+    assert (await stage.engine.read_abort()).request_id == submit.request_id
     await stage.until(lambda: len(stage.server.connections) <= 1)
 
 

@@ -8,11 +8,8 @@ import pytest
 from shared.messages.requests import Submit
 from shared.sampling import BeamParams
 from tests.gateway.conftest import MakeStage, Stage, events
+from tests.gateway.event_streams import tokens_of
 from tests.gateway.fake_engine import hypothesis, kv_pool
-
-
-def tokens_of(stage: Stage, text: str) -> list[int]:
-    return stage.tokenizer.encode(text, add_special_tokens=False)
 
 
 async def play(stage: Stage, *texts: str, submit: Submit | None = None) -> Submit:
@@ -29,7 +26,7 @@ async def play(stage: Stage, *texts: str, submit: Submit | None = None) -> Submi
 
 async def sampling_of(stage: Stage, post: Any, **body: Any) -> Submit:
     waiting = stage.spawn(post(use_beam_search=True, **body))
-    submit = await stage.engine.hear_submit()
+    submit = await stage.engine.read_submit()
     await play(stage, *["x"] * submit.num_choices, submit=submit)
     assert (await waiting).status_code == 200
     return submit
@@ -72,7 +69,7 @@ async def test_without_beam_search_nothing_is_searched(stage: Stage) -> None:
     body = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
     choice = (await stage.complete(**body)).json()["choices"][0]
     assert "beam_score" not in choice
-    [submit] = stage.engine.heard
+    [submit] = stage.engine.messages_read
     assert isinstance(submit, Submit)
     assert submit.sampling.beams is None
     assert submit.sampling.temperature == 1.0
@@ -118,7 +115,7 @@ async def test_what_a_search_cannot_do_is_a_400_that_names_it(stage: Stage, stre
         shown = repr(value) if kind is None else f"a {kind} of {len(value)}"
         assert f"{field}={shown}" in error["message"]
         assert said in error["message"]
-    assert stage.engine.heard == []
+    assert stage.engine.messages_read == []
 
 
 async def test_what_scores_a_search_does_not_know_is_refused_too(stage: Stage) -> None:
@@ -129,7 +126,7 @@ async def test_what_scores_a_search_does_not_know_is_refused_too(stage: Stage) -
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "top_logprobs"
     assert "top_logprobs=3" in response.json()["error"]["message"]
-    assert stage.engine.heard == []
+    assert stage.engine.messages_read == []
 
 
 async def test_options_of_a_search_need_one(stage: Stage) -> None:
@@ -248,7 +245,7 @@ async def test_a_streamed_chat_says_the_score_with_the_reason(stage: Stage) -> N
 
 async def test_several_prompts_are_searched_each_for_itself(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(use_beam_search=True, prompt=[[5], [6, 7]], n=2))
-    submits = [await stage.engine.hear_submit() for _ in range(2)]
+    submits = [await stage.engine.read_submit() for _ in range(2)]
     await play(stage, "c", "d", submit=submits[1])
     await play(stage, "a", "b", submit=submits[0])
     choices = (await waiting).json()["choices"]
@@ -325,7 +322,7 @@ async def test_a_search_has_a_first_token_and_no_time_between_tokens(stage: Stag
     assert value("request_generation_tokens_sum") == body["usage"]["completion_tokens"]
     ended = [line for line in text.splitlines() if 'finished_reason="stop"' in line]
     assert [line.rpartition(" ")[2] for line in ended if "_total{" in line] == ["2.0"]
-    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit"]
+    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit"]
     assert stage.server.service.engine.num_open == 0
 
 
@@ -339,10 +336,10 @@ async def test_a_search_survives_new_epochs_with_whatever_beams(stage: Stage, st
     submit = await engine.accept_search()
     await engine.step({})
     await engine.start_epoch()
-    await engine.say(engine.search_state(submit, [5, 6], [5, 7], [8, 9], finished=[[5, 1]]))
+    await engine.append(engine.search_state(submit, [5, 6], [5, 7], [8, 9], finished=[[5, 1]]))
     await engine.step({})
     await engine.start_epoch()
-    await engine.say(engine.search_state(submit, finished=[[5, 1], [7, 1]]))
+    await engine.append(engine.search_state(submit, finished=[[5, 1], [7, 1]]))
     await engine.step({})
     found = [hypothesis(tokens_of(stage, text)) for text in ("one", "two")]
     await engine.end_search(submit, *found)
@@ -361,7 +358,7 @@ async def test_a_search_that_the_log_has_forgotten_is_asked_for_again(stage: Sta
     await stage.engine.accept_search()
     await stage.engine.start_epoch()
     await stage.engine.step({})
-    attach = await stage.engine.hear_attach()
+    attach = await stage.engine.read_attach()
     assert attach.submit is not None
     assert (attach.views, attach.attachment) == ((), attach.submit.attachment)
     submit = await stage.engine.accept_search(attach.submit)
@@ -389,7 +386,7 @@ async def test_a_wrong_number_of_hypotheses_is_an_error(stage: Stage, num_found:
     stage.answer_text("Hi")
     assert (await stage.complete()).status_code == 200
     # The engine has ended it by itself, and is not told to.
-    assert [type(message).__name__ for message in stage.engine.heard] == ["Submit", "Submit"]
+    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit", "Submit"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -397,7 +394,7 @@ async def test_a_client_that_leaves_aborts_the_search(stage: Stage, stream: bool
     waiting = stage.spawn(stage.chat(use_beam_search=True, n=2, stream=stream))
     submit = await stage.engine.accept_search()
     waiting.cancel()
-    abort = await stage.engine.hear_abort()
+    abort = await stage.engine.read_abort()
     assert (abort.request_id, abort.attachment) == (submit.request_id, submit.attachment)
     assert "disconnect" in abort.reason
     await stage.until(lambda: stage.server.service.engine.num_open == 0)

@@ -21,7 +21,7 @@ GIVEN: dict[str, Any] = {
 
 def heard(stage: Stage) -> list[SamplingParams]:
     """Sampling parameters that reached the engine."""
-    return [message.sampling for message in stage.engine.heard if isinstance(message, Submit)]
+    return [message.sampling for message in stage.engine.messages_read if isinstance(message, Submit)]
 
 
 async def test_they_reach_the_engine(stage: Stage) -> None:
@@ -106,7 +106,7 @@ async def test_what_is_wrong_with_biases_is_named(
     assert error["param"] == param
     assert said in error["message"]
     assert len(error["message"]) < 400
-    assert stage.engine.heard == []
+    assert stage.engine.messages_read == []
 
 
 async def test_an_idempotency_key_stands_for_the_same_penalties(stage: Stage) -> None:
@@ -118,13 +118,13 @@ async def test_an_idempotency_key_stands_for_the_same_penalties(stage: Stage) ->
 
     engine = stage.engine
     first = stage.spawn(post(logit_bias={"5": 1, "6": 2}, repetition_penalty=2))
-    submit = await engine.accept_attach(await engine.hear_attach(), [], ended={})
+    submit = await engine.accept_attach(await engine.read_attach(), [], ended={})
     assert await post(logit_bias={"5": 1, "6": 2.5}, repetition_penalty=2) == 422
     assert await post(logit_bias={"5": 1, "6": 2}) == 422
     same = stage.spawn(post(logit_bias={"6": 2.0, "5": 1.0}, repetition_penalty=2.0))
-    attach = await engine.hear_attach()
+    attach = await engine.read_attach()
     while attach.submit is None or attach.submit.request_id != submit.request_id:
-        attach = await engine.hear_attach()
+        attach = await engine.read_attach()
     assert await first == 409
     submit = await engine.accept_attach(attach, [], ended={})
     await engine.generate(submit, [50])

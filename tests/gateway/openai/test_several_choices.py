@@ -50,7 +50,7 @@ async def test_n_choices_are_one_request_with_one_seed(stage: Stage, stream: boo
     else:
         texts = {choice["index"]: choice["text"] for choice in response.json()["choices"]}
     assert texts == {0: "One", 1: "Two and more", 2: "Three"}
-    assert len(stage.engine.heard) == 1
+    assert len(stage.engine.messages_read) == 1
     assert stage.server.service.engine.num_open == 0
 
 
@@ -68,7 +68,7 @@ async def test_the_prompt_is_counted_once_and_the_output_of_all_choices(stage: S
 async def test_choice_j_of_prompt_i_has_the_index_i_n_plus_j(stage: Stage, stream: bool) -> None:
     body = {"prompt": [[5], [6, 7]], "n": 2, "stream": stream, "return_token_ids": True}
     waiting = stage.spawn(stage.complete(**body, max_tokens=50))
-    submits = [await stage.engine.hear_submit() for _ in range(2)]
+    submits = [await stage.engine.read_submit() for _ in range(2)]
     assert [submit.num_choices for submit in submits] == [2, 2]
     for submit in submits:
         await stage.engine.accept(submit)
@@ -160,7 +160,7 @@ async def test_a_stop_string_ends_its_own_choice_alone(stage: Stage, stream: boo
     name = submit.request_id
     chars = {0: letters(stage, "first"), 1: letters(stage, "twEND"), 2: letters(stage, "third")}
     await engine.generate_all(submit, chars, flag=None)
-    assert await engine.hear_stop() == Stop(name, 1, 5)
+    assert await engine.read_stop() == Stop(name, 1, 5)
     # A step that was already under way, and what the scheduler says of the Stop.
     await engine.step({(name, number): 60 for number in range(3)})
     await engine.end_choice(submit, 1, "stop")
@@ -177,7 +177,7 @@ async def test_a_stop_string_ends_its_own_choice_alone(stage: Stage, stream: boo
         assert {choice["index"]: choice["text"] for choice in choices} == expected
         assert [choice["finish_reason"] for choice in choices] == ["length", "stop", "stop"]
         assert response.json()["usage"]["completion_tokens"] == 8 + 5 + 7
-    assert [type(message).__name__ for message in engine.heard] == ["Submit", "Stop"]
+    assert [type(message).__name__ for message in engine.messages_read] == ["Submit", "Stop"]
     assert stage.server.service.engine.num_open == 0
 
 
@@ -196,14 +196,14 @@ async def test_a_client_that_leaves_aborts_the_request_once(stage: Stage) -> Non
     waiting = stage.spawn(stage.complete(n=3, stop="X", stream=True))
     submit = await stage.engine.accept_next()
     await stage.engine.generate(submit, letters(stage, "aX"), flag=None, choice=1)
-    await stage.engine.hear_stop()
+    await stage.engine.read_stop()
     waiting.cancel()
-    abort = await stage.engine.hear_abort()
+    abort = await stage.engine.read_abort()
     assert abort.request_id == submit.request_id
     await stage.until(lambda: stage.server.service.engine.num_open == 0)
     stage.answer_text("Hi")
     await stage.complete()
-    kinds = [type(message).__name__ for message in stage.engine.heard]
+    kinds = [type(message).__name__ for message in stage.engine.messages_read]
     assert kinds == ["Submit", "Stop", "Abort", "Submit"]
 
 
@@ -214,7 +214,7 @@ async def test_choices_survive_a_new_epoch_each_where_it_stood(stage: Stage) -> 
     a, b, c = letters(stage, "abc"), letters(stage, "dX"), letters(stage, "e")
     await engine.generate_all(submit, {0: a, 1: b}, flag=None)
     await engine.generate(submit, c, choice=2)
-    await engine.hear_stop()
+    await engine.read_stop()
     await engine.start_epoch()
     # The Stop was not read yet: the second choice goes on, under a handle nobody asks about.
     await engine.accept(submit, a, b, c, ended={2: "length"})
@@ -232,7 +232,7 @@ async def test_what_follows_a_stop_string_may_lack_its_scores(stage: Stage) -> N
     rows = {(submit.request_id, 0): a, (submit.request_id, 1): x}
     found = {row: scores(token, -0.5, {}) for row, token in rows.items()}
     await engine.step(rows, logprobs=found)
-    await engine.hear_stop()
+    await engine.read_stop()
     await engine.start_epoch()
     # States have no scores: of the running choice there is none to miss.
     await engine.accept(submit, [a], [x, x])
@@ -297,7 +297,7 @@ async def test_best_of_chooses_for_each_prompt_and_shows_scores_if_asked(stage: 
     waiting = stage.spawn(
         stage.complete(prompt=[[5], [6]], best_of=2, logprobs=1, return_token_ids=True)
     )
-    submits = [await stage.engine.hear_submit() for _ in range(2)]
+    submits = [await stage.engine.read_submit() for _ in range(2)]
     assert {submit.sampling.num_logprobs for submit in submits} == {1}
     for submit, found in zip(submits, ([[-1.0], [-2.0]], [[-4.0], [-3.0]]), strict=True):
         await stage.engine.accept(submit)
@@ -348,4 +348,4 @@ async def test_best_of_that_cannot_be_is_refused(
     assert error["param"] == "best_of"
     assert "best_of" in error["message"]
     assert said in error["message"]
-    assert stage.engine.heard == []
+    assert stage.engine.messages_read == []

@@ -29,7 +29,7 @@ async def test_a_stop_string_across_tokens_cuts_the_text_and_tells_the_engine(
     waiting = stage.spawn(stage.complete(stop=["END", "zzz"], stream=stream, max_tokens=50))
     submit = await stage.engine.accept_next()
     await stage.engine.generate(submit, letters(stage, "textENENDmore"), flag=None)
-    stop = await stage.engine.hear_stop()
+    stop = await stage.engine.read_stop()
     assert stop == Stop(submit.request_id, 0, 9)
     response = await waiting
     if stream:
@@ -60,24 +60,24 @@ async def test_a_stop_string_in_the_last_token_is_a_stop_and_not_a_length(stage:
     stage.answer_text("Hi")
     await stage.complete()
     # The engine had ended it already, and needs no Stop.
-    assert not any(isinstance(message, Stop) for message in stage.engine.heard)
+    assert not any(isinstance(message, Stop) for message in stage.engine.messages_read)
 
 
 async def test_stop_strings_are_not_looked_for_in_the_first_min_tokens(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(stop="ab", min_tokens=3, max_tokens=50))
     submit = await stage.engine.accept_next()
     await stage.engine.generate(submit, letters(stage, "abcabd"), flag=None)
-    await stage.engine.hear_stop()
+    await stage.engine.read_stop()
     assert (await waiting).json()["choices"][0]["text"] == "abc"
 
 
 async def test_a_stopped_choice_does_not_end_the_others(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(prompt=["A", "B"], stop="X", max_tokens=50))
-    submits = [await stage.engine.hear_submit() for _ in range(2)]
+    submits = [await stage.engine.read_submit() for _ in range(2)]
     for submit in submits:
         await stage.engine.accept(submit)
     await stage.engine.generate(submits[0], letters(stage, "onX"), flag=None)
-    await stage.engine.hear_stop()
+    await stage.engine.read_stop()
     await stage.engine.generate(submits[1], letters(stage, "two"))
     choices = (await waiting).json()["choices"]
     assert [choice["text"] for choice in choices] == ["on", "two"]
@@ -127,8 +127,8 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
     with pytest.raises(ClientLeft):
         await anext(generation.deltas())
     generation.close()
-    await stage.engine.hear_submit()
-    assert (await stage.engine.hear_abort()).request_id == display().call_id
+    await stage.engine.read_submit()
+    assert (await stage.engine.read_abort()).request_id == display().call_id
 
 
 def test_all_choices_of_a_call_share_one_automaton_of_its_stop_strings(stage: Stage) -> None:

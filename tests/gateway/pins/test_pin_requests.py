@@ -73,12 +73,12 @@ async def test_a_gateway_says_its_prefixes_to_every_epoch_and_shows_them(
     file = tmp_path / "prefixes"
     file.write_text('{"tokens": [5, 6, 7], "name": "short", "cache_salt": "secret"}\n')
     stage = await make_stage(pinned_prefixes=str(file))
-    heard = await stage.engine.hear()
+    heard = await stage.engine.read()
     assert isinstance(heard, Pin)
     assert (heard.name, heard.tokens.tolist(), heard.cache_salt) == ("short", [5, 6, 7], "secret")
     await stage.engine.start_epoch()
     await stage.engine.publish()
-    assert await stage.engine.hear() == heard
+    assert await stage.engine.read() == heard
     card = {"id": heard.prefix_id, "object": "prefix", "name": "short", "num_tokens": 3}
 
     async def shown() -> object:
