@@ -5,7 +5,7 @@ What a request consists of, from the HTTP call down to one continuation of one p
 
     Call                    one HTTP call: its id, tenant and line in the access log
       Display               how its answer is shown; travels in every Submit, for the next gateway
-        OutputOptions              which choices, tokens and scores are shown
+        OutputOptions       which choices, tokens and scores are shown
       Generation            lifecycle: submit, attach, resume, accepted, close, abandon
         GenerationOutput    what is new by choice, usage, scores
           PromptRequest     one for each prompt: its Prompt, and the Submit that the engine gets

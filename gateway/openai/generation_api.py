@@ -18,21 +18,19 @@ from gateway.openai.beam_parameters import beam_params
 from gateway.openai.generation import Generation
 from gateway.openai.generation_output import GenerationOutput
 from gateway.openai.openapi_description import generates, reads_header, takes
+from gateway.openai.output_options import OutputOptions, chat_output, completion_output
 from gateway.openai.request_schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.openai.response_schema import ChatAnswer, CompletionAnswer
 from gateway.openai.responses import Resumption, StreamAnswer, whole_answer
 from gateway.openai.validation import (
-    OutputOptions,
-    Prompt,
     chat_max_tokens,
-    chat_output,
     check_num_choices,
     check_prompt,
     completion_max_tokens,
-    completion_output,
     priority_of,
     sampling_params,
 )
+from gateway.prompts.prompt import Prompt
 from gateway.prompts.prompt_length import sampling_of_last, scores_last, truncated
 from gateway.prompts.tokenization import TokenizeOptions
 from gateway.resume.event_ids import StreamPosition

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from gateway.engine.events import ChoiceFinished, PrefixFound, PromptScored, TokensArrived
 from gateway.http.errors import failed
-from gateway.openai.prompt_logprobs import PromptScores, echoed_scores, prompt_scores
 from gateway.openai.prompt_requests import Choice, PromptRequest
 from gateway.openai.serializers import Usage
-from gateway.openai.validation import Prompt
+from gateway.prompts.prompt import Prompt
+from gateway.prompts.prompt_logprobs import PromptScores, echoed_scores, prompt_scores
 from gateway.resume.event_ids import Position, StreamPosition
 from gateway.resume.stream_context import Display
 from gateway.text.choice_text import ChoiceText, Delta, TextOptions

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-from gateway.openai.validation import Prompt
+from gateway.prompts.prompt import Prompt
 from gateway.resume.event_ids import Position, Replay
 from gateway.text.choice_text import ChoiceText
 from shared.messages.endings import FinishReason

@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple, Protocol
 
 from gateway.http.long_responses import dumped
-from gateway.openai.prompt_logprobs import PromptScores
+from gateway.prompts.prompt_logprobs import PromptScores
 from gateway.text.choice_text import Delta, ScoredToken
 from gateway.text.tokenizer import Tokenizer
 

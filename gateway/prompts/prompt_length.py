@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from gateway.engine.client import Engine
 from gateway.http.errors import invalid_value
+from gateway.openai.output_options import OutputOptions
 from gateway.openai.request_schema import ChatBody, GenerationBody
-from gateway.openai.validation import COMPLETION_MAX_TOKENS, OutputOptions, Prompt
+from gateway.openai.validation import COMPLETION_MAX_TOKENS
+from gateway.prompts.prompt import Prompt
 from shared.sampling import BeamParams, SamplingParams, TokenBias
 
 _CERTAIN_BIAS = 1e6  # larger than all logits, and exact enough in single precision

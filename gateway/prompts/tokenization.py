@@ -7,10 +7,10 @@ from typing import TypeVar, cast
 
 from gateway.http.errors import invalid, too_long
 from gateway.openai.request_schema import ChatMessage, ChatTool, CompletionBody
-from gateway.openai.validation import Prompt
 from gateway.prompts.control_tokens import TemplateRefused
 from gateway.prompts.conversations import DEFAULT_LIMIT_S, ChatRenderer
 from gateway.prompts.fair_threads import FairThreads
+from gateway.prompts.prompt import Prompt
 from gateway.text.memory_release import release_free_memory
 from gateway.text.tokenizer import Tokenizer
 

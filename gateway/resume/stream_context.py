@@ -5,9 +5,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gateway.openai.output_options import OutputOptions
 from gateway.openai.request_schema import CompletionBody, GenerationBody
 from gateway.openai.serializers import AnswerHead, ChatSerializer, CompletionSerializer, Serializer
-from gateway.openai.validation import OutputOptions
 from gateway.text.tokenizer import Tokenizer
 from shared.codec import Message, decode_as, encode, message
 from shared.errors import DecodeError

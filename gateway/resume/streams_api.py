@@ -13,7 +13,7 @@ from gateway.openai.generation import ClientLeft, Generation
 from gateway.openai.generation_output import GenerationOutput
 from gateway.openai.openapi_description import continues, reads_header
 from gateway.openai.responses import Resumption, StreamAnswer, client_left
-from gateway.openai.validation import Prompt
+from gateway.prompts.prompt import Prompt
 from gateway.resume.event_ids import StreamPosition
 from gateway.resume.request_lookup import RequestLookup
 from gateway.resume.stream_context import Display, read_display, request_id

@@ -68,7 +68,7 @@ class FakeEngine:
         self.handles: dict[tuple[str, int], int] = {}
         self.requests_cursor = START
         self.pending: list[Message] = []
-        self.messages_read: list[Message] = []
+        self.received: list[Message] = []
         self._next_handle = 1
 
     async def publish(self, **changes: Any) -> None:
@@ -104,7 +104,7 @@ class FakeEngine:
                 self.requests_cursor = entry.id
                 self.pending += [decode(data) for data in entry.messages]
         message = self.pending.pop(0)
-        self.messages_read.append(message)
+        self.received.append(message)
         return message
 
     async def read_submit(self) -> Submit:

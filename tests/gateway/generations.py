@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gateway.openai.generation import Generation
 from gateway.openai.generation_output import GenerationOutput
-from gateway.openai.validation import Prompt
+from gateway.prompts.prompt import Prompt
 from gateway.resume.stream_context import Display, request_id
 from gateway.service import Service
 from tests.support.requests import submit

@@ -82,7 +82,10 @@ async def test_a_failed_request_ends_its_stream_with_an_error_and_no_done(stage:
     assert json.loads(last)["error"]["message"] == "the worker ran out of luck"
     stage.answer_text("Hi")
     await stage.complete()
-    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit", "Submit"]
+    assert [type(message).__name__ for message in stage.engine.received] == [
+        "Submit",
+        "Submit",
+    ]
 
 
 async def test_the_official_client_raises_on_a_failed_stream(stage: Stage) -> None:
@@ -258,7 +261,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody_else(stage: Stage) ->
     stage.answer_text("Hi")
     assert (await stage.complete()).json()["choices"][0]["text"] == "Hi"
     writer.transport.abort()
-    await stage.until(lambda: any(type(m).__name__ == "Abort" for m in stage.engine.messages_read))
+    await stage.until(lambda: any(type(m).__name__ == "Abort" for m in stage.engine.received))
 
 
 async def test_a_client_that_does_not_read_cannot_hold_up_the_end(make_stage: MakeStage) -> None:

@@ -41,7 +41,10 @@ async def test_a_request_that_the_engine_refuses_is_a_429_that_says_when_to_come
     )
     stage.answer_text("Hi")
     await stage.complete()
-    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit", "Submit"]
+    assert [type(message).__name__ for message in stage.engine.received] == [
+        "Submit",
+        "Submit",
+    ]
 
 
 async def test_while_the_engine_is_full_calls_are_refused_without_asking_it(
@@ -59,7 +62,7 @@ async def test_while_the_engine_is_full_calls_are_refused_without_asking_it(
     assert refused.status_code == 429
     assert int(refused.headers["retry-after"]) > 0
     assert (await stage.http.get("/v1/models")).status_code == 200
-    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit"]
+    assert [type(message).__name__ for message in stage.engine.received] == ["Submit"]
     # Who names a generation may want one that is there already.
     headers = {"Idempotency-Key": "mine"}
     body = {"model": "demo", "prompt": "Hi"}
@@ -116,7 +119,7 @@ async def test_a_deadline_is_told_to_the_engine_as_a_moment(stage: Stage) -> Non
     await stage.complete(deadline_ms=5_000)
     after_ms = time.time_ns() // 1_000_000
     await stage.complete()
-    with_deadline, without = stage.engine.messages_read
+    with_deadline, without = stage.engine.received
     assert before_ms + 5_000 <= with_deadline.deadline_ms <= after_ms + 5_000  # type: ignore[attr-defined]
     assert without.deadline_ms == 0  # type: ignore[attr-defined]
 

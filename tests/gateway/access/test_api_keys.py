@@ -157,7 +157,7 @@ async def test_the_name_of_a_key_goes_with_its_requests(make_stage: MakeStage, f
         stage.http.headers["Authorization"] = f"Bearer {key}"
         assert (await stage.complete()).status_code == 200
         assert (await stage.chat(stream=True)).status_code == 200
-    tenants = [message.tenant for message in stage.engine.messages_read]  # type: ignore[attr-defined]
+    tenants = [message.tenant for message in stage.engine.received]  # type: ignore[attr-defined]
     assert tenants == ["alice", "alice", "bob", "bob"]
 
 
@@ -230,7 +230,7 @@ async def priorities(stage: Stage, key: str | None, *asked: int | None) -> list[
         path = "/v1/chat/completions" if number % 2 else "/v1/completions"
         response = await stage.http.post(path, json=body, headers=headers)
         if response.status_code == 200:
-            found.append(stage.engine.messages_read[-1].priority)  # type: ignore[attr-defined]
+            found.append(stage.engine.received[-1].priority)  # type: ignore[attr-defined]
         else:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, "priority")

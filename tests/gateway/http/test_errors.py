@@ -33,7 +33,7 @@ async def test_the_official_client_does_not_take_back_what_another_call_delivers
     submit = await engine.accept_attach(attach, [], ended={})
     await engine.generate(submit, stage.tokenizer.encode("ab", add_special_tokens=False))
     assert await second == "ab"
-    assert sum(isinstance(message, Attach) for message in engine.messages_read) == 2
+    assert sum(isinstance(message, Attach) for message in engine.received) == 2
 
 
 def test_a_stream_that_is_lost_is_not_asked_for_again() -> None:

@@ -131,7 +131,7 @@ async def test_a_client_that_sends_nothing_more_gets_its_whole_answer(
     text = (await asyncio.wait_for(reader.read(), 10)).decode()
     assert "finish_reason" in text
     assert body == _BODY or "[DONE]" in text
-    assert not any(isinstance(message, Abort) for message in stage.engine.messages_read)
+    assert not any(isinstance(message, Abort) for message in stage.engine.received)
     writer.close()
 
 

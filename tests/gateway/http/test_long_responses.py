@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.engine.events import TokensArrived
 from gateway.http.long_responses import dumped
-from gateway.openai.validation import Prompt
+from gateway.prompts.prompt import Prompt
 from shared.messages.endings import EndFlag
 from tests.gateway.conftest import Stage
 from tests.gateway.fake_engine import scores

@@ -196,7 +196,7 @@ async def test_every_bad_value_is_a_400_that_names_the_field(stage: Stage) -> No
         response = await stage.http.post(path, content=body(base, field, value))
         error = check_error(response, 400, field)
         assert error["type"] == "invalid_request_error", (field, value)
-    assert stage.engine.messages_read == []
+    assert stage.engine.received == []
 
 
 @pytest.mark.parametrize(

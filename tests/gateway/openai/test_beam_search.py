@@ -69,7 +69,7 @@ async def test_without_beam_search_nothing_is_searched(stage: Stage) -> None:
     body = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
     choice = (await stage.complete(**body)).json()["choices"][0]
     assert "beam_score" not in choice
-    [submit] = stage.engine.messages_read
+    [submit] = stage.engine.received
     assert isinstance(submit, Submit)
     assert submit.sampling.beams is None
     assert submit.sampling.temperature == 1.0
@@ -115,7 +115,7 @@ async def test_what_a_search_cannot_do_is_a_400_that_names_it(stage: Stage, stre
         shown = repr(value) if kind is None else f"a {kind} of {len(value)}"
         assert f"{field}={shown}" in error["message"]
         assert said in error["message"]
-    assert stage.engine.messages_read == []
+    assert stage.engine.received == []
 
 
 async def test_what_scores_a_search_does_not_know_is_refused_too(stage: Stage) -> None:
@@ -126,7 +126,7 @@ async def test_what_scores_a_search_does_not_know_is_refused_too(stage: Stage) -
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "top_logprobs"
     assert "top_logprobs=3" in response.json()["error"]["message"]
-    assert stage.engine.messages_read == []
+    assert stage.engine.received == []
 
 
 async def test_options_of_a_search_need_one(stage: Stage) -> None:
@@ -322,7 +322,7 @@ async def test_a_search_has_a_first_token_and_no_time_between_tokens(stage: Stag
     assert value("request_generation_tokens_sum") == body["usage"]["completion_tokens"]
     ended = [line for line in text.splitlines() if 'finished_reason="stop"' in line]
     assert [line.rpartition(" ")[2] for line in ended if "_total{" in line] == ["2.0"]
-    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit"]
+    assert [type(message).__name__ for message in stage.engine.received] == ["Submit"]
     assert stage.server.service.engine.num_open == 0
 
 
@@ -386,7 +386,10 @@ async def test_a_wrong_number_of_hypotheses_is_an_error(stage: Stage, num_found:
     stage.answer_text("Hi")
     assert (await stage.complete()).status_code == 200
     # The engine has ended it by itself, and is not told to.
-    assert [type(message).__name__ for message in stage.engine.messages_read] == ["Submit", "Submit"]
+    assert [type(message).__name__ for message in stage.engine.received] == [
+        "Submit",
+        "Submit",
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -124,7 +124,7 @@ async def test_several_prompts_are_answered_under_their_indexes(stage: Stage) ->
         reasons.append(choice.finish_reason)
     assert texts == {0: "One", 1: "Two words"}
     assert reasons.count("length") == 2
-    ids = {submit.request_id for submit in stage.engine.messages_read}  # type: ignore[attr-defined]
+    ids = {submit.request_id for submit in stage.engine.received}  # type: ignore[attr-defined]
     assert len(ids) == 5
 
 

@@ -19,16 +19,16 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def heard(stage: Stage) -> list[SamplingParams]:
+def received_sampling(stage: Stage) -> list[SamplingParams]:
     """Sampling parameters that reached the engine."""
-    return [message.sampling for message in stage.engine.messages_read if isinstance(message, Submit)]
+    return [message.sampling for message in stage.engine.received if isinstance(message, Submit)]
 
 
 async def test_they_reach_the_engine(stage: Stage) -> None:
     stage.answer_text("Hi")
     for post in (stage.complete, stage.chat):
         assert (await post(**GIVEN)).status_code == 200
-    for sampling in heard(stage):
+    for sampling in received_sampling(stage):
         assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 1.5)
         assert sampling.repetition_penalty == 1.1
         assert sampling.logit_bias == (TokenBias(5, -100.0), TokenBias(4095, 2.5))
@@ -44,7 +44,7 @@ async def test_they_reach_it_from_the_official_client(stage: Stage) -> None:
         logit_bias={"50": 3},
         extra_body={"repetition_penalty": 0.9},
     )
-    (sampling,) = heard(stage)
+    (sampling,) = received_sampling(stage)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
     assert sampling.repetition_penalty == 0.9
     assert sampling.logit_bias == (TokenBias(50, 3.0),)
@@ -68,7 +68,7 @@ async def test_what_changes_nothing_costs_the_engine_nothing(
     assert (await stage.complete(**neutral)).status_code == 200
     searching = {"model": "demo", "prompt": "Hello", "use_beam_search": True, **neutral}
     assert beam_params(parse_body(CompletionBody, json.dumps(searching).encode())) is not None
-    assert not any(sampling.changes_logits for sampling in heard(stage))
+    assert not any(sampling.changes_logits for sampling in received_sampling(stage))
 
 
 async def test_the_bounds_are_part_of_what_is_allowed(stage: Stage) -> None:
@@ -84,7 +84,7 @@ async def test_the_bounds_are_part_of_what_is_allowed(stage: Stage) -> None:
     assert num_most is not None
     most = {str(token): (-1) ** token * 100 for token in range(num_most)}
     assert (await stage.complete(logit_bias=most)).status_code == 200
-    assert len(heard(stage)[-1].logit_bias) == num_most
+    assert len(received_sampling(stage)[-1].logit_bias) == num_most
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_what_is_wrong_with_biases_is_named(
     assert error["param"] == param
     assert said in error["message"]
     assert len(error["message"]) < 400
-    assert stage.engine.messages_read == []
+    assert stage.engine.received == []
 
 
 async def test_an_idempotency_key_stands_for_the_same_penalties(stage: Stage) -> None:

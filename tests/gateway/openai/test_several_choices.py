@@ -50,7 +50,7 @@ async def test_n_choices_are_one_request_with_one_seed(stage: Stage, stream: boo
     else:
         texts = {choice["index"]: choice["text"] for choice in response.json()["choices"]}
     assert texts == {0: "One", 1: "Two and more", 2: "Three"}
-    assert len(stage.engine.messages_read) == 1
+    assert len(stage.engine.received) == 1
     assert stage.server.service.engine.num_open == 0
 
 
@@ -177,7 +177,7 @@ async def test_a_stop_string_ends_its_own_choice_alone(stage: Stage, stream: boo
         assert {choice["index"]: choice["text"] for choice in choices} == expected
         assert [choice["finish_reason"] for choice in choices] == ["length", "stop", "stop"]
         assert response.json()["usage"]["completion_tokens"] == 8 + 5 + 7
-    assert [type(message).__name__ for message in engine.messages_read] == ["Submit", "Stop"]
+    assert [type(message).__name__ for message in engine.received] == ["Submit", "Stop"]
     assert stage.server.service.engine.num_open == 0
 
 
@@ -203,7 +203,7 @@ async def test_a_client_that_leaves_aborts_the_request_once(stage: Stage) -> Non
     await stage.until(lambda: stage.server.service.engine.num_open == 0)
     stage.answer_text("Hi")
     await stage.complete()
-    kinds = [type(message).__name__ for message in stage.engine.messages_read]
+    kinds = [type(message).__name__ for message in stage.engine.received]
     assert kinds == ["Submit", "Stop", "Abort", "Submit"]
 
 
@@ -348,4 +348,4 @@ async def test_best_of_that_cannot_be_is_refused(
     assert error["param"] == "best_of"
     assert "best_of" in error["message"]
     assert said in error["message"]
-    assert stage.engine.messages_read == []
+    assert stage.engine.received == []

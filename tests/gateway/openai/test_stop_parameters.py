@@ -7,7 +7,7 @@ import pytest
 from gateway.engine.event_queue import ClientDisconnected
 from gateway.engine.events import TokensArrived
 from gateway.openai.generation import ClientLeft
-from gateway.openai.validation import Prompt
+from gateway.prompts.prompt import Prompt
 from shared.messages.endings import EndFlag
 from shared.messages.requests import Stop
 from tests.gateway.conftest import Stage, events
@@ -60,7 +60,7 @@ async def test_a_stop_string_in_the_last_token_is_a_stop_and_not_a_length(stage:
     stage.answer_text("Hi")
     await stage.complete()
     # The engine had ended it already, and needs no Stop.
-    assert not any(isinstance(message, Stop) for message in stage.engine.messages_read)
+    assert not any(isinstance(message, Stop) for message in stage.engine.received)
 
 
 async def test_stop_strings_are_not_looked_for_in_the_first_min_tokens(stage: Stage) -> None:

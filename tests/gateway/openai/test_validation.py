@@ -81,7 +81,7 @@ async def test_choices_that_do_not_fit_are_refused_with_the_numbers(make_stage: 
     error = error_of(await stage.complete(prompt=[5] * 40, n=2, best_of=9))
     assert error["param"] == "best_of"
     assert "11 blocks" in error["message"]
-    assert stage.engine.messages_read == []
+    assert stage.engine.received == []
 
 
 async def test_exactly_what_the_pool_holds_is_taken(make_stage: MakeStage) -> None:
@@ -100,7 +100,7 @@ async def test_a_limit_that_was_not_given_is_clamped_to_what_fits(make_stage: Ma
     await stage.complete(prompt=[5] * 40, n=6)
     await stage.complete(prompt=[5] * 40, n=3)
     await stage.chat(n=2)
-    heard: list[Any] = stage.engine.messages_read
+    heard: list[Any] = stage.engine.received
     assert [submit.sampling.max_tokens for submit in heard[:2]] == [48 - 40 + 1, 16]
     length = len(heard[2].prompt)
     assert length <= 16
@@ -115,7 +115,7 @@ async def test_priority_and_salt_reach_the_scheduler(stage: Stage) -> None:
             response = await post(priority=priority, cache_salt="ä" * 256)
             assert response.status_code == 200
     await stage.chat(priority=None, cache_salt=None, n=None)
-    first, *explicit, last = stage.engine.messages_read
+    first, *explicit, last = stage.engine.received
     for submit in (first, last):
         assert (submit.priority, submit.cache_salt, submit.num_choices) == (0, "", 1)  # type: ignore[attr-defined]
     assert [submit.priority for submit in explicit] == [-(2**31), 2**31 - 1] * 2  # type: ignore[attr-defined]

@@ -39,7 +39,7 @@ async def test_a_key_stands_for_one_body_of_one_client(stage: Stage) -> None:
     assert "Idempotency-Key" in other.json()["error"]["message"]
     assert (await post(stage, n=2)).status_code == 422
     assert (await post(stage, n=2, stream=True)).status_code == 422
-    assert not any(isinstance(message, Abort) for message in stage.engine.messages_read)
+    assert not any(isinstance(message, Abort) for message in stage.engine.received)
     headers = {"Authorization": "Bearer another"}
     assert (await post(stage, max_tokens=3, headers=headers)).status_code == 200
     assert (await post(stage, key="another", max_tokens=3)).status_code == 200
@@ -65,7 +65,7 @@ async def test_a_client_that_leaves_does_not_end_what_another_call_delivers(stag
     submit = await engine.accept_attach(attach, [], ended={})
     await engine.generate(submit, stage.tokenizer.encode("ab", add_special_tokens=False))
     assert (await second).json()["choices"][0]["text"] == "ab"
-    assert not any(isinstance(message, Abort) for message in engine.messages_read)
+    assert not any(isinstance(message, Abort) for message in engine.received)
 
 
 async def test_an_engine_that_does_not_answer_a_repeated_call_is_a_503(

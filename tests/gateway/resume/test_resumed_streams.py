@@ -163,7 +163,7 @@ async def test_how_many_requests_are_looked_for_has_a_limit(make_stage: MakeStag
     many = ".".join([str(Position(ended=True, begun=True))] * 100)
     response = await stage.http.get(forgotten, headers={"Last-Event-ID": f"{many}~0"})
     assert response.status_code == 410
-    assert len(stage.engine.messages_read) == 3
+    assert len(stage.engine.received) == 3
 
 
 async def test_a_stream_that_is_not_remembered_is_gone(stage: Stage) -> None:
@@ -198,7 +198,7 @@ async def test_a_foreign_stream_is_like_one_that_never_was_and_the_engine_is_not
     assert foreign.status_code == nonsense.status_code == never.status_code == 404
     assert foreign.content == nonsense.content == never.content
     assert (await stage.http.get(url)).status_code == 200
-    asked = {message.request_id for message in stage.engine.messages_read if isinstance(message, Attach)}
+    asked = {message.request_id for message in stage.engine.received if isinstance(message, Attach)}
     assert asked == set(played.known), "nobody else's question reached the engine"
 
 
@@ -216,6 +216,6 @@ async def test_a_stranger_who_forges_the_name_of_a_stream_asks_for_another_one(
     headers = {"Authorization": "Bearer other"}
     response = await stage.http.get(f"/v1/streams/{forged}", headers=headers)
     assert response.status_code == 410
-    attach = stage.engine.messages_read[-1]
+    attach = stage.engine.received[-1]
     assert isinstance(attach, Attach)
     assert attach.request_id != request_id

@@ -170,7 +170,7 @@ async def test_who_resumes_a_stream_ends_its_older_delivery_quietly(stage: Stage
     assert shown(datas)[0][0] == "abcd"
     assert "[DONE]" not in (await older).text
     assert "error" not in (await older).text
-    assert not any(isinstance(message, Abort) for message in engine.messages_read)
+    assert not any(isinstance(message, Abort) for message in engine.received)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -195,7 +195,7 @@ async def test_who_resumes_a_stream_of_several_prompts_gets_all_of_them(
         await engine.generate(submit, tokens)
     found = shown([data for _, data in parsed((await newer).text)])
     assert [found[0][0], found[1][0]] == ["abcd", "abcd"]
-    assert not any(isinstance(message, Abort) for message in engine.messages_read)
+    assert not any(isinstance(message, Abort) for message in engine.received)
 
 
 async def test_what_nobody_takes_over_of_a_stream_is_aborted_after_a_while(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from gateway.http.errors import failed
-from gateway.openai.validation import Prompt
+from gateway.prompts.prompt import Prompt
 from gateway.text.choice_text import ScoredToken
 from gateway.text.tokenizer import Tokenizer
 from shared.messages.logprobs import TokenLogprobs
