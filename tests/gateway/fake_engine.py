@@ -1,4 +1,4 @@
-"""Scheduler and worker in one, at the border of the logs: it says what a test wants to be said."""
+"""A scheduler and worker in one, which reads the requests log and appends what a test needs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -134,10 +134,10 @@ class FakeEngine:
         submit: Submit | None = None,
         ended: Mapping[int, str] | None = None,
     ) -> Submit:
-        """Answer an Attach: with what the client has, unless told otherwise.
+        """Answer an Attach, by default with what the client has.
 
         Args:
-            submit: what the engine knows; by default what the Attach says.
+            submit: as the engine has it; by default that of the Attach.
         """
         known = submit or attach.submit
         assert known is not None
@@ -284,7 +284,7 @@ class FakeEngine:
         return submit
 
     async def end_search(self, submit: Submit, *found: Hypothesis) -> None:
-        """All that a beam search has to say, and its end."""
+        """The hypotheses of a beam search, which end it."""
         await self.append(BeamsEnded(submit.request_id, found, str(self.requests_cursor)))
 
     async def serve(self, reply: Reply, flag: EndFlag = EndFlag.LENGTH) -> None:

@@ -21,7 +21,7 @@ from tests.gateway.fake_engine import scores
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"state": "starting", "detail": "loading weights"}, "loading weights"),
         ({"state": "failed", "detail": "ALiBi is not served"}, "ALiBi"),
@@ -30,19 +30,19 @@ from tests.gateway.fake_engine import scores
     ],
 )
 async def test_an_engine_that_cannot_serve_is_a_503_that_says_why(
-    make_stage: MakeStage, changes: Mapping[str, object], said: str
+    make_stage: MakeStage, changes: Mapping[str, object], expected: str
 ) -> None:
     stage = await make_stage(ready=False)
     await stage.engine.publish(**changes)
     service = stage.server.service
-    await stage.until(lambda: said in str(service.why_not_ready()))
+    await stage.until(lambda: expected in str(service.why_not_ready()))
     for response in (await stage.complete(), await stage.chat()):
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
-        assert said in response.json()["error"]["message"]
+        assert expected in response.json()["error"]["message"]
     ready = await stage.http.get("/health/ready")
     assert ready.status_code == 503
-    assert said in ready.json()["detail"]
+    assert expected in ready.json()["detail"]
     assert (await stage.http.get("/health/live")).status_code == 200
 
 

@@ -37,14 +37,14 @@ class Process:
             text=True,
             env={**os.environ, "PYTHONWARNINGS": "error", **(environ or {})},
         )
-        self.said = ""
+        self.output = ""
 
     def wait_for(self, pattern: str) -> "re.Match[str]":
         assert self.popen.stderr is not None
-        while (found := re.search(pattern, self.said)) is None:
+        while (found := re.search(pattern, self.output)) is None:
             line = self.popen.stderr.readline()
-            assert line, self.said
-            self.said += line
+            assert line, self.output
+            self.output += line
         return found
 
     def url(self) -> str:
@@ -52,7 +52,7 @@ class Process:
 
     def wait(self) -> int:
         assert self.popen.stderr is not None
-        self.said += self.popen.stderr.read()
+        self.output += self.popen.stderr.read()
         return self.popen.wait(20)
 
 
@@ -79,13 +79,13 @@ def test_an_idle_gateway_does_without_torch_and_ends_with_status_0(start: Start)
     maps = Path(f"/proc/{process.popen.pid}/maps").read_text()
     assert "tokenizers" in maps
     assert "torch" not in maps
-    assert "PyTorch" not in process.said
+    assert "PyTorch" not in process.output
     assert httpx.get(f"{url}/health/live").status_code == 200
     ready = httpx.get(f"{url}/health/ready")
     assert ready.status_code == 503
     assert "Redis" in ready.json()["detail"]
     process.popen.send_signal(signal.SIGTERM)
-    assert process.wait() == 0, process.said
+    assert process.wait() == 0, process.output
 
 
 async def test_a_second_signal_ends_a_draining_gateway_at_once(
@@ -122,7 +122,7 @@ def test_a_port_that_is_taken_is_a_failure(start: Start) -> None:
 def test_a_bad_setting_is_refused_by_name(start: Start) -> None:
     process = start("--max-body-bytes", "many")
     assert process.wait() == 2
-    assert "--max-body-bytes='many'" in process.said
+    assert "--max-body-bytes='many'" in process.output
 
 
 def test_a_file_of_prefixes_that_cannot_be_used_ends_the_process(
@@ -132,7 +132,7 @@ def test_a_file_of_prefixes_that_cannot_be_used_ends_the_process(
     file.write_text('{"prompt": "good"}\n{"prompt": 7}\n')
     process = start("--redis-url", "redis://127.0.0.1:1/0", "--pinned-prefixes", str(file))
     assert process.wait() == 2
-    assert f"--pinned-prefixes='{file}': line 2: prompt=7" in process.said
+    assert f"--pinned-prefixes='{file}': line 2: prompt=7" in process.output
 
 
 def test_without_a_tokenizer_it_stays_up_and_says_why(
@@ -153,7 +153,7 @@ def test_without_a_tokenizer_it_stays_up_and_says_why(
     assert "retry-after" in refused.headers
     assert "no tokenizer" in refused.json()["error"]["message"]
     process.popen.send_signal(signal.SIGTERM)
-    assert process.wait() == 1, process.said
+    assert process.wait() == 1, process.output
 
 
 @asynccontextmanager
@@ -192,7 +192,7 @@ async def test_sigterm_refuses_what_is_new_finishes_what_is_open_and_exits_0(
             assert (ready.status_code, ready.json()["check"]) == (503, "gateway")
             await engine.generate(submit, [300, 301])
             assert (await waiting).text.endswith("data: [DONE]\n\n")
-        assert await asyncio.to_thread(process.wait) == 0, process.said
+        assert await asyncio.to_thread(process.wait) == 0, process.output
 
 
 @pytest.mark.parametrize("resumable", [True, False])
@@ -212,7 +212,7 @@ async def test_streams_that_outlast_the_drain_are_told_how_to_go_on(
             assert error["code"] == "shutting_down"
             assert ("resume the stream" in error["message"]) == resumable
             assert error["message"].endswith("send the request again")
-        assert await asyncio.to_thread(process.wait) == 0, process.said
+        assert await asyncio.to_thread(process.wait) == 0, process.output
 
 
 async def test_sighup_reads_the_keys_again_and_keeps_them_if_they_are_bad(
@@ -242,8 +242,8 @@ async def test_sighup_reads_the_keys_again_and_keeps_them_if_they_are_bad(
         process.wait_for("API keys not read")
         assert await status("second-key-of-alice") == 200
     process.popen.send_signal(signal.SIGTERM)
-    assert process.wait() == 0, process.said
-    assert "-key-of-alice" not in process.said
+    assert process.wait() == 0, process.output
+    assert "-key-of-alice" not in process.output
 
 
 async def test_a_file_of_keys_that_cannot_be_used_ends_the_process(
@@ -251,7 +251,7 @@ async def test_a_file_of_keys_that_cannot_be_used_ends_the_process(
 ) -> None:
     process = start("--api-keys", str(tmp_path / "none"))
     assert process.wait() == 2
-    assert "--api-keys=" in process.said
+    assert "--api-keys=" in process.output
 
 
 async def test_logs_of_the_finest_level_hold_no_secret_and_no_text_of_clients(
@@ -303,12 +303,12 @@ async def test_logs_of_the_finest_level_hold_no_secret_and_no_text_of_clients(
             admin.client_kill_filter(user="u", skipme=True)
             await http.get("/health/ready")
         process.popen.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait) == 0, process.said
+        assert await asyncio.to_thread(process.wait) == 0, process.output
     admin.execute_command("ACL", "DELUSER", "u")
     admin.close()
-    assert "DEBUG" in process.said
-    assert "path=/v1/completions" in process.said
-    assert not [name for name, secret in secrets.items() if secret.strip() in process.said]
+    assert "DEBUG" in process.output
+    assert "path=/v1/completions" in process.output
+    assert not [name for name, secret in secrets.items() if secret.strip() in process.output]
 
 
 def engine_tokens(response: httpx.Response) -> list[int]:

@@ -68,7 +68,7 @@ def test_a_name_may_have_two_keys_while_one_replaces_the_other(file: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "no key"),
         ("# nobody\n", "no key"),
@@ -76,14 +76,16 @@ def test_a_name_may_have_two_keys_while_one_replaces_the_other(file: Path) -> No
         (line("alice", KEY) + f"b ob sha256:{'0' * 64}\n", "line 2"),
     ],
 )
-def test_a_file_that_cannot_be_used_keeps_the_keys_before(file: Path, text: str, said: str) -> None:
+def test_a_file_that_cannot_be_used_keeps_the_keys_before(
+    file: Path, text: str, expected: str
+) -> None:
     keys = ApiKeys(str(file))
     file.write_text(text)
-    with pytest.raises(SettingsError, match=said) as refused:
+    with pytest.raises(SettingsError, match=expected) as refused:
         keys.reload()
     assert KEY not in str(refused.value)
     assert keys.tenant_of(f"Bearer {KEY}") == "alice"
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(SettingsError, match=expected):
         ApiKeys(str(file))
 
 
@@ -106,7 +108,7 @@ def test_the_command_makes_keys_that_are_let_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "expected"),
     [
         (["--help"], 0, "usage: python -m gateway.access.api_keys NAME >> FILE"),
         ([], 2, "required: NAME"),
@@ -115,12 +117,12 @@ def test_the_command_makes_keys_that_are_let_in(tmp_path: Path) -> None:
     ],
 )
 def test_the_command_makes_no_key_where_none_is_meant(
-    words: list[str], code: int, told: str
+    words: list[str], code: int, expected: str
 ) -> None:
     command = [sys.executable, "-m", "gateway.access.api_keys", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code
-    assert told in (done.stderr if code else done.stdout)
+    assert expected in (done.stderr if code else done.stdout)
     assert "sha256:" not in done.stdout
 
 
@@ -254,10 +256,13 @@ async def test_a_key_may_ask_for_the_priorities_of_its_line_and_by_default_for_n
     assert await priorities(stage, OTHER, None, 0, 1, -1, lowest) == [0, 0, None, None, None]
     assert await priorities(stage, NEWER, None, 0, 5, 9, 10) == [5, None, 5, 9, None]
     body = {"model": "demo", "prompt": "Hi", "priority": -4}
-    for key, said in ((KEY, "this API key allows -3 to 4"), (OTHER, "this API key allows 0 only")):
+    for key, expected in (
+        (KEY, "this API key allows -3 to 4"),
+        (OTHER, "this API key allows 0 only"),
+    ):
         headers = {"Authorization": f"Bearer {key}"}
         refused = await stage.http.post("/v1/completions", json=body, headers=headers)
-        assert said in refused.json()["error"]["message"]
+        assert expected in refused.json()["error"]["message"]
 
 
 async def test_one_setting_allows_priorities_to_all_other_keys(

@@ -54,7 +54,7 @@ def completion(extra: str) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "expected"),
     [
         (completion(f'"x": [{",".join(["[]"] * 2_000)}]'), "strings, lists and maps"),
         (completion(",".join(f'"f{n}": 0' for n in range(2_000))), "strings, lists and maps"),
@@ -63,13 +63,13 @@ def completion(extra: str) -> bytes:
     ],
 )
 async def test_a_body_of_too_many_values_is_refused_unparsed(
-    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, data: bytes, said: str
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch, data: bytes, expected: str
 ) -> None:
     stage = await make_stage(max_body_bytes=60_000)
     monkeypatch.setattr("gateway.http.request_bodies._INLINE_BYTES", 0)
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize"):
         error = check_error(await stage.http.post(path, content=data), 400)
-        assert said in error["message"], path
+        assert expected in error["message"], path
 
 
 async def test_a_long_text_may_hold_any_characters(stage: Stage) -> None:

@@ -335,7 +335,7 @@ async def test_refusals_are_counted_by_reason(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "said"),
+    ("changes", "field", "expected"),
     [
         ({"prompt": ["a"] * 3, "n": 3}, "n", "one call may have 8"),
         ({"prompt": [[1]] * 3, "best_of": 3}, "best_of", "one call may have 8"),
@@ -344,11 +344,11 @@ async def test_refusals_are_counted_by_reason(stage: Stage) -> None:
     ],
 )
 async def test_prompts_times_choices_are_bounded(
-    make_stage: MakeStage, changes: dict[str, Any], field: str, said: str
+    make_stage: MakeStage, changes: dict[str, Any], field: str, expected: str
 ) -> None:
     stage = await make_stage(max_choices=8)
     error = check_error(await stage.complete(**changes), 400, field)
-    assert said in error["message"]
+    assert expected in error["message"]
     stage.answer_text("Hi")
     assert (await stage.complete(prompt=["a", "b"], n=4)).status_code == 200
 

@@ -105,7 +105,7 @@ COMPLETION_REFUSED: list[tuple[str, Any, str]] = [
 async def test_what_a_search_cannot_do_is_a_400_that_names_it(stage: Stage, stream: bool) -> None:
     cases = [(stage.complete, *case) for case in REFUSED + COMPLETION_REFUSED]
     cases += [(stage.chat, *case) for case in REFUSED]
-    for post, field, value, said in cases:
+    for post, field, value, expected in cases:
         body = {"n": 2, "echo": True} if field == "max_tokens" else {"n": 2}
         response = await post(use_beam_search=True, stream=stream, **{**body, field: value})
         assert response.status_code == 400, (field, value)
@@ -114,7 +114,7 @@ async def test_what_a_search_cannot_do_is_a_400_that_names_it(stage: Stage, stre
         kind = {list: "list", dict: "map"}.get(type(value))
         shown = repr(value) if kind is None else f"a {kind} of {len(value)}"
         assert f"{field}={shown}" in error["message"]
-        assert said in error["message"]
+        assert expected in error["message"]
     assert stage.engine.received == []
 
 

@@ -88,7 +88,7 @@ async def test_the_bounds_are_part_of_what_is_allowed(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("biases", "param", "said"),
+    ("biases", "param", "expected"),
     [
         ({"5": 1, "4096": 1.5}, "logit_bias.4096", "logit_bias.4096=1.5: the vocabulary has the"),
         ({"a b": 1}, "logit_bias.a b", "'a b'"),
@@ -98,13 +98,13 @@ async def test_the_bounds_are_part_of_what_is_allowed(stage: Stage) -> None:
     ],
 )
 async def test_what_is_wrong_with_biases_is_named(
-    stage: Stage, biases: dict[str, Any], param: str, said: str
+    stage: Stage, biases: dict[str, Any], param: str, expected: str
 ) -> None:
     response = await stage.complete(logit_bias=biases)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == param
-    assert said in error["message"]
+    assert expected in error["message"]
     assert len(error["message"]) < 400
     assert stage.engine.received == []
 

@@ -21,7 +21,7 @@ def letters(stage: Stage, text: str) -> list[int]:
 
 
 def texts_by_index(response_text: str) -> dict[int, str]:
-    """What a streamed completion says in each choice."""
+    """The text of each choice of a streamed completion."""
     texts: dict[int, str] = {}
     for event in events(response_text)[:-1]:
         for choice in json.loads(event)["choices"]:
@@ -331,7 +331,7 @@ async def test_with_nothing_generated_there_is_nothing_to_rank(stage: Stage) -> 
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         ({"best_of": 2, "stream": True}, "stream"),
         ({"best_of": 2, "n": 2, "stream": True}, "stream"),
@@ -340,12 +340,12 @@ async def test_with_nothing_generated_there_is_nothing_to_rank(stage: Stage) -> 
     ],
 )
 async def test_best_of_that_cannot_be_is_refused(
-    stage: Stage, body: dict[str, Any], said: str
+    stage: Stage, body: dict[str, Any], expected: str
 ) -> None:
     response = await stage.complete(**body)
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["param"] == "best_of"
     assert "best_of" in error["message"]
-    assert said in error["message"]
+    assert expected in error["message"]
     assert stage.engine.received == []

@@ -100,11 +100,11 @@ async def test_a_limit_that_was_not_given_is_clamped_to_what_fits(make_stage: Ma
     await stage.complete(prompt=[5] * 40, n=6)
     await stage.complete(prompt=[5] * 40, n=3)
     await stage.chat(n=2)
-    heard: list[Any] = stage.engine.received
-    assert [submit.sampling.max_tokens for submit in heard[:2]] == [48 - 40 + 1, 16]
-    length = len(heard[2].prompt)
+    received: list[Any] = stage.engine.received
+    assert [submit.sampling.max_tokens for submit in received[:2]] == [48 - 40 + 1, 16]
+    length = len(received[2].prompt)
     assert length <= 16
-    assert heard[2].sampling.max_tokens == 4 * 16 - length + 1
+    assert received[2].sampling.max_tokens == 4 * 16 - length + 1
 
 
 async def test_priority_and_salt_reach_the_scheduler(stage: Stage) -> None:

@@ -104,10 +104,10 @@ async def test_of_a_prompt_that_is_too_long_the_end_is_kept(
 
 async def test_minus_one_keeps_what_leaves_room_for_the_output(stage: Stage) -> None:
     context = INFO.model.max_model_len
-    heard: list[int] = []
+    received: list[int] = []
 
     def reply(submit: Submit) -> list[int]:
-        heard.append(len(submit.prompt))
+        received.append(len(submit.prompt))
         return [50]
 
     stage.answer(reply)
@@ -120,7 +120,7 @@ async def test_minus_one_keeps_what_leaves_room_for_the_output(stage: Stage) -> 
     for body in ({"max_tokens": 10}, {"max_completion_tokens": 20}, {}):
         response = await stage.chat(messages=messages, truncate_prompt_tokens=-1, **body)
         assert response.status_code == 200
-    assert heard == [context - room for room in (10, 16, 10, 20, 1)]
+    assert received == [context - room for room in (10, 16, 10, 20, 1)]
 
 
 async def score_all(stage: Stage) -> Submit:

@@ -1,4 +1,4 @@
-"""The engine hears of the operator's prefixes as often as it takes, and no oftener."""
+"""Prefixes are sent to every epoch until its lease lists them, and not again after that."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -73,19 +73,23 @@ async def test_a_gateway_says_its_prefixes_to_every_epoch_and_shows_them(
     file = tmp_path / "prefixes"
     file.write_text('{"tokens": [5, 6, 7], "name": "short", "cache_salt": "secret"}\n')
     stage = await make_stage(pinned_prefixes=str(file))
-    heard = await stage.engine.read()
-    assert isinstance(heard, Pin)
-    assert (heard.name, heard.tokens.tolist(), heard.cache_salt) == ("short", [5, 6, 7], "secret")
+    found = await stage.engine.read()
+    assert isinstance(found, Pin)
+    assert (found.name, found.tokens.tolist(), found.cache_salt) == (
+        "short",
+        [5, 6, 7],
+        "secret",
+    )
     await stage.engine.start_epoch()
     await stage.engine.publish()
-    assert await stage.engine.read() == heard
-    card = {"id": heard.prefix_id, "object": "prefix", "name": "short", "num_tokens": 3}
+    assert await stage.engine.read() == found
+    card = {"id": found.prefix_id, "object": "prefix", "name": "short", "num_tokens": 3}
 
     async def shown() -> object:
         return (await stage.http.get("/prefixes")).json()
 
     assert await shown() == {"object": "list", "data": [{**card, "state": "pending"}]}
-    pinned = PrefixStatus(heard.prefix_id, PrefixState.PINNED, 1)
+    pinned = PrefixStatus(found.prefix_id, PrefixState.PINNED, 1)
     await stage.engine.publish(prefixes=(pinned,))
     pinning = stage.server.service.engine.pinning
     await stage.until(lambda: pinning.state_of(pinning.prefixes[0]) == PrefixState.PINNED)

@@ -1,4 +1,4 @@
-"""Ids of events say what their reader has, and nothing else is taken for one."""
+"""Ids of events hold what their reader has; other texts are refused."""
 
 import pytest
 from hypothesis import given

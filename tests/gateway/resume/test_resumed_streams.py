@@ -199,7 +199,7 @@ async def test_a_foreign_stream_is_like_one_that_never_was_and_the_engine_is_not
     assert foreign.content == nonsense.content == never.content
     assert (await stage.http.get(url)).status_code == 200
     asked = {message.request_id for message in stage.engine.received if isinstance(message, Attach)}
-    assert asked == set(played.known), "nobody else's question reached the engine"
+    assert asked == set(played.known), "only this stream's requests were looked up"
 
 
 async def test_a_stranger_who_forges_the_name_of_a_stream_asks_for_another_one(
