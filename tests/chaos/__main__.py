@@ -34,7 +34,7 @@ _NEWS_S = 5.0
 
 
 class Chaos:
-    """All scenarios, one after the other."""
+    """Runs all scenarios, one after the other."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self._options = options
@@ -48,16 +48,16 @@ class Chaos:
         self.rows: list[Row] = []
 
     async def run(self) -> None:
-        """Run what there is time for."""
+        """Run the scenarios that fit into the time."""
         undisturbed, *disturbed = self.scenarios
         await self._scenario(undisturbed, self._share_s(len(disturbed) + 1))
         for index, scenario in enumerate(disturbed):
             if not self._expected.outcomes or self._left_s() <= 0:
-                return  # nothing to compare with, or no time to ask
+                return  # nothing to compare with, or no time
             await self._scenario(scenario, self._share_s(len(disturbed) - index))
 
     def _share_s(self, num_left: int) -> float:
-        """Time for the next of so many runs."""
+        """Seconds for the next of so many runs."""
         return max(5.0, self._left_s() / num_left)
 
     def _left_s(self) -> float:
@@ -70,11 +70,11 @@ class Chaos:
         run, began_s = Run(), time.monotonic()
         async with Cluster(folder, Path(self._options.model), settings) as cluster:
             limit_s -= time.monotonic() - began_s
-            news = asyncio.create_task(_tell_news(scenario.name, run))
+            progress = asyncio.create_task(_show_progress(scenario.name, run))
             try:
                 await self._work(scenario, cluster, run, limit_s)
             finally:
-                news.cancel()
+                progress.cancel()
                 self._conclude(scenario, cluster, run)
             if run is self._expected and cluster.deaths:
                 raise NotReady(f"the undisturbed run was disturbed: {cluster.deaths[0]}")
@@ -96,7 +96,7 @@ class Chaos:
         await disturbed(cluster, clients, mayhem, run)
 
     def _is_known(self, what: Ask) -> bool:
-        """What the undisturbed run had no time for cannot be compared."""
+        """The requests that the undisturbed run has answers of; others cannot be compared."""
         return not self.rows or what.key in self._expected.outcomes
 
     def _conclude(self, scenario: Scenario, cluster: Cluster, run: Run) -> None:
@@ -104,20 +104,20 @@ class Chaos:
             self._expected = run
         expected = self._expected.outcomes
         self.rows.append(row_of(scenario.name, run, expected))
-        _say(str(self.rows[-1]))
+        _show(str(self.rows[-1]))
         if not self.rows[-1].was_asked:
-            _say("  nothing was asked: --minutes leaves no time for it")
+            _show("  nothing was asked: --minutes leaves no time for it")
         if run.preemptions:
             counts = {kind: round(count) for kind, count in run.preemptions.items()}
-            _say(f"  preempted: {counts}")
+            _show(f"  preempted: {counts}")
         for name, starts_s in sorted(cluster.starts_s.items()):
             median_s = sorted(starts_s)[len(starts_s) // 2]
-            _say(f"  {name} was back after {median_s:.1f} s in the median of {len(starts_s)}")
+            _show(f"  {name} was back after {median_s:.1f} s in the median of {len(starts_s)}")
         lines = failures(run, expected, cluster.deaths)
         if lines:
             path = cluster.folder / "failures.txt"
             path.write_text("\n".join(lines) + "\n")
-            _say(f"  details of what went wrong are in {path}")
+            _show(f"  details of what went wrong are in {path}")
 
 
 def _is_wanted(name: str, words: Sequence[str]) -> bool:
@@ -126,13 +126,13 @@ def _is_wanted(name: str, words: Sequence[str]) -> bool:
     return any(word == name or (word in name and word not in names) for word in words)
 
 
-async def _tell_news(name: str, run: Run) -> None:
+async def _show_progress(name: str, run: Run) -> None:
     while True:
         await asyncio.sleep(_NEWS_S)
-        _say(f"  {name}: {run.num_complete} of {run.num_begun} complete, {len(run.blows)} blows")
+        _show(f"  {name}: {run.num_complete} of {run.num_begun} complete, {len(run.blows)} blows")
 
 
-def _say(line: str) -> None:
+def _show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -182,7 +182,7 @@ def main() -> int:
         return 0
     folder = Path(options.out) / time.strftime("%Y%m%d-%H%M%S")
     chaos, code, meaning = Chaos(options, folder), 130, "interrupted"
-    _say(f"logs in {folder}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    _show(f"logs in {folder}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     try:
         with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(_run(chaos))
@@ -191,7 +191,7 @@ def main() -> int:
     except NotReady as error:
         code, meaning = FAILED, f"error: {error}"
     print(HEAD, *chaos.rows, sep="\n")
-    _say(f"load {os.getloadavg()[0]:.1f}; exit code {code}: {meaning}")
+    _show(f"load {os.getloadavg()[0]:.1f}; exit code {code}: {meaning}")
     return code
 
 

@@ -1,4 +1,4 @@
-"""A client that wants one answer, whatever happens to who gives it."""
+"""A client that gets one answer, across failures of the services."""
 
 import asyncio
 import json
@@ -16,33 +16,34 @@ _DONE = "[DONE]"
 
 
 class Refused(Exception):
-    """An answer that no repetition would better."""
+    """An answer that a repeated request would not improve."""
 
 
 @dataclass(slots=True)
 class Choice:
-    """What has arrived of one text."""
+    """The tokens received of one choice."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
     def plain(self) -> tuple[str, tuple[int, ...], str | None]:
-        """To be compared."""
+        """The choice as plain data, for comparison."""
         return self.text, tuple(self.tokens), self.finish_reason
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request.
+    """The result of a request.
 
     Attributes:
-        arrivals_s: when tokens arrived, from the monotonic clock; first, when it was sent.
-        num_duplicates: tokens that, by their event, were shown before.
-        num_gaps: tokens that, by an event, were shown, and were not.
+        arrivals_s: when tokens arrived, from the monotonic clock; the first entry is when it was
+            sent.
+        num_duplicates: tokens in events that were already received.
+        num_gaps: tokens that an event counts as sent, and that were not received.
         num_resumed: connections after the first that had events.
-        why: what it ended with, unless it is complete.
-        said: what went wrong on the way.
+        why: reason of its end, unless it is complete.
+        said: problems on the way.
     """
 
     ask: Ask
@@ -57,7 +58,7 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        """All of it has arrived."""
+        """Whether all of it has arrived."""
         return self.why is None and all(choice.finish_reason for choice in self.choices)
 
 
@@ -65,14 +66,14 @@ class Client:
     """Gets one answer.
 
     Args:
-        run: tells this time of asking from others, in the idempotency key.
+        run: distinguishes this run from others, in the idempotency key.
         ports: of all gateways.
-        resumes: whether it asks for a stream that can be resumed; otherwise it keeps its first one
-            or fails, as clients of OpenAI's do.
+        resumes: whether it requests a stream that can be resumed; otherwise it keeps its first one
+            or fails, as OpenAI's clients do.
         first: the gateway to begin with.
         deadline_s: how long the answer may take.
-        patience_s: how long a stream that can be resumed may be silent.
-        headers: of every request, such as the one with an API key.
+        patience_s: longest silence of a stream that can be resumed.
+        headers: of every request, for example with an API key.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Client:
         self.outcome = Outcome(what, choices, [time.monotonic()])
 
     async def run(self) -> Outcome:
-        """Until the answer is complete, or cannot be."""
+        """Request until the answer is complete, or has failed for good."""
         outcome = self.outcome
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -116,18 +117,18 @@ class Client:
         return outcome
 
     async def _try(self) -> None:
-        """One connection."""
+        """Use one connection."""
         port = self._ports[self._turn % len(self._ports)]
         before = len(self.outcome.arrivals_s)
         try:
             async with self._open(port) as response:
                 await self._take(response)
         except Broken as broken:
-            self._note(f"port {port}: {broken}")
+            self._record_problem(f"port {port}: {broken}")
         except TimeoutError:
             if not self._resumes:
                 raise
-            self._note(f"port {port}: silent for {self._patience_s:g} s")
+            self._record_problem(f"port {port}: silent for {self._patience_s:g} s")
         if self._ended:
             return
         begun = len(self.outcome.arrivals_s) > 1
@@ -148,10 +149,10 @@ class Client:
         return ask(port, "/v1/completions", body, self._headers | {"Idempotency-Key": self._key})
 
     async def _take(self, response: Response) -> None:
-        if self._url is None:  # a reader that resumes a stream gets another id for that
+        if self._url is None:  # a client that resumes a stream gets another id for it
             self.outcome.request_id = response.headers.get("x-request-id", "")
         if response.status == 503:
-            self._note(f"503: {(await response.body())[:200].decode(errors='replace')}")
+            self._record_problem(f"503: {(await response.body())[:200].decode(errors='replace')}")
             return
         if response.status != 200:
             body = (await response.body())[:300].decode(errors="replace")
@@ -160,7 +161,7 @@ class Client:
         chunks = response.chunks()
         rest = b""
         while True:
-            # A plain stream may be silent for as long as it likes.
+            # A plain stream may be silent for any time.
             async with asyncio.timeout(self._patience_s if self._resumes else None):
                 chunk = await anext(chunks, None)
             if chunk is None:
@@ -196,12 +197,12 @@ class Client:
             self.outcome.num_duplicates += max(0, excess)
             self.outcome.num_gaps += max(0, -excess)
 
-    def _note(self, what: str) -> None:
+    def _record_problem(self, what: str) -> None:
         self.outcome.said.append(f"{time.monotonic():.2f} {what}")
 
 
 def _position(event_id: str, index: int) -> int:
-    """Tokens of a choice that the reader of this event has, by the event's own account."""
+    """Tokens of a choice that the reader of this event has, by the event's own id."""
     found = re.match(r"\d+", event_id.split("~")[0].split(".")[index])
     assert found is not None, f"event id {event_id!r} does not know choice {index}"
     return int(found[0])

@@ -1,4 +1,4 @@
-"""Real processes of one engine with two gateways; whatever dies is started again at once.
+"""Real processes of one engine with two gateways; every process that dies is restarted at once.
 
 All but Redis run under a spawner, as ``scripts/serve`` and the containers run them.
 """
@@ -22,34 +22,34 @@ from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.chaos.http_stream import Broken, ask
 
 _TICK_S = 0.02
-_AGAIN_S = 0.3  # after a death that was not ours
+_AGAIN_S = 0.3  # after a death that no test caused
 _READY_DEADLINE_S = 180.0  # the first start compiles the kernels
-_LOOK_S = 2.0  # for one question
+_LOOK_S = 2.0  # for one request
 GATEWAYS = ("gateway-1", "gateway-2")
 SERVICES = ("redis", "scheduler", "worker", *GATEWAYS)
 
 
 class NotReady(Exception):
-    """Something did not come up."""
+    """A service did not become ready."""
 
 
 @dataclass(slots=True)
 class _Service:
     command: list[str]
     environ: dict[str, str]
-    says_ready: str  # in its log; empty if it can be asked
+    ready_line: str  # in its log; empty if it has a health check
     child: Child | None = None
     start_at_s: float = 0.0
     was_killed: bool = False
-    log_start: int = 0  # where the log stood at the last blow
+    log_start: int = 0  # position in the log at the last kill
 
     @property
     def is_spawned(self) -> bool:
-        """The child is a spawner, and what does the work is a child of its own."""
-        return bool(self.says_ready)
+        """Whether the child is a spawner, whose own child is the service."""
+        return bool(self.ready_line)
 
     def pid(self) -> int | None:
-        """Of the process that does the work."""
+        """Process id of the service, below its spawner."""
         if self.child is None:
             return None
         return _only_child(self.child.pid) if self.is_spawned else self.child.pid
@@ -61,16 +61,16 @@ class Cluster:
     Args:
         folder: for logs and Redis' data.
         model: folder of the model.
-        settings: environment of all services beside what is decided here.
-        redis_options: more words of Redis' command line.
-        headers: of questions to gateways, such as the one with an API key.
+        settings: environment of all services, besides what is set here.
+        redis_options: further words of Redis' command line.
+        headers: of requests to gateways, for example with an API key.
 
     Attributes:
         ports: of the gateways.
-        redis: where it is, on a port of loopback.
-        deaths: of processes that were not killed here, with the last lines they wrote.
-        starts_s: by service, how long it took to be ready after each kill; those of spawners
-            stand under the name with ``+ spawner``.
+        redis: its address, on a port of loopback.
+        deaths: of processes that no test killed, with the last lines of their logs.
+        starts_s: by service, seconds until ready after each kill; for spawners under the name with
+            ``+ spawner``.
     """
 
     def __init__(
@@ -146,32 +146,32 @@ class Cluster:
             await asyncio.sleep(_TICK_S)
 
     async def all_ready(self) -> None:
-        """Return when a request would be served, by any gateway."""
+        """Wait until every gateway would serve a request."""
         for port in self.ports:
-            while not await self._gateway_says(port, "/health/ready"):
+            while not await self._gateway_is_ready(port, "/health/ready"):
                 await asyncio.sleep(0.1)
 
     def log(self, name: str) -> Path:
-        """What a service has written, all its processes in one file."""
+        """The log of a service, with all its processes in one file."""
         return self.folder / f"{name}.log"
 
     def pid_file(self, name: str) -> Path:
-        """Holds the id of a service's spawner, or of its process if it has none."""
+        """The file with the id of a service's spawner, or of its process if it has none."""
         return self.folder / f"{name}.pid"
 
     def pid(self, name: str) -> int | None:
-        """The process that does a service's work, not its spawner."""
+        """Process id of a service, not of its spawner."""
         return self._services[name].pid()
 
     def has_spawner(self, name: str) -> bool:
-        """Whether a service can be killed with or without its spawner."""
+        """Whether a service runs under a spawner."""
         return self._services[name].is_spawned
 
     def kill(self, name: str, with_spawner: bool = False) -> None:
-        """End a process as if by a power cut.
+        """Kill a process without any chance to clean up.
 
         Args:
-            with_spawner: kill that one, which takes the service along.
+            with_spawner: kill the spawner, with which the service dies.
         """
         service = self._services[name]
         if service.child is None:
@@ -186,19 +186,19 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
     def pause(self, name: str) -> int | None:
-        """Stop the process that does the work where it is; its id."""
+        """Stop a service's process by SIGSTOP; its id."""
         pid = self._services[name].pid()
         if pid is not None:
             os.kill(pid, signal.SIGSTOP)
         return pid
 
     def go_on(self, pid: int) -> None:
-        """Let a paused process go on, if it has not been killed meanwhile."""
+        """Continue a paused process, if it has not been killed meanwhile."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
     async def back(self, name: str, with_spawner: bool = False) -> None:
-        """Return when a service that was killed does its work again."""
+        """Wait until a killed service is ready again."""
         began = time.monotonic()
         while not await self._is_back(name):
             await asyncio.sleep(0.05)
@@ -213,9 +213,9 @@ class Cluster:
             return await asyncio.to_thread(redis_is_ready, self.redis)
         with self.log(name).open() as log:
             log.seek(service.log_start)
-            return service.says_ready in log.read()
+            return service.ready_line in log.read()
 
-    async def _gateway_says(self, port: int, path: str) -> bool:
+    async def _gateway_is_ready(self, port: int, path: str) -> bool:
         try:
             async with asyncio.timeout(_LOOK_S), ask(port, path, headers=self.headers) as response:
                 return response.status == 200

@@ -1,6 +1,6 @@
-"""As much of HTTP/1.1 as a client of streams needs, and no more, so that it costs next to nothing.
+"""The part of HTTP/1.1 that a client of streams needs, with little CPU time.
 
-A body that ends before its last chunk is an error here: it is how the end of a process looks.
+A body that ends before its last chunk is an error here, because this is the sign of a dead process.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The head of an answer, and where its body comes from."""
+    """The head of an answer, and the source of its body."""
 
     status: int
     headers: Mapping[str, str]  # by lower-case name
@@ -29,7 +29,7 @@ class Response:
         """The parts of the body as they were sent.
 
         Raises:
-            Broken: it was cut off.
+            Broken: the connection ended early.
         """
         reader = self._reader
         try:
@@ -42,7 +42,7 @@ class Response:
             raise Broken(f"cut off: {type(error).__name__}") from None
 
     async def body(self) -> bytes:
-        """All of it."""
+        """The whole body."""
         return b"".join([chunk async for chunk in self.chunks()])
 
 
@@ -53,7 +53,7 @@ async def ask(
     """Send a request to this machine; a POST if it has a body.
 
     Raises:
-        Broken: the connection is refused, or there was no answer.
+        Broken: no connection, or no answer.
     """
     data = b"" if body is None else json.dumps(body).encode()
     fields = {"Host": "localhost", "Connection": "close", **(headers or {})}

@@ -1,4 +1,4 @@
-"""Who is killed or paused, and when."""
+"""Kills and pauses services at random times."""
 
 import asyncio
 import math
@@ -9,31 +9,31 @@ from dataclasses import dataclass
 
 from tests.chaos.cluster import GATEWAYS, Cluster
 
-# More would have to start at the same time than two cores can bear: no service would ever be back.
+# With more at a time, two cores could not restart them: no service would ever be ready.
 _MOST_DOWN = 2
 _LONG_PAUSE_EVERY = 4
 _SHORT_PAUSE_S = (0.2, 2.0)
-_LONG_PAUSE_S = (5.5, 8.0)  # leases run out after 5 s
+_LONG_PAUSE_S = (5.5, 8.0)  # leases expire after 5 s
 _LONGEST_PAUSE_S = 30.0  # once for each target
-_LONGEST_AFTER = 2  # blows to it
+_LONGEST_AFTER = 2  # blows, at the latest
 _SPAWNER_EVERY = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Blow:
-    """One kill or pause; when it began, on the monotonic clock."""
+    """One kill or pause, with its time on the monotonic clock."""
 
     service: str
     at_s: float
     paused_s: float = 0.0  # 0: killed
-    with_spawner: bool = False  # killed with what would have started it again
+    with_spawner: bool = False  # killed together with its spawner
 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """From a blow until its service did its work again, on the monotonic clock.
+    """The time from a blow until its service is ready again, on the monotonic clock.
 
-    Infinite if nothing waited for that.
+    It is infinite if no test waited for that.
     """
 
     service: str
@@ -42,16 +42,16 @@ class Outage:
 
 
 class Mayhem:
-    """Deals blows.
+    """Kills or pauses services.
 
     Args:
-        targets: names of services, none for peace; ``gateway`` is one of the gateways.
-        pauses: instead of kills.
-        between_s: from one blow to the next at least and at most, drawn anew for each.
+        targets: names of services; empty: none; ``gateway`` is one of the gateways.
+        pauses: pause instead of kill.
+        between_s: shortest and longest time between two blows, drawn for each.
 
     Attributes:
         blows: so far.
-        outages: that are over; at the end, all of them.
+        outages: ended so far; at the end, all of them.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Mayhem:
         self._down: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """A blow every now and then until cancelled.
+        """Strike at random times until cancelled.
 
-        Nobody is killed who is not back yet: the time to the next blow begins when its victim
-        stands. Otherwise a service that starts slowly would never work at all.
+        A service is struck only when all earlier victims are ready again: the time to the next
+        blow begins then. Otherwise a service that starts slowly would never work.
         """
         try:
             while self._targets:
@@ -87,7 +87,7 @@ class Mayhem:
                 task.cancel()
 
     async def each_once(self, progress: Callable[[], int]) -> None:
-        """A blow for each target, when ``progress`` has grown since the one before."""
+        """Strike each target once, each time after ``progress`` has grown."""
         for target in self._targets:
             seen = progress()
             while progress() == seen:
@@ -96,7 +96,7 @@ class Mayhem:
         await asyncio.gather(*self._down.values())
 
     async def _choose(self) -> str:
-        """Somebody who stands; waits for one."""
+        """Choose a service that is ready; waits for one."""
         while True:
             if sum(not task.done() for task in self._down.values()) >= _MOST_DOWN:
                 await asyncio.sleep(0.05)
@@ -117,7 +117,7 @@ class Mayhem:
         if self._pauses:
             self._pause(name)
             return
-        # Those with their spawner take seconds, and most of what dies in earnest is the service.
+        # Restarts with a spawner take seconds, and in practice it is mostly the service that dies.
         with_spawner = self._cluster.has_spawner(name) and not self._draw.randrange(_SPAWNER_EVERY)
         self._cluster.kill(name, with_spawner)
         self._down[name] = asyncio.create_task(self._restart(name, with_spawner))

@@ -1,8 +1,8 @@
-"""A client that measures what the others of a gateway notice: ``python -m tests.chaos.probe``.
+"""A client that measures response times of gateways: ``python -m tests.chaos.probe``.
 
-It asks each gateway something cheap all the time, and for a short text now and then. A process of
-its own, so that no client's work delays it. What it finds goes to standard output, a line of JSON
-each. Moments are of the monotonic clock, which all processes of a machine share.
+It sends cheap requests to each gateway all the time, and asks for a short text now and then. It is
+a process of its own, so that no client's work delays it. It prints its results, one line of JSON
+each. Times are of the monotonic clock, which all processes of a machine share.
 """
 
 import argparse
@@ -23,23 +23,23 @@ _HEALTH_EVERY_S = 0.05
 _MODELS_EVERY_S = 0.25
 _TEXT_EVERY_S = 1.0
 _TICK_S = 0.01
-_NOTABLE_S = 0.2  # shorter waits are counted only
+_NOTABLE_S = 0.2  # shorter waits are only counted
 _LONGEST_S = 60.0
-_NUM_TICKS = 12_000  # of the control timer that are kept: the longest wait and more
+_NUM_TICKS = 12_000  # samples of the control timer to keep: more than the longest wait
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One question and what became of it.
+    """One request and its result.
 
     Attributes:
         question: ``live``, ``models`` or ``text``.
         gateway: its index.
-        from_s, until_s: when it was asked, and answered or given up.
-        ran_s: of that, the time for which the gateway's main thread computed.
-        queued_s: of that, the time in which it could run and had no core.
-        late_s: of that, the time by which this process was late itself.
-        fault: what came instead of the answer, "" if it came.
+        from_s, until_s: when it was sent, and answered or given up.
+        ran_s: CPU time of the gateway's main thread meanwhile.
+        queued_s: time for which that thread was runnable without a core.
+        late_s: delay of this process itself.
+        fault: reason if there was no answer, else "".
     """
 
     question: str
@@ -53,10 +53,10 @@ class Wait:
 
 
 class _Control:
-    """Measures by how much this process is late: it, too, may wait for a core."""
+    """Measures the delays of this process, which may have to wait for a core as well."""
 
     def __init__(self) -> None:
-        self._late: list[tuple[float, float]] = []  # when, by how much
+        self._late: list[tuple[float, float]] = []  # time and delay
 
     async def run(self) -> None:
         last_s = time.monotonic()
@@ -69,12 +69,12 @@ class _Control:
             last_s = now_s
 
     def late_s(self, from_s: float) -> float:
-        """All delays since a moment."""
+        """Sum of the delays since a time."""
         return sum(late_s for at_s, late_s in self._late if at_s > from_s)
 
 
 class _Gateway:
-    """One gateway, and the process that serves it now.
+    """One gateway and its present process.
 
     Args:
         pid_file: of its spawner.
@@ -86,7 +86,7 @@ class _Gateway:
         self._pid_file = pid_file
 
     def used_s(self) -> tuple[float, float]:
-        """Time for which its main thread has run so far, and waited for a core."""
+        """Seconds for which its main thread has run, and has waited for a core."""
         try:
             spawner = self._pid_file.read_text().strip()
             pid = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()[0]
@@ -97,11 +97,11 @@ class _Gateway:
 
 
 class Probe:
-    """Asks until cancelled.
+    """Sends requests until cancelled.
 
     Args:
         key: the API key.
-        tell: is given every wait that is notable, and every first token.
+        tell: called with every notable wait, and every first token.
     """
 
     def __init__(self, gateways: list[_Gateway], key: str, tell: Callable[[Wait], None]) -> None:
@@ -180,7 +180,7 @@ async def _run(probe: Probe) -> None:
 
 
 def main() -> int:
-    """Ask until SIGTERM."""
+    """Measure until SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.probe", description=__doc__)
     parser.add_argument("--ports", type=int, nargs="+", required=True)
     parser.add_argument("--pid-files", type=Path, nargs="+", required=True)

@@ -1,4 +1,4 @@
-"""What runs have shown, in a table, and what went wrong, in full."""
+"""The results of runs as a table, and failures in full."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Row:
     """One line of the table.
 
     Attributes:
-        equal: texts like those of the undisturbed run, of those that are complete.
+        equal: complete texts that equal those of the undisturbed run.
         pauses_s: ascending, around blows to services.
         spawner_pauses_s: around blows to services with their spawners.
     """
@@ -38,11 +38,11 @@ class Row:
 
     @property
     def was_asked(self) -> bool:
-        """There was time for at least one request; without any, nothing is shown."""
+        """Whether there was time for at least one request; without any, there is no result."""
         return self.total > 0
 
     def is_good(self, exact: bool) -> bool:
-        """Nothing was lost, repeated or, if that can be asked, changed."""
+        """Whether nothing was lost, repeated or, if texts must be equal, changed."""
         same = self.equal == self.total or not exact
         return self.complete == self.total and same and not self.duplicates and not self.gaps
 
@@ -59,11 +59,11 @@ class Row:
 
 
 def verdict(rows: Sequence[Row], num_scenarios: int, exact: bool) -> tuple[int, str]:
-    """Exit code, and what it means, of all runs, those that there was no time for among them.
+    """Exit code of all runs and its meaning, with runs that there was no time for.
 
     Args:
-        num_scenarios: that were asked for.
-        exact: texts must be those of the undisturbed run.
+        num_scenarios: that were to run.
+        exact: whether texts must be those of the undisturbed run.
     """
     bad = [row.name for row in rows if not row.is_good(exact)]
     if bad:
@@ -78,7 +78,7 @@ def verdict(rows: Sequence[Row], num_scenarios: int, exact: bool) -> tuple[int, 
 
 
 def row_of(name: str, run: Run, expected: Mapping[str, Outcome]) -> Row:
-    """What a run has shown."""
+    """The row of a run."""
     outcomes = run.outcomes
     return Row(
         name=name,
@@ -96,13 +96,13 @@ def row_of(name: str, run: Run, expected: Mapping[str, Outcome]) -> Row:
 
 
 def is_equal(outcome: Outcome, expected: Mapping[str, Outcome]) -> bool:
-    """Whether an answer is complete and that of the undisturbed run."""
+    """Whether an answer is complete and equals that of the undisturbed run."""
     other = expected[outcome.ask.key]
     return outcome.is_complete and _plain(outcome) == _plain(other)
 
 
 def failures(run: Run, expected: Mapping[str, Outcome], deaths: Sequence[str]) -> list[str]:
-    """All that is known of each answer that is not as it should be."""
+    """Descriptions of all wrong answers."""
     lines = [f"process ended by itself: {death}" for death in deaths]
     for outcome in run.outcomes.values():
         faults = _faults(outcome, expected)

@@ -14,8 +14,8 @@ from tests.chaos.http_stream import Broken, ask
 from tests.chaos.mayhem import Blow, Mayhem
 from tests.chaos.workload import Ask
 
-# A gap between tokens belongs to a blow if it reaches into this time after it: what was on its way
-# arrives after the blow.
+# A gap between tokens belongs to a blow if it ends within this time after it, because tokens in
+# flight arrive after the blow.
 _AROUND_S = 0.5
 _SCRAPE_S = 0.5
 _COUNTER = re.compile(r'num_preemptions(?:_total)?\{.*kind="(\w+)".*\} ([\d.e+]+)')
@@ -23,12 +23,12 @@ _COUNTER = re.compile(r'num_preemptions(?:_total)?\{.*kind="(\w+)".*\} ([\d.e+]+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What happens to whom.
+    """The targets and kinds of blows in one run.
 
     Attributes:
-        targets: who may be struck; ``gateway`` is one of the gateways.
-        pauses: stopped for a while instead of killed.
-        pressure: with so few blocks that requests are preempted all the time.
+        targets: services that may be struck; ``gateway`` is one of the gateways.
+        pauses: whether services are paused instead of killed.
+        pressure: whether blocks are so few that requests are preempted all the time.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Scenario:
 
     @property
     def plain_clients_live(self) -> bool:
-        """No gateway is struck, so that a stream needs not be resumed."""
+        """Whether no gateway is struck, so that a stream need not be resumed."""
         return "gateway" not in self.targets
 
 
 @dataclass(slots=True)
 class Run:
-    """What a run has shown.
+    """The results of a run.
 
     Attributes:
         outcomes: by the key of the request.
-        preemptions: by kind, as far as the scheduler reported them before it died.
+        preemptions: by kind, as the scheduler reported before it died.
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -60,13 +60,13 @@ class Run:
 
     @property
     def num_complete(self) -> int:
-        """Requests of which everything has arrived."""
+        """Requests whose answers are complete."""
         return sum(outcome.is_complete for outcome in self.outcomes.values())
 
     def pauses_s(self, with_spawner: bool) -> list[float]:
-        """For each blow and each stream that was open then, its longest silence around it.
+        """For each blow and each stream that was open then, the longest silence around it.
 
-        Beam searches show nothing before their end, and do not count.
+        Beam searches send nothing before their end, and are left out.
 
         Args:
             with_spawner: of blows to services with their spawners, or of all others.
@@ -94,12 +94,12 @@ async def run_clients(
     deadline_s: float,
     run: Run,
 ) -> None:
-    """Every client asks one request after the other, until all are done or the time is up.
+    """Let every client send one request after the other, until all are done or the time is up.
 
     Args:
-        limit_s: after it, no request is sent any more.
+        limit_s: no request is sent after it.
         deadline_s: for each answer.
-        run: filled while it goes on.
+        run: filled in during the run.
     """
     began_s = time.monotonic()
 
@@ -125,7 +125,7 @@ async def run_clients(
 async def disturbed(
     cluster: Cluster, clients: Awaitable[None], mayhem: Mayhem, run: Run, once: bool = False
 ) -> None:
-    """Clients at work, and blows for as long as they are.
+    """Run clients, and strike services meanwhile.
 
     Args:
         once: each target is struck once.
@@ -146,12 +146,12 @@ async def disturbed(
 
 
 def num_arrivals(run: Run) -> int:
-    """Times at which tokens arrived, anywhere."""
+    """Number of tokens that arrived in any stream."""
     return sum(len(outcome.arrivals_s) - 1 for outcome in run.outcomes.values())
 
 
 async def count_preemptions(cluster: Cluster, run: Run) -> None:
-    """Add up the scheduler's counters, which begin anew with each of its processes."""
+    """Sum of the scheduler's counters, which begin anew with each of its processes."""
     last: Mapping[str, float] = {}
     while True:
         now = await _preemptions(cluster.metrics_port)

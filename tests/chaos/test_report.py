@@ -1,4 +1,4 @@
-"""What a run with chaos has shown, and what there was no time for."""
+"""Results of chaos runs, also of those that ran out of time."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What the clients ask for: the same requests for the same seed."""
+"""The clients' requests: the same for the same seed."""
 
 import random
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class Ask:
     """One request.
 
     Attributes:
-        key: names it in reports.
+        key: its name in reports.
         body: of the POST to /v1/completions, without the fields for resuming.
     """
 
@@ -35,12 +35,12 @@ class Ask:
 
     @property
     def num_choices(self) -> int:
-        """Texts that its answer has."""
+        """Number of texts in its answer."""
         return int(self.body["n"])
 
     @property
     def is_search(self) -> bool:
-        """It is a beam search."""
+        """Whether it is a beam search."""
         return "use_beam_search" in self.body
 
 
@@ -79,5 +79,5 @@ def _make(draw: random.Random, client: int, index: int, tokens: tuple[int, int])
         body |= {"repetition_penalty": 1.05, "frequency_penalty": 0.4, "presence_penalty": -0.2}
         body["logit_bias"] = {str(token): 0.5 for token in range(100, 200)}
     if draw.random() < 0.75 or "use_beam_search" in body:
-        body["ignore_eos"] = True  # most are as long as they were meant to be
+        body["ignore_eos"] = True  # most are as long as intended
     return Ask(f"c{client}r{index}", body)

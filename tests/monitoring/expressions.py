@@ -1,4 +1,4 @@
-"""What the dashboards and the alert rules ask Prometheus, and what the services expose."""
+"""The expressions in dashboards and alert rules, and the metrics that the services expose."""
 
 import json
 from collections.abc import Iterator
@@ -14,14 +14,14 @@ from shared.metrics import GatewayMetrics, SchedulerMetrics, WorkerMetrics
 MONITORING = Path(__file__).resolve().parents[2] / "monitoring"
 DASHBOARDS = sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
 
-# What Prometheus adds to every series, and what it makes itself.
+# Labels that Prometheus adds to every series, and series that it makes itself.
 TARGET_LABELS = frozenset({"job", "instance"})
 MADE_BY_PROMETHEUS = {"up": "gauge"}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One expression; ``place`` is what a failing test should point at."""
+    """One expression, and its ``place`` for the message of a failing test."""
 
     place: str
     text: str
@@ -35,7 +35,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What is exposed under one name."""
+    """The metric of one name."""
 
     kind: str  # counter, gauge or histogram
     labels: frozenset[str]

@@ -1,4 +1,4 @@
-"""The dashboards are what Grafana's classic dashboard model asks for, checked piece by piece."""
+"""The dashboards conform to Grafana's classic dashboard model, checked piece by piece."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Dashboards and alert rules ask only for what the services expose."""
+"""Dashboards and alert rules use only metrics that the services expose."""
 
 import promql_parser
 import pytest

@@ -1,4 +1,4 @@
-"""A worker on the CPU whose steps overlap, as they do where a device is busy with them."""
+"""A worker on the CPU whose steps overlap, like those of a GPU."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ _STEP_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class BusyStep:
-    """Lasts until the next one has begun, if that comes in time."""
+    """A step that lasts until the next one has begun, if that comes in time."""
 
     begun: BegunStep
     followed: threading.Event
@@ -25,7 +25,7 @@ class BusyStep:
 
 
 class BusyDevice:
-    """Steps of an executor.
+    """Overlapping steps of an executor.
 
     Attributes:
         num_overlapping: steps that began before the one before was finished.
@@ -52,6 +52,6 @@ class BusyDevice:
         return self._executor.finish(step.begun)
 
     def close(self) -> None:
-        """No step will follow."""
+        """Shut down; there must be no further step."""
         self.computing.shutdown()
         self.waiting.shutdown()

@@ -29,12 +29,14 @@ DEADLINE_S = 120
 
 @dataclass
 class Answer:
-    """All that the log has of one request."""
+    """The content of the outputs log about one request."""
 
     num_choices: int = 1
     outputs: dict[int, list[int]] = field(default_factory=dict)  # by choice
     finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice, once it has ended
-    num_cached: list[int] = field(default_factory=list)  # of each admission: tokens it was spared
+    num_cached: list[int] = field(
+        default_factory=list
+    )  # of each admission: tokens that were in the prefix cache
     error: str = ""
     scores: list[float] = field(default_factory=list)  # of finished beams
 
@@ -45,7 +47,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended."""
+        """Finish reason of the first choice."""
         return self.finish_reasons.get(0)
 
     @property
@@ -54,7 +56,7 @@ class Answer:
         return len(self.finish_reasons) == self.num_choices
 
     def end(self, choice: int, reason: str) -> None:
-        """The first reason counts."""
+        """Record the end of a choice; only the first reason counts."""
         self.finish_reasons.setdefault(choice, reason)
 
 
@@ -71,7 +73,7 @@ class Engine:
         self._by_handle: dict[int, tuple[Answer, int]] = {}  # with the choice
 
     async def generate(self, submits: Sequence[Submit]) -> list[Answer]:
-        """Submit all at once and wait for all."""
+        """Submit all requests at once and wait for their ends."""
         for submit in submits:
             self.answers[submit.request_id] = Answer(submit.num_choices)
         await self._bus.append(Append(self._keys.requests, [encode(submit) for submit in submits]))
@@ -85,7 +87,7 @@ class Engine:
         await self._bus.append(Append(self._keys.requests, [encode(message)]))  # type: ignore[arg-type]
 
     async def follow(self) -> None:
-        """Take in what is new in the log."""
+        """Process new entries of the log."""
         found = await self._bus.read({self._keys.outputs: self._cursor}, 1_000, 100)
         for entry in found.get(self._keys.outputs, ()):
             self._cursor = entry.id
@@ -93,7 +95,7 @@ class Engine:
                 self._take(decode(data))
 
     async def until_idle(self) -> None:
-        """Wait until the scheduler's own gauges say that no block is in use."""
+        """Wait until the scheduler's own metrics report that no block is in use."""
         async with asyncio.timeout(DEADLINE_S):
             while self.metrics.kv_cache_usage_perc._value.get() > 0:
                 await asyncio.sleep(0.01)
@@ -143,7 +145,7 @@ class Engine:
             result.admitted_handles.tolist(), result.admitted_computed.tolist(), strict=True
         )
         for handle, num_computed in admitted:
-            if handle in self._by_handle:  # it is none of a beam search or a pinned prefix
+            if handle in self._by_handle:  # else it is of a beam search or of a pinned prefix
                 self._by_handle[handle][0].num_cached.append(num_computed)
         flags = dict(zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True))
         rows = zip(result.handles.tolist(), result.tokens.tolist(), strict=True)
@@ -161,7 +163,7 @@ class Engine:
 async def running_worker(
     bus: Bus, worker: WorkerSettings, engine_id: str, overlap: bool = False
 ) -> AsyncIterator[BusyDevice]:
-    """The worker as a task of this loop until the block is left; errors of its are raised.
+    """Run the worker as a task inside the block; raises its errors.
 
     Args:
         overlap: steps begin before the one before has ended.
@@ -197,7 +199,7 @@ async def running_worker(
 async def running_scheduler(
     bus: Bus, scheduler: SchedulerSettings, recorder: FileRecorder | None = None
 ) -> AsyncIterator[SchedulerMetrics]:
-    """The scheduler, likewise."""
+    """Run the scheduler as a task inside the block."""
     metrics = SchedulerMetrics("tiny", scheduler.engine_id)
     service = SchedulerService(bus, scheduler, SchedulerObserver(metrics), recorder)
     async with asyncio.TaskGroup() as tasks:
@@ -210,7 +212,7 @@ async def running_scheduler(
 async def running_engine(
     bus: Bus, worker: WorkerSettings, scheduler: SchedulerSettings
 ) -> AsyncIterator[Engine]:
-    """Both services until the block is left."""
+    """Run both services inside the block."""
     async with (
         running_worker(bus, worker, scheduler.engine_id),
         running_scheduler(bus, scheduler) as metrics,

@@ -1,6 +1,6 @@
-"""A language model of few tokens for beam searches, and the search done naively.
+"""A language model with few tokens for beam searches, and a naive search.
 
-How likely a token is depends on nothing but the tokens before it.
+The probability of a token depends on nothing but the tokens before it.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ _K_PER_BEAM = 1 + len(ENDS)
 
 @cache
 def logprobs(tokens: tuple[int, ...]) -> tuple[float, ...]:
-    """Of each next token; some of them are far likelier than others."""
+    """Log-probabilities of the next token; some tokens are far more likely than others."""
     return tuple(-(hash((tokens, token)) % 100_003) / 9_001 for token in range(NUM_TOKENS))
 
 
 def candidates(
     step: BeamStep, beams: Sequence[tuple[int, ...]], num_prompt: int, max_tokens: int, width: int
 ) -> BeamCandidates:
-    """What a worker answers about beams of these tokens, the prompt's included."""
+    """A worker's candidates for beams with these tokens, the prompt's included."""
     scores = np.array([logprobs(beam) for beam in beams], np.float32) + step.scores[:, None]
     best = np.argsort(-scores, axis=None, kind="stable")[: _K_PER_BEAM * width]
     parents, tokens = np.unravel_index(best, scores.shape)

@@ -1,7 +1,7 @@
-"""A worker without a model: executes plans to the letter and checks every promise they make.
+"""A worker without a model: executes plans strictly and checks all their guarantees.
 
-For each place in the pool it records which tokens led up to what is stored there. So a block that
-is shared, overwritten, copied or found in the prefix cache wrongly is seen at once.
+For each slot of the pool it records the hash of the tokens that led to its content. So it detects
+any block that is shared, overwritten, copied or found in the prefix cache wrongly.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from shared.messages.plans import Admission, BeamStep, StepPlan
 from tests.support.fake_beams import candidates
 
 DrawToken = Callable[[int, int], tuple[int, bool]]
-"""(handle, position) -> the token drawn there, and whether it ends the sequence."""
+"""(handle, position) -> the token sampled there, and whether it ends the sequence."""
 
 
 @dataclass
 class Resident:
-    """What a worker keeps of a sequence."""
+    """The state of a resident sequence."""
 
     admission: Admission
     tokens: list[int]
@@ -35,7 +35,7 @@ class Resident:
         return len(self.tokens) - self.admission.num_prompt_tokens
 
     def content(self, position: int) -> int:
-        """What the slot of this position must hold."""
+        """The expected content of the slot of this position."""
         while len(self.contents) <= position:
             before = self.contents[-1] if self.contents else 0
             self.contents.append(hash((before, self.tokens[len(self.contents)])))
@@ -47,7 +47,7 @@ class FakeWorker:
 
     Args:
         block_size: tokens in a block.
-        max_num_batched_tokens: no plan may ask for more.
+        max_num_batched_tokens: no plan may have more tokens.
         draw: the model.
     """
 
@@ -63,7 +63,7 @@ class FakeWorker:
         self.num_computed = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """One step."""
+        """Execute one step."""
         assert plan.step == self.step + 1, "steps are dense"
         self.step = plan.step
         self._apply(plan)
@@ -72,7 +72,7 @@ class FakeWorker:
             if handle not in chunks and resident.decoding and not resident.ended:
                 chunks[handle] = 1
         num_batched = sum(chunks.values())
-        # None at all if everything planned has ended in a step that was still in flight.
+        # There are no rows if everything planned has ended in a step that was still in flight.
         assert num_batched <= self.max_num_batched_tokens
         sampled = self._compute_all(chunks)
         sampled += self._fork(plan, sampled)
@@ -161,7 +161,7 @@ class FakeWorker:
                 self.pool[block * self.block_size + offset] = found
 
     def _compute_all(self, chunks: dict[int, int]) -> list[int]:
-        """Write what the step computes; the handles that sample."""
+        """Write the K/V of the step; the handles that sample."""
         sampled = []
         for handle, count in chunks.items():
             resident = self.residents[handle]
@@ -193,7 +193,7 @@ class FakeWorker:
         return plan.fork_children.tolist()
 
     def _check(self, resident: Resident) -> None:
-        """All that was computed of a sequence is still there."""
+        """Check that everything computed of a sequence is still there."""
         if not resident.ended:
             for position in range(resident.num_computed):
                 assert self.pool[self._slot(resident, position)] == resident.content(position)

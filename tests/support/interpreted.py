@@ -1,7 +1,7 @@
 """Runs a file of tests in Triton's interpreter.
 
-The interpreter has to be chosen before Triton is imported, and other tests may have imported it: so
-such files, which are not named test_*, get a process of their own.
+The interpreter has to be selected before Triton is imported, and other tests may have imported it
+already. So such files, which are not named test_*, run in a process of their own.
 """
 
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def _is_broken() -> bool:
-    """Triton's interpreter before 3.7 asks for what numpy does not give any more."""
+    """Triton's interpreter before 3.7 uses functions that numpy has removed."""
     try:
         triton = version("triton")
     except PackageNotFoundError:
@@ -32,7 +32,7 @@ needs_interpreter = pytest.mark.skipif(
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Another Python in the project's folder; its output is text."""
+    """Run Python in the project's folder; its output is text."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -44,8 +44,8 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 def assert_passes_interpreted(file: Path) -> None:
-    """All tests of a file pass."""
-    # numpy before 2.4 only warns of what Triton before 3.7 asks for.
+    """Assert that all tests of a file pass."""
+    # numpy before 2.4 only warns about the functions that Triton before 3.7 uses.
     warned = ("-W", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
     options = ("-q", "-p", "no:cacheprovider", *warned, str(file))
     done = run_python("-m", "pytest", *options, TRITON_INTERPRET="1")

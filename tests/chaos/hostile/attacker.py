@@ -1,4 +1,4 @@
-"""What an attack has at its disposal: connections of a hostile address, and requests on them."""
+"""Tools of an attack: connections from a hostile address, and requests on them."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ UNFINISHED = "unfinished"  # the time of all attacks was over before
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back for one strike.
+    """The result of one strike.
 
     Attributes:
         status: of HTTP as digits, ``CLOSED``, ``SILENT`` or ``UNFINISHED``.
@@ -38,11 +38,11 @@ class Attack:
     """One hostile behaviour, repeated at its own rate.
 
     Attributes:
-        strike: does it once.
+        strike: performs it once.
         every_s: pause between two strikes of a lane.
         lanes: strikes that may be in progress at once.
-        is_honest: it is only unusual: it has a key and an address that no attack uses, and must be
-            answered with 200.
+        is_honest: whether it is only unusual: it then has a key and an address that no attack
+            uses, and must be answered with 200.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Attack:
 
 
 class Attacker:
-    """One lane of an attack.
+    """One of the parallel lanes of an attack.
 
     Args:
         ports: of the gateways, on loopback.
         key: the API key.
-        address: of loopback, from which connections are made.
+        address: of loopback, to connect from.
     """
 
     def __init__(self, ports: Sequence[int], key: str, address: str, draw: random.Random) -> None:
@@ -71,7 +71,7 @@ class Attacker:
     async def connected(
         self, receive_bytes: int | None = None
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection to one of the gateways, closed at the end.
+        """Connect to one of the gateways inside the block.
 
         Args:
             receive_bytes: size of the receive buffer, for an attack that does not read.
@@ -122,7 +122,7 @@ class Attacker:
         return await self.exchange(head + (data or b""), patience_s)
 
     async def exchange(self, data: bytes, patience_s: float = 20.0) -> Answer:
-        """Send these bytes and read what comes back until the gateway closes."""
+        """Send these bytes and read until the gateway closes the connection."""
         try:
             async with self.connected() as (reader, writer):
                 writer.write(data)
@@ -131,7 +131,7 @@ class Attacker:
             return Answer(CLOSED)
 
     async def answer(self, reader: asyncio.StreamReader, patience_s: float) -> Answer:
-        """Read an answer to its end; keeps the beginning of its body only."""
+        """Read an answer to its end; keep the beginning of its body only."""
         seen, text = b"", b""
         try:
             async with asyncio.timeout(patience_s):

@@ -1,4 +1,4 @@
-"""Honest clients beside hostile ones: what they get must equal what they got undisturbed."""
+"""Honest clients beside hostile ones: their answers must equal those of an undisturbed run."""
 
 import asyncio
 import time
@@ -15,11 +15,11 @@ _DEADLINE_S = 120.0
 _CALM_DEADLINE_S = 60.0
 _AWAY_S = 3.0
 _STAYS_EVENTS = 5
-_LATE = "not complete after"  # how an answer ends that did not come in time
+_LATE = "not complete after"  # end of an answer that did not come in time
 
 
 class Returning(Client):
-    """A client that loses its connection in the middle, and comes back after a while."""
+    """A client that loses its connection in the middle of an answer, and reconnects later."""
 
     _seen = 0
     _must_return = False
@@ -40,13 +40,13 @@ class Returning(Client):
 
 @dataclass(slots=True)
 class Honesty:
-    """What honest clients have got.
+    """The results of honest clients.
 
     Attributes:
-        answered: answers, whatever they were.
-        lost: of each answer that is not complete, or has gaps or repetitions, what became of it.
-        changed: of each answer that is complete and another one than undisturbed.
-        ended: of each that ended with an error although that was to be expected.
+        answered: number of answers, of any kind.
+        lost: descriptions of answers that are incomplete, or have gaps or repetitions.
+        changed: descriptions of answers that are complete and differ from the undisturbed run.
+        ended: descriptions of answers that ended with an expected error.
     """
 
     answered: int = 0
@@ -57,11 +57,11 @@ class Honesty:
 
 
 class HonestClients:
-    """Clients with keys of their own that ask the same requests in every round.
+    """Clients with keys of their own that send the same requests in every round.
 
     Args:
         ports: of the gateways.
-        keys: API keys, one for each client; the last client is one that comes back.
+        keys: API keys, one for each client; the last client is a ``Returning``.
         num_requests: of each client.
     """
 
@@ -75,10 +75,10 @@ class HonestClients:
         self.seen = Honesty()
 
     async def undisturbed(self) -> None:
-        """Get every answer once, to compare with.
+        """Get every answer once, for comparison.
 
         Raises:
-            ExceptionGroup: one of them did not come.
+            ExceptionGroup: an answer did not come.
         """
         async with asyncio.TaskGroup() as clients:
             for index, asks in enumerate(self._asks):
@@ -101,11 +101,11 @@ class HonestClients:
             self._expected[what.key] = outcome
 
     async def until(self, until_s: float, label: str, may_end: bool) -> None:
-        """Ask until a moment of the monotonic clock, and wait for what was asked.
+        """Send requests until a time of the monotonic clock, and wait for the answers.
 
         Args:
-            label: tells this round from others.
-            may_end: answers may end with an error, though not be changed or late.
+            label: distinguishes this round from others.
+            may_end: whether answers may end with an error; they must never be changed or late.
         """
         async with asyncio.TaskGroup() as clients:
             for index in range(len(self._asks)):

@@ -1,7 +1,7 @@
 """``scripts/soak --hostile``: honest clients beside hostile ones, while services die.
 
 Each minute is work, then silence, as in the other soak. In the first part of the time services are
-killed, in every second round paused; later only one of the two gateways is killed.
+killed, and paused in every second round; later only one of the two gateways is killed.
 """
 
 import asyncio
@@ -53,16 +53,16 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a hostile soak does.
+    """The parameters of a hostile soak.
 
     Attributes:
         redis_bytes: Redis' ``maxmemory``, with ``noeviction``.
         num_blocks: of the KV pool.
-        attacks: words of attacks' names; none for all.
-        strikes_services: services are killed and paused.
-        deletes_outputs: the outputs log is deleted once in some rounds, in which answers may end
-            with an error.
-        fills_redis: Redis is at its limit for a few seconds of every round.
+        attacks: words in attacks' names; empty: all.
+        strikes_services: whether services are killed and paused.
+        deletes_outputs: whether the outputs log is deleted once in some rounds, in which answers
+            may end with an error.
+        fills_redis: whether Redis is at its limit for a few seconds of every round.
     """
 
     minutes: float
@@ -74,7 +74,7 @@ class Plan:
     deletes_outputs: bool = False
     fills_redis: bool = False
     round_s: float = _ROUND_S
-    num_requests: int = 16  # of each honest client, asked again and again
+    num_requests: int = 16  # of each honest client, the same in every round
 
 
 class HostileSoak:
@@ -82,10 +82,10 @@ class HostileSoak:
 
     Args:
         folder: for logs and the report.
-        tell: is given a line of news now and then.
+        tell: called with a line of progress now and then.
 
     Raises:
-        ValueError: there is no attack of a name.
+        ValueError: there is no attack with this name.
     """
 
     def __init__(self, folder: Path, plan: Plan, tell: Callable[[str], None]) -> None:
@@ -98,15 +98,15 @@ class HostileSoak:
         self.record = Record(names, _OUTPUTS_RETENTION, plan.redis_bytes)
 
     def found(self) -> list[str]:
-        """What is wrong, in words."""
+        """Faults, as sentences."""
         return found(self.record)
 
     def report(self) -> dict[str, Any]:
-        """Everything, for a file."""
+        """All results, for a file."""
         return report(self.record) | {"samples": [asdict(one) for one in self.record.samples]}
 
     async def run(self) -> None:
-        """Until the time is over."""
+        """Run for the whole time."""
         self._folder.mkdir(parents=True, exist_ok=True)
         keys = self._folder / "api-keys.txt"
         digests = {name: hashlib.sha256(key.encode()) for name, key in self._keys.items()}
@@ -151,7 +151,7 @@ class HostileSoak:
     async def _work(
         self, cluster: Cluster, honest: HonestClients, number: int, is_early: bool
     ) -> None:
-        """One round's attacks and blows."""
+        """Run one round's attacks and blows."""
         work_s = _WORK_SHARE * self._plan.round_s
         until_s = time.monotonic() + work_s
         targets: Sequence[str] = _ANY if is_early else ("gateway-2",)
@@ -179,7 +179,7 @@ class HostileSoak:
             self.record.outages += mayhem.outages
 
     async def _attack(self, cluster: Cluster, number: int, seconds: float) -> None:
-        """Run the attackers' process, and take its strikes down."""
+        """Run the attackers' process, and record its strikes."""
         strikes, complaints = (
             self._folder / f"strikes-{number}.{kind}" for kind in ("jsonl", "log")
         )
@@ -197,7 +197,7 @@ class HostileSoak:
 
     @contextlib.asynccontextmanager
     async def _probing(self, cluster: Cluster) -> Any:
-        """The probe asks for as long as this is entered."""
+        """Run the probe inside the block."""
         waits, complaints = self._folder / "probe.jsonl", self._folder / "probe.log"
         words = ["--ports", *map(str, cluster.ports)]
         words += ["--pid-files", *(str(cluster.pid_file(name)) for name in GATEWAYS)]
@@ -225,7 +225,7 @@ class HostileSoak:
                     self.record.waits.append(Wait(**told))
 
     async def _watch_redis(self, cluster: Cluster) -> None:
-        """Note the most that Redis uses, at any time."""
+        """Record the peak of Redis' memory."""
         while True:
             with contextlib.suppress(OSError):  # it may have been killed
                 used = await asyncio.to_thread(redis_used_bytes, cluster.redis)
@@ -244,7 +244,7 @@ class HostileSoak:
             self.record.num_deletions += 1
 
     async def _fill_redis(self, cluster: Cluster, after_s: float) -> None:
-        """Let Redis be at its limit for a while, by a key that no service uses."""
+        """Keep Redis at its limit for a while, by an unused key."""
         await asyncio.sleep(after_s)
         from_s = time.monotonic()
         try:
@@ -255,7 +255,7 @@ class HostileSoak:
                 await asyncio.to_thread(redis_reply, cluster.redis, command)
             await asyncio.sleep(_FULL_S)
         finally:
-            # Not to be cancelled: nothing would work any more.
+            # Shielded from cancellation: Redis would stay full otherwise.
             await asyncio.shield(_deleted(cluster, _FILLER))
             self.record.outages.append(Outage("redis", from_s, time.monotonic()))
 
@@ -269,7 +269,7 @@ class HostileSoak:
 
 
 async def _deleted(cluster: Cluster, key: str) -> None:
-    """Delete a key, as soon as Redis answers."""
+    """Delete a key as soon as Redis answers."""
     while True:
         try:
             await asyncio.to_thread(redis_reply, cluster.redis, f"DEL {key}")
@@ -282,7 +282,7 @@ async def _deleted(cluster: Cluster, key: str) -> None:
 async def _finished(
     command: Sequence[str], environ: Mapping[str, str], output: int, errors: int
 ) -> int:
-    """Exit code of a process, once it has ended; it is ended if this is cancelled."""
+    """Exit code of a process once it has ended; it is killed if this is cancelled."""
     process = await asyncio.create_subprocess_exec(
         *command, env=os.environ | environ, cwd=REPOSITORY, stdout=output, stderr=errors
     )

@@ -1,4 +1,4 @@
-"""What a hostile soak finds fault with, and what it does not."""
+"""The faults that a hostile soak reports, and what it tolerates."""
 
 from dataclasses import replace
 from typing import Any

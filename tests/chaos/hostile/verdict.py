@@ -1,4 +1,4 @@
-"""Whether a hostile neighbour has changed anything, from all that a soak has noted. Pure."""
+"""Judges whether hostile clients have affected others, from the records of a soak. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from tests.chaos.probe import Wait
 from tests.chaos.soak.verdict import Sample, growth, leaks
 
 _LONGEST_STALL_S = 1.0
-_AFTER_OUTAGE_S = 1.0  # until what follows from it is over, for the struck service
-_AFTER_ANY_OUTAGE_S = 15.0  # leases run out, and the engine is ready again
-_FEWEST_QUESTIONS = 100  # of the probe; fewer prove nothing
-_LAST_COMMAND_BYTES = 2**20  # what the command with which Redis reaches its limit may add
+_AFTER_OUTAGE_S = 1.0  # time for the effects of an outage on the struck service
+_AFTER_ANY_OUTAGE_S = 15.0  # leases expire, and the engine becomes ready again
+_FEWEST_QUESTIONS = 100  # of the probe; fewer are no evidence
+_LAST_COMMAND_BYTES = 2**20  # size of the command with which Redis exceeds its limit
 _MOST_SHOWN = 12
-_MOST_NAMED = 6  # attacks, beside a stall
+_MOST_NAMED = 6  # attacks, in the report of a stall
 _GATEWAYS = ("gateway-1", "gateway-2")  # by the probe's index
 _HONEST = frozenset(attack.name for attack in ATTACKS if attack.is_honest)
 _SERVERS_FAULT = frozenset({"500", "502", "504"})
@@ -27,7 +27,7 @@ _SERVERS_FAULT = frozenset({"500", "502", "504"})
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One strike of an attack; moments are of the monotonic clock."""
+    """One strike of an attack; times are of the monotonic clock."""
 
     name: str
     from_s: float
@@ -38,16 +38,17 @@ class Strike:
 
 @dataclass(slots=True)
 class Record:
-    """All that was noted.
+    """The records of a soak.
 
     Attributes:
-        attacks: names of those that were to be made.
-        calm_until_s: the first attack began, on the monotonic clock.
+        attacks: names of those that were to run.
+        calm_until_s: start of the first attack, on the monotonic clock.
         num_questions: of the probe, by kind.
-        redis_peak_bytes: most that Redis was seen to use.
-        redis_refusals: commands that it refused because it was full, by the last process's account.
+        redis_peak_bytes: peak of Redis' memory.
+        redis_refusals: commands that Redis refused because it was full, by its last process's
+            counter.
         num_deletions: of the outputs log.
-        accidents: processes that ended by themselves, and the like.
+        accidents: processes that ended by themselves, and similar events.
     """
 
     attacks: Sequence[str]
@@ -67,7 +68,7 @@ class Record:
 
 
 def found(record: Record) -> list[str]:
-    """What is wrong, in words."""
+    """Faults, as sentences."""
     return [
         *leaks(record.samples, record.outputs_retention),
         *_redis_too_large(record),
@@ -82,7 +83,7 @@ def found(record: Record) -> list[str]:
 
 
 def stall_s(wait: Wait) -> float:
-    """How long a gateway did not answer although it had a core, and the probe too."""
+    """How long a gateway did not answer although it and the probe had a core."""
     return wait.until_s - wait.from_s - wait.queued_s - wait.late_s
 
 
@@ -97,7 +98,7 @@ def stalls(record: Record) -> list[Wait]:
 
 
 def report(record: Record) -> dict[str, Any]:
-    """Everything of interest, for a file."""
+    """All figures, for a file."""
     answers: dict[str, Counter[str]] = {name: Counter() for name in record.attacks}
     for strike in record.strikes:
         answers.setdefault(strike.name, Counter())[strike.status] += 1
@@ -168,13 +169,13 @@ def _stalled(record: Record) -> list[str]:
 
 
 def _unanswered(record: Record) -> list[str]:
-    """Questions of the probe that got no answer, or another one."""
+    """Questions of the probe with no answer or a wrong one."""
     faults: Counter[tuple[str, str, str]] = Counter()
     for wait in record.waits:
         if not wait.fault or _struck(record.outages, wait):
             continue
         if wait.question == "text" and _in_any(record.outages, wait.from_s, wait.until_s):
-            continue  # without its engine a gateway may refuse
+            continue  # a gateway may refuse without its engine
         faults[wait.question, _GATEWAYS[wait.gateway], wait.fault] += 1
     wrong = [
         f"{gateway} refused an honest client's {question} {count} times: {fault}"
@@ -189,7 +190,7 @@ def _unanswered(record: Record) -> list[str]:
 
 
 def _answered_wrongly(record: Record) -> list[str]:
-    """Attacks that broke something, and unusual clients that were not served."""
+    """Attacks that broke something, and unusual clients that were refused."""
     faults: Counter[tuple[str, str, str]] = Counter()
     for strike in record.strikes:
         is_wrong = strike.status in _SERVERS_FAULT
@@ -204,7 +205,7 @@ def _answered_wrongly(record: Record) -> list[str]:
 
 
 def _not_tried(record: Record) -> list[str]:
-    """Attacks that were never made, or reached no gateway: they prove nothing."""
+    """Attacks that never ran, or reached no gateway: they are no evidence."""
     made = {strike.name for strike in record.strikes}
     wrong = [f"{name!r} was never tried" for name in record.attacks if name not in made]
     if all(strike.status in (CLOSED, UNFINISHED) for strike in record.strikes):
@@ -230,7 +231,7 @@ def _in_any(outages: Sequence[Outage], from_s: float, until_s: float) -> bool:
 
 
 def _strikes_around(record: Record, wait: Wait) -> str:
-    """Attacks that began just before or in a wait; the rarest ones, which explain the most."""
+    """Attacks that began shortly before or in a wait; the rarest, most telling ones first."""
     names = {
         strike.name
         for strike in record.strikes
@@ -242,7 +243,7 @@ def _strikes_around(record: Record, wait: Wait) -> str:
 
 
 def _first_tokens_s(record: Record) -> tuple[list[float], list[float]]:
-    """Times until the probe's first tokens: undisturbed, and under attack without outages."""
+    """Times to the probe's first tokens: undisturbed, and under attack without outages."""
     calm, hostile = [], []
     for wait in record.waits:
         if wait.question != "text" or wait.fault:

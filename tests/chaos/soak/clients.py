@@ -1,4 +1,4 @@
-"""Unruly clients: those that leave in the middle, and those that hardly read."""
+"""Misbehaving clients: some leave in the middle, others hardly read."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def _body(draw: random.Random, **more: Any) -> dict[str, Any]:
 
 
 async def leave_early(ports: Sequence[int], draw: random.Random, counts: dict[str, int]) -> None:
-    """Begin streams, of all kinds, and close the connection at any point; until cancelled."""
+    """Begin streams of all kinds and close the connections at random points; until cancelled."""
     while True:
         kind = draw.randrange(4)
         kinds: list[dict[str, Any]] = [
@@ -54,7 +54,7 @@ async def leave_early(ports: Sequence[int], draw: random.Random, counts: dict[st
 
 
 async def read_slowly(ports: Sequence[int], draw: random.Random, counts: dict[str, int]) -> None:
-    """Ask for long answers and take a little of them now and then; until cancelled."""
+    """Request long answers and read a little of them now and then; until cancelled."""
     while True:
         body = _body(draw, n=4, logprobs=20, max_tokens=96)
         with suppress(OSError, EOFError):

@@ -1,4 +1,4 @@
-"""Waits until a cluster is idle, and notes what its processes and Redis hold then."""
+"""Waits until a cluster is idle, and samples the resources of its processes and of Redis."""
 
 import asyncio
 import re
@@ -9,13 +9,13 @@ from tests.chaos.cluster import SERVICES, Cluster
 from tests.chaos.http_stream import Broken, ask
 from tests.chaos.soak.verdict import Sample
 
-_IDLE_LIMIT_S = 90.0  # a service that was killed last must come back, and leases must run out
+_IDLE_LIMIT_S = 90.0  # a killed service must come back, and leases must expire
 _LOOK_AGAIN_S = 0.25
 _ENGINE = "engine-0"
 
 
 async def rest(cluster: Cluster, began_s: float) -> Sample:
-    """Wait until nothing runs, and look at everything.
+    """Wait until nothing runs, and take a sample.
 
     Args:
         began_s: start of the run, on the monotonic clock.

@@ -1,9 +1,9 @@
 """``scripts/soak``: hours of misbehaving clients and dying services, in minutes; nothing may leak.
 
-Each minute is work, then silence. When all is silent, no block may be in use, and what every
-process and Redis hold is noted. In the first part of the time any service may be killed; in the
-second only one of the two gateways, so that one can tell whether the others grow. With
-``--hostile`` some clients attack, and others must notice nothing of it.
+Each minute is work, then silence. When all is silent, no block may be in use, and the resources of
+every process and of Redis are recorded. In the first part of the time any service may be killed; in
+the second only one of the two gateways, so that growth of the others shows. With ``--hostile`` some
+clients attack, and others must not be affected.
 """
 
 import argparse
@@ -34,15 +34,15 @@ from tests.chaos.soak.verdict import Sample, growth, leaks, shown
 from tests.chaos.workload import Ask, make_asks
 
 _ROUND_S = 60.0
-_WORK_SHARE = 0.7  # of each minute
-_KILLING_SHARE = 0.4  # of the time, in which any service may be killed
+_WORK_SHARE = 0.7  # share of each minute
+_KILLING_SHARE = 0.4  # share of the time in which any service may be killed
 _ANY = ("scheduler", "worker", "gateway", "redis")
 _CLIENTS, _LEAVING, _SLOW = 3, 4, 4
 _RETENTION = 500
-_ASKS = 1_000  # more than a client can put in a minute
+_ASKS = 1_000  # more than a client can send in a minute
 _ANSWER_DEADLINE_S = 120.0
 _SETTINGS = {
-    "PAGESTREAM_NUM_BLOCKS": "192",  # all of them are touched in the first minute
+    "PAGESTREAM_NUM_BLOCKS": "192",  # few, so that all of them are used in the first minute
     "PAGESTREAM_NUM_HOST_BLOCKS": "32",
     "PAGESTREAM_OUTPUTS_RETENTION": str(_RETENTION),
     "PAGESTREAM_RESUME_WINDOW": "5",  # streams without a reader end soon
@@ -56,8 +56,8 @@ class Soak:
 
     Args:
         folder: for logs and the report.
-        minutes: how long.
-        seed: of what clients ask and who is killed.
+        minutes: duration.
+        seed: of the requests and of the killed services.
     """
 
     def __init__(self, folder: Path, minutes: float, seed: int) -> None:
@@ -76,7 +76,7 @@ class Soak:
         return (time.monotonic() - self._began_s) / 60
 
     def found(self) -> list[str]:
-        """What is wrong, in words."""
+        """Faults, as sentences."""
         return [
             *leaks(self.samples, _RETENTION),
             *(f"an answer was lost: {why}" for why in self.lost),
@@ -84,7 +84,7 @@ class Soak:
         ]
 
     async def run(self) -> None:
-        """Until the time is over."""
+        """Run for the whole time."""
         model = REPOSITORY / "models" / "demo"
         async with Cluster(self._folder / "services", model, _SETTINGS) as cluster:
             self._began_s = time.monotonic()
@@ -94,11 +94,11 @@ class Soak:
                 await self._work(cluster, number, targets)
                 self.samples.append(await rest(cluster, self._began_s))
                 self.deaths = list(cluster.deaths)
-                _say(self._news())
+                _show(self._news())
                 number += 1
 
     async def _work(self, cluster: Cluster, number: int, targets: tuple[str, ...]) -> None:
-        """One minute's work; who answers patiently is waited for, the others are cut off."""
+        """Run one minute's work: wait for the patient clients, cut off the others."""
         until_s = time.monotonic() + _WORK_SHARE * _ROUND_S
         draw = self._draw
         between_s = (3.0, 12.0) if targets == _ANY else (10.0, 20.0)
@@ -127,7 +127,7 @@ class Soak:
     async def _answered(
         self, cluster: Cluster, asks: Sequence[Ask], label: str, index: int, until_s: float
     ) -> None:
-        """Asks that must all be answered in full."""
+        """Send requests that must all be answered in full."""
         for number, what in enumerate(asks):
             if time.monotonic() >= until_s:
                 return
@@ -145,7 +145,7 @@ class Soak:
         self.counts[what] = self.counts.get(what, 0) + more
 
     def report(self) -> dict[str, Any]:
-        """Everything, for a file."""
+        """All results, for a file."""
         return {
             "found": self.found(),
             "counts": self.counts,
@@ -154,7 +154,7 @@ class Soak:
         }
 
 
-def _say(line: str) -> None:
+def _show(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -209,7 +209,7 @@ def _soak(options: argparse.Namespace, folder: Path) -> Soak | HostileSoak:
         deletes_outputs=options.delete_outputs,
         fills_redis=options.fill_redis,
     )
-    return HostileSoak(folder, plan, _say)
+    return HostileSoak(folder, plan, _show)
 
 
 async def _run(soak: Soak | HostileSoak) -> None:
@@ -227,31 +227,31 @@ def main() -> int:
         return 0
     folder = Path(options.out) / time.strftime("%Y%m%d-%H%M%S")
     soak, interrupted = _soak(options, folder), True
-    _say(f"logs in {folder}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    _show(f"logs in {folder}; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     try:
         with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(_run(soak))
             interrupted = False
     except NotReady as error:
-        _say(f"error: {error}")
+        _show(f"error: {error}")
         return 1
-    return _told(soak.report(), folder / "report.json", interrupted)
+    return _write_report(soak.report(), folder / "report.json", interrupted)
 
 
-def _told(report: dict[str, Any], path: Path, interrupted: bool) -> int:
-    """Write the report, and the end of it to the terminal; the exit code."""
+def _write_report(report: dict[str, Any], path: Path, interrupted: bool) -> int:
+    """Write the report to its file, and its summary to the terminal; the exit code."""
     path.write_text(json.dumps(report, indent=1))
     for process in report["processes"]:
         if process["mib_per_min"] is not None:
             sizes = "{first_mib:.1f} to {last_mib:.1f} MiB, {mib_per_min:+.3f} MiB a minute"
-            _say(f"{process['service']}: {sizes.format(**process)}")
+            _show(f"{process['service']}: {sizes.format(**process)}")
     for line in report["found"]:
-        _say(f"found: {line}")
-    _say(f"report in {path}; load {os.getloadavg()[0]:.1f}")
+        _show(f"found: {line}")
+    _show(f"report in {path}; load {os.getloadavg()[0]:.1f}")
     if interrupted:
-        _say("interrupted")
+        _show("interrupted")
         return 130
-    _say(f"failed: {len(report['found'])} findings" if report["found"] else "passed")
+    _show(f"failed: {len(report['found'])} findings" if report["found"] else "passed")
     return int(bool(report["found"]))
 
 

@@ -1,4 +1,4 @@
-"""What a soak calls a leak, and what it does not."""
+"""What a soak reports as a leak, and what it tolerates."""
 
 from benchmarks.serving.processes import Held, Kept
 from tests.chaos.soak.verdict import Sample, leaks, slope_per_min

@@ -1,4 +1,4 @@
-"""Whether something leaks, from what was seen each time that everything was idle. Pure."""
+"""Finds leaks in samples that were taken whenever everything was idle. Pure."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,25 +8,25 @@ from typing import Any
 
 from benchmarks.serving.processes import Held, Kept
 
-_WARM_UP = 2  # samples of a process that do not count: caches and the pool fill
-_FEWEST = 4  # samples from which a slope can be computed
-_MOST_PER_MINUTE = 0.005  # of its size, that a process may grow
+_WARM_UP = 2  # first samples of a process that do not count: caches and the pool fill
+_FEWEST = 4  # samples for a slope
+_MOST_PER_MINUTE = 0.005  # tolerated growth of a process, relative to its size
 _MOST_REDIS_GROWTH = 1.5  # between the first samples and the last
-_SPARE_BYTES = 4 * 2**20  # smaller than that is no leak of Redis
-_SPARE_FDS = 6  # connections to Redis, as many as were ever needed at once, stay open
-_SPARE_ENTRIES = 300  # what is appended between two trimmings
-_SPARE_KEYS = 20  # leases of gateways that died a moment ago, and what is about to expire
+_SPARE_BYTES = 4 * 2**20  # smaller growth of Redis is no leak
+_SPARE_FDS = 6  # connections to Redis stay open, as many as were ever needed at once
+_SPARE_ENTRIES = 300  # appended between two trimmings
+_SPARE_KEYS = 20  # leases of gateways that died recently, and keys that are about to expire
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Everything, at one moment at which nothing runs.
+    """The resources of everything, at a time at which nothing runs.
 
     Attributes:
         at_min: since the start.
         processes: by service.
-        idle_after_s: how long it took until nothing ran and no block was used; None: never.
-        left: what was not idle then, for people.
+        idle_after_s: seconds until nothing ran and no block was used; None: never.
+        left: what was not idle then, as text.
     """
 
     at_min: float
@@ -37,11 +37,11 @@ class Sample:
 
 
 def leaks(samples: Sequence[Sample], outputs_retention: int) -> list[str]:
-    """What grows that should not, in words.
+    """What grows although it should not, as sentences.
 
     Args:
-        samples: in order; a process that was started anew is another process.
-        outputs_retention: entries of outputs that are kept for slow readers.
+        samples: in order; a process that was restarted is another process.
+        outputs_retention: entries of the outputs log that are kept for slow readers.
     """
     found = [
         f"minute {sample.at_min:.1f}: not idle: {sample.left}"
@@ -55,7 +55,7 @@ def leaks(samples: Sequence[Sample], outputs_retention: int) -> list[str]:
 
 
 def lives(samples: Sequence[Sample]) -> list[tuple[str, list[tuple[float, Held]]]]:
-    """Every process with what was seen of it, and when."""
+    """Every process with its samples and their times."""
     found: dict[tuple[str, int], list[tuple[float, Held]]] = {}
     for sample in samples:
         for name, held in sample.processes.items():
@@ -64,9 +64,9 @@ def lives(samples: Sequence[Sample]) -> list[tuple[str, list[tuple[float, Held]]
 
 
 def slope_per_min(life: Sequence[tuple[float, Held]]) -> float | None:
-    """Bytes per minute that a warm process grows: the median over all pairs of samples.
+    """Bytes per minute by which a warm process grows: the median over all pairs of samples.
 
-    None if it did not live long enough to tell.
+    None if it has too few samples.
     """
     warm = life[_WARM_UP:]
     if len(warm) < _FEWEST:
@@ -76,7 +76,7 @@ def slope_per_min(life: Sequence[tuple[float, Held]]) -> float | None:
 
 
 def growth(samples: Sequence[Sample]) -> list[dict[str, Any]]:
-    """How every process has grown, for a report."""
+    """The growth of every process, for a report."""
     return [
         {
             "service": name,
@@ -135,7 +135,7 @@ def _kept_too_much(samples: Sequence[Sample], outputs_retention: int) -> list[st
             for log, (length, limit) in limits.items()
             if length > limit
         ]
-    # Logs are bounded by themselves, and fill to their bounds.
+    # Logs are bounded, and fill up to their bounds.
     sizes = [sample.redis.used_bytes - sample.redis.log_bytes for sample in samples]
     third = len(sizes) // 3
     if third:

@@ -21,7 +21,7 @@ class BackgroundWalks:
     """Walks of many steps in several processes of the lowest priority.
 
     Args:
-        folder: where each leaves what it has to say; one per run of the tests.
+        folder: of the walks' results; one per run of the tests.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,7 +29,7 @@ class BackgroundWalks:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Begin; once per folder."""
+        """Start the walks; once per folder."""
         for number in range(NUM_PROCESSES):
             with self._log(number).open("w") as log:
                 process = subprocess.Popen(
@@ -46,20 +46,20 @@ class BackgroundWalks:
             self._processes.append(process)
 
     def totals(self, deadline_s: float) -> Counter[str]:
-        """What all of them have seen, once they have ended well."""
+        """The totals of all walks, once they have ended without an error."""
         ends = time.monotonic() + deadline_s
         found: Counter[str] = Counter()
         for number in range(NUM_PROCESSES):
             while not self._totals(number).exists():
                 said = self._log(number).read_text() if self._log(number).exists() else ""
-                assert not said, said  # it speaks only of failures
+                assert not said, said  # they print only failures
                 assert time.monotonic() < ends, f"walks are not done after {deadline_s} s"
-                time.sleep(_LOOK_S)  # between two looks; what is waited for is the condition
+                time.sleep(_LOOK_S)  # polling interval of the condition
             found.update(json.loads(self._totals(number).read_text()))
         return found
 
     def stop(self) -> None:
-        """End what still runs of what was started here."""
+        """End the walks that were started here and still run."""
         for process in self._processes:
             process.kill()
             process.wait()

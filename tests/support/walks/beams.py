@@ -1,4 +1,4 @@
-"""Beam searches of a random walk's clients, done naively: what the log must say of them."""
+"""The beam searches of a random walk's clients, done naively, to check the log."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,16 +7,16 @@ from shared.messages.endings import EndFlag
 from shared.messages.outputs import BeamCandidates, ChoiceState, Hypothesis
 from shared.sampling import BeamParams, EarlyStopping
 
-Continuation = tuple[int, float, int]  # token, what it costs in score, EndFlag or 0
+Continuation = tuple[int, float, int]  # token, its (negative) score, EndFlag or 0
 
 
 def tag_after(before: int, token: int) -> int:
-    """Names the content of a slot: this token's, with all those before it."""
+    """Tag of a slot's content: this token and all tokens before it."""
     return hash((before, token))
 
 
 def continuations(tag: int, count: int, vocabulary: int, end: EndFlag | None) -> list[Continuation]:
-    """How a beam may go on; at most one way is an end, unless all are.
+    """The possible continuations of a beam; at most one is an end, unless all are.
 
     Args:
         tag: of the beam's last token.
@@ -26,7 +26,7 @@ def continuations(tag: int, count: int, vocabulary: int, end: EndFlag | None) ->
     for index in range(count):
         is_stop = end is EndFlag.STOP and index == tag % count
         flag = end if is_stop or end is EndFlag.LENGTH else 0
-        # Costs are fractions that float32 adds up exactly.
+        # Scores are fractions that float32 adds up exactly.
         cost = ((tag >> 3 * index % 60) % 61 + 1) / 64
         found.append(((tag + index * 131) % vocabulary, cost, int(flag or 0)))
     return found
@@ -34,7 +34,7 @@ def continuations(tag: int, count: int, vocabulary: int, end: EndFlag | None) ->
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """What was generated, the sum of scores up to each token, and the tag of the last."""
+    """The generated tokens, the sum of scores up to each token, and the tag of the last."""
 
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
@@ -42,7 +42,7 @@ class Beam:
 
     @property
     def score(self) -> float:
-        """Of all its tokens."""
+        """Score of all its tokens."""
         return self.scores[-1] if self.scores else 0.0
 
 
@@ -57,14 +57,14 @@ class Finished:
 
 @dataclass
 class Search:
-    """All that the log has of a search, by the number of rounds.
+    """The state of a search by the log, by the number of rounds in it.
 
     Args:
         params: of the request.
         prompt_tag: tag of the prompt's last token.
         stop_period: a beam may end at about one in so many tokens.
         max_output: tokens that a beam may generate.
-        vocabulary: tokens that there are.
+        vocabulary: number of tokens.
     """
 
     params: BeamParams
@@ -81,7 +81,7 @@ class Search:
         self.running = [Beam((), (), self.prompt_tag)]
 
     def candidates(self) -> list[tuple[int, Beam, int]]:
-        """The likeliest continuations of all beams: parents, what comes of them, and flags."""
+        """The best continuations of all beams: parents, tokens and scores, and flags."""
         return [
             (parent, _continued(self.running[parent], token, score), flag)
             for score, parent, token, flag in self.ranked(
@@ -92,7 +92,7 @@ class Search:
     def ranked(
         self, beams: list[tuple[int, float]], num_generated: int
     ) -> list[tuple[float, int, int, int]]:
-        """Scores, parents, tokens and flags of what a worker tells, best first.
+        """Scores, parents, tokens and flags of a worker's candidates, best first.
 
         Args:
             beams: tags and scores.
@@ -110,7 +110,7 @@ class Search:
         return found[:count]
 
     def advance(self, told: BeamCandidates) -> None:
-        """A worker's result, which must be that of the beams that run."""
+        """Apply a worker's result, which must be that of the running beams."""
         assert not self.is_over, "a search goes on behind its end"
         found = self.candidates()
         columns = [told.parents, told.tokens, told.scores, told.flags]
@@ -129,14 +129,14 @@ class Search:
         self.is_over = not self.running or not self._could_improve()
 
     def check_state(self, choices: Sequence[ChoiceState]) -> None:
-        """A RequestState contains exactly what the log had."""
+        """Check that a RequestState has exactly the known state."""
         told = [(c.output.tolist(), c.scores.tolist(), c.finish_reason) for c in choices]
         known = [(list(beam.tokens), list(beam.scores), "") for beam in self.running]
         known += [(list(f.beam.tokens), list(f.beam.scores), f.reason) for f in self.finished]
         assert told == known, f"{told} for {known}"
 
     def check_end(self, hypotheses: tuple[Hypothesis, ...]) -> None:
-        """A BeamsEnded contains what was found."""
+        """Check that a BeamsEnded has exactly the finished beams."""
         assert self.is_over, "a search ends before its end"
         told = [
             (h.tokens.tolist(), h.scores.tolist(), h.score, h.finish_reason) for h in hypotheses

@@ -1,7 +1,7 @@
-"""What the clients of a random walk asked for, and what the outputs log has for them since.
+"""The clients of a random walk: their requests, and what the outputs log has of them.
 
-Tokens are a pure function of (client, choice, position), those of beams of all tokens before them.
-So each token can be told from every other: none is lost, repeated, or another request's.
+Tokens are a pure function of (client, choice, position); those of beams of all tokens before them.
+So each token is distinguishable: a lost, repeated or misdirected one is detected.
 """
 
 from dataclasses import dataclass, field
@@ -18,18 +18,18 @@ VOCABULARY = 997  # tokens
 
 @dataclass(slots=True)
 class Choice:
-    """One choice of a request, as it is in the log."""
+    """One choice of a request, as the log has it."""
 
     output: list[int] = field(default_factory=list)
     reason: str = ""  # FinishReason, once it has ended
     by_flag: bool = False  # ended by a result, which the scheduler may have read only later
-    stopped_at: int | None = None  # tokens that its gateway wants, which found a stop string there
+    stopped_at: int | None = None  # tokens up to the stop string that its gateway found
 
     def restate(self, output: list[int], reason: str) -> None:
-        """A RequestState contains exactly what the log had.
+        """Check that a RequestState has exactly the known state.
 
-        Of a choice that was stopped it may say less: results that came while the scheduler
-        stopped it are in the log, but no client wants them.
+        Of a stopped choice it may have less: the log may hold results that came while the scheduler
+        stopped it, and that are not needed.
         """
         is_shorter = self.stopped_at is not None and len(output) >= self.stopped_at
         if is_shorter and reason == FinishReason.STOP:
@@ -41,26 +41,26 @@ class Choice:
 
 @dataclass
 class Client:
-    """A request, and what became of it."""
+    """A request and its results."""
 
-    number: int  # order of arrival, from 1; travels as the seed of the request's sampling
+    number: int  # order of arrival, from 1; it is the seed of the request's sampling
     submit: Submit
-    flavour: int | None  # clients of one flavour draw the same tokens, and all choices do; None: no
+    flavour: int | None  # clients of one flavour sample the same tokens; None: no flavour
     stop_period: int  # one token in so many ends its sequence
     max_output: int  # tokens that each choice may generate
     choices: list[Choice]
     is_accepted: bool = False
-    is_aborted: bool = False  # the client has left
+    is_aborted: bool = False  # the client has disconnected
     is_refused: bool = False
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Lower is served earlier."""
+        """Rank in the queue; lower is served earlier."""
         return (self.submit.priority, self.number)
 
     @cached_property
     def search(self) -> Search | None:
-        """The beam search that it wants, as far as it is in the log."""
+        """Its beam search, as far as it is in the log."""
         params = self.submit.sampling.beams
         if params is None:
             return None
@@ -73,12 +73,12 @@ class Client:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing is left to come."""
+        """Whether all choices have ended."""
         return all(choice.reason for choice in self.choices)
 
     @cached_property
     def first_tag(self) -> int:
-        """The tag in front of the first token: other salts must never see the same content."""
+        """The tag before the first token: other salts must never see the same content."""
         return sum(map(ord, self.submit.cache_salt))
 
     @cached_property
@@ -101,7 +101,7 @@ class Client:
     # ---------------------------------------------------------- what is in the log
 
     def take(self, number: int, token: int, flag: int | None) -> None:
-        """A result's token of a choice; one of a choice that has ended came too late."""
+        """Record a result's token of a choice; tokens after its end are ignored."""
         choice = self.choices[number]
         if choice.reason:
             return
@@ -114,7 +114,7 @@ class Client:
             choice.by_flag = True
 
     def end(self, number: int, reason: str) -> None:
-        """A choice ended otherwise than by a flag; if a flag came first, that counts."""
+        """End a choice by another message than a flag; an earlier flag takes precedence."""
         choice = self.choices[number]
         if choice.by_flag:
             return
@@ -123,7 +123,7 @@ class Client:
         choice.reason = reason
 
     def end_all(self, reason: str) -> None:
-        """The request ended otherwise than by flags."""
+        """End the request by another message than flags."""
         late = any(choice.by_flag for choice in self.choices)
         assert self.running or late, f"{self.submit.request_id} ends twice, now by {reason}"
         assert self.is_aborted or reason != FinishReason.ABORT, f"no client has left: {self.submit}"
@@ -132,7 +132,7 @@ class Client:
             choice.reason = reason
 
     def end_beams(self, hypotheses: tuple[Hypothesis, ...]) -> None:
-        """The beam search is over."""
+        """End the beam search."""
         assert self.search is not None, f"{self.submit.request_id} has no beams"
         assert len(hypotheses) == len(self.choices), f"{len(hypotheses)} of {len(self.choices)}"
         assert self.running == self.choices, f"{self.submit.request_id} ends twice"
@@ -141,12 +141,12 @@ class Client:
             choice.output, choice.reason = hypothesis.tokens.tolist(), hypothesis.finish_reason
 
     def where(self, choice: int) -> str:
-        """For messages."""
+        """A description for messages."""
         return f"choice {choice} of {self.submit.request_id}"
 
 
 def blocks_needed(config: SchedulerConfig, submit: Submit, max_output: int) -> int:
-    """Blocks without which a request cannot run even alone, all its choices being different."""
+    """Blocks without which a request cannot run even alone, if all its choices differ."""
     shared = (len(submit.prompt) - 1) // config.block_size
     each = -(-(len(submit.prompt) + max_output - 1) // config.block_size)
     return shared + submit.num_choices * (each - shared)
@@ -164,7 +164,7 @@ def may_refuse(config: SchedulerConfig, client: Client) -> bool:
 
 
 def check_ending(client: Client) -> None:
-    """An ended request has all the tokens of its reason; nothing else was ever delivered."""
+    """Check that an ended request has all tokens for its reason, and no others."""
     for number, choice in enumerate(client.choices):
         if choice.reason == FinishReason.LENGTH:
             assert len(choice.output) == client.max_output, client.where(number)

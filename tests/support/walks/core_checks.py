@@ -1,6 +1,6 @@
-"""What must hold in the scheduler core at every moment of a random walk.
+"""Invariants of the scheduler core at every step of a random walk.
 
-These checks look inside: a leak that no client ever notices is still a leak.
+These checks look inside the core, because a leak may have no visible effect.
 """
 
 from collections import Counter, defaultdict
@@ -27,7 +27,7 @@ def tables_of(core: Scheduler) -> dict[int, list[int]]:
 
 
 def check_pools(core: Scheduler) -> None:
-    """Reference counts are those of the tables, and of what is pinned."""
+    """Check that reference counts are those of the tables and of pinned blocks."""
     sequences = _sequences_of(core)
     _check_references(core.pool, [found.block_table for found in sequences])
     if core.config.num_host_blocks:
@@ -49,7 +49,7 @@ def _check_references(pool: BlockPool, tables: Iterable[list[int]]) -> None:
 
 
 def check_cache(pool: BlockPool) -> None:
-    """Every block is in one place; what is cached is findable, what is free is not."""
+    """Check that every block is in one place, cached ones can be found, and free ones cannot."""
     idle = sorted([*pool._free, *pool._cached])
     unused = [block for block, count in enumerate(pool._references) if count == 0]
     assert idle == unused, f"blocks {idle} are free, {unused} have no references"
@@ -60,7 +60,7 @@ def check_cache(pool: BlockPool) -> None:
 
 
 def check_slots(core: Scheduler) -> None:
-    """However many beams the searches come to have, there is room for them in a step."""
+    """Check that the beams that searches may come to have fit into a step."""
     searches = [group.search for group in core._planner.queues.running if group.search is not None]
     num_beams = sum(search.params.width for search in searches)
     assert core._planner.queues.num_beams == num_beams
@@ -76,7 +76,7 @@ def check_slots(core: Scheduler) -> None:
 
 
 def check_pins(core: Scheduler) -> None:
-    """What is pinned is what the prefixes say, and no more than may be."""
+    """Check that exactly the prefixes' blocks are pinned, within the limit."""
     pool, prefixes = core.pool, core._prefixes
     num_pins = Counter(chain.from_iterable(found.hashes for found in prefixes._pinned.values()))
     assert pool._num_pins == num_pins
@@ -93,10 +93,10 @@ def check_pins(core: Scheduler) -> None:
 
 
 def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
-    """Tenants have no block in common, but for pinned ones; how many of those they have.
+    """Check that tenants share no block except pinned ones; how many of those they have.
 
     Args:
-        pinned: names of all content that ever was to be pinned.
+        pinned: names of all content that was ever to be pinned.
     """
     tenants: defaultdict[int, set[str]] = defaultdict(set)  # by block
     for group in core._known.by_request.values():
@@ -113,7 +113,7 @@ def check_tenants(core: Scheduler, pinned: Collection[BlockHash]) -> int:
 
 
 def check_at_rest(core: Scheduler) -> None:
-    """Every request has ended, and nothing is left of any."""
+    """Check that every request has ended, and left nothing behind."""
     assert core.host_pool.num_used == 0
     assert core.pool.num_used == core.pool.num_pinned
     assert all(status.state != PrefixState.PENDING for status in core.prefixes())
@@ -152,17 +152,17 @@ class QueueCheck:
         self.counts: Counter[str] = Counter()
 
     def forget(self) -> None:
-        """A new core has empty queues."""
+        """Start with the empty queues of a new core."""
         for ranks in (self._waiting, self._running, self._preempted):
             ranks.clear()
         self._passed.clear()
         self._prefix_arrivals.clear()
 
     def check(self, core: Scheduler, has_planned: bool) -> None:
-        """Take the core's events since the last call, in order.
+        """Check the core's events since the last call, in order.
 
         Args:
-            has_planned: whether it did so in ``schedule``.
+            has_planned: whether they come from ``schedule``.
         """
         taken = core.take_events()
         ran_before = set(self._running) if taken else set()
@@ -179,7 +179,7 @@ class QueueCheck:
                     if has_planned:
                         self._check_victim(event, core)
                     else:
-                        # One of its choices ended while they were computed again.
+                        # One of its choices ended while its tokens were recomputed.
                         assert event.by == event.request_id
                 case events.Ended():
                     for ranks in (self._waiting, self._running, self._preempted):
@@ -195,7 +195,7 @@ class QueueCheck:
             self._check_prefixes(core, has_victim)
 
     def check_stats(self, core: Scheduler) -> None:
-        """What the core says of its queues."""
+        """Check the core's own statistics of its queues."""
         stats = core.stats()
         groups = _groups_of_prefixes(core)
         num_admitted = sum(group.state is not GroupState.WAITING for group in groups)
@@ -212,7 +212,7 @@ class QueueCheck:
         return self._clients[request_id].rank
 
     def _admit(self, event: events.Admitted, core: Scheduler) -> None:
-        """The first by rank of those that were preempted or wait, or one that may pass it."""
+        """The first by rank of the preempted and the waiting requests, or one that may pass it."""
         rank = self._rank_of(event.request_id)
         assert rank in self._preempted | self._waiting, f"{event.request_id} does not wait"
         earlier = {other for other in self._preempted | self._waiting if other < rank}
@@ -270,7 +270,7 @@ class QueueCheck:
             self.counts[f"searches preempted by {event.kind}"] += 1
 
     def _check_victim(self, event: events.Preempted, core: Scheduler) -> None:
-        """The latest goes first, but for those that will be gone soon anyway."""
+        """The latest is preempted first, except those that will end soon anyway."""
         rank = self._rank_of(event.request_id)
         assert self._rank_of(event.by) <= rank, f"{event.request_id} goes for a later one"
         draining = {

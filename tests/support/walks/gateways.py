@@ -1,4 +1,4 @@
-"""The gateways of a random walk: what the outputs log tells them, and so their clients."""
+"""The gateways of a random walk, which pass the outputs log on to clients."""
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.recovery import Recovery
@@ -10,7 +10,7 @@ from tests.support.walks.clients import Client, may_refuse
 
 
 class Gateways:
-    """They follow the log from its beginning.
+    """Follow the log from its beginning.
 
     Args:
         clients: by number, from 1; ``submit`` adds to them.
@@ -27,7 +27,7 @@ class Gateways:
         self._prefix_handles: set[int] = set()  # handles
 
     def submit(self, client: Client) -> None:
-        """A new client."""
+        """Add a new client."""
         self._clients.append(client)
         self.by_id[client.submit.request_id] = client
 
@@ -36,14 +36,14 @@ class Gateways:
         self._prefix_handles.add(handle)
 
     def begin_epoch(self, config: SchedulerConfig) -> None:
-        """Handles mean nothing any more."""
+        """Drop all handles, which are invalid in a new epoch."""
         self._config = config
         self._handles.clear()
         self._searches.clear()
         self._prefix_handles.clear()
 
     def follow(self, message: Message) -> EntryId:
-        """The next message of the log; the entry of requests up to which it speaks of all."""
+        """Process the next message of the log; the entry of requests up to which it covers all."""
         match message:
             case StepResult():
                 self._continue(message)
@@ -61,7 +61,7 @@ class Gateways:
         return EntryId.parse(message.requests_cursor)
 
     def check_recovery(self, recovery: Recovery) -> None:
-        """The trimmed log still has all of every unfinished request."""
+        """Check that the trimmed log still has every unfinished request."""
         unfinished = {
             client.submit.request_id: {
                 number: choice.output
@@ -111,7 +111,7 @@ class Gateways:
                 client.search.advance(candidates)
 
     def _restate(self, state: RequestState) -> None:
-        """A state contains exactly what the log had, under new handles."""
+        """Check that a state has exactly the known state, under new handles."""
         client = self.by_id[state.submit.request_id]
         client.is_accepted = True
         assert not client.has_ended, f"{state.submit.request_id} is stated but has ended"

@@ -1,4 +1,4 @@
-"""What kind of walk a random walk is: geometry, limits, mixture of events, and its requests."""
+"""The parameters of a random walk: geometry, limits, mixture of events, and its requests."""
 
 import random
 from dataclasses import dataclass
@@ -20,27 +20,27 @@ _TENANTS = ["alice", "bob", "carol"]
 
 
 class Event(Enum):
-    """What can happen next."""
+    """The events of a walk."""
 
     SUBMIT = auto()
-    ABORT = auto()  # rightly, or with an attachment that is stale
+    ABORT = auto()  # valid, or with a stale attachment
     STOP = auto()  # a gateway has found a stop string
     TURN = auto()  # the scheduler reads, plans and appends
     EXECUTE = auto()  # the worker executes plans and appends results
     CHECKPOINT = auto()  # old requests are stated again, so that the log can be trimmed
-    PIN = auto()  # a gateway names a prefix that is to stay, maybe not for the first time
+    PIN = auto()  # a gateway pins a prefix, perhaps not for the first time
     FAIL = auto()  # a new epoch, with a new scheduler and a new worker
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What kind of walk it is."""
+    """The parameters of a walk."""
 
     config: SchedulerConfig
     weights: dict[Event, float]
-    flavours: bool  # clients draw the same tokens as others, so that generated blocks are shared
+    flavours: bool  # clients sample the same tokens as others, so that generated blocks are shared
     max_choices: int
-    beam_share: float  # of the requests
+    beam_share: float  # share of beam searches among the requests
     num_salts: int
     num_tenants: int
     longest_prompt: int  # tokens
@@ -49,11 +49,11 @@ class Profile:
     pool_may_change: bool  # from epoch to epoch
 
     def client(self, number: int, rng: random.Random, most_choices: int) -> Client:
-        """A request like those of this walk.
+        """A random request of this walk.
 
         Args:
             number: order of arrival, from 1.
-            most_choices: more can never run.
+            most_choices: most that can run.
         """
         family = rng.randrange(_NUM_FAMILIES)
         num_prompt = rng.randint(1, self.longest_prompt) if rng.random() < 0.99 else 0
@@ -96,9 +96,9 @@ class Profile:
         )
 
     def prefix(self, bits: int) -> tuple[Pin, Client]:
-        """A prefix that is to stay, and the request that computes it if no other does.
+        """A prefix to pin, and the client that computes it if no request does.
 
-        Requests of a prefix's family begin with it, if their salt is the family's.
+        Requests of a prefix's family begin with it, if they have the family's salt.
         """
         family = bits % _NUM_FAMILIES
         num_tokens = 1 + bits // _NUM_FAMILIES % self.longest_prompt
@@ -113,7 +113,7 @@ class Profile:
 
 
 def _family(family: int, num_tokens: int) -> list[int]:
-    """The beginning of the prompts that a family has in common."""
+    """The common beginning of the prompts of a family."""
     return [family * 100 + index for index in range(num_tokens)]
 
 

@@ -1,4 +1,4 @@
-"""A scheduler core and a worker without a model, recorded while random things happen."""
+"""A scheduler core and a worker without a model, recorded during random events."""
 
 from collections import deque
 from pathlib import Path
@@ -53,11 +53,11 @@ class Recorded:
 
 
 def record(path: Path, seed: int) -> None:
-    """Requests come, are aborted, and prefixes are pinned, also while plans are in flight."""
+    """Submit and abort requests, and pin prefixes, also while plans are in flight."""
     engine = Recorded(path)
     rng = np.random.default_rng(seed)
     for number in range(150):
-        # As in the service, a turn applies outputs before requests.
+        # As in the service, outputs are applied before requests.
         if rng.random() < 0.6:
             engine.execute()
         if rng.random() < 0.5:

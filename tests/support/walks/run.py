@@ -1,6 +1,6 @@
 """Random walks of the scheduler core, one after the other, until there are enough steps.
 
-A walk that fails is repeated with ever fewer of its events, and the command that repeats the
+A walk that fails is repeated with ever fewer of its events. Then the command that repeats the
 shortest failing one is printed:
 
     python -m tests.support.walks.run --first-seed 1 --steps 500000
@@ -19,11 +19,11 @@ from pathlib import Path
 from tests.support.walks.walk import Walk
 
 _NUM_EVENTS = 400
-_MAX_ATTEMPTS = 400  # walks that shortening may take
+_MAX_ATTEMPTS = 400  # walks for shortening
 
 
 def failure(seed: int, kept: Sequence[int] | None = None) -> str | None:
-    """What a walk finds wrong, or None."""
+    """The failure of a walk, or None."""
     try:
         Walk(seed, _NUM_EVENTS).run(None if kept is None else frozenset(kept))
     except Exception:
@@ -32,7 +32,7 @@ def failure(seed: int, kept: Sequence[int] | None = None) -> str | None:
 
 
 def shortest(seed: int) -> list[int]:
-    """Few events of a failing walk that still fail: parts are left out, then smaller parts."""
+    """The fewest events of a walk that still fail, found by removing parts, then smaller parts."""
     kept = list(range(_NUM_EVENTS))
     size = len(kept) // 2
     attempts = 0
@@ -50,7 +50,7 @@ def shortest(seed: int) -> list[int]:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """0,1,2,5 is 0-2,5."""
+    """Numbers as text: 0,1,2,5 is 0-2,5."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -61,7 +61,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def numbers(text: str) -> list[int]:
-    """What ``ranges`` wrote."""
+    """Numbers from the text that ``ranges`` wrote."""
     found: list[int] = []
     for part in [] if text == "none" else text.split(","):
         first, _, last = part.partition("-")
@@ -88,7 +88,7 @@ def walk_on(first_seed: int, num_steps: int) -> Counter[str] | int:
 
 
 def report(seed: int) -> str:
-    """How a failing walk fails in the fewest events, and how to see it again."""
+    """The failure of the shortest failing walk, and the command to repeat it."""
     kept = shortest(seed)
     command = f"python -m tests.support.walks.run --seed {seed} --keep {ranges(kept)}"
     found = failure(seed, kept)
@@ -115,7 +115,7 @@ def main() -> None:
     if args.out is None:
         print(said)
         return
-    part = args.out.with_suffix(".part")  # a reader of the file sees all of it
+    part = args.out.with_suffix(".part")  # renamed, so that readers see all of it or nothing
     part.write_text(said)
     part.rename(args.out)
 

@@ -1,7 +1,7 @@
-"""One random walk: a scheduler core, the logs, a worker and clients, in any order of events.
+"""One random walk: a scheduler core, the logs, a worker and clients, with events in any order.
 
-A walk is a pure function of its seed and of which of its events are kept, so that a failing one can
-be repeated, and shortened.
+A walk is a pure function of its seed and of the events that are kept, so that a failing one can be
+repeated and shortened.
 """
 
 import random
@@ -41,13 +41,13 @@ class Entry:
 
     id: EntryId
     messages: tuple[Message, ...]
-    behind: EntryId = START  # of a request: the entry of outputs that its gateway had seen
+    behind: EntryId = START  # of a request: the entry of outputs that its gateway had read
 
 
 class Walk:
     """Args:
-    seed: everything follows from it.
-    num_events: how many are drawn; the walk then goes on until all requests have ended.
+    seed: of everything random.
+    num_events: to draw; the walk then goes on until all requests have ended.
     """
 
     def __init__(self, seed: int, num_events: int) -> None:
@@ -59,8 +59,10 @@ class Walk:
         self.counts: Counter[str] = Counter()
         self.clients: list[Client] = []
         self._gateways = Gateways(self.clients)
-        self._prefixes: dict[bytes, Client] = {}  # who computes pinned prefixes, by their tokens
-        self._pinned: set[BlockHash] = set()  # all content that ever was to be pinned
+        self._prefixes: dict[
+            bytes, Client
+        ] = {}  # clients that compute pinned prefixes, by their tokens
+        self._pinned: set[BlockHash] = set()  # all content that was ever to be pinned
         self._outputs: deque[Entry] = deque()
         self._requests: deque[Entry] = deque()
         self._num_requests = 0
@@ -71,10 +73,10 @@ class Walk:
         self._begin_epoch()
 
     def run(self, kept: Collection[int] | None = None) -> None:
-        """All events, or those whose indices are kept, then to the end.
+        """Run all events, or those whose indices are kept, and then to the end.
 
         Raises:
-            Exception: whatever the core, the worker or a check found wrong.
+            Exception: from the core, the worker or a check.
         """
         happen = {
             Event.SUBMIT: self._submit,
@@ -116,7 +118,7 @@ class Walk:
         if client is None:
             return
         if client.search is not None:
-            self._append_request(Stop(client.submit.request_id, 0, 1))  # means nothing
+            self._append_request(Stop(client.submit.request_id, 0, 1))  # has no effect
             return
         for number, choice in enumerate(client.choices):
             if choice.output and not choice.reason:
@@ -148,7 +150,7 @@ class Walk:
     # ---------------------------------------------------------------- the services
 
     def _turn(self, bits: int) -> None:
-        """Read some or all of what is new, plan as often as wanted, append."""
+        """Read some or all new entries, plan several times, append."""
         core = self.core
         all_outputs, all_requests, all_plans = bits & 1, bits & 2, bits & 12
         answers: list[Message] = []
@@ -158,7 +160,7 @@ class Walk:
                 answers += core.apply(message, entry.id)
             if not all_outputs:
                 break
-        # Logs are read together: a reader of a request has read what its gateway had seen.
+        # Logs are read together: with a request, all entries that its gateway had read are read.
         while self._unread_requests and self._unread_requests[0].behind <= core.outputs_cursor:
             entry = self._unread_requests.popleft()
             for message in entry.messages:
@@ -180,7 +182,7 @@ class Walk:
         self._check_effects()
 
     def _checked(self, plan: StepPlan) -> dict[int, list[int]]:
-        """The tables behind a new plan; what must hold after every plan holds."""
+        """The tables behind a new plan; checks the invariants after it."""
         core = self.core
         self.counts["steps"] += 1
         self.counts["copies"] += len(plan.copy_sources)
@@ -190,14 +192,14 @@ class Walk:
             self.counts["beam steps"] += 1
             if len(beam.parents):
                 self.counts["beam forks"] += int(np.count_nonzero(beam.parents != beam.handles))
-        # Those that go leave less room than any of those that wait for theirs needs, so that a
-        # block of the host pool never changes hands within a plan.
+        # Sequences that leave free less room than any waiting one needs, so that a block of the
+        # host pool is never reused within a plan.
         assert not len(plan.swap_out_host) or not len(plan.swap_in_host), "swaps both ways"
         for admission in plan.admissions:
             if admission.sampling.seed == 0:
                 self._gateways.ignore(admission.handle)
                 self.counts["admissions of prefixes"] += 1
-        if plan.step % 4 == 0:  # what is wrong stays wrong
+        if plan.step % 4 == 0:  # a violation persists, so that every fourth step is enough
             check_pools(core)
         if plan.step % 8 == 0:
             check_cache(core.pool)
@@ -211,7 +213,7 @@ class Walk:
         return tables_of(core)
 
     def _execute(self, bits: int) -> None:
-        """The next plan, or all there are."""
+        """Execute the next plan, or all plans."""
         while self._plans:
             plan, tables = self._plans.popleft()
             result = self.worker.execute(plan, tables)
@@ -224,13 +226,13 @@ class Walk:
                 break
 
     def _checkpoint(self, _bits: int) -> None:
-        """Restated requests must stand right behind what was read; otherwise it was in vain."""
+        """Restate requests; the messages must be right behind what was read, or have no effect."""
         if not self._unread_outputs and (states := self.core.checkpoints()):
             self._append_output(states)
             self.counts["checkpoints"] += 1
 
     def _fail(self, bits: int) -> None:
-        """Worker and scheduler are gone; so are plans, and results that were not appended."""
+        """Lose worker and scheduler, and with them plans, and results that were not appended."""
         self.counts["failures"] += 1
         if self.profile.pool_may_change:
             num_blocks = self.profile.config.num_blocks
@@ -244,7 +246,7 @@ class Walk:
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
-        """Fence, replay the log, recover."""
+        """Fence the log, replay it, and recover."""
         self._epoch += 1
         config = self._config
         self._plans: deque[tuple[StepPlan, dict[int, list[int]]]] = deque()
@@ -297,7 +299,7 @@ class Walk:
                 self._requests.popleft()
 
     def _check_effects(self) -> None:
-        """Stops and aborts that the scheduler has read have ended what they name."""
+        """Check that stops and aborts that the scheduler has read have ended what they name."""
         left = []
         for at, client, number in self._to_take_effect:
             if at > self.core.requests_cursor:
@@ -337,7 +339,7 @@ class Walk:
         self._count()
 
     def _most_steps_left(self) -> int:
-        """Every request computed alone, token by token, and once more for each that is later."""
+        """Steps for every request alone, token by token, once more for each later one."""
         left = [
             (len(client.submit.prompt) + client.max_output) * len(client.choices)
             for client in self.clients

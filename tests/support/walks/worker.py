@@ -1,7 +1,7 @@
-"""A fast worker without a model, for millions of steps: it executes plans to the letter.
+"""A fast worker without a model, for millions of steps: it executes plans strictly.
 
-Each slot of the pool holds a tag of all the tokens that led up to it, so a block that was shared,
-overwritten, copied, swapped or found wrongly is seen in the step that reads it.
+Each slot of the pool holds a tag of all the tokens that led to it. So a block that is shared,
+overwritten, copied, swapped or found wrongly is detected in the step that reads it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _NONE = np.empty(0, np.int32)
 
 @dataclass(slots=True)
 class Resident:
-    """What a worker keeps of a sequence."""
+    """The state of a resident sequence."""
 
     client: Client
     choice: int
@@ -33,7 +33,7 @@ class Resident:
     ended: bool = False
 
     def append(self, token: int) -> None:
-        """One more token, and its tag."""
+        """Append a token and its tag."""
         at = len(self.tokens)
         before = int(self.tags[at - 1]) if at else self.client.first_tag
         self.tags[at] = tag_after(before, token)
@@ -77,12 +77,12 @@ class WalkWorker:
         self._max_model_len = max_model_len
         self._pool = np.full((num_blocks, block_size), _NOTHING, np.int64)
         self._host: dict[int, npt.NDArray[np.int64]] = {}
-        self._num_owners = [0] * num_blocks  # tables of residents that name each block
+        self._num_owners = [0] * num_blocks  # tables of residents with each block
         self._to_check: set[int] = set()  # handles whose blocks were filled, or written by others
         self._step = 0
 
     def execute(self, plan: StepPlan, tables: Mapping[int, Sequence[int]]) -> StepResult:
-        """One step.
+        """Execute one step.
 
         Args:
             tables: block tables by handle, as the scheduler had them when it made the plan.
@@ -92,15 +92,15 @@ class WalkWorker:
         self._apply(plan)
         chunks = self._chunks(plan)
         num_batched = sum(chunks.values())
-        # None at all if everything planned has ended in a step that was still in flight.
+        # There are no rows if everything planned has ended in a step that was still in flight.
         assert num_batched <= self._max_num_batched_tokens, f"{num_batched} tokens in a step"
         self._write(chunks)
         sampled = self._sampling(chunks)
         self._fork(plan, sampled)
         known = {handle: found.table for handle, found in self.residents.items()}
         assert known == tables, f"step {plan.step}: tables {known}, the scheduler's are {tables}"
-        # Nothing else can have changed; a look at everything now and then makes sure. What was
-        # admitted may share blocks that are still to be computed: it is looked at once it reads.
+        # Only these can have changed; a full check now and then makes sure. Admitted sequences may
+        # share blocks that are still to be computed: they are checked once they read.
         is_thorough = plan.step % 16 == 0
         for handle in chunks if is_thorough else self._to_check & chunks.keys():
             self._check(handle)
@@ -131,7 +131,7 @@ class WalkWorker:
             self._check_length(self.residents[handle])
 
     def _check_length(self, resident: Resident) -> None:
-        """The last token is sampled but never computed: no sequence gets a block for it."""
+        """Check that the last token, which is sampled but never computed, got no block."""
         client = resident.client
         most = len(client.submit.prompt) + client.max_output - 1
         assert (len(resident.table) - 1) * self._block_size < most, f"blocks behind {most} tokens"
@@ -145,7 +145,7 @@ class WalkWorker:
             self._num_owners[block] += 1
 
     def _branch(self, beam: BeamStep) -> None:
-        """First all new beams are made from their parents, then all grow."""
+        """First make all new beams from their parents, then append to all."""
         handles, parents = beam.handles.tolist(), beam.parents.tolist()
         if not parents:
             assert len(beam.tokens) == 0, "beams that continue nothing grow by nothing"
@@ -161,15 +161,15 @@ class WalkWorker:
         in_host, sources = plan.swap_in_host.tolist(), plan.copy_sources.tolist()
         assert len(set(out_host)) == len(out_host), "a host block is filled twice"
         assert len(set(in_device)) == len(in_device), "a block is filled twice"
-        # What goes out may come back at once, but must not replace what is still to come back:
-        # ``_check`` looks at all that is brought in.
+        # A block may go out and come back at once, but must not replace one that is still to come
+        # back: ``_check`` checks all that is swapped in.
         assert not set(in_device) & {*sources, *plan.copy_targets.tolist()}
         for device, host in zip(plan.swap_out_device.tolist(), out_host, strict=True):
             self._host[host] = self._pool[device].copy()
         for host, device in zip(in_host, in_device, strict=True):
             self._pool[device] = self._host[host]
         for host in set(in_host):
-            del self._host[host]  # what comes back is not needed there any more
+            del self._host[host]  # a block that comes back is not needed there any more
 
     def _copy(self, plan: StepPlan) -> None:
         sources, targets = plan.copy_sources.tolist(), plan.copy_targets.tolist()
@@ -235,7 +235,7 @@ class WalkWorker:
             )
 
     def _sampling(self, chunks: Mapping[int, int]) -> list[int]:
-        """Handles of sequences that draw a token."""
+        """Handles of sequences that sample a token."""
         sampled = []
         for handle in chunks:
             resident = self.residents[handle]
@@ -257,7 +257,7 @@ class WalkWorker:
             sampled.append(child)
 
     def _check(self, handle: int) -> None:
-        """All that was computed of a sequence is still there."""
+        """Check that everything computed of a sequence is still there."""
         resident = self.residents[handle]
         count = resident.num_computed
         stored = self._pool[resident.table].ravel()[:count]
@@ -272,7 +272,7 @@ class WalkWorker:
     # ---------------------------------------------------------------- the result
 
     def _candidates(self, beam: BeamStep) -> BeamCandidates:
-        """The likeliest continuations of all beams together."""
+        """The best continuations of all beams together."""
         residents = [self.residents[handle] for handle in beam.handles.tolist()]
         client = residents[0].client
         assert client.search is not None, f"{client.submit.request_id} has no beams"
@@ -322,7 +322,7 @@ class WalkWorker:
             beams=beams,
             logprobs=(),
             prompt_logprobs=(),
-            admitted_handles=_NONE,  # metrics, which are not counted here
+            admitted_handles=_NONE,  # for metrics, which are not checked here
             admitted_computed=_NONE,
             num_batched_tokens=num_batched,
             model_us=0,
