@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "scheduler_svc": {"scheduler_svc", "shared"},
     "gpu_worker": {"gpu_worker", "shared", "kernels"},
     "shared": {"shared"},
-    "kernels": {"kernels"},
+    # The table of sampling parameters: plain data, from which the sampler's arguments follow.
+    "kernels": {"kernels", "shared.sampling"},
     # The launcher lists the settings of every service in its help, and nothing else of them.
     "deploy": {"deploy", "shared", "gateway.settings", "scheduler_svc.settings"}
     | {"gpu_worker.settings"},

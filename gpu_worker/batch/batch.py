@@ -163,7 +163,7 @@ class BatchState(SlotArrays):
             return known
         slots = rows.sampled
         tokens = self.end_tokens[slots]
-        tokens[self.ignores_eos[slots], : len(self.limits.eos_token_ids)] = NO_TOKEN
+        tokens[self.ignore_eos[slots], : len(self.limits.eos_token_ids)] = NO_TOKEN
         found = _Ends(rows.version, self.handle[slots], self.max_length[slots], tokens)
         self._ends = found if rows.only_decodes else None
         return found

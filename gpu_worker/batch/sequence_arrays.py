@@ -1,76 +1,53 @@
-"""What a worker knows of each sequence, in arrays indexed by *slot*."""
+"""State of the resident sequences, in arrays indexed by *slot*."""
 
+import typing
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpu_worker.batch.plan_checks import Limits
 from shared.messages.plans import Admission
-from shared.sampling import SamplingParams
+from shared.sampling import PARAMETERS
 
 _FIRST_CAPACITY = 64
 NO_TOKEN = -1  # pads rows of token ids; no token has this id
 
 Slots = npt.NDArray[np.int64]
 
-# Columns by slot: name, type, value of an unused slot.
-_COLUMNS: tuple[tuple[str, type, Any], ...] = (
-    ("taken", np.bool_, False),
-    ("handle", np.int32, 0),
-    ("choice", np.int64, 0),
-    ("seed", np.uint64, 0),
-    ("last_token", np.int64, 0),
-    ("num_tokens", np.int64, 0),  # prompt and output
-    ("num_computed", np.int64, 0),  # tokens with K/V
-    ("num_slots", np.int64, 0),  # tokens that the block table has room for
-    ("num_prompt_tokens", np.int64, 0),
-    ("min_length", np.int64, 0),  # up to here neither end-of-sequence nor stop tokens
-    ("max_length", np.int64, 0),
-    ("decodes", np.bool_, False),
-    ("ended", np.bool_, False),
-    ("ignores_eos", np.bool_, False),
-    ("temperature", np.float32, 0.0),
-    ("top_k", np.int64, 0),
-    ("top_p", np.float32, 1.0),
-    ("min_p", np.float32, 0.0),
-    ("penalized", np.bool_, False),  # its logits are changed, see ``Penalties``
-    ("wants_logprobs", np.bool_, False),
-    ("num_logprobs", np.int64, 0),
-    ("beam_width", np.int64, 0),  # of its group; 0: a sequence that decodes by itself
-)
-
 
 class SlotArrays:
-    """Columns, block tables and end tokens by slot; who is where is the owner's to know.
+    """Columns, block tables and end tokens by slot. A subclass maps sequences to slots.
+
+    A column is a field with an annotation: its type, and the value of a free slot. Sampling
+    parameters have columns of their names, see ``shared.sampling``.
 
     Args:
         limits: of the model and the pool.
     """
 
-    taken: npt.NDArray[np.bool_]
-    handle: npt.NDArray[np.int32]
-    choice: npt.NDArray[np.int64]
+    taken: Annotated[npt.NDArray[np.bool_], False]
+    handle: Annotated[npt.NDArray[np.int32], 0]
+    choice: Annotated[npt.NDArray[np.int64], 0]
+    last_token: Annotated[npt.NDArray[np.int64], 0]
+    num_tokens: Annotated[npt.NDArray[np.int64], 0]  # prompt and output
+    num_computed: Annotated[npt.NDArray[np.int64], 0]  # tokens with K/V
+    num_slots: Annotated[npt.NDArray[np.int64], 0]  # tokens that the block table has room for
+    num_prompt_tokens: Annotated[npt.NDArray[np.int64], 0]
+    min_length: Annotated[npt.NDArray[np.int64], 0]  # shorter ones do not end by a token
+    max_length: Annotated[npt.NDArray[np.int64], 0]
+    decodes: Annotated[npt.NDArray[np.bool_], False]
+    ended: Annotated[npt.NDArray[np.bool_], False]
+    penalized: Annotated[npt.NDArray[np.bool_], False]  # its logits are changed, see ``Penalties``
+    wants_logprobs: Annotated[npt.NDArray[np.bool_], False]
+    num_logprobs: Annotated[npt.NDArray[np.int64], 0]
+    beam_width: Annotated[npt.NDArray[np.int64], 0]  # of its group; 0: it is no beam
+
+    # Columns of sampling parameters that are read by name.
+    temperature: npt.NDArray[np.float32]  # 0 if greedy
     seed: npt.NDArray[np.uint64]
-    last_token: npt.NDArray[np.int64]
-    num_tokens: npt.NDArray[np.int64]
-    num_computed: npt.NDArray[np.int64]
-    num_slots: npt.NDArray[np.int64]
-    num_prompt_tokens: npt.NDArray[np.int64]
-    min_length: npt.NDArray[np.int64]
-    max_length: npt.NDArray[np.int64]
-    decodes: npt.NDArray[np.bool_]
-    ended: npt.NDArray[np.bool_]
-    ignores_eos: npt.NDArray[np.bool_]
-    temperature: npt.NDArray[np.float32]
-    top_k: npt.NDArray[np.int64]
-    top_p: npt.NDArray[np.float32]
-    min_p: npt.NDArray[np.float32]
-    penalized: npt.NDArray[np.bool_]
-    wants_logprobs: npt.NDArray[np.bool_]
-    num_logprobs: npt.NDArray[np.int64]
-    beam_width: npt.NDArray[np.int64]
+    ignore_eos: npt.NDArray[np.bool_]
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -79,7 +56,7 @@ class SlotArrays:
     def reset(self) -> None:
         """All slots are free."""
         limits = self.limits
-        for name, dtype, value in _COLUMNS:
+        for name, (dtype, value) in _COLUMNS.items():
             setattr(self, name, np.full(_FIRST_CAPACITY, value, dtype))
         self.block_tables = np.zeros((_FIRST_CAPACITY, limits.max_blocks), np.int32)
         # End-of-sequence tokens first, then the request's own; padded with NO_TOKEN.
@@ -87,7 +64,7 @@ class SlotArrays:
         self._free = list(range(_FIRST_CAPACITY - 1, -1, -1))
 
     def take_slot(self) -> int:
-        """A free slot; there are twice as many once all are taken."""
+        """Take a free slot; if there is none, the number of slots doubles."""
         if not self._free:
             self._enlarge()
         slot = self._free.pop()
@@ -95,7 +72,7 @@ class SlotArrays:
         return slot
 
     def free_slot(self, slot: int) -> None:
-        """Nobody is in the slot any more."""
+        """Make a slot free for another sequence."""
         self.taken[slot] = False
         self.decodes[slot] = False
         self._free.append(slot)
@@ -105,13 +82,12 @@ class SlotArrays:
         return [*self._free, *freed]
 
     def fill(self, slot: int, new: Admission) -> None:
-        """Write down all that an admission says."""
+        """Set the state of an admitted sequence."""
         sampling = new.sampling
         num_blocks = len(new.block_table)
         self.block_tables[slot, :num_blocks] = new.block_table
         self.handle[slot] = new.handle
         self.choice[slot] = new.choice
-        self.seed[slot] = sampling.seed
         self.last_token[slot] = new.tokens[-1]
         self.num_tokens[slot] = len(new.tokens)
         self.num_computed[slot] = new.num_computed
@@ -123,11 +99,10 @@ class SlotArrays:
         )
         self.decodes[slot] = False
         self.ended[slot] = False
-        self.ignores_eos[slot] = sampling.ignore_eos
-        self.temperature[slot] = _temperature(sampling)
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
+        for name in _PARAMETER_COLUMNS:
+            getattr(self, name)[slot] = getattr(sampling, name)
+        if sampling.is_greedy:
+            self.temperature[slot] = 0
         self.penalized[slot] = sampling.changes_logits
         self.wants_logprobs[slot] = sampling.num_logprobs is not None
         self.num_logprobs[slot] = sampling.num_logprobs or 0
@@ -136,16 +111,16 @@ class SlotArrays:
 
     def copy_slots(self, sources: int | Slots, targets: int | Slots) -> None:
         """Make each target equal to its source; no slot is both."""
-        for name, _, _ in _COLUMNS:
+        for name in _COLUMNS:
             column = getattr(self, name)
             column[targets] = column[sources]
         self.block_tables[targets] = self.block_tables[sources]
         self.end_tokens[targets] = self.end_tokens[sources]
 
     def ends_of(self, slot: int) -> Slots:
-        """The tokens that end the sequence in a slot, [n] ascending."""
+        """Tokens that end the sequence in a slot, [n] ascending."""
         ends = self.end_tokens[slot]
-        if self.ignores_eos[slot]:
+        if self.ignore_eos[slot]:
             ends = ends[len(self.limits.eos_token_ids) :]
         return np.unique(ends[(ends >= 0) & (ends < self.limits.vocab_size)])
 
@@ -161,7 +136,7 @@ class SlotArrays:
     def _enlarge(self) -> None:
         """Twice as many slots."""
         capacity = len(self.handle)
-        for name, dtype, value in _COLUMNS:
+        for name, (dtype, value) in _COLUMNS.items():
             more: npt.NDArray[Any] = np.full(capacity, value, dtype)
             setattr(self, name, np.concatenate([getattr(self, name), more]))
         self.block_tables = np.concatenate([self.block_tables, np.zeros_like(self.block_tables)])
@@ -169,6 +144,18 @@ class SlotArrays:
         self._free = list(range(2 * capacity - 1, capacity - 1, -1))
 
 
-def _temperature(sampling: SamplingParams) -> float:
-    """What logits are divided by; 0 where the likeliest token is taken."""
-    return 0.0 if sampling.is_greedy else sampling.temperature
+def _columns() -> dict[str, tuple[type, Any]]:
+    """Type of the elements, and value of a free slot, by column."""
+    found: dict[str, tuple[type, Any]] = {}
+    for name, hint in typing.get_type_hints(SlotArrays, include_extras=True).items():
+        if typing.get_origin(hint) is Annotated:
+            _, dtype = typing.get_args(hint.__origin__)
+            found[name] = (*typing.get_args(dtype), *hint.__metadata__)
+    for name, parameter in PARAMETERS.items():
+        if parameter.column is not None:
+            found[name] = (parameter.column, parameter.neutral)
+    return found
+
+
+_PARAMETER_COLUMNS = tuple(name for name, each in PARAMETERS.items() if each.column is not None)
+_COLUMNS = _columns()

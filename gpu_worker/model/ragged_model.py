@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpu_worker.model.attention import ATTENTION_NAME, STEP_KEYWORD, AttentionStep
-from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from kernels.interface import AttentionParams
 from shared.errors import ModelUnsupported
 
@@ -50,13 +50,13 @@ class ShortCut(Protocol):
     ) -> torch.Tensor:
         """The same as ``RaggedModel.forward``."""
 
-    def likeliest(
+    def argmax(
         self,
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         step: AttentionStep,
-    ) -> Likeliest | torch.Tensor:
-        """The same as ``RaggedModel.likeliest``."""
+    ) -> RowArgmax | torch.Tensor:
+        """The same as ``RaggedModel.argmax``."""
 
 
 class RaggedModel:
@@ -115,15 +115,15 @@ class RaggedModel:
         logits: torch.Tensor = output.logits[0]
         return logits if rows is None or self._picks_rows else logits[rows]
 
-    def likeliest(
+    def argmax(
         self,
         token_ids: torch.Tensor,  # [T] int64
         positions: torch.Tensor,  # [T] int64
         step: AttentionStep,
-    ) -> Likeliest | torch.Tensor:
+    ) -> RowArgmax | torch.Tensor:
         """The argmax token of every row, or logits [T, vocabulary]; valid until the next call."""
         if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
-            return self.short_cut.likeliest(token_ids, positions, step)
+            return self.short_cut.argmax(token_ids, positions, step)
         return self.forward(token_ids, positions, step, rows=None)
 
     @torch.inference_mode()

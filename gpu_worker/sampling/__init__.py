@@ -1,3 +1,3 @@
 """Choosing the next token: penalties, filters, Gumbel noise, argmax, log-probabilities, candidates
-of beams.
+of beams. Parameters are declared in ``shared.sampling``.
 """

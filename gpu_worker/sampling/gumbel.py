@@ -1,7 +1,6 @@
-"""Noise for Gumbel-max sampling, as a pure function of its coordinates.
+"""Gumbel noise for sampling, as a pure function of (seed, choice, position, token id).
 
-Neither the batch, nor the order of steps, nor the device's random state enters: the same
-(seed, choice, position, token id) gives the same noise wherever and whenever it is asked for.
+It depends neither on the batch, nor on the order of steps, nor on a device's random state.
 """
 
 import numpy as np
@@ -38,20 +37,20 @@ def _splitmix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-def gumbel_noise(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+def gumbel(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Standard Gumbel noise [R, vocab_size] float32 for keys [2, R] int32."""
     ids = torch.arange(vocab_size, dtype=torch.int32, device=keys.device) * _TOKEN_STEP
     bits = _mix(ids.unsqueeze(0) ^ keys[0].unsqueeze(1))  # [R, V]
     bits = _mix(bits.bitwise_xor_(keys[1].unsqueeze(1)))
-    # Shift to [0, 2**32); half a unit more, so that zero cannot come out. Small values stay
-    # exact in float32, and it is they that make large noise.
+    # Shift to [0, 2**32), and by half a unit more: zero has no logarithm. Small values, which
+    # become large noise, stay exact in float32.
     uniform = bits.to(torch.float32).add_(2.0**31 + 0.5).mul_(2.0**-32)
     exponential = uniform.clamp_(2.0**-33, 1 - 2.0**-24).neg_().log1p_().neg_()
     return exponential.log_().neg_()
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
-    """Murmur3's finalizer on int32, in place; multiplication wraps, as it does on all devices."""
+    """Murmur3's finalizer on int32, in place; multiplication wraps on all devices."""
     x ^= _shift_right(x, 16)
     x *= _MIX_1
     x ^= _shift_right(x, 13)
@@ -61,5 +60,5 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift: int32 shifts in copies of the sign, which are masked away."""
+    """Logical shift: an int32 is shifted with copies of its sign, which are masked away."""
     return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)

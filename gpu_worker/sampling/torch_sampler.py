@@ -1,12 +1,14 @@
-"""Drawing tokens with torch's operators: on GPUs, and the oracle of ``sample_kernel``."""
+"""Samples tokens with torch's operators: on GPUs, and as the reference of ``sample_kernel``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.sampling.gumbel import gumbel_noise
+from gpu_worker.sampling.gumbel import gumbel
 
 # Most nuclei end among this many tokens; others are found by sorting the whole row.
 _NUCLEUS_GUESS = 512
@@ -15,23 +17,22 @@ _REJECTED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What keeps unlikely tokens from being drawn, for D rows."""
+    """The parameters of N rows that keep unlikely tokens from being sampled."""
 
-    top_k: torch.Tensor  # [D] int64, 0 keeps all
-    top_p: torch.Tensor  # [D] float32, 1 keeps all
-    log_min_p: torch.Tensor  # [D] float32, -inf keeps all
+    top_k: torch.Tensor  # [N] int64, 0 keeps all
+    top_p: torch.Tensor  # [N] float32, 1 keeps all
+    log_min_p: torch.Tensor  # [N] float32, -inf keeps all
     ranked: torch.Tensor  # [F] rows with a top_k or a top_p
     max_top_k: int
     all_have_top_k: bool  # of the ranked rows
 
     @staticmethod
     def of(
-        top_k: npt.NDArray[np.int64],  # [D]
-        top_p: npt.NDArray[np.float32],  # [D]
-        min_p: npt.NDArray[np.float32],  # [D]
+        parameters: Mapping[str, npt.NDArray[Any]],  # [N] each, by name
         device: torch.device,
     ) -> "Filters | None":
-        """The filters, None if no row has one."""
+        """The filters; None: no row has one."""
+        top_k, top_p, min_p = (parameters[name] for name in ("top_k", "top_p", "min_p"))
         ranked = (top_k > 0) | (top_p < 1)
         if not ranked.any() and not (min_p > 0).any():
             return None
@@ -45,27 +46,27 @@ class Filters:
         )
 
 
-def draw(
-    logits: torch.Tensor,  # [D, V]
-    temperature: torch.Tensor,  # [D] float32
+def sample(
+    logits: torch.Tensor,  # [N, V]
+    temperature: torch.Tensor,  # [N] float32
     filters: Filters | None,
-    keys: torch.Tensor,  # [2, D] int32
+    keys: torch.Tensor,  # [2, N] int32
 ) -> torch.Tensor:
-    """A token for each row, [D] int64."""
+    """A token for each row, [N] int64."""
     scaled = logits.float() / temperature.unsqueeze(1)
     if filters is not None:
         _filter(scaled, filters)
-    scaled += gumbel_noise(keys, scaled.shape[1])
+    scaled += gumbel(keys, scaled.shape[1])
     return scaled.argmax(dim=-1)
 
 
 def _filter(scaled: torch.Tensor, filters: Filters) -> None:
-    """Set what the filters reject to -inf, in place; scaled is [D, V] float32.
+    """Set the logits of rejected tokens to -inf, in place; scaled is [N, V] float32.
 
     Rows are cut at a value, not at a rank: equal logits are kept or rejected together, so the
     outcome does not depend on how a sort orders them.
     """
-    threshold = scaled.amax(dim=-1) + filters.log_min_p  # [D]
+    threshold = scaled.amax(dim=-1) + filters.log_min_p  # [N]
     ranked = filters.ranked
     if len(ranked):
         lowest = _ranked_thresholds(
@@ -83,7 +84,7 @@ def _ranked_thresholds(
 ) -> torch.Tensor:
     """Lowest value [F] that top-k and then top-p keep.
 
-    Where a row has a top_p alone, the host has to wait to learn whether the guess was enough.
+    Where a row has only a top_p, the host waits for the device: the guess may be too small.
     """
     vocab_size = scaled.shape[1]
     width = min(vocab_size, max(_NUCLEUS_GUESS, filters.max_top_k))
@@ -97,7 +98,7 @@ def _ranked_thresholds(
 def _thresholds_within(
     scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Thresholds [F] as far as the ``width`` largest values tell, and whether they do [F]."""
+    """Thresholds [F] among the ``width`` largest values, and whether each is final [F]."""
     values = scaled.topk(width, dim=-1).values  # [F, width], descending
     ranks = torch.arange(width, device=scaled.device)
     limited = top_k > 0
@@ -106,7 +107,7 @@ def _thresholds_within(
     total = torch.where(limited, candidates.logsumexp(dim=-1), scaled.logsumexp(dim=-1))
     probability = (candidates - total.unsqueeze(1)).exp()
     before = probability.cumsum(dim=-1) - probability  # mass of the tokens ranked higher
-    # At 1 nothing is to be cut, but a sum of rounded terms may exceed it.
+    # A top_p of 1 cuts nothing, although a sum of rounded terms may exceed it.
     inside = (before < top_p.unsqueeze(1)) | (top_p >= 1).unsqueeze(1)
     kept = (within_k & inside).sum(dim=-1).clamp_min(1)
     thresholds = values.gather(1, (kept - 1).unsqueeze(1)).squeeze(1)

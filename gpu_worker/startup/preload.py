@@ -52,7 +52,7 @@ def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]
     from kernels.cpu.runtime.entry_points import attend_kernel, write_kernel
     from kernels.cpu.runtime.instruction_set import best_dot, detect
     from kernels.cpu.sampling import sampler
-    from kernels.cpu.sampling.pruned_argmax_entry_points import is_served, screen_kernels
+    from kernels.cpu.sampling.pruned_argmax_entry_points import is_served, pruned_argmax_kernels
 
     own = own_dtype(config)
     dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
@@ -69,7 +69,7 @@ def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]
         packed = torch.bfloat16 if torch.bfloat16 in (own, dtype) else torch.float32
         loads.append(partial(linear_kernel, packed, dtype, instructions))
         if dtype == torch.bfloat16 and is_served(instructions):
-            loads.append(partial(screen_kernels, instructions))
+            loads.append(partial(pruned_argmax_kernels, instructions))
     return loads
 
 

@@ -7,9 +7,8 @@ import torch
 
 from gpu_worker.kv.allocation import Allocator
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
-from gpu_worker.sampling import torch_sampler
 from gpu_worker.sampling.penalties import PenalizedRows, Penalties
-from gpu_worker.sampling.sampler import DeviceDraw, RowSampling, choose, keys_of
+from gpu_worker.sampling.sampler import DeviceSampling, RowSampling, choose, gumbel_keys
 from gpu_worker.startup.gpu_budget import StepMemory
 from gpu_worker.step.buckets import Bucket, Buckets
 from gpu_worker.step.input_buffers import StepBuffers
@@ -17,6 +16,7 @@ from gpu_worker.step.inputs import InputWriter, bucket_size
 from gpu_worker.step.model_runner import EagerRunner
 from kernels.interface import AttentionBackend
 from shared.errors import SettingsError
+from shared.sampling import PARAMETERS, Effect
 
 # Of one graph, besides the memory that all of them share.
 _GRAPH_BYTES = 4 * 2**20
@@ -68,26 +68,27 @@ def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
     """
     num_rows, device = len(logits), logits.device
     rows = np.arange(num_rows)
-    ones, zeros = np.ones(num_rows, np.float32), np.zeros(num_rows, np.int64)
-    top_p = np.full(num_rows, 0.9, np.float32)
-    filters = torch_sampler.Filters.of(zeros, top_p, np.zeros(num_rows, np.float32), device)
+    zeros = np.zeros(num_rows, np.int64)
+    values = {"temperature": 1.0, "top_p": 0.9}
+    parameters = {
+        name: np.full(num_rows, values.get(name, parameter.neutral), parameter.column)
+        for name, parameter in PARAMETERS.items()
+        if parameter.effect is Effect.SAMPLE
+    }
     places = torch.from_numpy(rows).to(device)
     neutral = torch.ones((num_rows, 3, 1), device=device)
     penalized = PenalizedRows(penalties, places, places, neutral, None)
     sampling = RowSampling(
-        drawn=rows,
+        random_rows=rows,
         seeds=np.zeros(num_rows, np.uint64),
         choices=zeros,
-        temperature=ones,
-        top_k=zeros,
-        top_p=top_p,
-        min_p=np.zeros(num_rows, np.float32),
-        on_device=DeviceDraw(places, torch.from_numpy(ones).to(device), filters),
-        has_minimum=False,
-        asking=np.empty(0, np.int64),
+        parameters=parameters,
+        on_device=DeviceSampling.of(rows, parameters, device),
+        has_min_tokens=False,
+        logprob_rows=np.empty(0, np.int64),
         penalized=penalized,
     )
-    keys = keys_of(sampling, zeros)
+    keys = gumbel_keys(sampling, zeros)
     with torch.inference_mode():
         # With equal logits the top-p filter has to go over all tokens.
         wide = penalized.changed(torch.zeros_like(logits))

@@ -8,7 +8,7 @@ import torch
 from gpu_worker.step.buckets import Bucket, Buckets
 from gpu_worker.step.inputs import InputWriter, StepInputs
 from gpu_worker.step.model_runner import StepRunner
-from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from shared.logs import EventLog
 
 _PROGRESS_S = 2.0
@@ -61,7 +61,7 @@ class GraphRunner:
         captured.graph.replay()
         return self._logits[:num_seqs]
 
-    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+    def argmax(self, inputs: StepInputs) -> RowArgmax | torch.Tensor:
         return self.run(inputs)
 
     @torch.inference_mode()

@@ -25,12 +25,12 @@ from gpu_worker.sampling.beam_candidates import beam_candidates
 from gpu_worker.sampling.logprobs import prompt_logprobs, token_logprobs
 from gpu_worker.sampling.penalties import Penalties
 from gpu_worker.sampling.sampler import (
-    Chosen,
+    ChosenTokens,
     RowSampling,
     ban_ends,
-    below_minimum,
+    below_min_tokens,
     choose,
-    keys_of,
+    gumbel_keys,
 )
 from gpu_worker.step.begun_step import BegunStep
 from gpu_worker.step.buckets import Buckets
@@ -41,7 +41,7 @@ from gpu_worker.step.last_tokens import LastTokens
 from gpu_worker.step.model_runner import EagerRunner, StepRunner
 from gpu_worker.step.outcome import Outcome, Outcomes
 from gpu_worker.step.token_placement import Placement
-from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
 from shared.messages.endings import EndFlag
@@ -211,20 +211,20 @@ class Executor:
         sampling = self._sampling_of(rows) if len(rows.sampled) else None
         keys = _NO_KEYS
         if sampling is not None:
-            keys = keys_of(sampling, self.batch.num_tokens[rows.sampled])
+            keys = gumbel_keys(sampling, self.batch.num_tokens[rows.sampled])
         wanted, num_scored = _wanted_rows(rows)
         only_samples = not num_scored and not rows.beams
         inputs = self._writer.write(rows, placement, wanted, keys, only_samples)
         num_wanted = rows.num_tokens if wanted is None else len(wanted)
         outcome.model_begins()
         every_row_samples = rows.sizes is None and rows.only_decodes
-        only_likeliest = every_row_samples and sampling is not None and sampling.only_likeliest
-        found = self._compute(rows, inputs, only_likeliest)
+        only_argmax = every_row_samples and sampling is not None and sampling.only_argmax
+        found = self._compute(rows, inputs, only_argmax)
         outcome.model_ended()
-        if isinstance(found, Likeliest):
-            likeliest = Chosen.of(found)
-            self._last_tokens.write(inputs.sampled, likeliest.tokens)
-            outcome.sampled(likeliest)
+        if isinstance(found, RowArgmax):
+            chosen = ChosenTokens.of(found)
+            self._last_tokens.write(inputs.sampled, chosen.tokens)
+            outcome.sampled(chosen)
             advanced = self.batch.advance(rows)
             return BegunStep(plan, began_s, rows.num_tokens, advanced, outcome, (), (), ())
         logits = first(found, num_wanted)
@@ -279,13 +279,13 @@ class Executor:
             self.memory.copy(plan.copy_sources, plan.copy_targets)
 
     def _compute(
-        self, rows: Rows, inputs: StepInputs, only_likeliest: bool
-    ) -> Likeliest | torch.Tensor:
+        self, rows: Rows, inputs: StepInputs, only_argmax: bool
+    ) -> RowArgmax | torch.Tensor:
         """The forward pass: logits [wanted rows and padding, V], or only the argmax tokens."""
         self._last_tokens.hold(len(self.batch.taken))
         if num_decoding := rows.num_decoding:
             self._last_tokens.read(inputs.decoding, first(inputs.token_ids, num_decoding))
-        run = self.runner.likeliest if only_likeliest else self.runner.run
+        run = self.runner.argmax if only_argmax else self.runner.run
         found = run(inputs)
         self.memory.mark_queued()
         return found
@@ -295,19 +295,19 @@ class Executor:
         rows: Rows,
         logits: torch.Tensor,  # [R - F, V]
         sampling: RowSampling,
-        keys: npt.NDArray[np.int32],  # [2, D]
+        keys: npt.NDArray[np.int32],  # [2, N]
         inputs: StepInputs,
-    ) -> tuple[Chosen, tuple[TokenLogprobs, ...]]:
+    ) -> tuple[ChosenTokens, tuple[TokenLogprobs, ...]]:
         """The next token [R] of each row that samples, and log-probabilities where wanted."""
         batch, slots = self.batch, rows.sampled
         if rows.forks is not None:
             logits = logits[self._on_device(rows.forks.logit_rows)]
-        asking = sampling.asking
-        on_device = self._on_device(asking) if len(asking) else None
+        logprob_rows = sampling.logprob_rows
+        on_device = self._on_device(logprob_rows) if len(logprob_rows) else None
         raw = None if on_device is None else logits[on_device]
         if (penalized := sampling.penalized) is not None:
             logits = penalized.changed(logits)
-        if sampling.has_minimum:
+        if sampling.has_min_tokens:
             ban_ends(logits, batch, slots)
         chosen = choose(logits, sampling, keys, inputs.keys)
         if penalized is not None:
@@ -315,8 +315,8 @@ class Executor:
         self._last_tokens.write(inputs.sampled, chosen.tokens)
         if raw is None:
             return chosen, ()
-        num_top = batch.num_logprobs[slots][asking].tolist()
-        found = token_logprobs(raw, chosen.tokens[on_device], asking.tolist(), num_top)
+        num_top = batch.num_logprobs[slots][logprob_rows].tolist()
+        found = token_logprobs(raw, chosen.tokens[on_device], logprob_rows.tolist(), num_top)
         return chosen, tuple(found)
 
     def _on_device(self, numbers: Indices) -> torch.Tensor:
@@ -339,9 +339,9 @@ class Executor:
         """Sampling parameters of the rows, reused from the step before if nothing changed."""
         found = self._row_sampling
         known = rows.only_decodes and self._row_version == rows.version
-        if known and found is not None and found.has_minimum:
+        if known and found is not None and found.has_min_tokens:
             # The version does not change when the last sequence reaches its minimum.
-            known = bool(below_minimum(self.batch, rows.sampled).any())
+            known = bool(below_min_tokens(self.batch, rows.sampled).any())
         if found is None or not known:
             found = RowSampling.of(self.batch, rows.sampled, self._penalties, self.device)
             self._row_sampling = found

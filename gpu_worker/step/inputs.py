@@ -30,7 +30,7 @@ class StepInputs:
         torch.Tensor
     )  # [n] int64, batch slots of the decoding sequences, whose rows come first
     sampled: torch.Tensor  # [M] int64, batch slots that get a token
-    keys: torch.Tensor  # [2, D] int32, random keys of rows that sample with noise
+    keys: torch.Tensor  # [2, N] int32, keys of the Gumbel noise of random rows
     bucket: Bucket | None  # that the step was padded to
 
 
@@ -56,7 +56,7 @@ class InputWriter:
         rows: Rows,
         placement: Placement,
         wanted: Indices | None,
-        keys: npt.NDArray[np.int32],  # [2, D]
+        keys: npt.NDArray[np.int32],  # [2, N]
         only_samples: bool,
     ) -> StepInputs:
         """Write the inputs of a step, and queue their copy to a GPU.

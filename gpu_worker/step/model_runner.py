@@ -8,7 +8,7 @@ from gpu_worker.kv.memory import KVMemory
 from gpu_worker.model.attention import PagedStep
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.step.inputs import StepInputs
-from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from kernels.interface import AttentionBackend
 
 
@@ -18,7 +18,7 @@ class StepRunner(Protocol):
     def run(self, inputs: StepInputs) -> torch.Tensor:
         """Logits of the wanted rows, padding included; valid until the next step runs."""
 
-    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
+    def argmax(self, inputs: StepInputs) -> RowArgmax | torch.Tensor:
         """The argmax token of every row; or logits, as ``run``, where that is not supported."""
 
 
@@ -41,8 +41,8 @@ class EagerRunner:
             inputs.token_ids, inputs.positions, self._step(inputs), inputs.wanted
         )
 
-    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
-        return self._model.likeliest(inputs.token_ids, inputs.positions, self._step(inputs))
+    def argmax(self, inputs: StepInputs) -> RowArgmax | torch.Tensor:
+        return self._model.argmax(inputs.token_ids, inputs.positions, self._step(inputs))
 
     def _step(self, inputs: StepInputs) -> PagedStep:
         return PagedStep(self._backend, self._memory.caches, inputs.batch)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.sampling.sampler import Chosen
+from gpu_worker.sampling.sampler import ChosenTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Outcome(Protocol):
     def model_ended(self) -> None:
         """Mark the time after the forward pass was queued."""
 
-    def sampled(self, chosen: Chosen | None) -> None:
+    def sampled(self, chosen: ChosenTokens | None) -> None:
         """Queue the copy of the tokens of the R rows that sample; None: no row samples."""
 
     def wait(self) -> None:
@@ -61,7 +61,7 @@ class HostOutcome:
     def model_ended(self) -> None:
         self._marks.append(time.perf_counter())
 
-    def sampled(self, chosen: Chosen | None) -> None:
+    def sampled(self, chosen: ChosenTokens | None) -> None:
         if chosen is not None:
             self._tokens = chosen.tokens.numpy()
             self._broken = chosen.broken.numpy().nonzero()[0]
@@ -102,7 +102,7 @@ class CudaOutcome:
     def model_ended(self) -> None:
         self._marks[1].record()
 
-    def sampled(self, chosen: Chosen | None) -> None:
+    def sampled(self, chosen: ChosenTokens | None) -> None:
         self._num_rows = 0
         if chosen is not None:
             self._num_rows = num_rows = len(chosen.tokens)

@@ -4,7 +4,7 @@ That code checks its arguments, computes cosines and sines and wraps up its resu
 which takes long beside a small model's layers. Where it is known to do no more than to look up
 embeddings and what belongs to positions, and to normalize and multiply in the end, a step is one
 tape: lookups, layers, the last normalization and the output layer. Where all that is wanted of that
-is the likeliest token, another tape ends with finding it (see
+is the argmax of its logits, another tape ends with finding it (see
 ``kernels.cpu.sampling.pruned_argmax_kernel``).
 """
 
@@ -21,11 +21,11 @@ from kernels.cpu.elementwise.table_lookup import CpuLookups
 from kernels.cpu.runtime.captured_graph import JobRecorder, Tape
 from kernels.cpu.runtime.kernel_kinds import LOOKUP_OF_POSITIONS
 from kernels.cpu.runtime.thread_team import recording
-from kernels.cpu.sampling.pruned_argmax import CompiledScreen, Likeliest
+from kernels.cpu.sampling.pruned_argmax import PrunedArgmax, RowArgmax
 from shared.logs import EventLog
 
-# Steps that screening leaves undecided cost both. When there were so many, and they were more than
-# this share of all, nothing is screened any more.
+# Steps that the pruned argmax leaves undecided cost both. When there were so many, and they were
+# more than this share of all, it is not used any more.
 _UNDECIDED = 32
 _MOST_UNDECIDED = 0.1
 
@@ -50,7 +50,7 @@ class DirectPass:
         layers: as they are recorded, with what follows them.
         tables: of all that the layers read beside hidden states.
         head: logits [1, R, V] of normalized hidden states [1, R, K].
-        screen: finds the head's likeliest outputs; None: they are found among all.
+        pruned: of the head; None: all outputs are computed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class DirectPass:
         layers: RecordedLayers,
         tables: Sequence[PositionTable],
         head: nn.Module,
-        screen: CompiledScreen | None = None,
+        pruned: PrunedArgmax | None = None,
     ) -> None:
         recorded = layers.recorded
         assert recorded is not None
@@ -79,13 +79,13 @@ class DirectPass:
         self._num_normed = len(jobs)
         self._tape = Tape([*jobs, *behind.head_jobs], recorded.tape.num_tokens)
         self._used: _Used | None = None
-        self._screen = screen
-        self._num_screened = self._num_undecided = 0
-        if screen is not None:
-            screening = JobRecorder()
-            with recording(screening):
-                screen(behind.normed[0])
-            self._screening = Tape([*jobs, *screening.jobs], recorded.tape.num_tokens)
+        self._pruned = pruned
+        self._num_pruned = self._num_undecided = 0
+        if pruned is not None:
+            recorder = JobRecorder()
+            with recording(recorder):
+                pruned(behind.normed[0])
+            self._pruned_tape = Tape([*jobs, *recorder.jobs], recorded.tape.num_tokens)
 
     def serves(self, step: AttentionStep, num_tokens: int) -> bool:
         """Whether the layers would be played."""
@@ -112,21 +112,21 @@ class DirectPass:
         logits: torch.Tensor = self._head(used.normed if rows is None else used.normed[:, rows])
         return logits[0]
 
-    def likeliest(
+    def argmax(
         self,
         token_ids: torch.Tensor,  # [T] int64
         positions: torch.Tensor,  # [T] int64
         step: AttentionStep,
-    ) -> Likeliest | torch.Tensor:
-        """The likeliest tokens of a step that is served; or logits [T, V]. Until the next call."""
-        if self._screen is None:
+    ) -> RowArgmax | torch.Tensor:
+        """The argmax of a step that is served; or logits [T, V]. Until the next call."""
+        if self._pruned is None:
             return self.logits(token_ids, positions, step, None)
         assert isinstance(step, PagedStep)
         num_tokens = token_ids.shape[0]
         used = self._begin(token_ids)
-        self._screening.play(num_tokens, step.batch, looked_up=(token_ids, positions))
-        found = self._screen.found(num_tokens)
-        self._num_screened += 1
+        self._pruned_tape.play(num_tokens, step.batch, looked_up=(token_ids, positions))
+        found = self._pruned.found(num_tokens)
+        self._num_pruned += 1
         if found.decided:
             return found
         self._count_undecided()
@@ -137,10 +137,10 @@ class DirectPass:
         self._num_undecided += 1
         if self._num_undecided < _UNDECIDED:
             return
-        if self._num_undecided > _MOST_UNDECIDED * self._num_screened:
-            log.info("output layers are computed whole: too many outputs are nearly the likeliest")
-            self._screen = None
-        self._num_screened = self._num_undecided = 0
+        if self._num_undecided > _MOST_UNDECIDED * self._num_pruned:
+            log.info("output layers are computed whole: too many outputs are nearly the largest")
+            self._pruned = None
+        self._num_pruned = self._num_undecided = 0
 
     def _begin(self, token_ids: torch.Tensor) -> _Used:
         """What the step uses; with its embeddings, if no tape looks them up."""

@@ -28,7 +28,7 @@ from gpu_worker.model.graph.torch_capture import CannotRecord
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.model.torch_compiled import decoder_layers
 from kernels.cpu.linear.layers import CpuLayers
-from kernels.cpu.sampling.pruned_argmax import CompiledScreen, find_screen
+from kernels.cpu.sampling.pruned_argmax import PrunedArgmax, find_pruned_argmax
 from kernels.interface import AttentionBackend, LayerCache, RaggedBatch
 from shared.logs import EventLog
 
@@ -82,8 +82,8 @@ def record_layers(
         setattr(owner, name, nn.ModuleList([*earlier, Listener(calls)]))
         try:
             tables = position_tables(model, recorder.recorded, max_model_len)
-            screen = _screen(model, kernels, around.head, num_tokens)
-            model.short_cut = DirectPass(around.embedding, found, tables, around.head, screen)
+            pruned = _pruned(model, kernels, around.head, num_tokens)
+            model.short_cut = DirectPass(around.embedding, found, tables, around.head, pruned)
         except Exception as error:
             because = _reason(error)
     setattr(owner, name, nn.ModuleList([*earlier, found]))
@@ -98,19 +98,19 @@ def record_layers(
     return found
 
 
-def _screen(
+def _pruned(
     model: RaggedModel, kernels: CpuLayers, head: nn.Module, num_tokens: int
-) -> CompiledScreen | None:
-    """What finds the likeliest tokens, if there is such for the output layer."""
+) -> PrunedArgmax | None:
+    """The pruned argmax of the output layer, if it allows one."""
     if not isinstance(head, PackedLinear) or model.dtype != torch.bfloat16:
         return None
     began = time.monotonic()
-    screen = find_screen(kernels, head.layers, num_tokens)
-    if screen is not None:
-        model.packed_bytes += screen.nbytes
+    pruned = find_pruned_argmax(kernels, head.layers, num_tokens)
+    if pruned is not None:
+        model.packed_bytes += pruned.nbytes
         seconds = round(time.monotonic() - began, 2)
-        log.info("likeliest tokens are screened", bytes=screen.nbytes, seconds=seconds)
-    return screen
+        log.info("output layer quantized", bytes=pruned.nbytes, seconds=seconds)
+    return pruned
 
 
 def _find_around(

@@ -17,7 +17,7 @@ from gpu_worker.step.inputs import StepInputs
 from gpu_worker.step.model_runner import StepRunner
 from kernels.cpu.linear.layers import CpuLayers
 from kernels.cpu.runtime.instruction_set import detect
-from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from kernels.interface import AttentionBackend
 from shared.logs import EventLog
 from shared.messages.plans import StepPlan
@@ -117,12 +117,12 @@ class _Both:
         self.same &= torch.equal(played, called)
         return called
 
-    def likeliest(self, inputs: StepInputs) -> Likeliest | torch.Tensor:
-        found = self._runner.likeliest(inputs)
-        if isinstance(found, Likeliest):
-            tokens, best = found.tokens.copy(), found.best.copy()
+    def argmax(self, inputs: StepInputs) -> RowArgmax | torch.Tensor:
+        found = self._runner.argmax(inputs)
+        if isinstance(found, RowArgmax):
+            tokens, values = found.tokens.copy(), found.values.copy()
             logits = self.run(inputs).float().numpy()
             self.same &= bool(np.array_equal(logits.argmax(1), tokens))
-            self.same &= bool(np.array_equal(logits.max(1), best))
-            return Likeliest(tokens, best)
+            self.same &= bool(np.array_equal(logits.max(1), values))
+            return RowArgmax(tokens, values)
         return self.run(inputs)

@@ -17,9 +17,9 @@ from kernels.checks import check_batch, check_indices, check_slots
 from kernels.cpu.linear import linear_arguments as linear
 from kernels.cpu.runtime import kernel_arguments
 from kernels.cpu.runtime.entry_points import Kernel, tape_kernel
-from kernels.cpu.runtime.kernel_kinds import LINEAR, SCREEN, OfStep
+from kernels.cpu.runtime.kernel_kinds import LINEAR, PRUNED_ARGMAX, OfStep
 from kernels.cpu.runtime.thread_team import TeamRunner, find_give_way
-from kernels.cpu.sampling import pruned_argmax_arguments as screen
+from kernels.cpu.sampling import pruned_argmax_arguments as pruned_argmax
 from kernels.interface import RaggedBatch
 
 _Words = npt.NDArray[np.int64]
@@ -195,9 +195,9 @@ def _columns(rows: Sequence[tuple[int, ...]], num_columns: int) -> npt.NDArray[n
 
 
 def _multiplications(job: NotedJob) -> int:
-    """Of a linear layer, or of one that is screened, for one row."""
-    if job.kernel.kind is SCREEN:  # three jobs, one of which multiplies
-        return job.words[screen.IN_FEATURES] * job.words[screen.OUT_FEATURES] // 3
+    """Of a linear layer, or of a pruned argmax, for one row."""
+    if job.kernel.kind is PRUNED_ARGMAX:  # three kernels, one of which multiplies
+        return job.words[pruned_argmax.IN_FEATURES] * job.words[pruned_argmax.OUT_FEATURES] // 3
     if job.kernel.kind is not LINEAR:
         return 0
     num_outputs = job.words[linear.NUM_GROUPS] * linear.GROUP_OUTPUTS

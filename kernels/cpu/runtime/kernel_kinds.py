@@ -8,8 +8,8 @@ from enum import IntEnum
 
 from kernels.cpu.linear import linear_arguments as linear
 from kernels.cpu.runtime import kernel_arguments as jobs
-from kernels.cpu.sampling import pruned_argmax_arguments as screen
-from kernels.cpu.sampling import sample_arguments as draw
+from kernels.cpu.sampling import pruned_argmax_arguments as pruned_argmax
+from kernels.cpu.sampling import sample_arguments as sample
 
 
 class OfStep(IntEnum):
@@ -74,7 +74,9 @@ LOOKUP_OF_TOKENS = JobKind(
 LOOKUP_OF_POSITIONS = JobKind(
     jobs.LOOKUP_FIELDS, rows=jobs.NUM_INDICES, of_step=((jobs.INDICES, OfStep.POSITIONS),)
 )
-SCREEN = JobKind(screen.SCREEN_FIELDS, rows=screen.NUM_ROWS, scratch=screen.SCRATCH)
-DRAW = JobKind(draw.DRAW_FIELDS)
+PRUNED_ARGMAX = JobKind(
+    pruned_argmax.NUM_ARGUMENTS, rows=pruned_argmax.NUM_ROWS, scratch=pruned_argmax.SCRATCH
+)
+SAMPLE = JobKind(sample.NUM_ARGUMENTS)
 MOVE = JobKind(jobs.MOVE_FIELDS)
 TAPE = JobKind(jobs.TAPE_FIELDS)

@@ -1,3 +1,3 @@
-"""Choosing tokens on CPUs: samples from logits, and the argmax of an output layer that is pruned
-by quantized weights.
+"""Choosing tokens on CPUs: samples from logits, and the argmax of an output layer, pruned by bounds
+from quantized weights.
 """

@@ -1,4 +1,4 @@
-"""Entry points of the kernels that find the likeliest outputs, for this CPU's instructions."""
+"""Entry points of the pruned argmax, for this CPU's instructions."""
 
 from functools import cache
 
@@ -6,8 +6,8 @@ from kernels.cpu.linear.linear_kernel import wide_registers
 from kernels.cpu.runtime.bf16_dot import emulated_four_tag, emulated_pair_tag, four_tag, pair_tag
 from kernels.cpu.runtime.entry_points import Kernel, compile_entry, source_version
 from kernels.cpu.runtime.instruction_set import Dot, Instructions
-from kernels.cpu.runtime.kernel_kinds import SCREEN
-from kernels.cpu.sampling.pruned_argmax_kernel import bound_tasks, choose_tasks, code_tasks
+from kernels.cpu.runtime.kernel_kinds import PRUNED_ARGMAX
+from kernels.cpu.sampling.pruned_argmax_kernel import argmax_tasks, bound_tasks, quantize_tasks
 
 
 def is_served(instructions: Instructions) -> bool:
@@ -18,37 +18,37 @@ def is_served(instructions: Instructions) -> bool:
 
 
 @cache
-def screen_kernels(instructions: Instructions) -> tuple[Kernel, Kernel, Kernel]:
-    """What codes rows, what bounds their outputs, and what chooses among them.
+def pruned_argmax_kernels(instructions: Instructions) -> tuple[Kernel, Kernel, Kernel]:
+    """The kernels that quantize rows, bound their outputs, and find the argmax, in this order.
 
     Args:
         instructions: that are served.
     """
     version = source_version()
 
-    def code(job):
+    def quantize(arguments):
         if version:
-            code_tasks(job)
+            quantize_tasks(arguments)
 
-    def bound(job):
+    def bound(arguments):
         if version:
-            bound_tasks(job, four_tag, wide_registers)
+            bound_tasks(arguments, four_tag, wide_registers)
 
-    def bound_emulated(job):
+    def bound_emulated(arguments):
         if version:
-            bound_tasks(job, emulated_four_tag, wide_registers)
+            bound_tasks(arguments, emulated_four_tag, wide_registers)
 
-    def choose(job):
+    def argmax(arguments):
         if version:
-            choose_tasks(job, pair_tag)
+            argmax_tasks(arguments, pair_tag)
 
-    def choose_emulated(job):
+    def argmax_emulated(arguments):
         if version:
-            choose_tasks(job, emulated_pair_tag)
+            argmax_tasks(arguments, emulated_pair_tag)
 
     emulated = instructions.dot == Dot.EMULATED
     return (
-        compile_entry(code, SCREEN),
-        compile_entry(bound_emulated if emulated else bound, SCREEN),
-        compile_entry(choose_emulated if emulated else choose, SCREEN),
+        compile_entry(quantize, PRUNED_ARGMAX),
+        compile_entry(bound_emulated if emulated else bound, PRUNED_ARGMAX),
+        compile_entry(argmax_emulated if emulated else argmax, PRUNED_ARGMAX),
     )

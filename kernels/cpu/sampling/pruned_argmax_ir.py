@@ -41,8 +41,8 @@ def _over_row(builder, tag, x, count, initial, step):
 
 
 @intrinsic
-def largest_of_row(typingctx, tag, x, count):
-    """The largest magnitude of ``count`` elements, a multiple of sixteen; a NaN is passed over."""
+def absmax_of_row(typingctx, tag, x, count):
+    """The largest magnitude of ``count`` elements, a multiple of sixteen; NaNs are skipped."""
 
     def codegen(context, builder, signature, args):
         _, x, count = args
@@ -57,7 +57,7 @@ def largest_of_row(typingctx, tag, x, count):
 
 
 @intrinsic
-def squares_of_row(typingctx, tag, x, count):
+def sum_of_squares(typingctx, tag, x, count):
     """The sum of squares of ``count`` elements, a multiple of sixteen."""
 
     def codegen(context, builder, signature, args):
@@ -73,24 +73,24 @@ def squares_of_row(typingctx, tag, x, count):
 
 
 @intrinsic
-def code_row(typingctx, tag, x, inverse, scale, count, codes, rest):
-    """codes = x * inverse, rounded, as int8; rest = x - scale * codes as float32.
+def quantize_row(typingctx, tag, x, inverse, scale, count, quantized, residual):
+    """Store quantized = x * inverse, rounded, as int8, and residual = x - scale * quantized.
 
-    Returns the sum of the codes.
+    Returns the sum of the quantized row; the residual is float32.
     """
 
     def codegen(context, builder, signature, args):
-        _, x, inverse, scale, count, codes, rest = args
+        _, x, inverse, scale, count, quantized, residual = args
         inverse, scale = simd.splat(builder, inverse), simd.splat(builder, scale)
 
         def step(chunk, found, total):
             rounded = _unary(builder, "rint", builder.fmul(found, inverse))
-            code = builder.fptosi(rounded, simd.VI32)
-            narrow = builder.trunc(code, _VI8)
-            simd.store(builder, narrow, simd.offset(builder, codes, chunk, simd.i64(LANES)), 1)
+            integers = builder.fptosi(rounded, simd.VI32)
+            narrow = builder.trunc(integers, _VI8)
+            simd.store(builder, narrow, simd.offset(builder, quantized, chunk, simd.i64(LANES)), 1)
             left = simd.multiply_add(builder, builder.fneg(scale), rounded, found)
-            simd.store(builder, left, simd.offset(builder, rest, chunk, simd.i64(4 * LANES)), 4)
-            return builder.add(code, total)
+            simd.store(builder, left, simd.offset(builder, residual, chunk, simd.i64(4 * LANES)), 4)
+            return builder.add(integers, total)
 
         total = _over_row(builder, signature.args[0], x, count, simd.repeated(0), step)
         total = _reduce(builder, "llvm.vector.reduce.add.v16i32", simd.I32, total)
@@ -102,35 +102,36 @@ def code_row(typingctx, tag, x, inverse, scale, count, codes, rest):
 
 @intrinsic(prefer_literal=True)
 def bound_panel(
-    typingctx, some_fine, num_rows, facts, sums, scales, errors, norms, bounds, bounds_row
+    typingctx, some_residuals, num_rows, stats, sums, scales, errors, norms, bounds, bounds_row
 ):
-    """Of each row, what the sixteen outputs of a panel do not exceed, to bounds[row].
+    """Store an upper bound of each row's sixteen outputs of a panel to bounds[row].
 
-    ``sums`` are those of the rows' codes, [rows, TILE_ROW bytes] int32; ``scales``, ``errors`` and
-    ``norms`` addresses of those of the outputs. ``some_fine``: 1 if there are finer codes.
+    ``sums`` are products of the quantized rows, [rows, TILE_ROW bytes] int32; ``scales``,
+    ``errors`` and ``norms`` are addresses of those of the outputs. ``some_residuals``: 1 if there
+    are quantized residuals.
     """
-    has_fine = some_fine.literal_value
+    has_residuals = some_residuals.literal_value
 
     def codegen(context, builder, signature, args):
-        _, num_rows, facts, sums, scales, errors, norms, bounds, bounds_row = args
+        _, num_rows, stats, sums, scales, errors, norms, bounds, bounds_row = args
         scale, error, norm = (
             simd.load(builder, at, simd.VF32, 4) for at in (scales, errors, norms)
         )
 
         def bound(row, state):
-            fact = simd.offset(builder, facts, row, simd.i64(fields.FACT_BYTES))
-            total = _times_codes(builder, fact, fields.OFFSET, fields.SCALE, sums, row)
-            if has_fine:
-                fine_row = _of_row(builder, fact, fields.FINE_ROW, simd.I32)
-                fine_row = builder.sext(fine_row, simd.I64)
-                at = fields.FINE_OFFSET, fields.FINE_SCALE
-                fine = _times_codes(builder, fact, *at, sums, fine_row)
-                total = builder.fadd(total, fine)
+            of_row = simd.offset(builder, stats, row, simd.i64(fields.STATS_BYTES))
+            total = _dequantized(builder, of_row, fields.OFFSET, fields.SCALE, sums, row)
+            if has_residuals:
+                residual_row = _of_row(builder, of_row, fields.RESIDUAL_ROW, simd.I32)
+                residual_row = builder.sext(residual_row, simd.I64)
+                at = fields.RESIDUAL_OFFSET, fields.RESIDUAL_SCALE
+                by_residual = _dequantized(builder, of_row, *at, sums, residual_row)
+                total = builder.fadd(total, by_residual)
             bound = builder.fmul(total, scale)
-            for of_output, place in ((error, fields.SIZE), (norm, fields.REST_SIZE)):
-                size = simd.splat(builder, _of_row(builder, fact, place, simd.F32))
+            for of_output, place in ((error, fields.NORM), (norm, fields.RESIDUAL_NORM)):
+                size = simd.splat(builder, _of_row(builder, of_row, place, simd.F32))
                 bound = simd.multiply_add(builder, of_output, size, bound)
-            # Nobody looks at the bounds of a row that is no number.
+            # A NaN needs no care: the bounds of such a row are not read.
             name = "llvm.vector.reduce.fmax.v16f32"
             largest = _reduce(builder, name, simd.F32, bound, fastmath=("nnan",))
             simd.store(builder, largest, simd.offset(builder, bounds, row, bounds_row), 4)
@@ -138,25 +139,25 @@ def bound_panel(
 
         simd.loop(builder, num_rows, [], bound)
 
-    return types.void(some_fine, *(types.int64,) * 8), codegen
+    return types.void(some_residuals, *(types.int64,) * 8), codegen
 
 
-def _of_row(builder, fact, place, what):
-    return simd.load(builder, builder.add(fact, simd.i64(place)), what, 4)
+def _of_row(builder, stats, place, what):
+    return simd.load(builder, builder.add(stats, simd.i64(place)), what, 4)
 
 
-def _times_codes(builder, fact, offset, scale, sums, row):
-    """The share of the input that codes are, times the codes of sixteen outputs' weights."""
+def _dequantized(builder, stats, offset, scale, sums, row):
+    """Products of a quantized row and sixteen outputs' quantized weights, times the row's scale."""
     at = simd.offset(builder, sums, row, simd.i64(TILE_ROW))
-    offset = splat_bits(builder, _of_row(builder, fact, offset, simd.I32))
+    offset = splat_bits(builder, _of_row(builder, stats, offset, simd.I32))
     exact = builder.sub(simd.load(builder, at, simd.VI32, 4), offset)
-    scale = simd.splat(builder, _of_row(builder, fact, scale, simd.F32))
+    scale = simd.splat(builder, _of_row(builder, stats, scale, simd.F32))
     return builder.fmul(builder.sitofp(exact, simd.VF32), scale)
 
 
 @intrinsic
 def reached(typingctx, address, threshold):
-    """Which of sixteen float32 are no less than the threshold: a bit for each."""
+    """A bit for each of sixteen float32: whether it is no less than the threshold."""
 
     def codegen(context, builder, signature, args):
         values = simd.load(builder, args[0], simd.VF32, 4)

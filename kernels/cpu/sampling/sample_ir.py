@@ -1,4 +1,4 @@
-"""The inner loops of ``sample_kernel``, spelled out in LLVM IR (see simd for why and how)."""
+"""The inner loops of ``sample_kernel`` in LLVM IR (see simd for why and how)."""
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
@@ -13,7 +13,7 @@ from kernels.cpu.runtime.bf16_dot import splat_bits
 from kernels.cpu.runtime.simd import LANES
 from kernels.cpu.sampling import sample_arguments as fields
 
-# Noise is a function of these, see ``gpu_worker.sampling.gumbel``.
+# Constants of the Gumbel noise, see ``gpu_worker.sampling.gumbel``.
 _TOKEN_STEP = 0x9E3779B1
 _MIX = (0x85EBCA6B, 0xC2B2AE35)
 # e^x is no less than (1 + x / 16)^16, which four squarings compute.
@@ -24,9 +24,9 @@ _MARGIN = 1.001
 
 @intrinsic
 def scale_chunk(typingctx, tag, source, temperature, target):
-    """Sixteen elements by the temperature, as float32.
+    """Divide sixteen elements by the temperature, as float32.
 
-    Divided, as torch does it: a product with the inverse would round differently.
+    Divided, as torch does: a product with the inverse would round differently.
     """
 
     def codegen(context, builder, signature, args):
@@ -40,10 +40,10 @@ def scale_chunk(typingctx, tag, source, temperature, target):
 
 @intrinsic
 def may_win(typingctx, scaled, first_token, record, threshold, key, more_key):
-    """Which of sixteen tokens reach the threshold and may beat the record: a bit for each.
+    """A bit for each of sixteen tokens: whether it reaches the threshold and may beat the record.
 
-    The noise of a token beats its lag behind the record if its uniform number is below
-    exp(-lag), about; it is compared with a bound on that, which needs no logarithm.
+    A token's noise exceeds its lag behind the record if its uniform number is below about
+    exp(-lag). The number is compared with a bound on that, which needs no logarithm.
     """
 
     def codegen(context, builder, signature, args):
@@ -95,20 +95,20 @@ def _uniform(builder, first_token, keys):
 
 
 def _bins(builder, scaled, top):
-    """Distances of sixteen tokens to the likeliest, and their bins."""
+    """Distances of sixteen tokens to the most likely one, and their bins."""
     values = simd.load(builder, scaled, simd.VF32, 4)
     distance = builder.fsub(simd.splat(builder, top), values)
     place = builder.fmul(distance, simd.vector(fields.BINS_PER_UNIT))
     last = fields.NUM_BINS - 1
     within = builder.fcmp_ordered("olt", place, simd.vector(float(last)))
-    # What is no number, or too far, is in the last one.
+    # NaNs, and what is too far, are in the last one.
     place = builder.select(within, place, simd.vector(float(last)))
     return distance, builder.fptosi(place, simd.VI32)
 
 
 @intrinsic
 def weigh_chunk(typingctx, scaled, top, bins, masses):
-    """Of sixteen tokens, their bins, int32, and exp(-distance to the likeliest), float32."""
+    """Of sixteen tokens, bins, int32, and exp(-distance to the most likely one), float32."""
 
     def codegen(context, builder, signature, args):
         scaled, top, bins_at, masses_at = args
@@ -122,7 +122,7 @@ def weigh_chunk(typingctx, scaled, top, bins, masses):
 
 @intrinsic
 def in_bin(typingctx, scaled, top, index):
-    """Which of sixteen tokens are in a bin: a bit for each."""
+    """A bit for each of sixteen tokens: whether it is in a bin."""
 
     def codegen(context, builder, signature, args):
         scaled, top, index = args
@@ -135,7 +135,7 @@ def in_bin(typingctx, scaled, top, index):
 
 @intrinsic
 def pointer(typingctx, address):
-    """An address as numba's arrays want it."""
+    """An address as a pointer, for numba's arrays."""
 
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())

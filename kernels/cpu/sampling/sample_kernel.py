@@ -1,8 +1,8 @@
-"""The CPU kernel that draws tokens: rows of logits, claimed by threads.
+"""The CPU kernel that samples tokens: rows of logits, claimed by threads.
 
-Gumbel-max: the argmax of filtered logits plus noise is a draw from their softmax. The filters
-and the noise are those of ``gpu_worker.sampling.torch_sampler``. Rows are
-independent of each other, so the batch does not enter.
+Gumbel-max: the argmax of filtered logits plus Gumbel noise is a sample from their softmax. Filters
+and noise are those of ``gpu_worker.sampling.torch_sampler``. Rows are independent of each other, so
+a sample does not depend on the batch.
 """
 
 import math
@@ -33,52 +33,57 @@ from kernels.cpu.sampling.sample_ir import (
 )
 
 _LANES = 16
+_TEMPERATURE = fields.place_of("temperature")
+_TOP_K = fields.place_of("top_k")
+_TOP_P = fields.place_of("top_p")
+_MIN_P = fields.place_of("min_p")
 
 
 @njit
-def draw_tasks(job, tag):
+def sample_tasks(arguments, tag):
     """Claim rows until none is left; ``tag`` types the logits."""
-    num_drawn, size = field(job, fields.NUM_DRAWN), field(job, fields.VOCAB_SIZE)
+    num_sampled = field(arguments, fields.NUM_SAMPLED)
+    size = field(arguments, fields.VOCAB_SIZE)
     padded = (size + _LANES - 1) // _LANES * _LANES
-    thread = claim(job + 8 * NEXT_THREAD)
-    scaled = field(job, fields.SCRATCH) + thread * field(job, fields.SCRATCH_BYTES)
+    thread = claim(arguments + 8 * NEXT_THREAD)
+    scaled = field(arguments, fields.SCRATCH) + thread * field(arguments, fields.SCRATCH_BYTES)
     while True:
-        drawn = claim(job + 8 * NEXT_TASK)
-        if drawn >= num_drawn:
+        index = claim(arguments + 8 * NEXT_TASK)
+        if index >= num_sampled:
             return
-        row = load_i64(field(job, fields.ROWS) + 8 * drawn)
-        token_at = field(job, fields.TOKENS) + 8 * row
+        row = load_i64(field(arguments, fields.ROWS) + 8 * index)
+        token_at = field(arguments, fields.TOKENS) + 8 * row
         first = load_i64(token_at)
-        temperature = _of_row(job, fields.TEMPERATURE, drawn)
-        logits = field(job, fields.LOGITS) + row * field(job, fields.LOGITS_ROW)
+        temperature = _float_at(arguments, _TEMPERATURE, index)
+        logits = field(arguments, fields.LOGITS) + row * field(arguments, fields.LOGITS_ROW)
         _scale(tag, logits, temperature, size, padded, scaled)
         top = load_element(float32_tag, scaled + 4 * first)
         threshold = np.float32(-np.inf)
-        min_p, top_p = _of_row(job, fields.MIN_P, drawn), _of_row(job, fields.TOP_P, drawn)
-        top_k = load_i64(field(job, fields.TOP_K) + 8 * drawn)
+        min_p, top_p = _float_at(arguments, _MIN_P, index), _float_at(arguments, _TOP_P, index)
+        top_k = load_i64(field(arguments, _TOP_K) + 8 * index)
         if min_p > 0:
             threshold = np.float32(top + np.float32(math.log(min_p)))
         if top_k > 0 or top_p < 1:
             ranked = _ranked_threshold(scaled, padded, size, top, top_k, top_p)
             threshold = max(threshold, ranked)
-        key = _key(field(job, fields.KEYS), drawn)
-        more_key = _key(field(job, fields.MORE_KEYS), drawn)
+        key = _key_at(field(arguments, fields.KEYS), index)
+        more_key = _key_at(field(arguments, fields.MORE_KEYS), index)
         store_i64(token_at, _gumbel_argmax(scaled, padded, first, threshold, key, more_key))
 
 
 @njit
-def _of_row(job, place, drawn):
-    return load_element(float32_tag, field(job, place) + 4 * drawn)
+def _float_at(arguments, place, index):
+    return load_element(float32_tag, field(arguments, place) + 4 * index)
 
 
 @njit
-def _key(keys, drawn):
-    return np.uint32(load_i32(keys + 4 * drawn))
+def _key_at(keys, index):
+    return np.uint32(load_i32(keys + 4 * index))
 
 
 @njit
 def _scale(tag, logits, temperature, size, padded, scaled):
-    """Logits by the temperature, in whole vectors; beyond them is what nobody draws."""
+    """Divide logits by the temperature; fill the last vector up with what is never sampled."""
     whole = size // _LANES * _LANES
     for token in range(0, whole, _LANES):
         scale_chunk(tag, logits + token * item_bytes(tag), temperature, scaled + 4 * token)
@@ -91,8 +96,8 @@ def _scale(tag, logits, temperature, size, padded, scaled):
 
 @njit
 def _gumbel_argmax(scaled, padded, first, threshold, key, more_key):
-    """Argmax of what is scaled plus noise over what reaches the threshold."""
-    # Visited first: whoever comes after it must beat a high score.
+    """Argmax of scaled logits plus noise, over the tokens that reach the threshold."""
+    # The most likely token first: the score that others must beat is high from the beginning.
     winner = first
     record = load_element(float32_tag, scaled + 4 * first)
     record += _gumbel(first, key, more_key)
@@ -112,7 +117,7 @@ def _gumbel_argmax(scaled, padded, first, threshold, key, more_key):
 
 @njit
 def _gumbel(token, key, more_key):
-    """The noise of a token, see ``gpu_worker.sampling.gumbel``."""
+    """The Gumbel noise of a token, see ``gpu_worker.sampling.gumbel``."""
     return np.float32(-math.log(-math.log1p(-uniform_of(token, key, more_key))))
 
 
@@ -176,7 +181,7 @@ def _nucleus_value(scaled, padded, top, masses, values, wanted):
 
 @njit
 def _values_of_bin(scaled, padded, top, index, values):
-    """Put what lies in one bin into ``values``, ascending; returns how many there are."""
+    """Copy the values of one bin to ``values``, ascending; returns their number."""
     size = 0
     for chunk in range(0, padded, _LANES):
         found = in_bin(scaled + 4 * chunk, top, index)

@@ -1,6 +1,7 @@
-"""Drawing tokens from logits on CPUs, on the threads that computed them (see sample_kernel)."""
+"""Samples tokens from logits on CPUs, on the threads that computed them (see sample_kernel)."""
 
 import ctypes
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -9,39 +10,39 @@ import numpy.typing as npt
 import torch
 
 from kernels.cpu.runtime.entry_points import Kernel, compile_entry, element_tag, source_version
-from kernels.cpu.runtime.kernel_kinds import DRAW
+from kernels.cpu.runtime.kernel_kinds import SAMPLE
 from kernels.cpu.runtime.thread_team import TeamRunner
-from kernels.cpu.sampling import sample_arguments as jobs
-from kernels.cpu.sampling.sample_kernel import draw_tasks
+from kernels.cpu.sampling import sample_arguments
+from kernels.cpu.sampling.sample_kernel import sample_tasks
 
 _Ints = npt.NDArray[np.int64]
-_Floats = npt.NDArray[np.float32]
 
 
 @cache
-def draw_kernel(dtype: torch.dtype) -> Kernel:
-    """Draws from logits of this type.
+def sample_kernel(dtype: torch.dtype) -> Kernel:
+    """The kernel that samples from logits of this type.
 
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    version, tag = source_version(), element_tag(dtype)
+    # The places of parameters follow from a table outside of the folder with the version.
+    version, tag = source_version() + sample_arguments.layout(), element_tag(dtype)
 
-    def draw(job):
+    def sample(arguments):
         if version:
-            draw_tasks(job, tag)
+            sample_tasks(arguments, tag)
 
-    return compile_entry(draw, DRAW)
+    return compile_entry(sample, SAMPLE)
 
 
 def load() -> None:
-    """Compile now, or load from numba's cache, what the first draw would wait for."""
+    """Compile now, or load from numba's cache, what the first call would wait for."""
     for dtype in (torch.float32, torch.bfloat16):
-        draw_kernel(dtype)
+        sample_kernel(dtype)
 
 
-class Drawing:
-    """Draws tokens; what it needs for that is reused from step to step.
+class CpuSampler:
+    """Samples tokens; its memory is reused from step to step.
 
     Not thread-safe: one call at a time.
     """
@@ -49,64 +50,56 @@ class Drawing:
     def __init__(self) -> None:
         self._team = TeamRunner()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._job = (ctypes.c_int64 * jobs.DRAW_FIELDS)()
-        self._address = ctypes.addressof(self._job)
+        self._arguments = (ctypes.c_int64 * sample_arguments.NUM_ARGUMENTS)()
+        self._address = ctypes.addressof(self._arguments)
 
-    def draw(
+    def sample(
         self,
         logits: torch.Tensor,  # [R, V] float32 or bfloat16, rows contiguous
-        rows: _Ints,  # [D] those that are drawn from
-        temperature: _Floats,  # [D], above 0
-        top_k: _Ints,  # [D], 0 keeps all
-        top_p: _Floats,  # [D], 1 keeps all
-        min_p: _Floats,  # [D], 0 keeps all
-        keys: npt.NDArray[np.int32],  # [2, D], of the noise
-        tokens: _Ints,  # [R] where each row is largest first; those of ``rows`` become the drawn
+        rows: _Ints,  # [N] rows to sample from
+        parameters: Mapping[str, npt.NDArray[Any]],  # [N] each; temperatures above 0
+        keys: npt.NDArray[np.int32],  # [2, N] of the Gumbel noise
+        tokens: _Ints,  # [R] argmax of each row; those of ``rows`` become the sampled tokens
     ) -> None:
-        """Draw a token for each of the rows.
+        """Sample a token from each of the rows.
 
         Raises:
             ValueError: shapes or types do not fit each other.
         """
-        num_drawn, (num_rows, size) = len(rows), logits.shape
-        each = (num_drawn,)
+        num_sampled, (num_rows, size) = len(rows), logits.shape
+        each = (num_sampled,)
         _check("rows", rows, np.int64, each)
-        _check("temperature", temperature, np.float32, each)
-        _check("top_k", top_k, np.int64, each)
-        _check("top_p", top_p, np.float32, each)
-        _check("min_p", min_p, np.float32, each)
-        _check("keys", keys, np.int32, (2, num_drawn))
+        for parameter in sample_arguments.SAMPLE_PARAMETERS:
+            _check(parameter.name, parameters[parameter.name], parameter.column, each)
+        _check("keys", keys, np.int32, (2, num_sampled))
         _check("tokens", tokens, np.int64, (num_rows,))
         if logits.stride(1) != 1:
             raise ValueError(f"logits with strides {logits.stride()} are not contiguous in a row")
-        if num_drawn == 0:
+        if num_sampled == 0:
             return
-        threads = min(num_drawn, self._team.num_threads())
-        scratch_bytes = jobs.scratch_bytes(size)
+        threads = min(num_sampled, self._team.num_threads())
+        scratch_bytes = sample_arguments.scratch_bytes(size)
         if len(self._scratch) < threads * scratch_bytes:
             self._scratch = torch.empty(threads * scratch_bytes, dtype=torch.uint8)
-        self._job[:] = [
+        self._arguments[:] = [
             0,
             0,
             logits.data_ptr(),
             logits.stride(0) * logits.itemsize,
             size,
-            num_drawn,
+            num_sampled,
             rows.ctypes.data,
-            temperature.ctypes.data,
-            top_p.ctypes.data,
-            min_p.ctypes.data,
-            top_k.ctypes.data,
             keys.ctypes.data,
             keys[1:].ctypes.data,
             tokens.ctypes.data,
             self._scratch.data_ptr(),
             scratch_bytes,
+            *(parameters[of.name].ctypes.data for of in sample_arguments.SAMPLE_PARAMETERS),
         ]
-        self._team.run(draw_kernel(logits.dtype), self._address, threads)
+        self._team.run(sample_kernel(logits.dtype), self._address, threads)
 
 
-def _check(name: str, array: npt.NDArray[Any], dtype: type, shape: tuple[int, ...]) -> None:
+def _check(name: str, array: npt.NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> None:
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         found = f"{name} {array.shape} of {array.dtype}"
         raise ValueError(f"{found}; expected {shape} of {np.dtype(dtype)}, contiguous")

@@ -16,7 +16,7 @@ from gpu_worker.model.graph.replayed_layers import play_as_called, trial
 from gpu_worker.startup.build import Worker
 from gpu_worker.step.executor import Executor
 from kernels.cpu.runtime.instruction_set import Dot, Instructions, detect
-from kernels.cpu.sampling.pruned_argmax import Likeliest
+from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from kernels.cpu.sampling.pruned_argmax_entry_points import is_served
 from shared.sampling import TokenBias
 from tests.gpu_worker.conftest import MakeWorker, poison, prompt
@@ -52,9 +52,9 @@ def short_cut(executor: Executor) -> DirectPass:
 
 
 def generate(executor: Executor, num_steps: int = 12) -> tuple[list[list[int]], int]:
-    """What some sequences say, prompts of which come while others decode; and steps screened."""
+    """What some sequences say, prompts of which come while others decode; and steps pruned."""
     executor.reset()
-    before = short_cut(executor)._num_screened
+    before = short_cut(executor)._num_pruned
     planner = Planner(executor)
     for handle in range(1, NUM_SEQS + 1):
         tokens = prompt(3 + 4 * handle % 19, seed=handle)
@@ -63,18 +63,18 @@ def generate(executor: Executor, num_steps: int = 12) -> tuple[list[list[int]], 
     for _ in range(num_steps):
         planner.step()
     outputs = [planner.known[handle].output for handle in range(1, NUM_SEQS + 1)]
-    return outputs, short_cut(executor)._num_screened - before
+    return outputs, short_cut(executor)._num_pruned - before
 
 
 def test_tokens_are_those_of_all_logits(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    screened, num_screened = generate(executor)
-    assert num_screened == 12  # all in which everybody decodes
-    monkeypatch.setattr(short_cut(executor), "_screen", None)
-    whole, num_screened = generate(executor)
-    assert num_screened == 0
-    assert screened == whole
+    pruned, num_pruned = generate(executor)
+    assert num_pruned == 12  # all in which everybody decodes
+    monkeypatch.setattr(short_cut(executor), "_pruned", None)
+    whole, num_pruned = generate(executor)
+    assert num_pruned == 0
+    assert pruned == whole
     assert len({token for output in whole for token in output}) > NUM_SEQS
 
 
@@ -96,24 +96,24 @@ def test_steps_in_which_somebody_wants_more_of_logits_are_not_screened(
     planner.admit(1, prompt(5))
     planner.admit(2, prompt(9, seed=1), asked)  # type: ignore[arg-type]
     planner.step(s1=5, s2=9)
-    before = cut._num_screened
+    before = cut._num_pruned
     planner.step()
     planner.step()
-    assert cut._num_screened == before
+    assert cut._num_pruned == before
     planner.retire(2)
     planner.step()
     planner.step()
-    assert cut._num_screened == before + 2
+    assert cut._num_pruned == before + 2
 
 
 def test_a_minimum_that_is_reached_is_forgotten(executor: Executor) -> None:
     cut, planner = short_cut(executor), Planner(executor)
     planner.admit(1, prompt(5), sampling(min_tokens=4))
     planner.step(s1=5)
-    before = cut._num_screened
+    before = cut._num_pruned
     for _ in range(6):
         planner.step()
-    assert cut._num_screened == before + 3  # of the tokens behind the fourth
+    assert cut._num_pruned == before + 3  # of the tokens behind the fourth
 
 
 def test_a_step_in_which_sequences_fork_is_not_screened(executor: Executor) -> None:
@@ -121,11 +121,11 @@ def test_a_step_in_which_sequences_fork_is_not_screened(executor: Executor) -> N
     planner.admit(1, prompt(5))
     planner.admit(2, prompt(7))
     planner.fork(2, 3, 1)
-    before = cut._num_screened
+    before = cut._num_pruned
     planner.step(s1=5, s2=7)
-    assert cut._num_screened == before
+    assert cut._num_pruned == before
     planner.step()
-    assert cut._num_screened == before + 1
+    assert cut._num_pruned == before + 1
     assert planner.known[3].output == planner.known[2].output
 
 
@@ -134,29 +134,29 @@ def test_undecided_rows_are_left_to_the_output_layer_and_in_the_end_all_are(
 ) -> None:
     expected, _ = generate(executor)
     cut = short_cut(executor)
-    screen = cut._screen
-    assert screen is not None
-    found, steps = screen.found, itertools.count()
+    pruned = cut._pruned
+    assert pruned is not None
+    found, steps = pruned.found, itertools.count()
 
-    def undecided(num_rows: int) -> Likeliest:
+    def undecided(num_rows: int) -> RowArgmax:
         if next(steps) % 3 == 0:
             return found(num_rows)
         right = found(num_rows)
         return replace(right, tokens=np.where(np.arange(num_rows) == num_rows - 1, -1, 0))
 
-    monkeypatch.setattr(screen, "found", undecided)
-    monkeypatch.setattr(cut, "_screen", screen)
-    monkeypatch.setattr(cut, "_num_screened", 0)
+    monkeypatch.setattr(pruned, "found", undecided)
+    monkeypatch.setattr(cut, "_pruned", pruned)
+    monkeypatch.setattr(cut, "_num_pruned", 0)
     monkeypatch.setattr(cut, "_num_undecided", 0)
     monkeypatch.setattr(direct_pass, "_UNDECIDED", 10)
-    tokens, num_screened = generate(executor, num_steps=12)
-    assert num_screened == 12
+    tokens, num_pruned = generate(executor, num_steps=12)
+    assert num_pruned == 12
     assert tokens == expected
-    assert cut._screen is screen
+    assert cut._pruned is pruned
     with caplog.at_level("INFO"):
         tokens, _ = generate(executor, num_steps=12)
     assert tokens == expected
-    assert cut._screen is None
+    assert cut._pruned is None
     assert "output layers are computed whole" in caplog.text
 
 
@@ -165,12 +165,12 @@ def test_a_few_undecided_steps_among_many_change_nothing(
 ) -> None:
     cut = short_cut(executor)
     monkeypatch.setattr(direct_pass, "_UNDECIDED", 2)
-    monkeypatch.setattr(cut, "_num_screened", 100)
+    monkeypatch.setattr(cut, "_num_pruned", 100)
     monkeypatch.setattr(cut, "_num_undecided", 0)
     cut._count_undecided()
     cut._count_undecided()
-    assert cut._screen is not None
-    assert cut._num_undecided == cut._num_screened == 0
+    assert cut._pruned is not None
+    assert cut._num_undecided == cut._num_pruned == 0
 
 
 def test_other_tokens_than_those_of_logits_are_noticed_before_anybody_is_served(
@@ -179,15 +179,15 @@ def test_other_tokens_than_those_of_logits_are_noticed_before_anybody_is_served(
     (recorded,) = (
         each for each in executor._model.model.modules() if isinstance(each, RecordedLayers)
     )
-    plans, screen = trial(executor.limits), short_cut(executor)._screen
-    assert screen is not None
+    plans, pruned = trial(executor.limits), short_cut(executor)._pruned
+    assert pruned is not None
     assert play_as_called(executor, recorded, plans)
-    found = screen.found
+    found = pruned.found
     for wrong in (
         lambda n: replace(found(n), tokens=found(n).tokens ^ 1),
-        lambda n: replace(found(n), best=found(n).best + 1),
+        lambda n: replace(found(n), values=found(n).values + 1),
     ):
-        monkeypatch.setattr(screen, "found", wrong)
+        monkeypatch.setattr(pruned, "found", wrong)
         assert not play_as_called(executor, recorded, plans)
 
 
@@ -206,11 +206,11 @@ def test_logits_that_are_no_numbers_are_told(
 
 def test_codes_count_as_weights(llama: Worker) -> None:
     model = llama.executor._model
-    screen = short_cut(llama.executor)._screen
-    assert screen is not None
-    assert screen.nbytes > model.vocab_size * model.config.hidden_size
+    pruned = short_cut(llama.executor)._pruned
+    assert pruned is not None
+    assert pruned.nbytes > model.vocab_size * model.config.hidden_size
     assert isinstance(head := short_cut(llama.executor)._head, PackedLinear)
-    assert model.packed_bytes > screen.nbytes + head.layers.weight.nbytes
+    assert model.packed_bytes > pruned.nbytes + head.layers.weight.nbytes
     assert llama.weight_bytes == model.weight_bytes
 
 
@@ -223,5 +223,5 @@ def test_only_bfloat16_is_screened(
 ) -> None:
     for module in (layer_kernels, replayed_layers):
         monkeypatch.setattr(module, "detect", lambda: instructions)
-    found = short_cut(make_worker("llama", dtype=dtype).executor)._screen
+    found = short_cut(make_worker("llama", dtype=dtype).executor)._pruned
     assert (found is not None) == (dtype == "bfloat16")

@@ -1,4 +1,4 @@
-"""The draw: its distribution, its filters, and that nothing but its coordinates enters."""
+"""Samples: their distribution, their filters, and that they depend on nothing else."""
 
 import math
 from collections.abc import Sequence
@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from gpu_worker.sampling import cpu_argmax
-from gpu_worker.sampling.gumbel import gumbel_noise, row_keys
-from gpu_worker.sampling.sampler import DeviceDraw, RowSampling, choose, keys_of
-from gpu_worker.sampling.torch_sampler import Filters
+from gpu_worker.sampling.gumbel import gumbel, row_keys
+from gpu_worker.sampling.sampler import DeviceSampling, RowSampling, choose, gumbel_keys
 from gpu_worker.step.executor import Executor
-from shared.sampling import LOWEST_TEMPERATURE
+from shared.sampling import LOWEST_TEMPERATURE, PARAMETERS, Effect
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, sampling
 
@@ -37,28 +36,25 @@ class Kind:
 
 
 def rows_of(kinds: Sequence[Kind], way: str = "compiled") -> RowSampling:
-    """One row of each kind, drawn by the compiled loop or by torch."""
-    drawn = np.flatnonzero([kind.temperature > 0 for kind in kinds])
-    of_drawn = [kinds[row] for row in drawn]
-    temperature = np.array([kind.temperature for kind in of_drawn], np.float32)
-    top_k = np.array([kind.top_k for kind in of_drawn], np.int64)
-    top_p = np.array([kind.top_p for kind in of_drawn], np.float32)
-    min_p = np.array([kind.min_p for kind in of_drawn], np.float32)
+    """One row of each kind, sampled by the compiled kernel or by torch."""
+    random_rows = np.flatnonzero([kind.temperature > 0 for kind in kinds])
+    random_kinds = [kinds[row] for row in random_rows]
+    parameters = {
+        name: np.array([getattr(kind, name) for kind in random_kinds], parameter.column)
+        for name, parameter in PARAMETERS.items()
+        if parameter.effect is Effect.SAMPLE
+    }
     on_device = None
-    if way == "torch" and len(drawn):
-        filters = Filters.of(top_k, top_p, min_p, CPU)
-        on_device = DeviceDraw(torch.from_numpy(drawn), torch.from_numpy(temperature), filters)
+    if way == "torch" and len(random_rows):
+        on_device = DeviceSampling.of(random_rows, parameters, CPU)
     return RowSampling(
-        drawn=drawn,
-        seeds=np.array([kind.seed for kind in of_drawn], np.uint64),
-        choices=np.array([kind.choice for kind in of_drawn], np.int64),
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
+        random_rows=random_rows,
+        seeds=np.array([kind.seed for kind in random_kinds], np.uint64),
+        choices=np.array([kind.choice for kind in random_kinds], np.int64),
+        parameters=parameters,
         on_device=on_device,
-        has_minimum=False,
-        asking=np.empty(0, np.int64),
+        has_min_tokens=False,
+        logprob_rows=np.empty(0, np.int64),
     )
 
 
@@ -76,21 +72,21 @@ class Sample:
 
 
 def sample(logits: torch.Tensor, rows: RowSampling, positions: np.ndarray) -> Sample:
-    """Tokens that are drawn at these positions."""
-    keys = keys_of(rows, positions)
+    """Tokens that are chosen at these positions."""
+    keys = gumbel_keys(rows, positions)
     found = choose(logits, rows, keys, torch.from_numpy(keys))
     return Sample(found.tokens.numpy(), found.broken.numpy().nonzero()[0])
 
 
 @pytest.fixture(params=["compiled", "torch"])
 def way(request: pytest.FixtureRequest) -> str:
-    """Who draws."""
+    """What samples."""
     found: str = request.param
     return found
 
 
-def draws(logits: torch.Tensor, num: int, way: str, **parameters: Any) -> np.ndarray:
-    """How often each token is drawn from the same logits [V] at ``num`` positions."""
+def counts_of(logits: torch.Tensor, num: int, way: str, **parameters: Any) -> np.ndarray:
+    """How often each token is sampled from the same logits [V] at ``num`` positions."""
     tokens = sample(logits.repeat(num, 1), rows(num, way, **parameters), np.arange(num)).tokens
     return np.bincount(tokens, minlength=len(logits))
 
@@ -99,7 +95,7 @@ def chi_square(counts: np.ndarray, probabilities: torch.Tensor) -> float:
     """Excess of the chi-square statistic, in its standard deviations."""
     expected = probabilities.double().numpy() * counts.sum()
     kept = expected > 0
-    assert counts[~kept].sum() == 0, "a token of probability 0 was drawn"
+    assert counts[~kept].sum() == 0, "a token of probability 0 was sampled"
     statistic = ((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum()
     freedom = kept.sum() - 1
     return float((statistic - freedom) / np.sqrt(2 * freedom))
@@ -112,21 +108,21 @@ def logits() -> torch.Tensor:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("seed", [0, 12345, 2**63 - 1])
-def test_draws_follow_softmax(
+def test_samples_follow_softmax(
     logits: torch.Tensor, temperature: float, seed: int, way: str
 ) -> None:
-    counts = draws(logits, 60_000, way, temperature=temperature, seed=seed)
+    counts = counts_of(logits, 60_000, way, temperature=temperature, seed=seed)
     assert abs(chi_square(counts, (logits / temperature).softmax(0))) < 4
 
 
-def test_draws_of_one_position_follow_softmax_over_seeds(logits: torch.Tensor, way: str) -> None:
+def test_samples_of_one_position_follow_softmax_over_seeds(logits: torch.Tensor, way: str) -> None:
     num = 60_000
     parameters = replace(rows(num, way), seeds=np.arange(num, dtype=np.uint64))
     tokens = sample(logits.repeat(num, 1), parameters, np.full(num, 17)).tokens
     assert abs(chi_square(np.bincount(tokens, minlength=V), logits.softmax(0))) < 4
 
 
-def test_choices_draw_independently(logits: torch.Tensor, way: str) -> None:
+def test_choices_are_sampled_independently(logits: torch.Tensor, way: str) -> None:
     num = 20_000
     first, second = (
         sample(logits.repeat(num, 1), rows(num, way, choice=choice), np.arange(num)).tokens
@@ -138,7 +134,7 @@ def test_choices_draw_independently(logits: torch.Tensor, way: str) -> None:
 
 def test_neighbours_in_position_are_uncorrelated() -> None:
     keys = row_keys(np.zeros(2000, np.uint64), np.zeros(2000, np.int64), np.arange(2000))
-    noise = gumbel_noise(torch.from_numpy(keys), 500).double()
+    noise = gumbel(torch.from_numpy(keys), 500).double()
     assert noise.isfinite().all()
     assert noise.mean().item() == pytest.approx(0.57722, abs=0.01)
     assert noise.var().item() == pytest.approx(np.pi**2 / 6, abs=0.02)
@@ -151,19 +147,19 @@ def kept(counts: np.ndarray) -> set[int]:
     return set(np.flatnonzero(counts).tolist())
 
 
-def test_top_k_keeps_the_k_likeliest(logits: torch.Tensor, way: str) -> None:
+def test_top_k_keeps_the_k_largest(logits: torch.Tensor, way: str) -> None:
     for k in (1, 2, 7):
-        counts = draws(logits, 20_000, way, temperature=3.0, top_k=k)
+        counts = counts_of(logits, 20_000, way, temperature=3.0, top_k=k)
         best = logits.topk(k).indices
         assert kept(counts) == set(best.tolist())
         probabilities = torch.zeros(V).scatter(0, best, (logits[best] / 3).softmax(0))
         if k > 1:
             assert abs(chi_square(counts, probabilities)) < 4
-    assert len(kept(draws(logits, 20_000, way, temperature=50.0, top_k=V + 5))) == V
+    assert len(kept(counts_of(logits, 20_000, way, temperature=50.0, top_k=V + 5))) == V
 
 
 def nucleus(probabilities: torch.Tensor, top_p: float) -> set[int]:
-    """The smallest set of likeliest tokens that holds at least ``top_p``."""
+    """The smallest set of most likely tokens that holds at least ``top_p``."""
     order = probabilities.argsort(descending=True).tolist()
     found: set[int] = set()
     mass = 0.0
@@ -177,19 +173,19 @@ def nucleus(probabilities: torch.Tensor, top_p: float) -> set[int]:
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.8, 0.95])
 def test_top_p_keeps_the_nucleus(logits: torch.Tensor, top_p: float, way: str) -> None:
-    counts = draws(logits, 40_000, way, temperature=1.5, top_p=top_p)
+    counts = counts_of(logits, 40_000, way, temperature=1.5, top_p=top_p)
     assert kept(counts) == nucleus((logits / 1.5).softmax(0), top_p)
 
 
 def test_top_p_counts_the_mass_that_top_k_left(logits: torch.Tensor, way: str) -> None:
-    counts = draws(logits, 40_000, way, top_k=6, top_p=0.7)
+    counts = counts_of(logits, 40_000, way, top_k=6, top_p=0.7)
     best = logits.topk(6).indices
     probabilities = torch.zeros(V).scatter(0, best, logits[best].softmax(0))
     assert kept(counts) == nucleus(probabilities, 0.7)
 
 
-def test_min_p_keeps_what_is_near_the_likeliest(logits: torch.Tensor, way: str) -> None:
-    counts = draws(logits, 40_000, way, min_p=0.2)
+def test_min_p_keeps_what_is_near_the_most_likely(logits: torch.Tensor, way: str) -> None:
+    counts = counts_of(logits, 40_000, way, min_p=0.2)
     probabilities = logits.softmax(0)
     near = probabilities >= 0.2 * probabilities.max()
     assert kept(counts) == set(near.nonzero().squeeze(1).tolist())
@@ -197,14 +193,14 @@ def test_min_p_keeps_what_is_near_the_likeliest(logits: torch.Tensor, way: str) 
 
 def test_a_wide_nucleus_is_found_by_sorting_all(way: str) -> None:
     flat = torch.linspace(0, 0.5, 1200)
-    counts = draws(flat, 8_000, way, top_p=0.9)
+    counts = counts_of(flat, 8_000, way, top_p=0.9)
     assert kept(counts) <= nucleus(flat.softmax(0), 0.9)
     assert len(kept(counts)) > 1000
 
 
 def test_equal_logits_are_kept_or_rejected_together(way: str) -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0])
-    assert kept(draws(logits, 5_000, way, top_k=2)) == {1, 2, 3}
+    assert kept(counts_of(logits, 5_000, way, top_k=2)) == {1, 2, 3}
 
 
 KINDS = (
@@ -217,7 +213,7 @@ KINDS = (
 )
 
 
-def test_rows_of_all_kinds_in_one_batch_draw_as_if_alone(way: str) -> None:
+def test_rows_of_all_kinds_in_one_batch_are_sampled_as_if_alone(way: str) -> None:
     num = 64
     kinds = [replace(KINDS[row % len(KINDS)], seed=row) for row in range(num)]
     many = torch.randn(num, V, generator=torch.Generator().manual_seed(8))
@@ -232,7 +228,7 @@ def test_rows_of_all_kinds_in_one_batch_draw_as_if_alone(way: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_compiled_loop_draws_what_torch_draws(dtype: torch.dtype) -> None:
+def test_the_compiled_kernel_gives_the_samples_of_torch(dtype: torch.dtype) -> None:
     num, vocab_size = 300, 5000
     logits = torch.randn(num, vocab_size, generator=torch.Generator().manual_seed(9)) * 3
     kinds = [replace(KINDS[row % len(KINDS)], seed=row * 7, choice=row % 3) for row in range(num)]
@@ -245,17 +241,17 @@ def test_the_compiled_loop_draws_what_torch_draws(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", [1, 511, 513, 5000])
 @pytest.mark.parametrize("special", [0.0, -0.0, 50.0, -math.inf, math.inf, math.nan, -math.nan])
-def test_the_likeliest_in_bfloat16_is_that_of_its_float32(size: int, special: float) -> None:
+def test_the_argmax_in_bfloat16_is_that_of_its_float32(size: int, special: float) -> None:
     logits = torch.randn(64, size, generator=torch.Generator().manual_seed(size)).bfloat16()
     logits[:16] = -logits[:16].abs()  # a zero is their largest
     places = torch.randint(size, (64, 3), generator=torch.Generator().manual_seed(1))
     logits[8:] = logits[8:].scatter(1, places[8:], special)
     logits[-8:] = -math.inf
     bits = logits.view(torch.int16).numpy().view(np.uint16)
-    tokens, best = cpu_argmax.likeliest(bits)
+    tokens, values = cpu_argmax.argmax(bits)
     expected = logits.float().numpy()
     assert tokens.tolist() == expected.argmax(1).tolist()
-    np.testing.assert_array_equal(best, expected.max(1))
+    np.testing.assert_array_equal(values, expected.max(1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -292,13 +288,13 @@ def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy(
     planner.admit(2, prompt(11), sampling(temperature=temperature, top_p=0.9, seed=4))
     planner.admit(3, prompt(11), sampling(temperature=1.0, seed=4))
     planner.step(s1=11, s2=11, s3=11)
-    greedy, tiny, drawn = planner.run(1, 12), planner.run(2, 12), planner.run(3, 12)
-    assert tiny[:12] == greedy[:12] != drawn[:12]
+    greedy, tiny, random = planner.run(1, 12), planner.run(2, 12), planner.run(3, 12)
+    assert tiny[:12] == greedy[:12] != random[:12]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_lowest_temperature_draws_the_likeliest(
+def test_the_lowest_temperature_gives_the_argmax(
     way: str, dtype: torch.dtype, top_p: float
 ) -> None:
     many = torch.randn(64, V, generator=torch.Generator().manual_seed(5))
@@ -311,7 +307,7 @@ def test_the_lowest_temperature_draws_the_likeliest(
         assert not len(found.broken)
 
 
-def test_a_sequence_draws_the_same_alone_in_a_crowd_and_after_preemption(
+def test_a_sequence_samples_the_same_alone_among_others_and_after_preemption(
     executor: Executor,
 ) -> None:
     params = sampling(temperature=1.0, top_p=0.95, seed=99, max_tokens=20)
@@ -323,19 +319,19 @@ def test_a_sequence_draws_the_same_alone_in_a_crowd_and_after_preemption(
     assert len(set(expected)) > 10
 
     executor.reset()
-    crowd = Planner(executor, seed=1)
+    others = Planner(executor, seed=1)
     for handle in range(2, 9):
-        crowd.admit(handle, prompt(5 + handle, handle), sampling(temperature=0.8, seed=handle))
-    crowd.step(**{f"s{handle}": 5 + handle for handle in range(2, 9)})
-    crowd.admit(1, tokens, params)
-    crowd.step(s1=6)
-    crowd.step(s1=5)
-    output = list(crowd.run(1, 8))
-    crowd.retire(1)
-    crowd.step()
-    crowd.admit(1, tokens + output, params, num_prompt_tokens=11)
-    crowd.step(s1=len(tokens + output))
-    assert output + crowd.run(1, 12) == expected
+        others.admit(handle, prompt(5 + handle, handle), sampling(temperature=0.8, seed=handle))
+    others.step(**{f"s{handle}": 5 + handle for handle in range(2, 9)})
+    others.admit(1, tokens, params)
+    others.step(s1=6)
+    others.step(s1=5)
+    output = list(others.run(1, 8))
+    others.retire(1)
+    others.step()
+    others.admit(1, tokens + output, params, num_prompt_tokens=11)
+    others.step(s1=len(tokens + output))
+    assert output + others.run(1, 12) == expected
 
     executor.reset()
     other = Planner(executor)

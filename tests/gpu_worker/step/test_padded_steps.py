@@ -29,7 +29,7 @@ class Noted:
         self.seen.append((inputs.bucket, len(inputs.token_ids), num_seqs))
         return self._runner.run(inputs)
 
-    def likeliest(self, inputs: StepInputs) -> torch.Tensor:
+    def argmax(self, inputs: StepInputs) -> torch.Tensor:
         return self.run(inputs)
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kernels.cpu.linear.layers import CompiledLinear, CpuLayers
 from kernels.cpu.linear.weight_packing import PackedLayers, pack, pack_gated
 from kernels.cpu.runtime.instruction_set import Dot, Instructions, choose, detect
-from kernels.cpu.sampling import pruned_argmax_arguments as jobs
-from kernels.cpu.sampling.pruned_argmax import CompiledScreen, find_screen
+from kernels.cpu.sampling import pruned_argmax_arguments as fields
+from kernels.cpu.sampling.pruned_argmax import PrunedArgmax, find_pruned_argmax
 from kernels.cpu.sampling.pruned_argmax_entry_points import is_served
-from kernels.cpu.sampling.quantized_weights import can_screen, pack_for_screening
+from kernels.cpu.sampling.quantized_weights import can_quantize, quantize_weights
 
 EMULATED = Instructions("emulated", wide=True, dot=Dot.EMULATED)
 MOST_ROWS = 40
@@ -41,19 +41,19 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def screen_of(kernels: CpuLayers, layers: PackedLayers) -> CompiledScreen:
-    screen = find_screen(kernels, layers, MOST_ROWS)
-    assert screen is not None
-    return screen
+def pruned_argmax_of(kernels: CpuLayers, layers: PackedLayers) -> PrunedArgmax:
+    pruned = find_pruned_argmax(kernels, layers, MOST_ROWS)
+    assert pruned is not None
+    return pruned
 
 
-def check(linear: CompiledLinear, screen: CompiledScreen, x: torch.Tensor) -> Sequence[int]:
+def check(linear: CompiledLinear, pruned: PrunedArgmax, x: torch.Tensor) -> Sequence[int]:
     """Compare with all outputs; returns the rows that were decided."""
     outputs = linear(x)[0].float().numpy()
-    found = screen(x)
+    found = pruned(x)
     decided = np.flatnonzero(found.tokens >= 0)
     assert np.array_equal(found.tokens[decided], outputs.argmax(1)[decided])
-    assert np.array_equal(found.best[decided], outputs.max(1)[decided])
+    assert np.array_equal(found.values[decided], outputs.max(1)[decided])
     assert found.decided == (len(decided) == len(x))
     return decided.tolist()
 
@@ -66,10 +66,10 @@ def test_the_likeliest_are_the_layers(
     served: CpuLayers, threads: None, num_outputs: int, num_inputs: int, num_rows: int
 ) -> None:
     layers = pack([random(num_outputs, num_inputs)])
-    linear, screen = served.linear(layers, torch.bfloat16), screen_of(served, layers)
+    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
     decided: list[int] = []
     for seed in range(3):
-        decided += check(linear, screen, random(num_rows, num_inputs, seed=seed + 1))
+        decided += check(linear, pruned, random(num_rows, num_inputs, seed=seed + 1))
     # Of a few inputs many outputs are alike; else nearly all rows are decided.
     assert num_inputs < 256 or len(decided) > 2.5 * num_rows
 
@@ -79,9 +79,9 @@ def test_the_first_of_equal_outputs_is_taken(served: CpuLayers) -> None:
     x = weight[[1999]]  # the layer's outputs of it are nowhere as large
     weight[[7, 8, 1203, 2099]] = weight[1999].clone()
     layers = pack([weight])
-    linear, screen = served.linear(layers, torch.bfloat16), screen_of(served, layers)
-    assert check(linear, screen, x) == [0]
-    assert screen(x).tokens[0] == 7
+    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+    assert check(linear, pruned, x) == [0]
+    assert pruned(x).tokens[0] == 7
 
 
 def test_outputs_that_only_rounding_makes_equal_count_as_equal(served: CpuLayers) -> None:
@@ -90,10 +90,10 @@ def test_outputs_that_only_rounding_makes_equal_count_as_equal(served: CpuLayers
     weight[5], weight[1500] = 1.0, 1.0
     weight[5, 0] = 0.984375  # 31.984 is 32 in bfloat16
     layers = pack([weight])
-    linear, screen = served.linear(layers, torch.bfloat16), screen_of(served, layers)
+    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
     assert linear(x)[0][0, 5] == linear(x)[0][0, 1500]
-    check(linear, screen, x)
-    assert screen(x).tokens[0] == 5
+    check(linear, pruned, x)
+    assert pruned(x).tokens[0] == 5
 
 
 @settings(max_examples=200, deadline=None)
@@ -116,7 +116,7 @@ def test_whatever_rows_and_weights_are_like(
     x[:, :outliers] *= factor
     layers = pack([weight])
     linear = kernels.linear(layers, torch.bfloat16)
-    decided = check(linear, screen_of(kernels, layers), x * scale)
+    decided = check(linear, pruned_argmax_of(kernels, layers), x * scale)
     assert decided or levels < 1 or outliers
 
 
@@ -150,29 +150,29 @@ def test_what_is_hidden_from_codes_is_allowed_for(
         weight[1500] = 0
         weight[1500, 3] = (x * largest).sum() / 2 / x[3]
         layers = pack([torch.from_numpy(weight).bfloat16()])
-        linear, screen = served.linear(layers, torch.bfloat16), screen_of(served, layers)
-        check(linear, screen, torch.from_numpy(x).bfloat16().expand(num_rows, 64))
+        linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+        check(linear, pruned, torch.from_numpy(x).bfloat16().expand(num_rows, 64))
 
 
 @pytest.mark.parametrize("tiny", [1e-38, 9.2e-41, 1e-30, 1e-28])
 def test_a_rest_that_is_next_to_nothing_has_no_codes(served: CpuLayers, tiny: float) -> None:
     layers = pack([random(4096, 64)])
-    linear, screen = served.linear(layers, torch.bfloat16), screen_of(served, layers)
+    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
     x = torch.zeros(2, 64, dtype=torch.bfloat16)
     x[0, 0], x[0, 1] = 127, tiny
     x[1, 0], x[1, 1:] = 127, tiny
-    assert check(linear, screen, x) == [0, 1]
+    assert check(linear, pruned, x) == [0, 1]
 
 
 def test_bounds_are_no_less_than_outputs(served: CpuLayers) -> None:
     layers = pack([random(3000, 400)])
-    linear, screen = served.linear(layers, torch.bfloat16), screen_of(served, layers)
+    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
     x = random(20, 400, seed=1)
     x[3] *= 1e-3
     x[7, 5] = 300.0
     outputs = torch.nn.functional.pad(linear(x)[0].double(), (0, 8), value=-torch.inf)
-    screen(x)
-    bounds = torch.from_numpy(screen._bounds[:20, :188]).double()
+    pruned(x)
+    bounds = torch.from_numpy(pruned._bounds[:20, :188]).double()
     largest = outputs.view(20, 188, 16).amax(2)
     # Outputs are rounded once more, by half a unit in the last of eight bits.
     assert (bounds + largest.abs() / 256 >= largest).all()
@@ -182,25 +182,25 @@ def test_bounds_are_no_less_than_outputs(served: CpuLayers) -> None:
 
 def test_rows_with_a_few_large_inputs_have_finer_codes(served: CpuLayers) -> None:
     layers = pack([random(4096, 512)])
-    linear, screen = served.linear(layers, torch.bfloat16), screen_of(served, layers)
+    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
     x = random(30, 512, seed=1)
     x[[2, 29], 100] = 100.0
-    check(linear, screen, x)
-    assert screen._num_fine[0] == 2
-    few = x[: jobs.FINE_ROWS]
-    check(linear, screen, few)
-    assert screen._num_fine[0] == len(few)  # all, since it costs nothing
+    check(linear, pruned, x)
+    assert pruned._num_residuals[0] == 2
+    few = x[: fields.FEW_ROWS]
+    check(linear, pruned, few)
+    assert pruned._num_residuals[0] == len(few)  # all, since it costs nothing
 
 
 def test_rows_of_which_nothing_can_be_said_are_left_to_the_layer(served: CpuLayers) -> None:
     layers = pack([random(2048, 64)])
-    screen = screen_of(served, layers)
+    pruned = pruned_argmax_of(served, layers)
     x = random(9, 64, seed=1)
     x[1] = 0
     x[2, 3], x[3, 3], x[4, 3] = torch.nan, torch.inf, -torch.inf
     x[5] *= 2.0**-100
     x[6] *= 2.0**100
-    found = screen(x)
+    found = pruned(x)
     assert not found.decided
     assert (found.tokens[1:7] == -1).all()
     assert (found.tokens[[0, 7, 8]] >= 0).all()
@@ -208,40 +208,40 @@ def test_rows_of_which_nothing_can_be_said_are_left_to_the_layer(served: CpuLaye
 
 def test_rows_with_too_many_likely_outputs_are_left_to_the_layer(served: CpuLayers) -> None:
     layers = pack([random(1, 64).expand(2048, 64)])
-    assert screen_of(served, layers)(random(2, 64, seed=1)).tokens.tolist() == [-1, -1]
+    assert pruned_argmax_of(served, layers)(random(2, 64, seed=1)).tokens.tolist() == [-1, -1]
 
 
 def test_codes_are_of_finite_weights_of_one_plain_layer(served: CpuLayers) -> None:
     weight = random(2048, 32)
-    assert can_screen(pack([weight]))
-    assert not can_screen(pack([weight[:2047]]))  # too few
-    assert not can_screen(pack([weight], [torch.ones(2048)]))
-    assert not can_screen(pack([weight, weight]))
-    assert not can_screen(pack_gated(weight, weight))
-    assert not can_screen(pack([torch.rand(2048, 32)]))  # of float32
+    assert can_quantize(pack([weight]))
+    assert not can_quantize(pack([weight[:2047]]))  # too few
+    assert not can_quantize(pack([weight], [torch.ones(2048)]))
+    assert not can_quantize(pack([weight, weight]))
+    assert not can_quantize(pack_gated(weight, weight))
+    assert not can_quantize(pack([torch.rand(2048, 32)]))  # of float32
     for value in (torch.nan, torch.inf, 1e20):
         weight = random(2048, 32)
         weight[2000, 31] = value
-        assert pack_for_screening(pack([weight])) is None
-        assert find_screen(served, pack([weight]), 4) is None
+        assert quantize_weights(pack([weight])) is None
+        assert find_pruned_argmax(served, pack([weight]), 4) is None
 
 
 def test_weights_that_are_zero_are_zero() -> None:
     kernels, weight = CpuLayers(EMULATED), random(2048, 64)
     weight[100:] = 0
     layers = pack([weight])
-    linear, screen = kernels.linear(layers, torch.bfloat16), screen_of(kernels, layers)
-    check(linear, screen, random(5, 64, seed=1))
+    linear, pruned = kernels.linear(layers, torch.bfloat16), pruned_argmax_of(kernels, layers)
+    check(linear, pruned, random(5, 64, seed=1))
 
 
 def test_what_does_not_fit_is_refused(served: CpuLayers) -> None:
-    screen = screen_of(served, pack([random(2048, 32)]))
+    pruned = pruned_argmax_of(served, pack([random(2048, 32)]))
     for x in (random(2, 48), random(2, 32).float(), random(1, 2, 32)):
         with pytest.raises(ValueError, match=r"expected \[R, 32\] of torch.bfloat16"):
-            screen(x)
+            pruned(x)
     for num_rows in (0, MOST_ROWS + 1):
         with pytest.raises(ValueError, match="1 to 40 are served"):
-            screen(random(num_rows, 32))
+            pruned(random(num_rows, 32))
 
 
 def test_cpus_without_the_instructions_are_not_served() -> None:

@@ -1,4 +1,4 @@
-"""Drawing tokens on threads, against the definition in float64 and torch's noise."""
+"""Sampling on threads, against the definition in float64 and torch's Gumbel noise."""
 
 from dataclasses import dataclass, replace
 
@@ -8,24 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.sampling.gumbel import gumbel_noise, row_keys
-from kernels.cpu.sampling.sampler import Drawing
+from gpu_worker.sampling.gumbel import gumbel, row_keys
+from kernels.cpu.sampling.sampler import CpuSampler
 
 
 @dataclass(frozen=True)
-class Draws:
-    """Arguments of a draw, for all rows of some logits or for some."""
+class Samples:
+    """Arguments of the sampler, for all rows of some logits or for some."""
 
     logits: torch.Tensor
     rows: np.ndarray
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    min_p: np.ndarray
     keys: np.ndarray
+    parameters: dict[str, np.ndarray]
 
     @staticmethod
-    def of(logits: torch.Tensor, seed: int = 0, **same: float) -> "Draws":
+    def of(logits: torch.Tensor, seed: int = 0, **same: float) -> "Samples":
         num = len(logits)
         values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **same}
         made = {
@@ -34,21 +31,12 @@ class Draws:
         }
         seeds = np.full(num, seed, np.uint64)
         keys = row_keys(seeds, np.zeros(num, np.int64), np.arange(num))
-        return Draws(logits, np.arange(num), keys=np.ascontiguousarray(keys), **made)
+        return Samples(logits, np.arange(num), np.ascontiguousarray(keys), made)
 
     def tokens(self) -> np.ndarray:
-        """Drawn from the rows, beside the likeliest of the others."""
+        """Sampled from the rows, beside the argmax of the others."""
         found = self.logits.float().numpy().argmax(1)
-        Drawing().draw(
-            self.logits,
-            self.rows,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.keys,
-            found,
-        )
+        CpuSampler().sample(self.logits, self.rows, self.parameters, self.keys, found)
         return found
 
 
@@ -56,32 +44,35 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def expected(draws: Draws) -> torch.Tensor:
+def expected(samples: Samples) -> torch.Tensor:
     """By the definition, without filters; in float64, so that ties are no question."""
-    scaled = draws.logits.double() / torch.from_numpy(draws.temperature)[:, None].double()
-    return (scaled + gumbel_noise(torch.from_numpy(draws.keys), scaled.shape[1])).argmax(1)
+    scaled = (
+        samples.logits.double()
+        / torch.from_numpy(samples.parameters["temperature"])[:, None].double()
+    )
+    return (scaled + gumbel(torch.from_numpy(samples.keys), scaled.shape[1])).argmax(1)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 7.0])
 @pytest.mark.parametrize("size", [1, 5, 16, 31, 33, 5003])
-def test_a_draw_is_the_argmax_with_noise(threads: None, size: int, temperature: float) -> None:
-    draws = Draws.of(random(200, size), seed=size, temperature=temperature)
-    found = torch.from_numpy(draws.tokens())
+def test_a_sample_is_the_gumbel_argmax(threads: None, size: int, temperature: float) -> None:
+    samples = Samples.of(random(200, size), seed=size, temperature=temperature)
+    found = torch.from_numpy(samples.tokens())
     # Two scores that are all but equal may change places.
-    assert (found != expected(draws)).sum() <= 1
+    assert (found != expected(samples)).sum() <= 1
 
 
-def test_all_but_equal_logits_are_drawn_alike() -> None:
-    counts = np.bincount(Draws.of(torch.full((20_000, 21), 5.0)).tokens(), minlength=21)
+def test_equal_logits_are_sampled_equally_often() -> None:
+    counts = np.bincount(Samples.of(torch.full((20_000, 21), 5.0)).tokens(), minlength=21)
     assert counts.min() > 20_000 / 21 * 0.85
 
 
-def test_bfloat16_draws_what_its_float32_does() -> None:
+def test_bfloat16_gives_the_samples_of_its_float32() -> None:
     logits = random(64, 4099).bfloat16()
     for filters in ({}, {"top_k": 9}, {"top_p": 0.9}, {"min_p": 0.05, "top_p": 0.99}):
-        draws = Draws.of(logits, temperature=1.7, **filters)
-        wide = replace(draws, logits=logits.float())
-        assert np.array_equal(draws.tokens(), wide.tokens())
+        samples = Samples.of(logits, temperature=1.7, **filters)
+        wide = replace(samples, logits=logits.float())
+        assert np.array_equal(samples.tokens(), wide.tokens())
 
 
 @settings(max_examples=200, deadline=None)
@@ -95,7 +86,7 @@ def test_bfloat16_draws_what_its_float32_does() -> None:
     min_p=st.sampled_from([0.0, 0.01, 0.5, 1.0]),
     levels=st.sampled_from([0.0, 1.0, 4.0]),
 )
-def test_what_filters_leave_is_all_that_is_drawn(
+def test_only_what_filters_keep_is_sampled(
     seed: int,
     num_rows: int,
     size: int,
@@ -110,71 +101,68 @@ def test_what_filters_leave_is_all_that_is_drawn(
     if levels:
         logits = (logits / levels).round() * levels
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    tokens = torch.from_numpy(Draws.of(logits, seed, **filters).tokens())
+    tokens = torch.from_numpy(Samples.of(logits, seed, **filters).tokens())
     scaled = logits.double() / np.float32(temperature)
     values = scaled.sort(1, descending=True).values
-    drawn = scaled.gather(1, tokens[:, None])
+    sampled = scaled.gather(1, tokens[:, None])
     if top_k:
-        assert (drawn >= values[:, [min(top_k, size) - 1]]).all()
+        assert (sampled >= values[:, [min(top_k, size) - 1]]).all()
         values = torch.where(torch.arange(size) < top_k, values, -torch.inf)
     if min_p:
-        assert (drawn >= scaled.amax(1, keepdim=True) + np.log(min_p) - 1e-4).all()
-    likelier = torch.where(values > drawn, values.softmax(1), 0.0).sum(1)
+        assert (sampled >= scaled.amax(1, keepdim=True) + np.log(min_p) - 1e-4).all()
+    likelier = torch.where(values > sampled, values.softmax(1), 0.0).sum(1)
     assert (likelier < top_p + 1e-4).all()
 
 
 def test_other_rows_keep_their_token() -> None:
     logits = random(30, 1000)
-    everybody = Draws.of(logits, temperature=2.0)
-    drawn = everybody.tokens()
+    every_row = Samples.of(logits, temperature=2.0)
+    sampled = every_row.tokens()
     some = np.array([3, 4, 17, 29])
     others = np.setdiff1d(np.arange(30), some)
-    draws = Draws(
+    samples = Samples(
         logits,
         some,
-        everybody.temperature[some],
-        everybody.top_k[some],
-        everybody.top_p[some],
-        everybody.min_p[some],
-        np.ascontiguousarray(everybody.keys[:, some]),
+        np.ascontiguousarray(every_row.keys[:, some]),
+        {name: values[some] for name, values in every_row.parameters.items()},
     )
-    found = draws.tokens()
-    assert np.array_equal(found[some], drawn[some])
+    found = samples.tokens()
+    assert np.array_equal(found[some], sampled[some])
     assert np.array_equal(found[others], logits.numpy().argmax(1)[others])
 
 
 def test_rows_may_lie_apart(threads: None) -> None:
     logits = random(40, 2 * 700)
-    apart = replace(Draws.of(logits), logits=logits[:, :700])
+    apart = replace(Samples.of(logits), logits=logits[:, :700])
     together = replace(apart, logits=logits[:, :700].contiguous())
     assert np.array_equal(apart.tokens(), together.tokens())
 
 
-def test_logits_of_minus_infinity_are_never_drawn() -> None:
+def test_logits_of_minus_infinity_are_never_sampled() -> None:
     logits = random(3000, 70)
     banned = torch.arange(70) % 3 == 1
     logits[:, banned] = -torch.inf
     for filters in ({}, {"top_k": 60}, {"top_p": 0.9999}):
-        assert not banned[Draws.of(logits, temperature=9.0, **filters).tokens()].any()
+        assert not banned[Samples.of(logits, temperature=9.0, **filters).tokens()].any()
 
 
 @pytest.mark.parametrize("special", [torch.nan, torch.inf, -torch.inf])
-def test_rows_that_are_no_numbers_disturb_nobody(special: float) -> None:
+def test_rows_that_are_not_finite_change_no_others(special: float) -> None:
     logits = random(50, 333)
     broken = logits.clone()
     broken[::5, 7:] = special
     broken[5] = special
     for filters in ({}, {"top_k": 4, "top_p": 0.8, "min_p": 0.1}):
-        right, found = (Draws.of(each, **filters).tokens() for each in (logits, broken))
+        right, found = (Samples.of(each, **filters).tokens() for each in (logits, broken))
         kept = np.arange(50) % 5 != 0
         assert np.array_equal(right[kept], found[kept])
         assert ((found >= 0) & (found < 333)).all()
 
 
-def test_nobody_draws() -> None:
+def test_no_row_may_be_sampled() -> None:
     logits = random(2, 10)
-    nobody = Draws.of(logits[:0])
-    assert np.array_equal(replace(nobody, logits=logits).tokens(), logits.numpy().argmax(1))
+    none = Samples.of(logits[:0])
+    assert np.array_equal(replace(none, logits=logits).tokens(), logits.numpy().argmax(1))
 
 
 @pytest.mark.parametrize(
@@ -188,14 +176,18 @@ def test_nobody_draws() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, wrong: np.ndarray) -> None:
-    draws = replace(Draws.of(random(3, 10)), **{name: wrong})
+    samples = Samples.of(random(3, 10))
+    if name in samples.parameters:
+        samples = replace(samples, parameters=samples.parameters | {name: wrong})
+    else:
+        samples = replace(samples, **{name: wrong})
     with pytest.raises(ValueError, match=rf"^{name} .* expected \(.*3.*contiguous"):
-        draws.tokens()
+        samples.tokens()
 
 
 def test_logits_of_other_types_and_strides_are_refused() -> None:
-    draws = Draws.of(random(3, 10))
+    samples = Samples.of(random(3, 10))
     with pytest.raises(ValueError, match="float64"):
-        replace(draws, logits=draws.logits.double()).tokens()
+        replace(samples, logits=samples.logits.double()).tokens()
     with pytest.raises(ValueError, match="strides"):
-        replace(draws, logits=random(10, 3).T).tokens()
+        replace(samples, logits=random(10, 3).T).tokens()
