@@ -1,3 +1,3 @@
-"""The resident sequences: how plans change them, and which rows a step computes. Needs no model
-and no device.
+"""The resident sequences: how plans change them, and which rows a step computes. Independent of
+models and devices.
 """

@@ -1,7 +1,8 @@
-"""The resident sequences, in arrays, and how plans change them.
+"""Applies plans to the resident sequences, and computes the rows of steps.
 
-A plan is a difference: sequences that only decode are not in it. So what they cost here must not be
-interpreted work: every array is indexed by *slot*, and a step takes all decoding slots at once.
+A plan is a difference: it does not name sequences that only decode. So they must not cost
+interpreted work either: every array is indexed by *slot*, and a step takes all decoding slots at
+once.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from shared.messages.plans import Admission, StepPlan
 
 
 class BatchState(SlotArrays):
-    """Sequences by slot.
+    """Maps sequences to slots, and changes their state by plans and steps.
 
     Args:
         limits: of the model and the pool.
@@ -38,33 +39,33 @@ class BatchState(SlotArrays):
         self.reset()
 
     def reset(self) -> None:
-        """Forget every sequence."""
+        """Remove every sequence."""
         super().reset()
         self._slot_of: dict[int, int] = {}
-        self._tokens: dict[int, IntArray] = {}  # by slot, those still needed
-        self._prompt_logprobs: dict[int, int] = {}  # by slot: how many top ones
+        self._tokens: dict[int, IntArray] = {}  # by slot, of sequences that do not decode
+        self._prompt_logprobs: dict[int, int] = {}  # by slot: number of top ones
         self.version = 0  # changes whenever the set of decoding slots may have changed
         self._decoding: Slots = np.empty(0, np.int64)
         self._decoding_version = -1
-        self._ends: _Ends | None = None  # of those that decode
+        self._ends: _Ends | None = None  # of the decoding sequences
 
     def __len__(self) -> int:
         return len(self._slot_of)
 
     def slot_of(self, handle: int) -> int | None:
-        """Where a sequence is; None: it is not here."""
+        """Slot of a sequence; None: it is not resident."""
         return self._slot_of.get(handle)
 
     # -------------------------------------------------------------------- plans
 
     def apply(self, plan: StepPlan) -> None:
-        """Retire, continue beams, put copies in place, admit, grow and fork.
+        """Retire, continue beams, replace copied blocks, admit, grow and fork.
 
-        Forks come last, so that children get what the plan adds to their parents' tables. Swaps
-        and the copies themselves are the caller's.
+        Forks come last, so that children get the blocks that the plan adds to their parents'
+        tables. The caller swaps and copies the blocks themselves.
 
         Raises:
-            PlanRefused: the plan speaks of sequences or blocks that cannot be.
+            PlanRefused: a sequence or a block of the plan is not valid.
         """
         check_swaps(plan, self.limits)
         for handle in plan.retired.tolist():
@@ -82,7 +83,7 @@ class BatchState(SlotArrays):
             self._fork(parent, child, choice)
 
     def rows(self, plan: StepPlan) -> Rows:
-        """What the plan computes: one row per decoding sequence, then the chunks.
+        """The rows of a plan: one per decoding sequence, then the chunks.
 
         Raises:
             PlanRefused: a chunk or a decoding sequence does not fit its tokens or its blocks, a
@@ -112,9 +113,10 @@ class BatchState(SlotArrays):
         return self._with_forks(rows, plan) if len(plan.fork_children) else rows
 
     def advance(self, rows: Rows) -> "Advanced":
-        """Note what a step computes, and that its rows sample; which tokens is told later.
+        """Advance the sequences of a step before its tokens are known.
 
-        Who reaches a length limit ends here; other ends depend on the tokens, see ``settle``.
+        Sequences that reach a length limit end here; other ends depend on the tokens, see
+        ``settle``.
         """
         if rows.sizes is None:
             self.num_computed[rows.slots] = rows.positions + 1
@@ -141,9 +143,9 @@ class BatchState(SlotArrays):
         return Advanced(slots, ends.handles, full, ends.tokens)
 
     def settle(self, advanced: "Advanced", tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
-        """An EndFlag for each token [R] that a step sampled, 0 for those that go on.
+        """End sequences by their tokens [R]; returns an EndFlag for each, 0: it continues.
 
-        Plans may have been applied since: a slot may hold another sequence by now.
+        Plans may have been applied since ``advance``: a slot may hold another sequence by now.
         """
         flags = np.zeros(len(tokens), np.int32)
         flags[advanced.full] = EndFlag.LENGTH
@@ -157,7 +159,7 @@ class BatchState(SlotArrays):
         return flags
 
     def _ends_of(self, rows: Rows) -> "_Ends":
-        """What ends the sequences that sample; as before if they are those of the step before."""
+        """What ends the sequences that sample; cached while the decoding sequences stay."""
         known = self._ends
         if known is not None and rows.only_decodes and known.version == rows.version:
             return known
@@ -188,7 +190,7 @@ class BatchState(SlotArrays):
         self.fill(slot, new)
         self._slot_of[new.handle] = slot
         self._tokens[slot] = new.tokens
-        # Choices of one request have one prompt, which is scored once.
+        # The choices of a request have the same prompt: the first one reports on it.
         if new.sampling.num_prompt_logprobs is not None and new.choice == 0:
             self._prompt_logprobs[slot] = new.sampling.num_prompt_logprobs
 
@@ -206,7 +208,7 @@ class BatchState(SlotArrays):
         self._slot_of[child] = slot
 
     def _replace(self, plan: StepPlan) -> None:
-        """Let the copies of blocks take the originals' places in block tables."""
+        """Replace blocks by their copies in block tables."""
         check_copies(plan, self.limits)
         replaced = _tuples(
             plan.replaced_handles, plan.replaced_columns, plan.copy_sources, plan.copy_targets
@@ -278,12 +280,12 @@ class BatchState(SlotArrays):
         if tokens is None:
             if not self.beam_width[slot]:
                 raise PlanRefused(f"sequence {self.handle[slot]} is forked, but has a chunk")
-            # A beam that was computed before has got one more.
+            # A beam that was computed before has one new token.
             return self.last_token[slot : slot + 1].astype(np.int32)
         return tokens[self.num_computed[slot] :]
 
     def _slot_mapping(self, slots: Slots, positions: npt.NDArray[np.int64]) -> Slots:
-        """Where the K/V of tokens [n] go."""
+        """KV slots of tokens [n]: block id * block size + offset."""
         block_size = self.limits.kv.block_size
         blocks = self.block_tables[slots, positions >> self._shift].astype(np.int64)
         mapping: Slots = (blocks << self._shift) + (positions & (block_size - 1))
@@ -330,17 +332,17 @@ class BatchState(SlotArrays):
 
 @dataclass(frozen=True, slots=True)
 class Advanced:
-    """The rows of a step that sample, as they were when it began."""
+    """The sampling rows of a step, as they were when it began."""
 
     slots: Slots  # [R]
     handles: npt.NDArray[np.int32]  # [R]
-    full: npt.NDArray[np.bool_]  # [R] the token is the last that there is room for
+    full: npt.NDArray[np.bool_]  # [R] the token is the last within the length limit
     end_tokens: npt.NDArray[np.int64]  # [R, E] tokens that end the sequence
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """What ends sequences; the same for as long as the same ones decode."""
+    """Length limits and end tokens of R sequences; valid for one version of the batch."""
 
     version: int
     handles: npt.NDArray[np.int32]  # [R]
@@ -349,7 +351,7 @@ class _Ends:
 
 
 def _tuples(*arrays: IntArray) -> Iterator[tuple[int, ...]]:
-    """Entries of arrays of a plan that belong together."""
+    """Zip arrays of a plan that must have the same length."""
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) > 1:
         raise PlanRefused(f"arrays of {lengths} entries belong together")

@@ -1,7 +1,7 @@
-"""Beams among the resident sequences: how plans continue them, and which rows are theirs.
+"""Beams among the resident sequences: how plans continue them, and which rows they compute.
 
 A beam neither decodes nor samples by itself. The scheduler picks among the candidates of the whole
-group, and its next plan says which beams go on, with which token.
+group, and its next plan names the beams that continue, and their tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +15,15 @@ from shared.messages.plans import BeamStep
 
 
 def continue_beams(steps: Sequence[BeamStep], batch: SlotArrays, slot_of: dict[int, int]) -> None:
-    """Make new beams from their parents, in all groups, then append each beam's token.
+    """Copy parents to new beams in all groups, then append each beam's token.
 
     Args:
         steps: of a plan.
         batch: the resident sequences.
-        slot_of: slots by handle; the new beams are entered.
+        slot_of: slots by handle; the new beams are added.
 
     Raises:
-        PlanRefused: the plan speaks of beams or tokens that cannot be.
+        PlanRefused: a beam or a token is not valid.
     """
     check_beams(steps, batch.limits)
     handles = [handle for step in steps if len(step.parents) for handle in step.handles.tolist()]
@@ -92,7 +92,11 @@ def _slots_of(handles: Iterable[int], batch: SlotArrays, slot_of: Mapping[int, i
 
 
 def _check_parents(slots: Slots, batch: SlotArrays) -> None:
-    """Beams in these slots can go on: each is computed, and has room for what follows."""
+    """Check that the beams in these slots are computed, and below their length limits.
+
+    Raises:
+        PlanRefused: one is not.
+    """
     late = batch.num_computed[slots] < batch.num_tokens[slots]
     if late.any():
         beams = batch.handle[slots[late]].tolist()

@@ -1,4 +1,4 @@
-"""What plans may say: checks that need no more than the limits."""
+"""Checks of plans that need only the limits of model and pool."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from shared.messages.plans import Admission, BeamStep, StepPlan
 
 
 class PlanRefused(PageStreamError):
-    """A plan does not fit the sequences that this worker holds."""
+    """A plan does not fit the resident sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What sequences may be."""
+    """Limits of sequences, from the model and the pool."""
 
     kv: KVGeometry
     vocab_size: int
@@ -26,15 +26,15 @@ class Limits:
 
     @property
     def max_blocks(self) -> int:
-        """Blocks that a sequence as long as the context fills."""
+        """Blocks of a sequence as long as the context."""
         return -(-self.max_model_len // self.kv.block_size)
 
 
 def check_admission(new: Admission, limits: Limits) -> None:
-    """A sequence like this can be.
+    """Check an admitted sequence against the limits.
 
     Raises:
-        PlanRefused: it cannot.
+        PlanRefused: it exceeds one.
     """
     where = f"admission of {new.handle}"
     if not 0 <= new.num_computed < len(new.tokens):
@@ -52,20 +52,20 @@ def check_admission(new: Admission, limits: Limits) -> None:
 
 
 def check_block(block: int, limits: Limits) -> None:
-    """The pool has this block.
+    """Check that the pool has a block.
 
     Raises:
-        PlanRefused: it has not.
+        PlanRefused: it does not.
     """
     if not 0 <= block < limits.kv.num_blocks:
         raise PlanRefused(f"there is no block {block}")
 
 
 def check_beams(steps: Sequence[BeamStep], limits: Limits) -> None:
-    """Each group has beams and all that belongs to them, and no beam is named twice.
+    """Check that the arrays of each group fit each other, and that no beam is named twice.
 
     Raises:
-        PlanRefused: one has not, or one is.
+        PlanRefused: they do not, or one is.
     """
     for step in steps:
         _check_beam_step(step, limits)
@@ -88,10 +88,10 @@ def _check_beam_step(step: BeamStep, limits: Limits) -> None:
 
 
 def check_swaps(plan: StepPlan, limits: Limits) -> None:
-    """Swaps name blocks of both pools, and the order within each direction does not matter.
+    """Check that swaps name blocks of both pools, and no target twice.
 
     Raises:
-        PlanRefused: they do not, or it would.
+        PlanRefused: a block does not exist, or is a target twice.
     """
     _check_swap(plan.swap_out_device, plan.swap_out_host, plan.swap_out_host, limits)
     _check_swap(plan.swap_in_device, plan.swap_in_host, plan.swap_in_device, limits)
@@ -112,10 +112,10 @@ def _check_swap(device: IntArray, host: IntArray, targets: IntArray, limits: Lim
 
 
 def check_copies(plan: StepPlan, limits: Limits) -> None:
-    """The order in which blocks are copied does not matter, and all of them exist.
+    """Check that copied blocks exist, and that the order of the copies does not matter.
 
     Raises:
-        PlanRefused: it would, or they do not.
+        PlanRefused: a block does not exist, is a target twice, or is both source and target.
     """
     sources, targets = plan.copy_sources, plan.copy_targets
     if not len(sources) and not len(targets):

@@ -1,4 +1,4 @@
-"""What one step computes."""
+"""The rows that one step computes."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class ChunkRows:
     start: int
     stop: int
     num_prompt_tokens: int
-    num_prompt_logprobs: int | None  # top ones wanted at each prompt position; None: nothing
+    num_prompt_logprobs: int | None  # top ones at each prompt position; None: no log-probabilities
     is_beam: bool
 
     @property
@@ -31,17 +31,17 @@ class ChunkRows:
 
     @property
     def reaches_last(self) -> bool:
-        """Whether all tokens are computed then, so that the next one can be chosen."""
+        """Whether the chunk has the last token, so that the next one can be chosen."""
         return self.size == len(self.tokens)
 
     @property
     def samples(self) -> bool:
-        """Whether the next token is drawn here, and the sequence decodes from then on."""
+        """Whether the next token is chosen here, and the sequence decodes from then on."""
         return self.reaches_last and not self.is_beam
 
     @property
     def num_scored(self) -> int:
-        """Leading rows of the chunk whose logits score a token of the prompt."""
+        """Leading rows of the chunk that have the logits of a prompt token."""
         if self.num_prompt_logprobs is None:
             return 0
         return max(0, min(self.stop, self.num_prompt_tokens - 1) - self.start)
@@ -53,7 +53,7 @@ class Forks:
 
     parents: Indices  # [F] slots
     children: Indices  # [F] slots, the last F of those that sample
-    logit_rows: Indices  # [R] which row of the logits each sequence samples from
+    logit_rows: Indices  # [R] row of the logits that each sequence samples from
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,15 @@ class BeamRows:
 
     step: BeamStep
     slots: Indices  # [w]
-    rows: Indices  # [w] those of their last tokens
+    rows: Indices  # [w] rows of their last tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A ragged batch; decoding sequences come first, with one row each."""
+    """A ragged batch; decoding sequences come first, with one row each.
+
+    S sequences, T rows (tokens to compute), R sequences that sample, F of them children of forks.
+    """
 
     slots: Indices  # [S]
     positions: Indices  # [T]
@@ -75,10 +78,10 @@ class Rows:
     sizes: Indices | None  # [S] rows of each sequence; None: one each, so T == S
     chunks: tuple[ChunkRows, ...]  # of the last sequences, in their order
     sampled: Indices  # [R] slots that sample, children of forks last
-    sample_rows: Indices | None  # [R - F] rows of those before; None: every row samples
+    sample_rows: Indices | None  # [R - F] rows of the others; None: every row samples
     forks: Forks | None
     beams: tuple[BeamRows, ...]
-    version: int  # of the batch: if equal and nothing is new, the slots are the same
+    version: int  # of the batch: equal versions have the same decoding slots
 
     @property
     def num_tokens(self) -> int:
@@ -87,10 +90,10 @@ class Rows:
 
     @property
     def num_decoding(self) -> int:
-        """Leading sequences that decode: their tokens are those that they sampled last."""
+        """Leading sequences that decode: each computes the token that it sampled last."""
         return len(self.slots) - len(self.chunks)
 
     @property
     def only_decodes(self) -> bool:
-        """Whether nobody samples but the sequences that decode already."""
+        """Whether only sequences sample that decode already."""
         return len(self.sampled) == self.num_decoding

@@ -1,4 +1,4 @@
-"""The likeliest continuations of beam groups, as transformers' beam search ranks them."""
+"""Ranks the continuations of beam groups as transformers' beam search does."""
 
 from collections.abc import Sequence
 from itertools import repeat
@@ -23,9 +23,9 @@ def beam_candidates(
     groups: Sequence[BeamRows],
     batch: SlotArrays,
 ) -> tuple[tuple[BeamCandidates, ...], Slots]:
-    """Candidates of each group, best first, and slots of beams whose logits were no numbers.
+    """Candidates of each group, best first, and slots of beams whose logits are not finite.
 
-    Such a beam continues with a stopgap: tokens whose logits were numbers, or any if none were.
+    Such a beam continues with a stopgap: tokens with finite logits, or any if there are none.
     """
     parts = torch.split(logits, [len(group.slots) for group in groups])
     ends = [batch.ends_of(int(group.slots[0])) for group in groups]
@@ -45,7 +45,7 @@ def _top(
     ends: Slots,  # [num_ends] tokens
     batch: SlotArrays,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores [k] of the likeliest continuations, and their places [k] in [w * V]."""
+    """Scores [k] of the best continuations, and their indices [k] in [w * V]."""
     device = logits.device
     totals = logits.float().log_softmax(dim=-1)
     short = np.flatnonzero(batch.num_tokens[group.slots] < batch.min_length[group.slots])
@@ -58,10 +58,10 @@ def _top(
 
 
 def _largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of values [n] and their places, both [k].
+    """The k largest of values [n] and their indices, both [k].
 
-    They lie in the k tiles with the largest maxima, which are found several times faster than the
-    k largest of all.
+    They lie in the k tiles with the largest maxima. A top-k of the maxima is several times faster
+    than one of all values.
     """
     tiles = values[: len(values) // _TILE * _TILE].view(-1, _TILE)
     best = tiles.amax(1).topk(min(k, len(tiles))).indices
@@ -73,7 +73,7 @@ def _largest(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _on_host(tops: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[_Top]:
-    """The same in host memory, by one transfer: each would wait for the device."""
+    """Copy all to host memory by one transfer, since each waits for the device."""
     borders = np.cumsum([len(scores) for scores, _ in tops])[:-1]
     scores = torch.cat([scores for scores, _ in tops]).cpu().numpy()
     places = torch.cat([places for _, places in tops]).cpu().numpy()
@@ -81,7 +81,7 @@ def _on_host(tops: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Sequence[_Top
 
 
 def _numbers(logits: torch.Tensor) -> torch.Tensor:
-    """Logits in which what is no number is as unlikely as can be."""
+    """Logits with the lowest finite number in place of NaNs and infinities."""
     least = torch.finfo(torch.float32).min
     return torch.nan_to_num(logits.float(), least, least, least)
 

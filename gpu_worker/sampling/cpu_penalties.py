@@ -1,4 +1,4 @@
-"""Penalties on CPUs: one pass over each row's counts, compiled; most tokens were never there."""
+"""Penalties on CPUs: one compiled pass over each row's counts, most of which are zero."""
 
 import numba
 import numpy as np
@@ -11,15 +11,15 @@ def penalize(
     logits: npt.NDArray[np.float32],  # [R, V], changed in place
     places: Indices,  # [P] rows of the logits
     counts: npt.NDArray[np.int32],  # [C, V], see ``Penalties``
-    rows: Indices,  # [P] those of the counts
+    rows: Indices,  # [P] rows of the counts
     penalties: npt.NDArray[np.float32],  # [P, 3, 1] repetition, frequency, presence
 ) -> None:
-    """Change the logits of tokens that were there."""
+    """Change the logits of tokens in the prompt or the output."""
     _penalize_rows(logits, places, counts, rows, penalties)
 
 
 def warm_up() -> None:
-    """Compile now, or load from numba's cache, what the first step would wait for."""
+    """Compile now, or load from numba's cache, so that the first step need not wait."""
     place = np.zeros(1, np.int64)
     logits, counts = np.zeros((1, 8), np.float32), np.zeros((1, 8), np.int32)
     penalize(logits, place, counts, place, np.ones((1, 3, 1), np.float32))

@@ -1,4 +1,4 @@
-"""Log-probabilities of the model itself: before temperature, filters and bans."""
+"""Log-probabilities of the model itself: before penalties, temperature, filters and bans."""
 
 import torch
 
@@ -11,11 +11,11 @@ _ROWS_AT_ONCE = 64  # bounds the float32 copy of logits
 
 def token_logprobs(
     logits: torch.Tensor,  # [n, V]
-    tokens: torch.Tensor,  # [n] int64, those whose own log-probability is wanted
+    tokens: torch.Tensor,  # [n] int64, the chosen tokens
     names: list[int],  # [n] TokenLogprobs.row of each
-    num_top: list[int],  # [n] how many of the likeliest are wanted
+    num_top: list[int],  # [n] top log-probabilities to report
 ) -> list[TokenLogprobs]:
-    """Log-probabilities of the given tokens and of the likeliest ones, row by row."""
+    """Log-probabilities of the chosen tokens and of the top ones, row by row."""
     found: list[TokenLogprobs] = []
     for first in range(0, len(names), _ROWS_AT_ONCE):
         last = min(first + _ROWS_AT_ONCE, len(names))
@@ -34,7 +34,7 @@ def prompt_logprobs(
     logits: torch.Tensor,  # [n, V] of the chunk's first rows
     chunk: ChunkRows,
 ) -> PromptLogprobs:
-    """What the model thought of the prompt tokens behind those rows."""
+    """Log-probabilities of the prompt tokens that follow those rows."""
     assert chunk.num_prompt_logprobs is not None
     first, num = chunk.start + 1, chunk.num_scored
     tokens = torch.from_numpy(chunk.tokens[1 : 1 + num].astype("int64"))

@@ -1,10 +1,12 @@
-"""What changes the model's logits before a token is chosen: biases, and penalties on repetition.
+"""Changes the model's logits before a token is chosen: biases, and penalties on repetition.
 
-In the order and with the meaning of vLLM: first a bias is added; then the logits of tokens that are
-in the prompt or were generated are divided by the repetition penalty if positive, and multiplied
-otherwise (Keskar et al., CTRL, section 4.1; as in transformers); then the frequency penalty is
-subtracted for each time that a token was generated, and the presence penalty once, as OpenAI
-defines them.
+In vLLM's order and with its meaning:
+
+1. A bias is added.
+2. Logits of tokens that are in the prompt or were generated are divided by the repetition penalty
+   if positive, else multiplied (Keskar et al., CTRL, section 4.1; as in transformers).
+3. The frequency penalty is subtracted for each time that a token was generated, and the presence
+   penalty once, as OpenAI defines them.
 """
 
 from collections.abc import Sequence
@@ -22,35 +24,35 @@ from shared.sampling import SamplingParams
 # A count is 2 for each time that the token was generated, and 1 more if the prompt has it.
 _IN_PROMPT = 1
 _GENERATED = 2
-_ROWS_AT_ONCE = 64  # bounds what is needed beside the logits and the counts
+_ROWS_AT_ONCE = 64  # bounds the memory of intermediate results
 
 
 @dataclass(frozen=True, slots=True)
 class _Penalized:
-    """What changes the logits of one sequence."""
+    """A sequence with changed logits."""
 
     sampling: SamplingParams
-    row: int | None  # of the counts; None: it has biases alone
+    row: int | None  # of the counts; None: it has only biases
 
 
 class Penalties:
-    """The sequences whose logits are changed, and how often each of their tokens was there.
+    """Counts the tokens of the sequences whose logits are changed.
 
-    Counts follow from an admission, which has all tokens, and from what is chosen since then. They
-    are kept where the logits are, and counted there, in the order of steps: a step that begins
-    before the tokens of the one before are known on the host finds them counted.
+    Counts begin with the tokens of the admission; each chosen token adds to them. They are kept and
+    updated on the device of the logits, in the order of steps. So a step may begin before the host
+    has the tokens of the step before.
 
     Args:
         vocab_size: V.
-        num_seqs: that room is made for once somebody has a penalty; more take more room.
-        device: where logits are.
+        num_seqs: rows that are allocated with the first penalty; more sequences double them.
+        device: of the logits.
     """
 
     def __init__(self, vocab_size: int, num_seqs: int, device: torch.device) -> None:
         self.counts = torch.empty((0, vocab_size), dtype=torch.int32, device=device)  # [C, V]
         self.device = device
         self._first_rows = num_seqs
-        self._known: dict[int, _Penalized] = {}  # by handle
+        self._sequences: dict[int, _Penalized] = {}  # by handle
         self._free: list[int] = []  # rows of the counts
 
     @property
@@ -58,41 +60,41 @@ class Penalties:
         """Rows of the counts that are in use."""
         return self.counts.shape[0] - len(self._free)
 
-    def hold(self, num_rows: int) -> None:
-        """Make room for the counts of so many sequences; what is there stays."""
+    def allocate(self, num_rows: int) -> None:
+        """Allocate counts for ``num_rows`` sequences; counts so far stay."""
         held, vocab_size = self.counts.shape
         more = self.counts.new_empty((num_rows - held, vocab_size))
         self.counts = torch.cat([self.counts, more]) if held else more
 
     def reset(self) -> None:
-        """Forget every sequence."""
-        self._known.clear()
+        """Remove every sequence."""
+        self._sequences.clear()
         self._free = list(range(self.counts.shape[0]))
 
     def follow(self, plan: StepPlan) -> None:
-        """Forget who is retired, count the tokens of who is admitted, and copy counts in forks."""
-        if self._known:
+        """Remove retired sequences, count the tokens of admitted ones, copy counts to forks."""
+        if self._sequences:
             for handle in plan.retired.tolist():
-                gone = self._known.pop(handle, None)
+                gone = self._sequences.pop(handle, None)
                 if gone is not None and gone.row is not None:
                     self._free.append(gone.row)
         for new in plan.admissions:
             if new.sampling.changes_logits:
                 self._admit(new)
-        if self._known:
+        if self._sequences:
             forks = zip(plan.fork_parents.tolist(), plan.fork_children.tolist(), strict=True)
             for parent, child in forks:
                 self._fork(parent, child)
 
     def rows(
         self,
-        places: Indices,  # [P] of logits that are changed
-        handles: npt.NDArray[np.int32],  # [P] whose they are
+        places: Indices,  # [P] rows of the logits
+        handles: npt.NDArray[np.int32],  # [P] of their sequences
     ) -> "PenalizedRows | None":
-        """How these rows of a step are changed; None if there are none."""
+        """Changes of these rows of a step; None if there are no rows."""
         if not len(places):
             return None
-        known = [self._known[handle] for handle in handles.tolist()]
+        known = [self._sequences[handle] for handle in handles.tolist()]
         counted = [index for index, of in enumerate(known) if of.row is not None]
         penalties = np.array(
             [
@@ -141,22 +143,22 @@ class Penalties:
             counts.index_add_(
                 0, generated, torch.full_like(generated, _GENERATED, dtype=torch.int32)
             )
-        self._known[new.handle] = _Penalized(new.sampling, row)
+        self._sequences[new.handle] = _Penalized(new.sampling, row)
 
     def _fork(self, parent: int, child: int) -> None:
-        original = self._known.get(parent)
+        original = self._sequences.get(parent)
         if original is None:
             return
         row = None
         if original.row is not None:
             row = self._take_row()
             self.counts[row].copy_(self.counts[original.row])
-        self._known[child] = _Penalized(original.sampling, row)
+        self._sequences[child] = _Penalized(original.sampling, row)
 
     def _take_row(self) -> int:
         if not self._free:
             held = self.counts.shape[0]
-            self.hold(2 * held or self._first_rows)
+            self.allocate(2 * held or self._first_rows)
             self._free = list(range(held, self.counts.shape[0]))
         return self._free.pop()
 
@@ -166,15 +168,15 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True)
 class PenalizedRows:
-    """How rows of a step's logits are changed; the same object serves while the rows stay.
+    """Changes of rows of a step's logits; the same object serves while the rows stay.
 
     Attributes:
         owner: of the counts.
         places: [P] int64, rows of the logits that have penalties.
-        rows: [P] int64, those of the counts.
+        rows: [P] int64, rows of the counts.
         penalties: [P, 3, 1] float32: repetition, frequency, presence.
-        biases: [B] int64 rows of the logits, [B] int64 tokens and [B] float32 what is added there,
-            no place twice.
+        biases: [B] int64 rows of the logits, [B] int64 tokens, and [B] float32 biases. No pair of
+            row and token occurs twice.
     """
 
     owner: Penalties
@@ -187,10 +189,9 @@ class PenalizedRows:
         self,
         logits: torch.Tensor,  # [R, V]
     ) -> torch.Tensor:
-        """Logits [R, V] in float32, changed in place if they were that before.
+        """Changed logits [R, V] in float32; in place if they were float32 before.
 
-        All rows become float32, which changes no choice: rounded back, logits that a penalty has
-        told apart might be equal again.
+        They are not rounded back: logits that differ only by a penalty could become equal.
         """
         wide = logits.float()
         if self.biases is not None:
@@ -213,16 +214,16 @@ class PenalizedRows:
         self,
         tokens: torch.Tensor,  # [R] int64, chosen
     ) -> None:
-        """Each sequence with a penalty has generated its token."""
+        """Count the chosen token of each sequence with a penalty."""
         if len(self.rows):
             self.owner.counts[self.rows, tokens[self.places]] += _GENERATED
 
     def penalize(
         self,
         wide: torch.Tensor,  # [R, V] float32, changed in place
-        some: slice,  # of the P
+        some: slice,  # n of the P
     ) -> None:
-        """Apply the penalties of n of the rows by torch's operators: what GPUs do."""
+        """Apply the penalties of n rows with torch's operators, as on GPUs."""
         places = self.places[some]
         counts = self.owner.counts[self.rows[some]]  # [n, V]
         repetition, frequency, presence = self.penalties[some].unbind(1)  # [n, 1] each

@@ -120,7 +120,7 @@ def measure_steps(
 
     def largest_step() -> None:
         penalties = Penalties(profile.vocab_size, max_num_sequences, device)
-        penalties.hold(max_num_sequences)  # their memory is kept between steps
+        penalties.allocate(max_num_sequences)  # their memory is kept between steps
         sample_all(profile.compute(largest), penalties)
 
     try:

@@ -129,7 +129,7 @@ def test_counts_are_those_of_an_admission_with_the_same_tokens(executor: Executo
         fresh.follow(step_plan(handle, admissions=(admission(handle, tokens, 20, PENALIZED),)))
     ours, theirs = executor._penalties, fresh
     for handle in (1, 2):
-        found = [of.counts[of._known[handle].row] for of in (ours, theirs)]
+        found = [of.counts[of._sequences[handle].row] for of in (ours, theirs)]
         assert torch.equal(*found)
 
 
@@ -155,7 +155,7 @@ def test_rows_of_counts_are_given_back(executor: Executor) -> None:
     planner.step(s6=9)
     assert penalties.num_rows == 1
     executor.reset()
-    assert (penalties.num_rows, penalties._known) == (0, {})
+    assert (penalties.num_rows, penalties._sequences) == (0, {})
 
 
 # ------------------------------------------------------------------ whole sequences

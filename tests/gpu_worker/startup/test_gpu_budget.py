@@ -77,7 +77,7 @@ def test_the_largest_step_is_run_without_a_pool(make_worker: MakeWorker) -> None
     assert logits.shape == (40, worker.model.vocab_size)
     kept = logits.clone()
     penalties = Penalties(worker.model.vocab_size, 40, torch.device("cpu"))
-    penalties.hold(40)
+    penalties.allocate(40)
     sample_all(logits, penalties)
     assert np.array_equal(logits.numpy(), kept.numpy(), equal_nan=True)
     profile.close()
