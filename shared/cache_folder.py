@@ -1,4 +1,4 @@
-"""The user's folder for what can be made again: models that were fetched, compiled kernels."""
+"""The user's cache folder: downloaded models, compiled kernels."""
 
 import os
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """``pagestream`` below XDG_CACHE_HOME, else below ``~/.cache``. It need not exist yet."""
+    """``pagestream`` below XDG_CACHE_HOME, else below ``~/.cache``; it may not exist yet."""
     base = environ.get("XDG_CACHE_HOME", "")
-    # The XDG base directory specification has relative paths ignored.
+    # As the XDG base directory specification requires, relative paths are ignored.
     parent = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     return parent / "pagestream"

@@ -1,9 +1,9 @@
 """Dataclasses to msgpack maps and back.
 
-Every message is a map ``{"t": type name, "v": version, field: value, ...}``. Arrays travel
-packed, little-endian, as msgpack binary. Decoding trusts nothing: whatever is wrong becomes one
-DecodeError. A field that is missing has its default, if it has one, and one that is not known is
-ignored: services of neighbouring versions work together while one after the other is replaced.
+Every message is a map ``{"t": type name, "v": version, field: value, ...}``. Arrays are packed,
+little-endian, in msgpack binary. Decoding trusts no bytes: every fault becomes a DecodeError.
+A missing field gets its default, if it has one, and an unknown field is ignored. So services of
+neighbouring versions work together while they are replaced one by one.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _Convert = Callable[[Any], Any]
 
 
 class Message:
-    """Base of everything that travels; equality is equality of the encoded bytes."""
+    """Base of all messages; equality is equality of the encoded bytes."""
 
     __slots__ = ()
     version: ClassVar[int] = 1
@@ -48,11 +48,11 @@ class _Field:
     name: str
     encode: _Convert
     decode: _Convert
-    is_required: bool  # has no default: older writers know it
+    is_required: bool  # has no default: all writers send it
 
 
 class _Schema:
-    """The fields of one dataclass, with how each is written and read."""
+    """The fields of one dataclass, with their converters."""
 
     def __init__(self, cls: type) -> None:
         self.cls = cls
@@ -90,7 +90,7 @@ _registry: dict[str, type[Message]] = {}
 
 
 def message(cls: _M) -> _M:
-    """Class decorator: this dataclass may stand in a log, under its own name."""
+    """Class decorator: registers a dataclass as a message under its name."""
     _registry[cls.__name__] = cls
     _schemas[cls] = _Schema(cls)
     return cls
@@ -105,14 +105,14 @@ def encode(value: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message that ``encode`` wrote.
+    """The message in bytes from ``encode``.
 
     Raises:
-        DecodeError: anything else, including unknown types and versions.
+        DecodeError: other bytes, also of unknown types and versions.
     """
     try:
         value = msgpack.unpackb(data)
-    except Exception as error:  # msgpack raises many unrelated types on hostile bytes
+    except Exception as error:  # msgpack raises many unrelated types on invalid bytes
         raise DecodeError(f"not msgpack: {type(error).__name__}: {error!s:.200}") from None
     if not isinstance(value, dict):
         raise DecodeError(f"expected a map, got {type(value).__name__}")
@@ -123,7 +123,7 @@ def decode(data: bytes) -> Message:
 
 
 def decode_as(cls: type[typing.Any], data: bytes) -> Any:
-    """Like ``decode``, for a key that can hold only one type of message."""
+    """Like ``decode``, where only one type of message is valid."""
     value = decode(data)
     if not isinstance(value, cls):
         raise DecodeError(f"expected {cls.__name__}, got {type(value).__name__}")
@@ -147,7 +147,7 @@ def _request_id(data: dict[Any, Any]) -> str | None:
 
 
 def _converters(hint: Any) -> tuple[_Convert, _Convert]:
-    """How a field of this type is written and read."""
+    """Encoder and decoder of a field of this type."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
         wire: Any = hint.__metadata__[0]
@@ -155,7 +155,7 @@ def _converters(hint: Any) -> tuple[_Convert, _Convert]:
             return _array_converters(np.dtype(wire))
         if not hasattr(wire, "decode"):  # an annotation for other readers
             return _converters(hint.__origin__)
-        converters: tuple[_Convert, _Convert] = (wire.encode, wire.decode)  # of its own
+        converters: tuple[_Convert, _Convert] = (wire.encode, wire.decode)  # the type has its own
         return converters
     if origin in (typing.Union, types.UnionType):
         return _optional_converters(hint)
@@ -177,7 +177,7 @@ def _scalar_decoder(kind: type) -> _Convert:
     accepted = (int, float) if kind is float else (kind,)
 
     def decode_scalar(value: Any) -> Any:
-        # bool is an int to Python, but True is no count and no token
+        # bool is a subclass of int, but True is not a count or a token
         if not isinstance(value, accepted) or (kind is not bool and isinstance(value, bool)):
             raise DecodeError(f"expected {kind.__name__}, got {value!r:.80}")
         return kind(value)

@@ -1,16 +1,16 @@
-"""How a process shares cores with threads that compute."""
+"""Lets services share cores with threads that compute."""
 
 import os
 from contextlib import suppress
 
 
 def wait_for_turns() -> None:
-    """Let this process, and what it starts, wait for a core instead of taking it from somebody.
+    """Make this process and its children wait for a core instead of preempting other threads.
 
-    A thread that is interrupted in the middle of a matrix product keeps all others waiting that
-    compute with it, for much longer than the few hundred microseconds that a service needs. They
-    offer their cores by themselves; a thread that does not is interrupted after a few milliseconds.
-    Linux only (``SCHED_BATCH``); elsewhere, and where it is forbidden, all is as it was.
+    A thread that is preempted during a matrix product delays all threads that compute with it, for
+    much longer than the few hundred microseconds that a service needs. Threads that compute yield
+    their cores between products; one that does not is preempted after a few milliseconds.
+    Linux only (``SCHED_BATCH``); no effect elsewhere, or where it is forbidden.
     """
     if hasattr(os, "SCHED_BATCH"):
         with suppress(OSError):

@@ -1,12 +1,12 @@
-"""The one exception tree.
+"""The exception tree.
 
 PageStreamError
-├── SettingsError       a setting is unknown or its value cannot be used
-├── DecodeError         an entry of a log is not the message it claims to be
+├── SettingsError       a setting is unknown, or its value is not valid
+├── DecodeError         bytes are not a valid message
 ├── BusError
 │   ├── BusUnavailable  Redis cannot be reached, or is too old
-│   │   └── LoginRefused    it does not know the user or password
-│   └── StaleWriter     an append was refused: another writer has taken the log over
+│   │   └── LoginRefused    it rejects the user or password
+│   └── StaleWriter     an append was refused: another writer has taken over the log
 └── ModelUnsupported    a model cannot be served, with the reason
 """
 
@@ -16,12 +16,12 @@ class PageStreamError(Exception):
 
 
 class SettingsError(PageStreamError):
-    """A setting that cannot be used.
+    """A setting that is not valid.
 
     Args:
-        key: name as the user wrote it: an environment variable or a flag.
-        value: what was given.
-        reason: what would have been right.
+        key: the environment variable or the flag, as the user wrote it.
+        value: as given.
+        reason: what is expected.
     """
 
     def __init__(self, key: str, value: object, reason: str) -> None:
@@ -32,9 +32,9 @@ class SettingsError(PageStreamError):
 
 
 class DecodeError(PageStreamError):
-    """Bytes that are no valid message.
+    """Bytes that are not a valid message.
 
-    ``request_id`` is set where it could still be read, so that the sender can be answered.
+    ``request_id`` is set if it can be read, so that the sender gets an answer.
     """
 
     def __init__(self, reason: str, request_id: str | None = None) -> None:
@@ -43,20 +43,20 @@ class DecodeError(PageStreamError):
 
 
 class BusError(PageStreamError):
-    """Something is wrong between this process and the logs."""
+    """Base of errors between this process and the logs."""
 
 
 class BusUnavailable(BusError):
-    """Redis did not answer; whether the last append was carried out is unknown."""
+    """Redis did not answer; the last append may or may not have been executed."""
 
 
 class LoginRefused(BusUnavailable):
-    """Redis asks for a user and password that it knows; those in its URL are not."""
+    """Redis rejects the user or password of its URL."""
 
 
 class StaleWriter(BusError):
-    """Redis refused an append because the log's top entry is not below the entry's id."""
+    """Redis refused an append: the id of the log's last entry is not below that of the new one."""
 
 
 class ModelUnsupported(PageStreamError):
-    """The model cannot be served correctly; the text says why."""
+    """The model cannot be served correctly; the text has the reason."""

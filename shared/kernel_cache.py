@@ -1,4 +1,4 @@
-"""Where compiled CPU kernels are kept between starts."""
+"""The folder of compiled CPU kernels."""
 
 import os
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ KERNEL_CACHE = "NUMBA_CACHE_DIR"
 def kernel_cache(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder that the environment names, else one in the user's cache.
 
-    All checkouts share it: numba keys what it keeps by the path and content of the source, by
-    Python's version and by the CPU.
+    All checkouts may share it: numba's keys have the path and content of the source, the version of
+    Python, and the CPU.
     """
     if environ.get(KERNEL_CACHE):
         return Path(environ[KERNEL_CACHE])

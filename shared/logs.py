@@ -1,4 +1,4 @@
-"""Structured logs: one line per event, ``key=value``, readable and greppable by request id."""
+"""Structured logs: one line per event with ``key=value`` fields."""
 
 import json
 import logging
@@ -37,10 +37,10 @@ def _value(value: Any) -> str:
 
 
 class _Output(logging.StreamHandler[TextIO]):
-    """Standard error; if that is a file, the one that has its name when a line is written.
+    """Writes to standard error; if that is a file, to the file that has its name at the moment.
 
     Args:
-        path: of the file, which may be renamed and replaced at any time; "" if it is none.
+        path: of the file, which may be renamed and replaced at any time; "": it is no file.
     """
 
     def __init__(self, path: str) -> None:
@@ -57,7 +57,7 @@ class _Output(logging.StreamHandler[TextIO]):
             if os.path.samestat(os.stat(self._path), os.fstat(_STDERR)):
                 return
             file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        except OSError:  # it is being replaced just now
+        except OSError:  # it is being replaced
             return
         for descriptor in (_STDOUT, _STDERR):
             os.dup2(file, descriptor)
@@ -68,8 +68,8 @@ def setup_logging(service: str, level: str) -> None:
     """Send this process's logs to standard error.
 
     Args:
-        service: stands in every line.
-        level: a name that ``logging`` knows.
+        service: name in every line.
+        level: a level of ``logging`` by name.
     """
     handler = _Output(os.environ.get(LOG_FILE, ""))
     handler.setFormatter(_Formatter(service))

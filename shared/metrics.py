@@ -1,7 +1,7 @@
-"""Every metric of every service, declared once. The only module that imports prometheus_client.
+"""The metrics of all services. The only module that imports prometheus_client.
 
-Names follow vLLM's words after our own prefix, so that dashboards and autoscalers find what they
-know. Each service holds one of the classes below; the launcher and Docker scrape them separately.
+Names are vLLM's behind another prefix, so that its dashboards and autoscalers need little change.
+Each service has one of the classes below; the launcher and Docker scrape each of them.
 """
 
 import socket
@@ -30,7 +30,7 @@ _LABELS = ("model_name", "engine")
 
 
 class _Metrics:
-    """One registry and the label values that all metrics of a process share."""
+    """A registry, and the label values of all metrics of a process."""
 
     def __init__(self, model_name: str, engine: str) -> None:
         self.registry = CollectorRegistry()
@@ -60,7 +60,7 @@ class _Metrics:
         return generate_latest(self.registry)
 
     def serve(self, host: str, port: int) -> None:
-        """Answer scrapes on a thread of its own; port 0 serves nothing."""
+        """Answer scrapes on a thread; port 0: do nothing."""
         if port:
             server = _Server((host, port), _handler(self.render))
             threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
@@ -76,8 +76,8 @@ class _Server(ThreadingTCPServer):
 
 
 def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
-    # prometheus_client's own server answers Prometheus in a format in which a colon in a name
-    # becomes an underscore; the gateway's would then be the only metrics with the right names.
+    # prometheus_client's own server answers Prometheus in a format that turns colons in names into
+    # underscores. The gateway's metrics would have other names than all others then.
     class Handler(BaseHTTPRequestHandler):
         timeout = 10  # seconds of silence; each connection has a thread
 
@@ -90,7 +90,7 @@ def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """A scrape is no news."""
+            """Do not log scrapes."""
 
     return Handler
 
@@ -100,7 +100,7 @@ GaugeFamily = dict[str, Gauge]
 
 
 class GatewayMetrics(_Metrics):
-    """What clients experience."""
+    """Latencies, tokens and refusals as clients see them."""
 
     def __init__(self, model_name: str, engine: str) -> None:
         super().__init__(model_name, engine)
@@ -244,7 +244,7 @@ class SchedulerMetrics(_Metrics):
 
 
 class WorkerMetrics(_Metrics):
-    """Where the time of a step goes."""
+    """Times of steps, and memory."""
 
     def __init__(self, model_name: str, engine: str) -> None:
         super().__init__(model_name, engine)

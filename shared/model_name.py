@@ -1,4 +1,4 @@
-"""The name under which clients know a model."""
+"""The name that clients give for a model."""
 
 
 def model_name(model: str, served_model_name: str | None) -> str:

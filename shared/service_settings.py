@@ -9,7 +9,7 @@ DEMO_MODEL = "models/demo"
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings:
-    """What gateway, scheduler and worker of one engine must be told alike."""
+    """Settings that gateway, scheduler and worker of one engine must share."""
 
     model: str = setting(
         DEMO_MODEL,
@@ -28,7 +28,7 @@ class ServiceSettings:
 
 @dataclass(frozen=True, slots=True)
 class StepSettings(ServiceSettings):
-    """What scheduler and worker of one engine must be told alike."""
+    """Settings that scheduler and worker of one engine must share."""
 
     max_num_sequences: int = setting(
         256, "Sequences that may run at once.", minimum=1, maximum=65_536

@@ -1,8 +1,8 @@
 """Settings: one frozen dataclass per service, parsed once at start.
 
 Every setting is a flag (``--block-size``) and an environment variable (``PAGESTREAM_BLOCK_SIZE``,
-unless it names its own); the flag wins. Unknown ``PAGESTREAM_`` variables are refused by the
-launcher, which knows the settings of all services.
+unless it names its own); the flag wins. The launcher, which has the settings of all services,
+refuses unknown ``PAGESTREAM_`` variables.
 """
 
 import argparse
@@ -50,11 +50,11 @@ def setting(
     """A field of a settings dataclass.
 
     Args:
-        parse: text to value; raises ValueError with what would be right. By default the type's
-            own reading; ``auto`` stands for None where the type allows it.
+        parse: text to value; raises ValueError with what is expected. By default as the type is
+            written; ``auto`` is None where the type allows it.
         minimum, maximum: inclusive bounds of numbers.
         env: name of the environment variable if it is not ``PAGESTREAM_<NAME>``.
-        secret: there is no flag, which anybody on the machine could read.
+        secret: there is no flag, which all users of the machine could read.
     """
     meta = _Meta(help_text, parse, minimum, maximum, choices, env, secret)
     return dataclasses.field(default=default, metadata={"setting": meta})
@@ -100,7 +100,7 @@ class SettingsParser(argparse.ArgumentParser):
     """A command line of settings; an error is one line, without the list of all flags.
 
     Args:
-        prog: what the user types; None: as Python was called.
+        prog: the command that the user types; None: as Python was called.
     """
 
     def __init__(self, description: str, prog: str | None = None) -> None:
@@ -108,7 +108,7 @@ class SettingsParser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=f"PageStream {version()}")
 
     def read(self, argv: Sequence[str] | None = None) -> Mapping[str, str]:
-        """Values of the flags by field name; exits with 2 if a flag cannot be used."""
+        """Values of the flags by field name; exits with 2 if a flag is not valid."""
         flags, unknown = self.parse_known_args(argv)
         if unknown:
             flag = next((word for word in unknown if word.startswith("-")), unknown[0])
@@ -123,7 +123,7 @@ class SettingsParser(argparse.ArgumentParser):
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type, seen: set[str] | None = None) -> None:
-    """Declare a flag for each setting of ``cls`` that ``seen`` does not hold yet."""
+    """Declare a flag for each setting of ``cls`` that is not in ``seen``, and add it there."""
     group = parser.add_argument_group(cls.__name__.removesuffix("Settings").lower() + " settings")
     for field in dataclasses.fields(cls):
         if seen is not None:
@@ -138,7 +138,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, seen: set[str] | None 
             continue
         default = "auto" if field.default is None else field.default
         extra = f" One of {', '.join(meta.choices)}." if meta.choices else ""
-        is_switch = isinstance(field.default, bool)  # its flag alone says yes
+        is_switch = isinstance(field.default, bool)  # the flag without a value means true
         group.add_argument(
             flag_name(field),
             nargs="?" if is_switch else None,
@@ -170,7 +170,7 @@ def load(cls: type[_S], flags: Mapping[str, str], environ: Mapping[str, str]) ->
 
 
 def load_or_exit(cls: type[_S], description: str) -> _S:
-    """Settings from this process's command line and environment; exits with 2 on a bad one."""
+    """Settings from the command line and the environment; exits with 2 if one is not valid."""
     import os
 
     parser = SettingsParser(description)
@@ -182,7 +182,7 @@ def load_or_exit(cls: type[_S], description: str) -> _S:
 
 
 def exit_with(error: SettingsError) -> NoReturn:
-    """Say what is wrong with a setting and exit with status 2."""
+    """Print the error and exit with status 2."""
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
 

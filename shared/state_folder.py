@@ -1,4 +1,4 @@
-"""The folder of ``scripts/serve``, for those who look into what it runs."""
+"""The state folder of ``scripts/serve``."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def state_folder(name: str | None, port: int = DEFAULT_PORT) -> Path:
 
     Args:
         name: as given; None: a folder in the repository, one for each port, so that several
-            servers can run beside each other.
+            servers can run side by side.
         port: of the server, as given.
     """
     if name is not None:
@@ -23,5 +23,5 @@ def state_folder(name: str | None, port: int = DEFAULT_PORT) -> Path:
 
 
 def redis_url_file(folder: Path) -> Path:
-    """Where the launcher leaves word of the Redis that its services use."""
+    """The file with the URL of the Redis that the launcher's services use."""
     return folder / "run" / "redis.url"

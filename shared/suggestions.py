@@ -1,4 +1,4 @@
-"""What was probably meant by a misspelled word."""
+"""Suggestions for misspelled words."""
 
 import difflib
 from collections.abc import Iterable

@@ -1,19 +1,18 @@
-"""Ending tasks for good.
+"""Cancels tasks until they have ended.
 
-A task is asked to end once, by ``cancel``, and may miss it: code below it that catches too much
-takes the cancellation for something else. Whatever must end before a process can leave is
-cancelled again until it has.
+A task may miss a cancellation: code below it that catches too many exceptions swallows it. Tasks
+that must end before a process exits are cancelled again until they have ended.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-_AGAIN_S = 1.0  # longer than any clean-up, which another cancellation would cut short
+_AGAIN_S = 1.0  # longer than any clean-up, which another cancellation would interrupt
 
 
 async def cancel_until_done(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel tasks, and again what goes on, until all have ended; their errors stay in them."""
+    """Cancel tasks, and again those that continue, until all have ended; errors stay in them."""
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
@@ -22,12 +21,12 @@ async def cancel_until_done(*tasks: "asyncio.Task[Any]") -> None:
 
 
 async def run_together(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run until one fails, all have ended, or the caller is cancelled; none outlives this.
+    """Run until one fails, all have ended, or the caller is cancelled; then cancel the others.
 
-    Unlike a TaskGroup's, a member that missed its cancellation is cancelled again.
+    Unlike in a TaskGroup, one that missed its cancellation is cancelled again.
 
     Raises:
-        Exception: of the first member that failed.
+        Exception: of the first that failed.
     """
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:

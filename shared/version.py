@@ -1,4 +1,4 @@
-"""The version of PageStream that runs."""
+"""The version of PageStream."""
 
 import importlib.metadata
 import tomllib
@@ -8,7 +8,7 @@ _PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def version() -> str:
-    """As the source tree has it, else as installed."""
+    """The version of the source tree, else of the installed package."""
     if _PROJECT.is_file():
         return str(tomllib.loads(_PROJECT.read_text())["project"]["version"])
     return importlib.metadata.version("pagestream")
