@@ -11,7 +11,7 @@ from gateway.openai.request_schema import ChatBody, CompletionBody, parse_body
 from shared.sampling import PARAMETERS, Parameter
 
 NUMBERS = [each for each in PARAMETERS.values() if each.kind in (int, float)]
-# Values that have an effect, of the parameters that beam searches do not take.
+# Values with the least effect, of parameters that beam searches do not take.
 EFFECTIVE: dict[str, Any] = {
     "temperature": 1e-9,
     "top_p": 0,
@@ -41,6 +41,14 @@ def chat(**fields: Any) -> ChatBody:
     )
 
 
+def effective(parameter: Parameter) -> Any:
+    """A value that is within the bounds and not neutral."""
+    if parameter.kind not in (int, float):
+        return EFFECTIVE[parameter.name]
+    numbers = (parameter.maximum, 1.0, parameter.minimum)
+    return next(number for number in numbers if number is not None and number != parameter.neutral)
+
+
 def refusal_of(make: Any, **fields: Any) -> ApiError:
     """The error for a beam search with these fields."""
     with pytest.raises(ApiError) as caught:
@@ -65,14 +73,15 @@ def test_the_bounds_are_those_of_the_table(parameter: Parameter) -> None:
 
 
 def test_a_beam_search_takes_a_parameter_only_if_the_table_says_so() -> None:
-    assert EFFECTIVE.keys() == {each.name for each in PARAMETERS.values() if not each.with_beams}
-    for name, value in EFFECTIVE.items():
+    refused = {each.name: effective(each) for each in PARAMETERS.values() if not each.with_beams}
+    assert refused.keys() >= EFFECTIVE.keys()
+    for name, value in [*refused.items(), *EFFECTIVE.items()]:
         for make in (completion, chat):
             error = refusal_of(make, **{name: value})
             assert (error.status, error.param) == (400, name)
             assert str(error).startswith(f"{name}=")
     taken = {"seed": 3, "stop_token_ids": [4], "ignore_eos": True, "min_tokens": 2}
-    assert taken.keys() == {each.name for each in PARAMETERS.values() if each.with_beams}
+    assert taken.keys() <= {each.name for each in PARAMETERS.values() if each.with_beams}
     assert beam_params(completion(use_beam_search=True, **taken)) is not None
 
 

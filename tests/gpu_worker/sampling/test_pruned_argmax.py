@@ -31,7 +31,7 @@ NUM_SEQS = 11
 
 @pytest.fixture(scope="module")
 def instructions() -> Instructions:
-    """This CPU's, if it has those that screening takes; else those that stand in for them."""
+    """This CPU's, if the pruned argmax has kernels for them; else those that stand in for them."""
     found = detect()
     return found if found is not None and is_served(found) else EMULATED
 
@@ -89,7 +89,7 @@ def test_tokens_are_those_of_all_logits(
     ],
     ids=["drawn", "log-probabilities", "minimum", "penalty", "bias"],
 )
-def test_steps_in_which_somebody_wants_more_of_logits_are_not_screened(
+def test_steps_that_need_more_of_logits_than_their_argmax_are_not_pruned(
     executor: Executor, asked: object
 ) -> None:
     cut, planner = short_cut(executor), Planner(executor)
@@ -116,7 +116,7 @@ def test_a_minimum_that_is_reached_is_forgotten(executor: Executor) -> None:
     assert cut._num_pruned == before + 3  # of the tokens behind the fourth
 
 
-def test_a_step_in_which_sequences_fork_is_not_screened(executor: Executor) -> None:
+def test_a_step_in_which_sequences_fork_is_not_pruned(executor: Executor) -> None:
     cut, planner = short_cut(executor), Planner(executor)
     planner.admit(1, prompt(5))
     planner.admit(2, prompt(7))
@@ -215,7 +215,7 @@ def test_codes_count_as_weights(llama: Worker) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_only_bfloat16_is_screened(
+def test_only_bfloat16_is_pruned(
     dtype: str,
     make_worker: MakeWorker,
     instructions: Instructions,

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_worker.sampling.gumbel import gumbel, row_keys
+from kernels.cpu.sampling.sample_arguments import SAMPLE_PARAMETERS
 from kernels.cpu.sampling.sampler import CpuSampler
 
 
@@ -24,10 +25,10 @@ class Samples:
     @staticmethod
     def of(logits: torch.Tensor, seed: int = 0, **same: float) -> "Samples":
         num = len(logits)
-        values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **same}
+        values = {"temperature": 1.0, **same}
         made = {
-            name: np.full(num, value, np.int64 if name == "top_k" else np.float32)
-            for name, value in values.items()
+            each.name: np.full(num, values.get(each.name, each.neutral), each.column)
+            for each in SAMPLE_PARAMETERS
         }
         seeds = np.full(num, seed, np.uint64)
         keys = row_keys(seeds, np.zeros(num, np.int64), np.arange(num))
