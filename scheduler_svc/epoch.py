@@ -11,12 +11,13 @@ from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.outputs_history import History
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.recovery import Recovery, resume
-from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.api import Append, Bus, EntryId
 from shared.bus.keys import EngineKeys
-from shared.codec import decode, encode
-from shared.errors import DecodeError
+from shared.codec import encode
 from shared.logs import EventLog
 from shared.messages.plans import EpochStarted
+from shared.outputs_log.events import Damaged
+from shared.outputs_log.reader import OutputsReader
 
 _PAGE = 1_000  # entries per read
 _STATES_PER_ENTRY = 64  # an entry should stay small enough to be read at once
@@ -70,8 +71,8 @@ async def start_epoch(
             Append(keys.outputs, [started], epoch, 0),
         ]
     )
-    recovery = Recovery(config.max_model_len, config.vocab_size)
-    history = await replay_until(bus, keys.outputs, fence, recovery)
+    recovery = Recovery(config.max_model_len)
+    history = await replay_until(bus, keys.outputs, fence, recovery, config.vocab_size)
     # Where requests has lost its end, what comes next has ids below the cursor.
     cursor = min(recovery.requests_cursor, await bus.last_id(keys.requests))
     core = Scheduler(config, cursor)
@@ -88,27 +89,24 @@ async def start_epoch(
     return Epoch(epoch, core, history)
 
 
-async def replay_until(bus: Bus, outputs: str, fence: EntryId, recovery: Recovery) -> History:
-    """Read all entries of earlier epochs; what cannot be read ends what was known of handles."""
+async def replay_until(
+    bus: Bus, outputs: str, fence: EntryId, recovery: Recovery, vocab_size: int = 0
+) -> History:
+    """Read all entries of earlier epochs, and the fence, into ``recovery``."""
+    reader = OutputsReader(vocab_size)
     sizes: list[tuple[EntryId, int]] = []
-    cursor, current = START, START.epoch
-    while cursor < fence:
-        entries = (await bus.read({outputs: cursor}, 0, _PAGE)).get(outputs, [])
+    while reader.position.cursor < fence:
+        cursors = {outputs: reader.position.cursor}
+        entries = (await bus.read(cursors, 0, _PAGE)).get(outputs, [])
         if not entries:
             break
         for entry in entries:
-            cursor = entry.id
-            if cursor > fence:
-                break
-            if cursor < fence:
-                sizes.append((cursor, entry.num_bytes))
-            try:
-                for message in map(decode, entry.messages):
-                    if cursor.epoch != current and not isinstance(message, EpochStarted):
-                        recovery.miss_start()
-                    current = cursor.epoch
-                    recovery.add([message])
-            except DecodeError as error:
-                log.warning("unreadable entry in outputs", entry=entry.id, error=error)
-                recovery.lose_sight()
+            if entry.id > fence:
+                return History(sizes)
+            if entry.id < fence:
+                sizes.append((entry.id, entry.num_bytes))
+            for event in reader.read(entry):
+                if isinstance(event, Damaged):
+                    log.warning("unreadable entry in outputs", entry=entry.id, error=event.error)
+                recovery.apply(event)
     return History(sizes)

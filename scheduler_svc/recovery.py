@@ -1,24 +1,21 @@
-"""The requests of an engine, read back from the outputs log.
+"""Restores the requests of an engine from the outputs log.
 
-The log is the only memory of the engine: a RequestState says all of a request, or all but the
-prompt where an earlier one has that, StepResults carry it on, a flag or a RequestEnded closes it.
+The log is the only memory of the engine. A RequestState holds all of a request, or all but the
+prompt where an earlier one has that; results add tokens, and a flag or an ending closes it.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from scheduler_svc.core.config import ProtocolError
-from scheduler_svc.core.message_checks import check
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest, RememberedRequests
 from scheduler_svc.core.requests.known_requests import NOT_KNOWN, Acceptance
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequences.beam_search import BeamSearch
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
-from shared.errors import DecodeError
-from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.endings import FinishReason
 from shared.messages.outputs import (
     BeamCandidates,
     BeamsEnded,
@@ -26,10 +23,10 @@ from shared.messages.outputs import (
     ChoiceState,
     RequestEnded,
     RequestState,
-    StepResult,
 )
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Submit
+from shared.outputs_log.events import Damaged, Gap, OutputsEvent, Step
 
 _SURVIVED = 2  # results in an epoch after which a request is no suspect any more
 
@@ -95,64 +92,51 @@ class Unfinished:
 
 @dataclass(slots=True)
 class Recovery:
-    """Reads entries of ``outputs`` in order; ``unfinished`` is the result.
+    """Requests as the events of ``outputs`` leave them.
 
     Args:
         max_model_len: of the model, which bounds how long beams can get.
-        vocab_size: of the model; 0: any token may come.
 
     Attributes:
-        finished: requests that ended in what was read, as many as are remembered.
+        unfinished: by request id.
+        finished: requests that have ended, as many as are remembered.
+        requests_cursor: entries of ``requests`` up to here are reflected in the events.
     """
 
     max_model_len: int
-    vocab_size: int = 0
     unfinished: dict[str, Unfinished] = field(default_factory=dict)
     finished: RememberedRequests = field(default_factory=lambda: RememberedRequests(window_ms=0))
     requests_cursor: EntryId = START
     _by_handle: dict[int, UnfinishedChoice] = field(default_factory=dict)
     _searches: dict[int, Unfinished] = field(default_factory=dict)  # by handle
-    _last_step: int | None = None
-    _known_step: int | None = None  # behind a trimmed beginning: states say what came up to here
 
-    def add(self, messages: Iterable[Message]) -> None:
-        """Take in the messages of the next entry.
+    def apply(self, event: OutputsEvent) -> None:
+        """Take the next event of the log."""
+        match event:
+            case EpochStarted():
+                self._suspect(event)
+                self._drop_handles()
+            case Gap() | Damaged():
+                # Later tokens would not continue those that were read.
+                self._drop_handles()
+            case Step():
+                self._continue(event)
+            case RequestState():
+                self._advance(event.requests_cursor)
+                self._restate(event)
+            case ChoiceEnded():
+                self._advance(event.requests_cursor)
+                self._end_choice(event.request_id, event.choice, event.reason)
+            case RequestEnded():
+                self._advance(event.requests_cursor)
+                self._end_request(event)
+            case BeamsEnded():
+                self._advance(event.requests_cursor)
+                self._finish(event.request_id, event)
 
-        Raises:
-            DecodeError: one of them cannot be; nothing of it has taken effect.
-        """
-        for message in messages:
-            check(message, self.vocab_size)
-            match message:
-                case EpochStarted():
-                    self._suspect(message)
-                    self.lose_sight()
-                    self._last_step, self._known_step = 0, None
-                case RequestState():
-                    self._restate(message)
-                case StepResult():
-                    if len(set(message.handles.tolist())) < len(message.handles):
-                        raise DecodeError("a result has two tokens for one sequence")
-                    self._continue(message)
-                case ChoiceEnded():
-                    self._advance(message.requests_cursor)
-                    self._end_choice(message.request_id, message.choice, message.reason)
-                case RequestEnded():
-                    self._advance(message.requests_cursor)
-                    self._end_request(message)
-                case BeamsEnded():
-                    self._advance(message.requests_cursor)
-                    self._finish(message.request_id, message)
-
-    def lose_sight(self) -> None:
-        """An entry could not be read: tokens behind it would not join those before it."""
+    def _drop_handles(self) -> None:
         self._by_handle.clear()
         self._searches.clear()
-
-    def miss_start(self) -> None:
-        """The log has lost the EpochStarted of what comes next: other handles, other steps."""
-        self.lose_sight()
-        self._last_step = self._known_step = None
 
     def in_order(self) -> list[Unfinished]:
         """Unfinished requests, in the order of their acceptance.
@@ -196,10 +180,6 @@ class Recovery:
         return self._searches.get(handle) if choice is None else choice.request
 
     def _restate(self, state: RequestState) -> None:
-        self._advance(state.requests_cursor)
-        if self._last_step is None:
-            earliest = state.step if self._known_step is None else self._known_step
-            self._known_step = min(earliest, state.step)
         submit = state.submit.with_prompt_of(self._submit_of(state.submit.request_id))
         self._forget(state.submit.request_id)
         self.finished.forget(state.submit.request_id)
@@ -242,32 +222,25 @@ class Recovery:
             if not known.finish_reason:
                 self._searches[known.handle] = request
 
-    def _continue(self, result: StepResult) -> None:
-        if self._last_step is not None and result.step <= self._last_step:
-            return
-        before = self._known_step if self._last_step is None else self._last_step
-        if before is not None and result.step > before + 1:
-            self.lose_sight()
-        self._last_step = result.step
-        for handle in result.admitted_handles.tolist():
+    def _continue(self, step: Step) -> None:
+        for handle, _ in step.admissions():
             if (request := self._request_of(handle)) is not None:
                 request.was_admitted = True
-        handles = result.handles.tolist()
-        for handle, token in zip(handles, result.tokens.tolist(), strict=True):
-            if (choice := self._by_handle.get(handle)) is not None:
-                choice.output.append(token)
-                choice.num_results += 1
-                if choice.num_results == _SURVIVED:
-                    choice.request.num_deaths = 0
-        for candidates in result.beams:
-            self._turn(candidates)
-        ended = zip(result.ended_rows.tolist(), result.ended_flags.tolist(), strict=True)
-        for row, flag in ended:
-            if (choice := self._by_handle.get(handles[row])) is not None:
-                reason = EndFlag(flag).finish_reason()
-                self._end_choice(choice.request.submit.request_id, choice.choice, reason)
+        for candidates in step.result.beams:
+            self._continue_search(candidates)
+        for row, handle in enumerate(step.handles):
+            choice = self._by_handle.get(handle)
+            if choice is None:
+                continue
+            choice.output.append(step.tokens[row])
+            choice.num_results += 1
+            if choice.num_results == _SURVIVED:
+                choice.request.num_deaths = 0
+            if row in step.ends:
+                request_id = choice.request.submit.request_id
+                self._end_choice(request_id, choice.choice, step.ends[row])
 
-    def _turn(self, candidates: BeamCandidates) -> None:
+    def _continue_search(self, candidates: BeamCandidates) -> None:
         request = self._searches.get(candidates.group)
         if request is None or request.search is None:
             return

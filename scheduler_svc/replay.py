@@ -18,6 +18,7 @@ from scheduler_svc.recovery import Recovery, resume
 from shared.bus.api import Entry, EntryId
 from shared.codec import decode, decode_as
 from shared.errors import DecodeError, PageStreamError
+from shared.messages.outputs import OutputsMessage
 from shared.messages.plans import StepPlan, Tick
 
 
@@ -41,7 +42,11 @@ class Replay:
     def __init__(self, frame: EpochFrame) -> None:
         self.core = Scheduler(frame.config, frame.requests_cursor)
         recovery = Recovery(frame.config.max_model_len)
-        recovery.add(decode(data) for data in frame.states)
+        for data in frame.states:
+            state = decode(data)
+            if not isinstance(state, OutputsMessage):
+                raise BadRecording(f"an epoch begins with {type(state).__name__}")
+            recovery.apply(state)
         resume(self.core, recovery, frame.fence)
         self._entries: dict[str, deque[Entry]] = {"outputs": deque(), "requests": deque()}
 

@@ -39,6 +39,7 @@ from shared.messages.leases import (
 from shared.messages.outputs import RequestEnded, StepResult
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Drain, GatewayLost
+from shared.outputs_log.reader import check_output
 
 _BLOCK_MS = 250  # an idle loop wakes this often to look after leases
 _LEASE_MS = 5_000
@@ -292,6 +293,8 @@ class SchedulerService:
         for data in entry.messages:
             try:
                 message = decode(data)
+                if not isinstance(message, StepResult):  # the core checks those
+                    check_output(entry.id, message)
             except DecodeError as error:
                 raise EpochOver(f"unreadable entry {entry.id} in outputs: {error}") from None
             if isinstance(message, EpochStarted) and message.scheduler != self._instance:

@@ -5,11 +5,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.engine.attachments import Deliveries
 from gateway.engine.backoff import Backoff
+from gateway.engine.deliveries import Deliveries
 from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.outbox import Outbox
-from gateway.engine.outputs_reader import Sessions
+from gateway.engine.outputs_follower import OutputsFollower
 from gateway.pins.pin_requests import Pinning, Prefix
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.ends import LogEnds
@@ -116,9 +116,9 @@ class EngineClient:
         self._keys = EngineKeys(engine_id)
         self._model_name = model_name
         self._metrics = metrics
-        self._sessions = Sessions()
+        self._follower = OutputsFollower()
         self._outbox = Outbox(bus, self._keys.requests, self._trim_below)
-        self._deliveries = Deliveries(instance, self._sessions, self._outbox.send, _loop_s)
+        self._deliveries = Deliveries(instance, self._follower.requests, self._outbox.send, _loop_s)
         self._renew_s = 0.0
         self._away_since_s: float | None = None
         self._none_open = asyncio.Event()
@@ -238,7 +238,7 @@ class EngineClient:
     ) -> None:
         """Nobody waits for more of one choice; others of the request may go on."""
         if self._deliveries.is_open(request_id, queue):
-            self._sessions.close_choice(request_id, index, num_tokens, reason)
+            self._follower.requests.close_choice(request_id, index, num_tokens, reason)
 
     def _closed(self, request_id: str, queue: EventQueue) -> str | None:
         attachment = self._deliveries.close(request_id, queue)
@@ -277,7 +277,7 @@ class EngineClient:
         """
         if self._must_find_place or self._away_since_s is not None:
             return None
-        return self._sessions.requests_cursor
+        return self._follower.requests_cursor
 
     async def _read_outputs(self) -> None:
         backoff = Backoff()
@@ -286,7 +286,7 @@ class EngineClient:
                 if self._must_find_place:
                     await self._find_place()
                 await self._renew_lease()
-                cursors = {self._keys.outputs: self._sessions.cursor}
+                cursors = {self._keys.outputs: self._follower.cursor}
                 found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
             except BusUnavailable as error:
                 self._must_find_place = True
@@ -302,7 +302,7 @@ class EngineClient:
                 self._last_read_s = time.monotonic()
             self._metrics.outputs_lag_entries.set(len(entries))
             for entry in entries:
-                self._deliveries.dispatch(self._sessions.apply(entry))
+                self._deliveries.dispatch(self._follower.apply(entry))
             self._note_position()
 
     async def _renew_lease(self) -> None:
@@ -320,22 +320,22 @@ class EngineClient:
         self._must_find_place = False
         run_id = await self._bus.run_id()
         last = await self._bus.last_id(self._keys.outputs)
-        if run_id == self._run_id and last >= self._sessions.cursor:
+        if run_id == self._run_id and last >= self._follower.cursor:
             return
         if self._run_id is not None:
             is_same = run_id == self._run_id
             why = "outputs was deleted" if is_same else "the bus's server restarted"
-            _log.warning(why, last=last, cursor=self._sessions.cursor)
+            _log.warning(why, last=last, cursor=self._follower.cursor)
             self._renew_s = 0.0
-            sessions = self._sessions
-            lost = sessions.log_deleted() if is_same else sessions.server_restarted(last)
+            follower = self._follower
+            lost = follower.log_deleted() if is_same else follower.server_restarted(last)
             self._deliveries.dispatch(lost)
             self._deliveries.server_restarted()
         self._run_id, self._past = run_id, last
         self._note_position()
 
     def _note_position(self) -> None:
-        if self._sessions.cursor >= self._past:
+        if self._follower.cursor >= self._past:
             self._positioned.set()
 
     async def _poll_status(self) -> None:
@@ -381,7 +381,7 @@ class EngineClient:
         """The log that was read so far is not the one that is there, or has lost its end."""
         if await self._bus.run_id() != run_id:
             return True
-        return await self._ends.lost({self._keys.outputs: self._sessions.cursor}) is not None
+        return await self._ends.lost({self._keys.outputs: self._follower.cursor}) is not None
 
 
 def _loop_s() -> float:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from gateway.engine.events import Attached
-from gateway.engine.outputs_reader import GOOD_ENDS
+from gateway.engine.outputs_follower import GOOD_ENDS
 from shared.messages.endings import FinishReason
 from shared.messages.requests import ChoiceView
 

@@ -12,7 +12,6 @@ from scheduler_svc.core import events
 from scheduler_svc.core.blocks.block_tables import BlockTables
 from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
-from scheduler_svc.core.message_checks import check
 from scheduler_svc.core.policy import SchedulingPolicy
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest
 from scheduler_svc.core.requests.endings import Endings
@@ -28,6 +27,7 @@ from scheduler_svc.core.step.planner import StepPlanner
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.errors import DecodeError
+from shared.messages.checks import check
 from shared.messages.endings import EndFlag
 from shared.messages.leases import PrefixStatus
 from shared.messages.outputs import BeamCandidates, RequestState, StepResult

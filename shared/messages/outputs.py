@@ -132,3 +132,7 @@ class BeamsEnded(Message):
     request_id: str
     hypotheses: tuple[Hypothesis, ...]  # as many as the request has choices
     requests_cursor: str
+
+
+OutputsMessage = RequestState | ChoiceEnded | BeamsEnded | RequestEnded
+"""What stands in ``outputs`` beside EpochStarted and StepResult, each with a requests cursor."""

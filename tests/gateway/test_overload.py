@@ -50,7 +50,7 @@ async def test_a_request_that_the_engine_refuses_is_a_429_that_says_when_to_come
 async def test_while_the_engine_is_full_calls_are_refused_without_asking_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.engine.attachments._FULL_S", 1e9)
+    monkeypatch.setattr("gateway.engine.deliveries._FULL_S", 1e9)
     waiting = stage.spawn(stage.complete())
     submit = await stage.engine.read_submit()
     cursor = str(stage.engine.requests_cursor)

@@ -8,10 +8,11 @@ from scheduler_svc.epoch import replay_until
 from scheduler_svc.recovery import Recovery
 from shared.bus.api import Append, EntryId
 from shared.bus.memory import MemoryBus
-from shared.codec import encode
+from shared.codec import Message, encode
 from shared.messages.endings import EndFlag
 from shared.messages.outputs import ChoiceEnded, ChoiceState, RequestEnded, RequestState, StepResult
 from shared.messages.plans import EpochStarted
+from tests.support.outputs_log import recovered
 from tests.support.requests import submit
 
 
@@ -39,10 +40,8 @@ def result(step: int, tokens: dict[int, int], ended: list[int] | None = None) ->
     )
 
 
-def recovered(*messages: object) -> dict[str, list[int]]:
-    recovery = Recovery(max_model_len=100)
-    for message in messages:
-        recovery.add([message])  # type: ignore[list-item]
+def outputs(*messages: Message) -> dict[str, list[int]]:
+    recovery = recovered(messages)
     return {found.submit.request_id: found.outputs()[0].tolist() for found in recovery.in_order()}
 
 
@@ -52,21 +51,22 @@ def later(state: RequestState, step: int) -> RequestState:
 
 
 STARTED = EpochStarted(5, "scheduler", ("worker",))
+AGAIN = EpochStarted(6, "scheduler", ("worker",))
 
 
 def test_tokens_of_results_follow_those_of_the_state() -> None:
-    assert recovered(
+    assert outputs(
         STARTED, state("a", 1, []), result(1, {1: 10}), state("b", 2, [7]), result(2, {1: 11, 2: 8})
     ) == {"a": [10, 11], "b": [7, 8]}
 
 
 def test_a_new_epoch_gives_an_old_handle_to_another_request() -> None:
-    assert recovered(
+    assert outputs(
         STARTED,
         state("a", 1, []),
         state("b", 2, []),
         result(1, {1: 10, 2: 20}),
-        EpochStarted(6, "scheduler", ("worker",)),
+        AGAIN,
         state("b", 1, [20]),
         state("a", 2, [10]),  # its old handle is b's now
         result(1, {1: 21, 2: 11}),
@@ -75,7 +75,7 @@ def test_a_new_epoch_gives_an_old_handle_to_another_request() -> None:
 
 def test_what_has_ended_is_not_found_again() -> None:
     assert (
-        recovered(
+        outputs(
             STARTED,
             state("a", 1, []),
             state("b", 2, []),
@@ -87,7 +87,7 @@ def test_what_has_ended_is_not_found_again() -> None:
 
 
 def test_a_state_replaces_what_was_known_and_retires_the_old_handle() -> None:
-    assert recovered(
+    assert outputs(
         STARTED,
         state("a", 1, []),
         result(1, {1: 10}),
@@ -98,11 +98,11 @@ def test_a_state_replaces_what_was_known_and_retires_the_old_handle() -> None:
 
 
 def test_handles_of_an_epoch_mean_nothing_in_the_next() -> None:
-    assert recovered(STARTED, state("a", 1, [5]), STARTED, result(1, {1: 99})) == {"a": [5]}
+    assert outputs(STARTED, state("a", 1, [5]), AGAIN, result(1, {1: 99})) == {"a": [5]}
 
 
 def test_a_repeated_step_is_dropped_and_behind_a_gap_nothing_is_joined() -> None:
-    assert recovered(
+    assert outputs(
         STARTED,
         state("a", 1, []),
         result(1, {1: 10}),
@@ -129,30 +129,27 @@ async def test_an_epoch_whose_start_is_lost_is_another_one_all_the_same() -> Non
 
 def test_a_log_whose_beginning_was_trimmed_starts_with_any_step() -> None:
     known = later(state("a", 1, [1, 2]), step=70)
-    assert recovered(result(70, {9: 1}), known, result(71, {1: 3})) == {"a": [1, 2, 3]}
+    assert outputs(result(70, {9: 1}), known, result(71, {1: 3})) == {"a": [1, 2, 3]}
 
 
 def test_the_first_result_behind_a_trimmed_beginning_joins_the_state_that_it_follows() -> None:
     known = later(state("a", 1, [1, 2]), step=69)
-    assert recovered(known, result(70, {1: 3}), result(71, {1: 4})) == {"a": [1, 2, 3, 4]}
+    assert outputs(known, result(70, {1: 3}), result(71, {1: 4})) == {"a": [1, 2, 3, 4]}
 
 
 def test_a_result_missing_behind_the_first_state_that_is_left_is_noticed() -> None:
     known = later(state("a", 1, [1, 2]), step=69)
-    assert recovered(known, result(71, {1: 4}), result(72, {1: 5})) == {"a": [1, 2]}
+    assert outputs(known, result(71, {1: 4}), result(72, {1: 5})) == {"a": [1, 2]}
 
 
 def test_where_requests_has_lost_its_end_the_last_requests_cursor_counts() -> None:
-    recovery = Recovery(max_model_len=100)
-    recovery.add([state("a", 1, [], "7-1"), state("b", 2, [], "3-0")])
+    recovery = recovered([state("a", 1, [], "7-1"), state("b", 2, [], "3-0")])
     assert recovery.requests_cursor == EntryId(3, 0)
 
 
 def test_the_furthest_requests_cursor_counts() -> None:
-    recovery = Recovery(max_model_len=100)
-    recovery.add(
-        [state("a", 1, [], "7-1"), RequestEnded("x", "abort", "", "9-0"), state("b", 2, [])]
-    )
+    ended = RequestEnded("x", "abort", "", "9-0")
+    recovery = recovered([state("a", 1, [], "7-1"), ended, state("b", 2, [])])
     assert recovery.requests_cursor == EntryId(9, 0)
 
 
@@ -161,12 +158,13 @@ def test_choices_end_one_by_one() -> None:
         ChoiceState(0, 1, np.array([5], np.int32), finish_reason=""),
         ChoiceState(1, 2, np.array([6], np.int32), finish_reason=""),
     )
-    recovery = Recovery(max_model_len=100)
-    recovery.add([STARTED, RequestState(submit("a", num_choices=2), two, "0-0")])
-    recovery.add([result(1, {1: 10, 2: 20}, ended=[2])])
-    [found] = recovery.in_order()
+    log: list[Message] = [
+        STARTED,
+        RequestState(submit("a", num_choices=2), two, "0-0"),
+        result(1, {1: 10, 2: 20}, ended=[2]),
+    ]
+    [found] = recovered(log).in_order()
     assert {number: output.tolist() for number, output in found.outputs().items()} == {0: [5, 10]}
     assert found.ended[1].output.tolist() == [6, 20]
     assert found.ended[1].reason == "stop"
-    recovery.add([ChoiceEnded("a", 0, "stop", "0-0")])
-    assert recovery.in_order() == []
+    assert recovered([*log, ChoiceEnded("a", 0, "stop", "0-0")]).in_order() == []

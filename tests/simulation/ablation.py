@@ -15,9 +15,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from gateway.engine.attachments import Deliveries
+from gateway.engine.deliveries import Deliveries
 from gateway.engine.events import Desynchronized, Event
-from gateway.engine.log_position import Fit, Place
 from gpu_worker.service import WorkerService
 from scheduler_svc import epoch as epochs
 from scheduler_svc.core.requests.lifecycle import Requests
@@ -29,6 +28,7 @@ from shared.bus.api import START, Append, EntryId
 from shared.codec import encode
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Attach
+from shared.outputs_log.position import Continuity, LogPosition
 from tests.simulation.deployment.server import Server
 from tests.simulation.profile import Fault, Manner, Profile, Wish, request
 from tests.simulation.scenes import large, small
@@ -54,14 +54,14 @@ def _replayed_before_the_fence(stack: ExitStack) -> None:
 
     async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=(), above=0):  # type: ignore[no-untyped-def]
         top = await bus.last_id(keys.outputs)
-        recovery = Recovery(config.max_model_len, config.vocab_size)
-        history = await epochs.replay_until(bus, keys.outputs, top, recovery)
+        recovery = Recovery(config.max_model_len)
+        history = await epochs.replay_until(bus, keys.outputs, top, recovery, config.vocab_size)
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
         number = max(await bus.now_ms(), above + 1, *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
         start = EpochStarted(number, scheduler, workers, np.array(suspects, np.int32))
         started = encode(start)
-        recovery.add([start])
+        recovery.apply(start)
         await bus.append_all(
             [
                 Append(keys.plans, [started], number, 0, trim_below=fence),
@@ -146,22 +146,22 @@ def _nobody_attaches_again(stack: ExitStack) -> None:
 def _gaps_are_ignored(stack: ExitStack) -> None:
     """F6: what comes next is taken for what comes next."""
 
-    def take_step(self: Any, step: int) -> Fit:
+    def take_step(self: Any, step: int) -> Continuity:
         self._step = step
-        return Fit.FOLLOWS
+        return Continuity.FOLLOWS
 
-    enter = Place.enter
+    enter = LogPosition.enter
 
-    def enter_anyhow(self: Place, epoch: int) -> Fit:
-        fit = enter(self, epoch)
-        return Fit.FOLLOWS if fit is Fit.GAP else fit
+    def enter_anyhow(self: LogPosition, epoch: int) -> Continuity:
+        found = enter(self, epoch)
+        return Continuity.FOLLOWS if found is Continuity.GAP else found
 
-    def read(self: Place, entry_id: EntryId) -> None:
+    def read(self: LogPosition, entry_id: EntryId) -> None:
         self.cursor = entry_id
 
-    stack.enter_context(patch.object(Place, "read", read))
-    stack.enter_context(patch.object(Place, "take_step", take_step))
-    stack.enter_context(patch.object(Place, "enter", enter_anyhow))
+    stack.enter_context(patch.object(LogPosition, "read", read))
+    stack.enter_context(patch.object(LogPosition, "take_step", take_step))
+    stack.enter_context(patch.object(LogPosition, "enter", enter_anyhow))
 
 
 VIEWS = "F5 the client's view wins"

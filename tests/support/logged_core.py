@@ -9,13 +9,14 @@ import numpy as np
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recovery import Recovery, resume
+from scheduler_svc.recovery import resume
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.messages.outputs import RequestState, StepResult
 from shared.messages.plans import EpochStarted, StepPlan
 from shared.messages.requests import Attach, ChoiceView, Submit
 from tests.support.fake_worker import FakeWorker
+from tests.support.outputs_log import recovered
 from tests.support.requests import submit
 
 
@@ -47,13 +48,11 @@ class LoggedCore:
         self.start_epoch()
 
     def start_epoch(self, suspects: Sequence[int] = ()) -> None:
-        recovery = Recovery(self.config.max_model_len)
-        recovery.add(self.log)
         self.epoch += 1_000
         self.num_entries = 0
         found = np.array(suspects, np.int32)
         self.log.append(EpochStarted(self.epoch, "scheduler", ("worker",), found))
-        recovery.add(self.log[-1:])
+        recovery = recovered(self.log, self.config.max_model_len)
         self.core = Scheduler(self.config)
         self.worker = FakeWorker(4, 64, lambda handle, position: (token_at(position), False))
         self.plans: deque[StepPlan] = deque()
@@ -94,8 +93,7 @@ class LoggedCore:
 
     def outputs(self, request_id: str) -> dict[int, list[int]]:
         """Tokens of each choice, read back from the whole log."""
-        recovery = Recovery(self.config.max_model_len)
-        recovery.add(self.log)
+        recovery = recovered(self.log, self.config.max_model_len)
         if (known := recovery.finished.find(request_id)) is not None:
             choices = known.choices
             return {number: found.output.tolist() for number, found in choices.items()}

@@ -24,6 +24,7 @@ from shared.messages.requests import Abort, Attach, ChoiceView, Stop
 from shared.sampling import BeamParams, EarlyStopping
 from tests.scheduler_svc.test_recovery import STARTED, result, state
 from tests.support.fake_worker import FakeWorker
+from tests.support.outputs_log import recovered
 from tests.support.requests import pin, submit
 
 CONFIG = SchedulerConfig(64, 4, 96, 8, 64, 2, 0, 1_000, max_pinned_blocks=8, vocab_size=1_000)
@@ -130,8 +131,8 @@ async def test_a_malformed_result_stops_no_later_start(bad: StepResult) -> None:
     log = (STARTED, state("a", 1, [7]), state("b", 2, [8]), result(1, {1: 9, 2: 9}))
     for message in (*log, replace(bad, step=2), result(3, {1: 50, 2: 60})):
         await bus.append(Append(OUTPUTS, [encode(message)], 5))
-    recovery = Recovery(CONFIG.max_model_len, CONFIG.vocab_size)
-    await replay_until(bus, OUTPUTS, EntryId(8, 0), recovery)
+    recovery = Recovery(CONFIG.max_model_len)
+    await replay_until(bus, OUTPUTS, EntryId(8, 0), recovery, CONFIG.vocab_size)
     # What came before counts, and nothing behind is joined to it.
     found = {one.submit.request_id: one.outputs()[0].tolist() for one in recovery.in_order()}
     assert found == {"a": [7, 9], "b": [8, 9]}
@@ -282,12 +283,8 @@ def test_any_damaged_entry_of_outputs_lets_the_next_scheduler_start_and_finish()
         if bad is None:
             continue
         num_damaged += 1
-        recovery = Recovery(CONFIG.max_model_len, CONFIG.vocab_size)
-        for message in (*log[:where], bad, *log[where + 1 :]):
-            try:
-                recovery.add([message])
-            except DecodeError:
-                recovery.lose_sight()
+        messages = (*log[:where], bad, *log[where + 1 :])
+        recovery = recovered(messages, CONFIG.max_model_len, epoch=5, vocab_size=CONFIG.vocab_size)
         later = Engine(Scheduler(CONFIG))
         later.answer(resume(later.core, recovery, EntryId(5, 0)))
         later.run()

@@ -8,21 +8,19 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-import gateway.engine.attachments
-import gateway.engine.outputs_reader
+import gateway.engine.deliveries
 import gpu_worker.plan_reader
 import gpu_worker.service
-import scheduler_svc.epoch
 import scheduler_svc.service
 import shared.codec
+import shared.outputs_log.reader
 import tests.simulation.deployment.clients
 
 _DECODERS = (
     shared.codec,
-    gateway.engine.outputs_reader,
     gpu_worker.plan_reader,
-    scheduler_svc.epoch,
     scheduler_svc.service,
+    shared.outputs_log.reader,
 )
 # The same entry is read by all processes; messages are frozen, so that one object serves all.
 _decode_once = lru_cache(maxsize=4_096)(shared.codec.decode)
@@ -50,7 +48,7 @@ def determined(is_silent: bool) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (scheduler_svc.service, "uuid4", uuid4),
         (gpu_worker.service, "uuid4", uuid4),
-        (gateway.engine.attachments, "secrets", secrets),
+        (gateway.engine.deliveries, "secrets", secrets),
         (tests.simulation.deployment.clients, "token_hex", secrets.token_hex),
         *((module, "decode", _decode_once) for module in _DECODERS),
     ]

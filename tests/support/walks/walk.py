@@ -19,6 +19,7 @@ from shared.bus.api import START, EntryId
 from shared.codec import Message
 from shared.messages.plans import EpochStarted, StepPlan
 from shared.messages.requests import Abort, Stop
+from shared.outputs_log.reader import OutputsReader
 from tests.support.walks.clients import Client, check_ending
 from tests.support.walks.core_checks import (
     QueueCheck,
@@ -253,9 +254,11 @@ class Walk:
         self._gateways.begin_epoch(config)
         fence = EntryId(self._epoch, 0)
         self._outputs.append(Entry(fence, (EpochStarted(self._epoch, "scheduler", ("worker",)),)))
-        recovery = Recovery(self._config.max_model_len)
+        recovery, reader = Recovery(self._config.max_model_len), OutputsReader()
         for entry in self._outputs:
-            recovery.add(entry.messages)
+            for message in entry.messages:
+                for event in reader.read_message(entry.id, message):
+                    recovery.apply(event)
         self._gateways.check_recovery(recovery)
         self.worker = WalkWorker(
             self.clients,

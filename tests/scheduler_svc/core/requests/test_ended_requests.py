@@ -47,7 +47,7 @@ def test_what_ended_before_a_new_epoch_is_shared_in_the_same_way() -> None:
     for name, tenant, num_tokens in _endings():
         request = submit(name, [1] * num_tokens, tenant=tenant)
         over = ChoiceState(0, 0, np.array([5], np.int32), "stop")
-        recovery.add([RequestState(request, (over,), "0-0")])
+        recovery.apply(RequestState(request, (over,), "0-0"))
     assert recovery.finished.find("bob") is not None
     assert recovery.finished.find("alice-0") is None
 

@@ -12,7 +12,6 @@ from scheduler_svc.core import events
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequences.beam_search import BeamSearch
-from scheduler_svc.recovery import Recovery
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.messages.outputs import (
@@ -27,6 +26,7 @@ from shared.messages.requests import Abort, Stop, Submit
 from shared.sampling import BeamParams, EarlyStopping
 from tests.support.fake_beams import searched
 from tests.support.fake_worker import FakeWorker
+from tests.support.outputs_log import recovered
 from tests.support.requests import submit
 
 
@@ -43,8 +43,7 @@ class Engine:
 
     def start_epoch(self) -> None:
         """Replace worker and scheduler; the new ones have only the log."""
-        recovery = Recovery(self.config.max_model_len)
-        recovery.add(self.log)
+        recovery = recovered(self.log, self.config.max_model_len)
         self.epoch += 1
         self.num_entries = 0
         self.log.append(EpochStarted(self.epoch, "scheduler", ("worker",)))

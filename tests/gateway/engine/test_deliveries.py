@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from gateway.engine.attachments import Deliveries
+from gateway.engine.deliveries import Deliveries
 from gateway.engine.event_queue import EventQueue
 from gateway.engine.events import EngineUnreachable, RequestAccepted, RequestFailed
-from gateway.engine.outputs_reader import Sessions
+from gateway.engine.outputs_follower import OutputsFollower
 from shared.bus.api import Entry, EntryId
 from shared.codec import Message, encode
 from shared.messages.outputs import ChoiceState, RequestEnded, RequestState
@@ -17,12 +17,12 @@ from tests.support.requests import submit
 
 
 async def test_an_entry_behind_a_gap_that_ends_a_request_leaves_nothing_to_attach_to() -> None:
-    sessions, sent, queue = Sessions(), list[Attach](), EventQueue()
-    deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
+    follower, sent, queue = OutputsFollower(), list[Attach](), EventQueue()
+    deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: 0.0)
     deliveries.open(submit("ended"), queue)
     deliveries.open(submit("runs"), queue)
     ended = encode(RequestEnded("ended", "overloaded", "too much waits", "1-1"))
-    deliveries.dispatch(sessions.apply(Entry(EntryId(5, 7), (ended,))))
+    deliveries.dispatch(follower.apply(Entry(EntryId(5, 7), (ended,))))
     assert [attach.request_id for attach in sent] == ["runs"]
     [failed] = await queue.take()
     assert isinstance(failed, RequestFailed)
@@ -30,12 +30,12 @@ async def test_an_entry_behind_a_gap_that_ends_a_request_leaves_nothing_to_attac
 
 
 async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_stands() -> None:
-    sessions, sent, queue = Sessions(), list[Attach](), EventQueue()
-    deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
+    follower, sent, queue = OutputsFollower(), list[Attach](), EventQueue()
+    deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: 0.0)
     deliveries.open(submit("refused"), queue)
     deliveries.open(submit("lost"), queue)
     ended = encode(RequestEnded("refused", "overloaded", "too much waits", "1-1"))
-    deliveries.dispatch(sessions.apply(Entry(EntryId(5, 0), (ended,))))
+    deliveries.dispatch(follower.apply(Entry(EntryId(5, 0), (ended,))))
     deliveries.attach_unanswered("refused", queue)
     deliveries.attach_unanswered("lost", queue)
     assert [attach.request_id for attach in sent] == ["lost"]
@@ -45,7 +45,7 @@ async def test_a_refusal_that_is_read_before_the_append_is_known_to_have_failed_
 
 def test_every_attachment_of_a_delivery_is_named_after_it() -> None:
     sent = list[Attach]()
-    deliveries = Deliveries("gateway", Sessions(), sent.append, lambda: 0.0)
+    deliveries = Deliveries("gateway", OutputsFollower().requests, sent.append, lambda: 0.0)
     deliveries.open(replace(submit("a"), attachment="first", overtaken=("other",)), EventQueue())
     deliveries.attach("a")
     deliveries.attach("a")
@@ -53,21 +53,21 @@ def test_every_attachment_of_a_delivery_is_named_after_it() -> None:
     assert all(attach.submit and attach.submit.overtaken == ("other",) for attach in sent)
 
 
-def said(deliveries: Deliveries, sessions: Sessions, at: EntryId, message: Message) -> None:
-    deliveries.dispatch(sessions.apply(Entry(at, (encode(message),))))
+def said(deliveries: Deliveries, follower: OutputsFollower, at: EntryId, message: Message) -> None:
+    deliveries.dispatch(follower.apply(Entry(at, (encode(message),))))
 
 
 def test_only_an_engine_that_lacks_a_prompt_gets_it_again() -> None:
-    now, sessions, sent = [0.0], Sessions(), list[Attach]()
-    deliveries = Deliveries("gateway", sessions, sent.append, lambda: now[0])
+    now, follower, sent = [0.0], OutputsFollower(), list[Attach]()
+    deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: now[0])
     asked = submit("a", range(9))
     deliveries.open(asked, EventQueue())
     deliveries.attach("a")  # nobody knows whether it was submitted
     for now[0] in (2.0, 100.0):
         deliveries.repeat()
-    said(deliveries, sessions, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
+    said(deliveries, follower, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
     unknown = RequestEnded("a", "unknown", "", "1-1")
-    said(deliveries, sessions, EntryId(5, 1), unknown)
+    said(deliveries, follower, EntryId(5, 1), unknown)
     now[0] = 200.0
     deliveries.repeat()
     assert [len(attach.submit.prompt) for attach in sent if attach.submit] == [9, 0, 0, 9, 0]
@@ -75,32 +75,32 @@ def test_only_an_engine_that_lacks_a_prompt_gets_it_again() -> None:
     assert len({(attach.attachment, attach.is_new) for attach in sent}) == 1
     known = replace(asked, attachment=sent[-1].attachment)
     state = RequestState(known, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
-    said(deliveries, sessions, EntryId(5, 2), state)
+    said(deliveries, follower, EntryId(5, 2), state)
     sent.clear()
-    said(deliveries, sessions, EntryId(5, 4), RequestEnded("b", "stop", "", "1-1"))  # a gap
-    said(deliveries, sessions, EntryId(5, 5), unknown)
+    said(deliveries, follower, EntryId(5, 4), RequestEnded("b", "stop", "", "1-1"))  # a gap
+    said(deliveries, follower, EntryId(5, 5), unknown)
     assert [len(attach.submit.prompt) for attach in sent if attach.submit] == [0, 9]
-    said(deliveries, sessions, EntryId(5, 6), replace(state, submit=known))
+    said(deliveries, follower, EntryId(5, 6), replace(state, submit=known))
     assert len(sent) == 2
 
 
 def test_a_state_without_the_prompt_is_no_answer_to_a_look_up() -> None:
-    sessions, sent, queue = Sessions(), list[Attach](), EventQueue()
-    deliveries = Deliveries("gateway", sessions, sent.append, lambda: 0.0)
+    follower, sent, queue = OutputsFollower(), list[Attach](), EventQueue()
+    deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: 0.0)
     deliveries.look_up("a", queue, patience_s=9.0)
     known = replace(submit("a", range(9)), attachment=sent[0].attachment)
     state = RequestState(known, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
-    said(deliveries, sessions, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
+    said(deliveries, follower, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
     bare = replace(state, submit=known.without_prompt())
-    said(deliveries, sessions, EntryId(5, 1), bare)
-    assert sessions.awaits("a")
-    said(deliveries, sessions, EntryId(5, 2), state)
-    assert not sessions.awaits("a")
+    said(deliveries, follower, EntryId(5, 1), bare)
+    assert follower.requests.awaits("a")
+    said(deliveries, follower, EntryId(5, 2), state)
+    assert not follower.requests.awaits("a")
 
 
 async def test_what_the_log_is_silent_about_is_asked_for() -> None:
-    now, sessions, sent = [0.0], Sessions(), list[Attach]()
-    deliveries = Deliveries("gateway", sessions, sent.append, lambda: now[0])
+    now, follower, sent = [0.0], OutputsFollower(), list[Attach]()
+    deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: now[0])
     deliveries.open(submit("trimmed"), EventQueue())
     deliveries.attach_unheard_of()
     now[0] = 9.9
@@ -113,18 +113,18 @@ async def test_what_the_log_is_silent_about_is_asked_for() -> None:
 
 
 async def test_patience_is_for_the_engines_first_word_and_not_for_what_it_has_accepted() -> None:
-    now, sessions, queues = [0.0], Sessions(), (EventQueue(), EventQueue())
-    deliveries = Deliveries("gateway", sessions, list[Attach]().append, lambda: now[0])
+    now, follower, queues = [0.0], OutputsFollower(), (EventQueue(), EventQueue())
+    deliveries = Deliveries("gateway", follower.requests, list[Attach]().append, lambda: now[0])
     unheard, accepted = submit("unheard"), submit("accepted")
     for told, queue in zip((unheard, accepted), queues, strict=True):
         deliveries.open(told, queue, patience_s=1.0)
     state = RequestState(accepted, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
     started = EpochStarted(5, "scheduler", ("worker",))
     for seq, said in enumerate((started, state)):
-        deliveries.dispatch(sessions.apply(Entry(EntryId(5, seq), (encode(said),))))
+        deliveries.dispatch(follower.apply(Entry(EntryId(5, seq), (encode(said),))))
     # The next epoch has not spoken of it yet, and somebody has to ask.
     started = EpochStarted(6, "scheduler", ("worker",))
-    deliveries.dispatch(sessions.apply(Entry(EntryId(6, 0), (encode(started),))))
+    deliveries.dispatch(follower.apply(Entry(EntryId(6, 0), (encode(started),))))
     deliveries.give_up("silent")
     now[0] = 1.0
     deliveries.give_up("silent")
@@ -137,12 +137,12 @@ async def test_patience_is_for_the_engines_first_word_and_not_for_what_it_has_ac
 
 
 def test_an_engine_is_full_for_a_moment_after_a_refusal_that_is_for_all() -> None:
-    now, sessions = [0.0], Sessions()
-    deliveries = Deliveries("gateway", sessions, list[Attach]().append, lambda: now[0])
+    now, follower = [0.0], OutputsFollower()
+    deliveries = Deliveries("gateway", follower.requests, list[Attach]().append, lambda: now[0])
     for seq, for_all in enumerate((False, True)):
         deliveries.open(submit("a"), EventQueue())
         ended = RequestEnded("a", "overloaded", "too much waits", "1-1", for_all)
-        deliveries.dispatch(sessions.apply(Entry(EntryId(5, seq), (encode(ended),))))
+        deliveries.dispatch(follower.apply(Entry(EntryId(5, seq), (encode(ended),))))
         assert deliveries.is_full == for_all
     now[0] = 0.2
     assert not deliveries.is_full

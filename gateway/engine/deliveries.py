@@ -17,11 +17,11 @@ from gateway.engine.events import (
     Superseded,
     TokensArrived,
 )
-from gateway.engine.outputs_reader import Sessions
+from gateway.engine.open_requests import OpenRequests
 from shared.logs import EventLog
 from shared.messages.requests import Attach, ChoiceView, Submit
 
-_log = EventLog("gateway.engine.attachments")
+_log = EventLog("gateway.engine.deliveries")
 
 # A scheduler that reads what was appended answers within a step.
 _FIRST_REPEAT_S = 2.0
@@ -69,12 +69,12 @@ class Deliveries:
     def __init__(
         self,
         instance: str,
-        sessions: Sessions,
+        requests: OpenRequests,
         send: Callable[[Attach], None],
         clock_s: Callable[[], float],
     ) -> None:
         self._instance = instance
-        self._sessions = sessions
+        self._requests = requests
         self._send = send
         self._clock_s = clock_s
         self._open: dict[str, _Delivery] = {}
@@ -107,7 +107,7 @@ class Deliveries:
             patience_s: how long to wait for the engine's first word before giving it up.
         """
         self.supersede(submit.request_id)
-        self._sessions.open(
+        self._requests.open(
             submit.request_id,
             submit.attachment,
             submit.num_choices,
@@ -124,7 +124,7 @@ class Deliveries:
         """Ask the engine to go on from what the client has."""
         delivery = self._open[request_id]
         assert delivery.submit is not None, request_id
-        delivered = self._sessions.attach(request_id)
+        delivered = self._requests.attach(request_id)
         attachment = delivered.attachment
         submit = replace(
             delivery.submit,
@@ -149,14 +149,14 @@ class Deliveries:
 
         The reply to the append may be lost, and the engine's refusal be read before that is known.
         """
-        if self.is_open(request_id, queue) and self._sessions.attachment_of(request_id):
+        if self.is_open(request_id, queue) and self._requests.attachment_of(request_id):
             self.attach(request_id)
 
     def look_up(self, request_id: str, queue: EventQueue, patience_s: float) -> None:
         """Ask for the state of a request of which only the id is known."""
         self.supersede(request_id)
         attachment = secrets.token_hex(8)
-        self._sessions.look_up(request_id, attachment)
+        self._requests.look_up(request_id, attachment)
         give_up_s = self._clock_s() + patience_s
         delivery = self._open[request_id] = _Delivery(queue, attachment, None, give_up_s)
         attach = Attach(request_id, self._instance, attachment, None, (), exact=False)
@@ -188,7 +188,7 @@ class Deliveries:
         """
         if not self.is_open(request_id, queue):
             return None
-        known = self._sessions.attachment_of(request_id)
+        known = self._requests.attachment_of(request_id)
         attachment = known or self._open[request_id].attachment
         self._forget(request_id)
         return attachment
@@ -206,7 +206,7 @@ class Deliveries:
                 self._send_prompt(event.request_id, delivery)
                 continue
             if isinstance(event, Desynchronized):
-                if not self._sessions.awaits(event.request_id):
+                if not self._requests.awaits(event.request_id):
                     continue  # the same entry tells how it ended
                 _log.warning("attaching", id=event.request_id, why=event.why)
                 self.attach(event.request_id)
@@ -232,7 +232,7 @@ class Deliveries:
         for request_id, delivery in self._open.items():
             if delivery.attach is None or now < delivery.repeat_s:
                 continue
-            if not self._sessions.awaits(request_id):
+            if not self._requests.awaits(request_id):
                 delivery.attach = None
                 continue
             self._send(delivery.attach)
@@ -243,7 +243,7 @@ class Deliveries:
         """Ask for what the log must have spoken of by now."""
         now = self._clock_s()
         for request_id, delivery in self._open.items():
-            if not self._sessions.is_unheard_of(request_id):
+            if not self._requests.lacks_state(request_id):
                 delivery.unheard_since_s = None
             elif delivery.unheard_since_s is None:
                 delivery.unheard_since_s = now
@@ -258,7 +258,7 @@ class Deliveries:
         for request_id, delivery in list(self._open.items()):
             if now >= delivery.give_up_s:
                 delivery.give_up_s = inf
-                if self._sessions.awaits(request_id) or self._sessions.is_unheard_of(request_id):
+                if self._requests.awaits(request_id) or self._requests.lacks_state(request_id):
                     delivery.queue.put(EngineUnreachable(request_id, why))
 
     def give_all_up(self, why: str) -> None:
@@ -280,14 +280,14 @@ class Deliveries:
     def _send_prompt(self, request_id: str, delivery: _Delivery) -> None:
         """The scheduler does not have the request: describe all of it."""
         attach = delivery.attach
-        if attach is None or attach.submit is None or not self._sessions.awaits(request_id):
+        if attach is None or attach.submit is None or not self._requests.awaits(request_id):
             return
         submit = attach.submit.with_prompt_of(delivery.submit)
         assert submit is not None, f"{request_id}: the delivery has another prompt"
         self._say(delivery, replace(attach, submit=submit), with_prompt=True)
 
     def _forget(self, request_id: str) -> None:
-        self._sessions.close(request_id)
+        self._requests.close(request_id)
         del self._open[request_id]
 
 
