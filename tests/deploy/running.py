@@ -23,7 +23,7 @@ SERVICES = ("redis", "scheduler", "worker", "gateway")
 
 
 class Running:
-    """``scripts/serve`` without its installing, on ports and in a folder of its own."""
+    """``scripts/serve`` without installing anything, on ports and in a folder of its own."""
 
     def __init__(self, folder: Path, *flags: str, environ: dict[str, str] | None = None) -> None:
         self.state = folder / "state"
@@ -56,17 +56,17 @@ class Running:
         return f"http://127.0.0.1:{self.port}"
 
     def said(self) -> str:
-        """Everything that the launcher has printed since it was started."""
+        """The launcher's output since it was started."""
         return self._output.read_text()
 
     def until(self, done: Callable[[], bool], deadline_s: float, what: str) -> None:
         deadline = time.monotonic() + deadline_s
         while not done():
             assert time.monotonic() < deadline, f"{what} did not happen\n{self.story()}"
-            time.sleep(0.05)  # between two looks; what is waited for is the condition
+            time.sleep(0.05)  # polling interval of the condition
 
     def until_ready(self) -> float:
-        """Seconds until the launcher said that it is ready."""
+        """Seconds until the launcher printed that it is ready."""
         start = time.monotonic()
 
         def settled() -> bool:
@@ -96,7 +96,7 @@ class Running:
                 return error.code, json.load(error)
 
     def complete(self) -> str:
-        """Text of a completion that must work in the end, however often it is refused before."""
+        """Text of a completion, which is retried while it is refused."""
         body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
         texts: list[str] = []
 
@@ -104,7 +104,7 @@ class Running:
             try:
                 status, answer = self.post("/v1/completions", body)
             except OSError:
-                return False  # the gateway is not there
+                return False  # the gateway does not listen
             assert status in (200, 503), (status, answer)
             if status == 200:
                 texts.append(answer["choices"][0]["text"])
@@ -119,13 +119,13 @@ class Running:
         return self.process.wait(STOP_DEADLINE_S)
 
     def close(self) -> None:
-        """Leave nothing behind, whatever state the test left it in."""
+        """End all processes, in whatever state the test left them."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(STOP_DEADLINE_S)
 
     def story(self) -> str:
-        """What was printed and logged, for a failing test."""
+        """All output and logs, for a failing test."""
         logs = [
             f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:])
             for path in sorted((self.state / "log").glob("*.log"))
@@ -134,14 +134,14 @@ class Running:
 
 
 def outside() -> dict[str, str]:
-    """This environment, without any setting of ours."""
+    """This environment without any PageStream setting."""
     found = {k: v for k, v in os.environ.items() if not k.startswith("PAGESTREAM_")}
     found.pop("REDIS_URL", None)
     return found
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter for what a process does; X if there is none."""
+    """The kernel's letter for the state of a process; X if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -163,5 +163,5 @@ def forked_by(pid: int) -> int | None:
 
 
 def ready_lines(text: str) -> Sequence[str]:
-    """The lines that say that the launcher is ready."""
+    """The lines in which the launcher reports that it is ready."""
     return re.findall(r"^\[ *[\d.]+s\] ready: .*$", text, re.MULTILINE)

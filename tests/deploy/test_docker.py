@@ -1,4 +1,4 @@
-"""The compose file and the images agree with the code; building them is not a unit test's job."""
+"""The compose file and the images agree with the code; no image is built here."""
 
 import dataclasses
 import os
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text()
 
-# Addresses inside a container are the image's to choose.
+# The image chooses the addresses inside a container.
 FIXED = {
     "PAGESTREAM_HOST",
     "PAGESTREAM_PORT",

@@ -1,4 +1,4 @@
-"""The launcher with its real services: what a user sees, and what happens when something dies."""
+"""The launcher with its real services: its output, and restarts after deaths."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def running(shared: Running) -> Running:
-    """A launcher that is ready; the same one for all tests, as long as they leave it running."""
+    """A launcher that is ready; tests share it as long as they leave it running."""
     if shared.process.poll() is not None:
         shared.start()
     shared.until_ready()
@@ -185,7 +185,7 @@ def test_a_killed_launcher_takes_its_services_along_and_the_next_start_works(
     pids = running.pids()
     running.process.kill()
     running.process.wait(STOP_DEADLINE_S)
-    running.start()  # at once: it must cope with services that are still going away
+    running.start()  # at once, while services may still be ending
     running.until_ready()
     # Ready means the new worker, not the lease of the killed one that Redis still holds.
     assert "worker ready" in (running.state / "log" / "worker.log").read_text()
@@ -338,7 +338,7 @@ def test_a_model_that_is_away_for_a_while_costs_no_stream_and_for_good_ends_it(
     running.until_ready()
 
     def lose_the_model(run: Callable[[], None]) -> bytes:
-        """The end of a stream whose worker is killed when its model is gone."""
+        """Kill the worker after moving its model away; the end of its stream."""
         body = {"model": "model", "prompt": "Once", "max_tokens": 400, "ignore_eos": True}
         request = urllib.request.Request(
             f"{running.url}/v1/completions",

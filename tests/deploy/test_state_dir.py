@@ -1,4 +1,4 @@
-"""One launcher per state folder, and what a killed one leaves behind."""
+"""One launcher per state folder, and the remains of a killed one."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ def test_a_service_that_outlived_its_launcher_is_ended(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_start_waits_for_the_process_that_a_killed_spawner_had_forked(tmp_path: Path) -> None:
-    # The fork is in a group of its own, as those of the spawner are: nobody kills it here.
+    # The fork is in a process group of its own, as a spawner's is, and is not killed here.
     lines = (
         "import os, sys, time",
         "if os.fork() == 0:",

@@ -1,4 +1,4 @@
-"""What of a service's log is shown on the terminal."""
+"""The part of a service's log that the terminal shows."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A beam search as transformers selects, over what a worker reports: for tests of the worker."""
+"""A beam search that selects like transformers, over the candidates of a worker."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ def beam_sampling(
     early_stopping: EarlyStopping = EarlyStopping.ESTIMATED,
     **changes: object,
 ) -> SamplingParams:
-    """Beam search, with changes to what goes with it."""
+    """Sampling parameters of a beam search, with changes."""
     beams = BeamParams(width, length_penalty, early_stopping.value)
     return sampling(beams=beams, **changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """One that runs."""
+    """A running beam."""
 
     handle: int
     output: tuple[int, ...]
@@ -31,7 +31,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One that does not; ``score`` has its length in it."""
+    """A finished beam; ``score`` includes the length penalty."""
 
     output: tuple[int, ...]
     score: float
@@ -41,10 +41,10 @@ class BeamSearch:
     """One group of beams on a planner, selected in float32 as ``_beam_search`` does.
 
     Args:
-        planner: to speak to the worker through.
+        planner: to drive the worker with.
         group: its handles are ``100 * group`` and up.
         tokens: the prompt.
-        params: with beams.
+        params: of the beam search.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class BeamSearch:
         return {f"s{beam.handle}": length for beam in renamed}
 
     def take(self, result: StepResult) -> None:
-        """Select among the candidates that a result has for this group."""
+        """Select among a result's candidates for this group."""
         (found,) = (each for each in result.beams if each.group == self._group)
         self.candidates.append(found)
         length = len(self.running[0].output) + 1
@@ -158,7 +158,7 @@ class BeamSearch:
 
 
 def search(planner: Planner, *searches: BeamSearch) -> None:
-    """Run searches until all are over; prompts of new ones are computed in one chunk each."""
+    """Run searches to their ends; new prompts are computed in one chunk each."""
     new = [each for each in searches if not each.candidates]
     chunks = {f"s{each.running[0].handle}": len(each.tokens) for each in new}
     while going := [each for each in searches if not each.is_over]:

@@ -44,7 +44,7 @@ def make_worker(model_path: ModelPath) -> MakeWorker:
             "dtype": "float32",
             "device": "cpu",
             "num_blocks": 64,
-            "num_threads": 1,  # threads cost more than tiny models have to share
+            "num_threads": 1,  # more threads cost more than they gain with tiny models
             **settings,
         }
         worker = build_worker(WorkerSettings(**values))
@@ -69,7 +69,7 @@ def executor(llama: Worker) -> Executor:
 
 
 def poison(executor: Executor) -> None:
-    """Fill the pool with NaN: whoever reads what was never written shows it."""
+    """Fill the pool with NaN, so that a read of unwritten slots shows."""
     cache: LayerCache
     for cache in executor.memory.layers.values():
         cache.key.fill_(torch.nan)

@@ -11,7 +11,7 @@ PENALIZED = sampling(
     repetition_penalty=1.05,
     frequency_penalty=1.8,
     presence_penalty=-0.3,
-    # Few enough tokens are left that they come again.
+    # So few tokens are left that they repeat.
     logit_bias=tuple(TokenBias(token, 20.0) for token in range(100, 115)),
 )
 FILTERED = sampling(temperature=0.9, top_k=200, top_p=0.9, seed=6)

@@ -1,4 +1,4 @@
-"""An executor whose steps overlap, as they do on a GPU."""
+"""An executor with overlapping steps, as on a GPU."""
 
 from gpu_worker.step.begun_step import BegunStep
 from gpu_worker.step.executor import Executor

@@ -13,7 +13,7 @@ GREEDY = SamplingParams.greedy(64)
 
 
 def sampling(**changes: object) -> SamplingParams:
-    """Greedy, with changes."""
+    """Greedy sampling, with changes."""
     return replace(GREEDY, **changes)  # type: ignore[arg-type]
 
 
@@ -42,7 +42,7 @@ _ARRAYS = (
 
 
 def step_plan(step: int, **fields: object) -> StepPlan:
-    """A plan that does nothing but what is said."""
+    """A plan that has only the given changes."""
     values: dict[str, object] = {
         "now_ms": 0,
         "requests_cursor": "0-0",
@@ -57,7 +57,7 @@ def step_plan(step: int, **fields: object) -> StepPlan:
 
 @dataclass(slots=True)
 class Known:
-    """What the planner remembers of a sequence."""
+    """The planner's record of a sequence."""
 
     num_tokens: int
     num_computed: int
@@ -69,7 +69,7 @@ class Known:
 
 
 class Planner:
-    """Drives an executor; hands out blocks in random order, and copies shared ones on write."""
+    """Drives an executor; allocates blocks in random order, and copies shared ones on write."""
 
     def __init__(self, executor: Executor, seed: int = 0) -> None:
         self.executor = executor
@@ -95,7 +95,7 @@ class Planner:
         like: int | None = None,
         num_computed: int = 0,
     ) -> None:
-        """Part of the next plan; the first ``num_computed`` tokens are in blocks of ``like``."""
+        """Admit in the next plan; the first ``num_computed`` tokens are in blocks of ``like``."""
         blocks = [] if like is None else self.known[like].blocks[: num_computed // self._block_size]
         num_more = -(-len(tokens) // self._block_size) - len(blocks)
         blocks += [self._free.pop() for _ in range(num_more)]
@@ -113,14 +113,14 @@ class Planner:
         )
 
     def retire(self, handle: int) -> Known:
-        """Part of the next plan; the blocks are free at once."""
+        """Retire in the next plan; the blocks are free at once."""
         gone = self.known.pop(handle)
         self._free = [block for block in gone.blocks if not self._num_owners(block)] + self._free
         self._retired.append(handle)
         return gone
 
     def fork(self, parent: int, child: int, choice: int) -> None:
-        """Part of the next plan, in which the parent has to sample."""
+        """Fork in the next plan, in which the parent has to sample."""
         self._forks.append((parent, child, choice))
 
     def beams(
@@ -131,7 +131,7 @@ class Planner:
         parents: tuple[int, ...] = (),
         tokens: tuple[int, ...] = (),
     ) -> None:
-        """Part of the next plan; beams with parents get a chunk of one token by themselves."""
+        """Run beams in the next plan; beams with parents get a chunk of one token automatically."""
         self._beams.append(
             BeamStep(
                 group, ints(*handles), np.array(scores, np.float32), ints(*parents), ints(*tokens)

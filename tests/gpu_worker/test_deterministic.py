@@ -1,6 +1,6 @@
-"""On CPUs ``--deterministic`` gives a token the same logits however its sequence was computed.
+"""On CPUs ``--deterministic`` gives a token the same logits by decodes and by chunks.
 
-Where bfloat16 is multiplied by pairs that is so without it, too.
+With bf16 dot products the logits are the same without it as well.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ NUM_TOKENS = 40
 
 
 def last_logits(worker: Worker, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:
-    """Logits [V] behind the last token, computed in such chunks over blocks that stay the same."""
+    """Logits [V] after the last token, computed in the given chunks over fixed blocks."""
     executor, begin, rows = worker.executor, 0, torch.empty(0)
     whole = ragged([len(tokens)], [len(tokens)])
     for size in chunks:
@@ -57,7 +57,7 @@ def test_by_pairs_that_is_so_anyway(kind: str, make_worker: MakeWorker) -> None:
 
 
 def assert_same_in_chunks(worker: Worker) -> None:
-    """Some tokens decoded one by one end in the logits that they end in computed at once."""
+    """Assert that tokens decoded one by one end in the same logits as tokens computed at once."""
     assert recorded(worker) is not None  # a tape has the job as the backend described it
     tokens = torch.randint(4096, (NUM_TOKENS,), generator=torch.Generator().manual_seed(0))
     expected = last_logits(worker, tokens, [20] + [1] * 20)

@@ -1,4 +1,4 @@
-"""The worker on a GPU: the same tokens by every way, no waiting, and memory that is enough."""
+"""The worker on a GPU: the same tokens by every path, no waiting, and enough memory."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_in_virtual_memory_tokens_are_those_of_the_cpu(
     tmp_path: Path, backend: str, overlap: bool
 ) -> None:
     pytest.importorskip("cuda.bindings")
-    # 256 tokens of this one are a page of two megabytes.
+    # 256 tokens of this model are a page of two megabytes.
     path = tiny_model("llama", tmp_path, num_hidden_layers=8, head_dim=64)
     found = []
     for device, kv_memory in (("cpu", "paged"), ("cuda", "virtual")):

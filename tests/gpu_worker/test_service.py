@@ -30,7 +30,7 @@ async def stage() -> AsyncIterator[Stage]:
     await asyncio.wait_for(stage.task, 5)
 
 
-async def test_a_ready_worker_says_what_it_serves(stage: Stage) -> None:
+async def test_a_ready_worker_publishes_its_model(stage: Stage) -> None:
     await stage.instance()
     lease = await stage.lease()
     assert lease is not None
@@ -46,7 +46,7 @@ async def test_plans_of_an_epoch_that_names_the_worker_are_executed_in_order(
     assert await stage.results(3) == [(10, 1), (10, 2), (10, 3)]
 
 
-async def test_results_trim_the_log_below_what_the_plan_says(stage: Stage) -> None:
+async def test_results_trim_the_log_below_the_plans_entry(stage: Stage) -> None:
     await stage.start_epoch(10, await stage.instance())
     await stage.plan(10, 1)
     await stage.results(1)
@@ -56,9 +56,9 @@ async def test_results_trim_the_log_below_what_the_plan_says(stage: Stage) -> No
     assert await stage.results_now() == [(10, 2)]
 
 
-async def test_an_epoch_that_names_others_leaves_the_worker_idle(stage: Stage) -> None:
+async def test_an_epoch_without_the_worker_leaves_it_idle(stage: Stage) -> None:
     mine = await stage.instance()
-    await stage.start_epoch(10, "somebody else")
+    await stage.start_epoch(10, "another worker")
     await stage.plan(10, 1)
     await stage.quiet()
     assert stage.executor.steps == []
@@ -163,14 +163,14 @@ async def test_a_restarted_redis_makes_a_new_instance(
     mine = await stage.instance()
     stage.bus.server = "second"
     monkeypatch.setattr(stage.service._lease, "_due_s", 0.0)
-    await stage.start_epoch(10, "somebody else")  # wakes the loop
+    await stage.start_epoch(10, "another worker")  # wakes the loop
     await stage.instance(other_than=mine)
 
 
-async def test_the_lease_is_let_go_on_the_way_out(stage: Stage) -> None:
+async def test_the_lease_is_released_at_the_end(stage: Stage) -> None:
     await stage.instance()
     stage.service.stop()
-    await stage.start_epoch(10, "somebody else")  # wakes the loop
+    await stage.start_epoch(10, "another worker")  # wakes the loop
     await asyncio.wait_for(stage.task, 5)
     stage.clock.now_ms += 2
     assert await stage.lease() is None

@@ -31,7 +31,7 @@ class HeldStage:
     instance: str
 
     async def hold(self) -> None:
-        """Let it come to the second step."""
+        """Run until the second step computes."""
         for step in (1, 2, 3):
             await self.stage.plan(10, step)
         await self.stage.until(self.executor.began.is_set)
@@ -50,7 +50,7 @@ async def held() -> AsyncIterator[HeldStage]:
         await asyncio.wait_for(stage.task, 5)
 
 
-async def test_a_result_is_told_while_the_next_step_computes(held: HeldStage) -> None:
+async def test_a_result_is_appended_while_the_next_step_computes(held: HeldStage) -> None:
     await held.hold()
     assert await held.stage.results(1) == [(10, 1)]
     held.executor.release.set()
@@ -91,7 +91,7 @@ async def test_an_append_that_fails_in_a_step_makes_a_new_instance_when_it_is_ov
     assert held.executor.resets_while_held == 0
 
 
-async def test_the_loop_says_how_long_a_plan_that_was_there_waited(held: HeldStage) -> None:
+async def test_the_loop_measures_how_long_an_available_plan_waited(held: HeldStage) -> None:
     await held.hold()
     held.executor.release.set()
     await held.stage.results(3)
@@ -112,9 +112,7 @@ async def test_the_next_step_begins_without_the_loop(held: HeldStage) -> None:
 
 
 @pytest.mark.parametrize("why", ["refused", "failed"])
-async def test_what_lies_behind_a_step_that_fails_is_not_carried_out(
-    held: HeldStage, why: str
-) -> None:
+async def test_steps_after_a_failed_step_are_not_executed(held: HeldStage, why: str) -> None:
     await held.hold()
     await held.stage.quiet()  # the third plan is there, too
     held.executor.fail_once = PlanRefused("unknown") if why == "refused" else OSError("broken")
@@ -194,7 +192,7 @@ async def test_a_plan_that_comes_while_the_device_is_busy_is_begun_at_once(
     assert stage.observer.seen == [None, 0.0]  # the device had nothing to wait for
 
 
-async def test_without_a_next_plan_a_result_is_told_when_the_device_is_done(
+async def test_without_a_next_plan_a_result_is_appended_when_the_device_is_done(
     overlapping: DeviceStage,
 ) -> None:
     await overlapping.stage.plan(10, 1)
@@ -203,7 +201,7 @@ async def test_without_a_next_plan_a_result_is_told_when_the_device_is_done(
     assert await overlapping.stage.results(1) == [(10, 1)]
 
 
-async def test_nothing_is_forgotten_before_the_device_is_done(overlapping: DeviceStage) -> None:
+async def test_the_batch_is_kept_until_the_device_is_done(overlapping: DeviceStage) -> None:
     stage, device = overlapping.stage, overlapping.device
     started = encode(EpochStarted(20, "scheduler", (overlapping.instance,)))
     await stage.plan(10, 1)
@@ -226,7 +224,7 @@ async def test_nothing_is_forgotten_before_the_device_is_done(overlapping: Devic
     assert await stage.results(1) == [(20, 1)]
 
 
-async def test_a_refused_plan_ends_the_instance_when_the_step_before_is_told(
+async def test_a_refused_plan_ends_the_instance_after_the_step_before_is_appended(
     overlapping: DeviceStage,
 ) -> None:
     stage, device = overlapping.stage, overlapping.device

@@ -57,7 +57,7 @@ class FlakyBus(MemoryBus):
 
 @dataclass
 class FakeExecutor:
-    """Remembers what it was asked to do."""
+    """Records the plans that it gets."""
 
     steps: list[int] = field(default_factory=list)
     resets: int = 0
@@ -84,7 +84,7 @@ class FakeExecutor:
 
 
 class HeldExecutor(FakeExecutor):
-    """Computes on a thread, and one of its steps lasts until it is released."""
+    """Computes on a thread; one of its steps lasts until the test releases it."""
 
     def __init__(self, held_step: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class HeldExecutor(FakeExecutor):
 
 
 class DeviceStep:
-    """A step that lasts until the device is told to end it."""
+    """A step that lasts until the test ends it."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
@@ -122,7 +122,7 @@ class DeviceStep:
 
 
 class Device(FakeExecutor):
-    """Begins steps at once; each lasts until it is told to end."""
+    """Begins steps at once; each lasts until the test ends it."""
 
     def __init__(self, waiting: ThreadPoolExecutor) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Device(FakeExecutor):
 
 
 class Overheads:
-    """What the loop says of the time between steps."""
+    """Records the overheads that the loop measures between steps."""
 
     def __init__(self) -> None:
         self.seen: list[float | None] = []
@@ -169,7 +169,7 @@ class Overheads:
 
 
 class Stage:
-    """A worker at work, and the scheduler's side of the logs."""
+    """A running worker, and the scheduler's side of the logs."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class Stage:
         return None if value is None else decode_as(WorkerInfo, value)
 
     async def instance(self, other_than: str = "") -> str:
-        """Name of the worker once it is ready."""
+        """Instance of the worker once it is ready."""
         async with asyncio.timeout(5):
             while True:
                 lease = await self.lease()
@@ -247,13 +247,13 @@ class Stage:
         ]
 
     async def life(self) -> str:
-        """Of the worker that holds the lease."""
+        """Life of the worker that holds the lease."""
         lease = await self.lease()
         assert lease is not None
         return lease.life
 
     async def quiet(self) -> None:
-        """Return when the worker has done all that it may do: it waits, and so does its thread."""
+        """Wait until the worker and its thread have done all their work and wait."""
         loop = asyncio.get_running_loop()
         num_idle = 0
         async with asyncio.timeout(5):

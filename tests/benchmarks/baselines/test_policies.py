@@ -31,7 +31,7 @@ def _parts(use: MemoryUse) -> int:
 
 
 def _run(system: System, requests: Iterable[SimRequest]) -> tuple[list[int], int, int]:
-    """Requests in the order in which they end, tokens generated and most that ran at once."""
+    """Serve requests; their order of completion, generated tokens, and most running at once."""
     for request in requests:
         system.submit(request)
     ended: list[int] = []

@@ -1,4 +1,4 @@
-"""The script for machines with a GPU, as far as it goes without one."""
+"""The script for machines with a GPU, as far as it runs without one."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The kernel benchmark without a GPU: its tables, its statistics, and that all of it runs."""
+"""The kernel benchmark without a GPU: its tables, its statistics, and a run of tiny cases."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The worker benchmark without a GPU: what it counts, and that all of it runs on a tiny model."""
+"""The worker benchmark without a GPU: its counting, and a run on a tiny model."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ CEILINGS = Ceilings(copied_bytes_per_s=4e12, read_bytes_per_s=2e12, operations_p
 
 
 class Clock:
-    """Stands still unless it is moved."""
+    """A clock that tests move."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -106,7 +106,7 @@ def test_operations_are_those_that_torch_counts(tmp_path: Path) -> None:
     num_tokens = 7
     with FlopCounterMode(display=False) as counter:
         model(torch.arange(num_tokens)[None], logits_to_keep=1, use_cache=False)
-    # Eager attention computes all pairs of tokens, and we count those that see each other.
+    # Eager attention computes all pairs of tokens; the benchmark counts visible pairs.
     unseen = num_tokens * (num_tokens - 1) // 2 * LlamaWork(TINY, 4).decode(0, 1).operations
     rope = num_tokens * TINY.hidden // TINY.heads  # its angles may be a matrix product, too
     found = LlamaWork(TINY, 4).prefill(num_tokens).operations
@@ -298,7 +298,7 @@ def test_a_baseline_that_does_not_start_takes_no_other_with_it(
 def figures(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, list[dict[str, object]]]:
-    """All that a run on a tiny model finds. In fp32, where equal programs give equal tokens."""
+    """The results of a run on a tiny model, in float32, where equal programs give equal tokens."""
     file = tmp_path_factory.mktemp("worker") / "figures.json"
     flags = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--layer-kernels", "off"]
     done = subprocess.run(

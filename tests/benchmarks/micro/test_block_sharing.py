@@ -1,4 +1,4 @@
-"""What sharing saves: the arithmetic, and one live run whose outcome can be counted by hand."""
+"""Savings by sharing: the arithmetic, and one live run that can be counted by hand."""
 
 import asyncio
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The benchmark of choosing tokens, on the demo model."""
+"""The benchmark of sampling methods, on the demo model."""
 
 from rich.console import Console
 

@@ -1,4 +1,4 @@
-"""The random model is one that servers can read, the same whenever it is written."""
+"""The random model can be read by servers, and is the same for the same seed."""
 
 from pathlib import Path
 

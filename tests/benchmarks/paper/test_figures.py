@@ -1,4 +1,4 @@
-"""The figures of the papers: what is read off curves, what rows say, and that pages are written."""
+"""The figures of the papers: reading of curves, rows of tables, and written pages."""
 
 import math
 import subprocess

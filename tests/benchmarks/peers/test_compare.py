@@ -1,4 +1,4 @@
-"""Servers are compared by medians over all their runs, and by nothing that did not answer."""
+"""Servers are compared by medians over all their runs; failed ones are left out."""
 
 import io
 import subprocess

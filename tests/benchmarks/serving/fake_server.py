@@ -1,4 +1,4 @@
-"""A server that answers as it is told, byte by byte."""
+"""A server with scripted answers, byte by byte."""
 
 import asyncio
 import json
@@ -27,13 +27,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class FakeServer:
-    """Every request gets the same answer, in these pieces.
+    """Answers every request with the same pieces.
 
     A number among the pieces is a pause in seconds.
 
     Attributes:
         requests: bodies as they arrived.
-        most_at_once: connections that were open at the same time.
+        most_at_once: most connections that were open at the same time.
     """
 
     def __init__(self, pieces: Sequence[bytes | float]) -> None:

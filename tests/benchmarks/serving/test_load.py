@@ -1,4 +1,4 @@
-"""The load generator: what it reads from a server is what the server said, and when."""
+"""The load generator: its parsing of answers, and its times."""
 
 import asyncio
 import itertools
@@ -159,7 +159,7 @@ async def test_a_server_that_ends_early_is_not_measured() -> None:
 
 @pytest.fixture
 def fake_url() -> Iterator[str]:
-    """A fake server on a thread: the load comes from another process."""
+    """A fake server on a thread, because the load comes from another process."""
     started, stop = threading.Event(), asyncio.Event()
     server = FakeServer(ANSWER)
     loop = asyncio.new_event_loop()

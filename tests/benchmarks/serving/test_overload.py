@@ -1,4 +1,4 @@
-"""What an overload's figures mean, and how memory is looked at."""
+"""The figures of an overload, and the sampling of memory."""
 
 import os
 

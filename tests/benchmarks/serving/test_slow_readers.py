@@ -1,4 +1,4 @@
-"""Readers that take their time, and what is made of them."""
+"""Slow readers, and the faults that are reported about them."""
 
 import asyncio
 from argparse import Namespace

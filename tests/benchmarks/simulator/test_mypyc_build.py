@@ -1,4 +1,4 @@
-"""Compiled, the simulator and the scheduler core do exactly what their sources say."""
+"""Compiled by mypyc, the simulator and the scheduler core do the same as their sources."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ _HOW_FAST = ("wall_s", "times_faster_than_real")
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with compiled modules, made as quickly as can be: not optimized."""
+    """A folder with compiled modules, compiled quickly: not optimized."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None or importlib.util.find_spec("mypyc") is None:
         pytest.skip(f"there is no mypyc, or no C compiler {compiler}")
@@ -81,7 +81,7 @@ def test_without_a_compiler_it_says_so_and_leaves_nothing_behind(
 
 
 def test_a_command_says_that_it_runs_interpreted_where_nothing_was_compiled(tmp_path: Path) -> None:
-    """In a copy of the sources, whose place is part of what names a compiled folder."""
+    """Run in a copy of the sources, because their path is part of a compiled folder's name."""
     for package in ("benchmarks", "scheduler_svc", "shared"):
         shutil.copytree(ROOT / package, tmp_path / package)
     done = subprocess.run(

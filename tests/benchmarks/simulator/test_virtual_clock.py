@@ -1,4 +1,4 @@
-"""Runs on the virtual clock lose nothing, add nothing, and are the same again by seed."""
+"""Runs on the virtual clock lose nothing, add nothing, and are reproducible by seed."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def serve(
 def check_conservation(
     outcome: Outcome, asked: list[SimRequest], num_choices: int | None = 1
 ) -> None:
-    """Everybody is served with all tokens, in a possible order; memory has no holes."""
+    """Every request is served with all tokens, in a possible order; memory shares add up."""
     assert sorted(outcome.ids.tolist()) == [request.id for request in asked]
     by_id = {request.id: request for request in asked}
     for row, request_id in enumerate(outcome.ids.tolist()):
@@ -173,7 +173,7 @@ def test_the_least_loaded_is_the_one_with_the_fewest_requests() -> None:
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_work_is_what_a_worker_that_follows_plans_to_the_letter_computes(preemption: str) -> None:
-    """Tokens per step, against a worker that keeps every token of every block."""
+    """Work per step, against a worker that keeps every token of every block."""
     config = PageStreamConfig(
         block_size=8,
         max_num_sequences=32,

@@ -1,4 +1,4 @@
-"""Look-alikes have the published means and the shape of public data; traces are played as asked."""
+"""Look-alikes have the published means and the shape of public data; traces are played."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import pytest
 from benchmarks.simulator.workloads import Workload
 from shared.errors import SettingsError
 
-# Medians and 90th percentiles of the public lengths, and the means that were published.
+# Medians and 90th percentiles of the public lengths, and the published means.
 SHAPES = {
     "sharegpt-like": ((35, 507, 161.31), (271, 754, 337.99)),
     "alpaca-like": ((15, 32, 19.31), (44, 127, 58.45)),

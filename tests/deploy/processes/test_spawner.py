@@ -1,4 +1,4 @@
-"""The spawner with a small service, and with the real ones as far as the fork."""
+"""The spawner with a small service, and with the real ones up to the fork."""
 
 import os
 import re
@@ -55,7 +55,7 @@ def main(ready):
 
 
 class Spawned:
-    """``python -m deploy.processes.spawner`` and what it has said."""
+    """``python -m deploy.processes.spawner`` and its output."""
 
     def __init__(self, folder: Path, *words: str, environ: dict[str, str] | None = None) -> None:
         self._log = folder / "log"
@@ -75,10 +75,10 @@ class Spawned:
         deadline = time.monotonic() + DEADLINE_S
         while not done():
             assert time.monotonic() < deadline, self.said()
-            time.sleep(0.01)  # between two looks; what is waited for is the condition
+            time.sleep(0.01)  # polling interval of the condition
 
     def serving(self, num: int = 1) -> int:
-        """Id of the ``num``-th process of the service, once it serves."""
+        """Process id of the service's ``num``-th process, once it serves."""
         self.until(lambda: len(self._pids()) >= num)
         return self._pids()[num - 1]
 
@@ -193,12 +193,12 @@ def test_a_process_with_threads_is_not_forked_and_becomes_the_service(
 def test_no_import_of_a_real_service_starts_a_thread_before_the_fork(
     spawn: Callable[..., Spawned], package: str
 ) -> None:
-    # As many threads as there are cores, wherever a library would start them.
+    # As many threads as there are cores, in any library that would start them.
     free = {name: "" for name in os.environ if name.endswith("_NUM_THREADS")}
     settings = {
         "PAGESTREAM_MODEL": str(REPOSITORY / "models" / "demo"),
         "PAGESTREAM_DEVICE": "cpu",
-        "REDIS_URL": "redis://127.0.0.1:1/0",  # nobody is there
+        "REDIS_URL": "redis://127.0.0.1:1/0",  # no server listens there
         KERNEL_CACHE: str(kernel_cache()),
     }
     spawned = spawn(package, environ=settings | free)

@@ -1,4 +1,4 @@
-"""A supervisor and real processes: shells that do what a service would."""
+"""A supervisor with real processes: shells that stand in for services."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ DEADLINE_S = 10.0
 
 
 class Harness:
-    """A supervisor whose clock only the test moves."""
+    """A supervisor with a clock that the test moves."""
 
     def __init__(self, folder: Path, script: str, grace_s: float, patience_s: float) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Harness:
             self.supervisor.tick(self.now)
 
     def until(self, kind: type[Event]) -> Event:
-        """Tick until an event of this kind, which is the last one, has come."""
+        """Tick until an event of this kind, which must be the last one, has come."""
         seen = len(self.events)
         self.tick_until(lambda: any(isinstance(e, kind) for e in self.events[seen:]))
         return self.events[-1]

@@ -1,4 +1,4 @@
-"""A Redis of one's own is found on any machine, reads its data, and is out of others' reach."""
+"""The launcher's own Redis: found on any machine, reads its data, not reachable by other users."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from shared.errors import BusUnavailable, PageStreamError
 
 @pytest.fixture
 def on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder that is all of PATH."""
+    """A folder that is the whole of PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))
@@ -41,7 +41,7 @@ def install(folder: Path, banner: str, name: str = "redis-server") -> str:
 
 
 def write_data(folder: Path, header: bytes) -> None:
-    """What a server leaves at its first start."""
+    """Write the files of a server's first start."""
     (folder / "appendonlydir").mkdir(parents=True)
     (folder / "appendonlydir" / "appendonly.aof.1.base.rdb").write_bytes(header)
     (folder / "appendonlydir" / "appendonly.aof.manifest").write_text(
@@ -119,13 +119,13 @@ def test_data_whose_writer_is_not_known_are_given_to_the_first_server(
 
 @contextmanager
 def served(binary: str, endpoint: Endpoint, folder: Path) -> Iterator[None]:
-    """While entered, a server of this folder answers."""
+    """Run a server of this folder inside the block."""
     command = configure(binary, endpoint, folder)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         try:
             deadline = time.monotonic() + 10
             while not redis_is_ready(endpoint) and time.monotonic() < deadline:
-                time.sleep(0.01)  # between two looks; what is waited for is the condition
+                time.sleep(0.01)  # polling interval of the condition
             yield
         finally:
             server.terminate()

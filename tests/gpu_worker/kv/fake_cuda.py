@@ -1,4 +1,4 @@
-"""CUDA's driver as far as memory is concerned, without a GPU: it checks every call and notes it."""
+"""The memory calls of CUDA's driver without a GPU; checks and records every call."""
 
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -16,7 +16,7 @@ class Status(IntEnum):
 
 @dataclass
 class FakeDriver:
-    """Refuses what a real driver refuses; ``calls`` has what it was asked, in order.
+    """Refuses what a real driver refuses; ``calls`` has the calls in order.
 
     Attributes:
         most_handles: physical memory, in allocations.
@@ -109,20 +109,20 @@ class FakeDriver:
 
 
 class FakeEvent:
-    """Stands for all work that was queued when it was recorded last."""
+    """Marks the work that was queued when it was recorded last."""
 
     def __init__(self, driver: FakeDriver) -> None:
         self._driver = driver
 
     def record(self) -> None:
-        """Work is queued."""
+        """Queue work."""
         assert self not in self._driver.unfinished, (
             "somebody may have to wait for what it stood for"
         )
         self._driver.unfinished.append(self)
 
     def synchronize(self) -> None:
-        """This work is done, and all before it."""
+        """Complete this work and all work before it."""
         unfinished = self._driver.unfinished
         if self in unfinished:
             del unfinished[: unfinished.index(self) + 1]

@@ -1,4 +1,4 @@
-"""Blocks that sequences share: forks, copies on write, and prefixes that were computed before."""
+"""Blocks that sequences share: forks, copies on write, and cached prefixes."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def llama(request: pytest.FixtureRequest, make_worker: MakeWorker) -> Worker:
 def alone(
     executor: Executor, tokens: list[int], params: SamplingParams, choice: int = 0
 ) -> list[int]:
-    """What a sequence generates that shares nothing."""
+    """The output of a sequence that shares nothing."""
     executor.reset()
     planner = Planner(executor, seed=1)
     planner.admit(1, tokens, params, choice=choice)

@@ -1,4 +1,4 @@
-"""Mapping on CPUs: the system's own word on what is where."""
+"""Mapping on CPUs, checked by the operating system's own records."""
 
 import gc
 import os
@@ -24,7 +24,7 @@ def at(memory: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def is_readable(memory: torch.Tensor) -> bool:
-    """Whether the system can read the first byte; asks it, since a wrong read would be the end."""
+    """Whether the system can read the first byte; a direct read could end the process."""
     receiver, sender = os.pipe()
     try:
         return os.write(sender, memory[:1].numpy()) == 1
@@ -82,16 +82,16 @@ def test_addresses_are_plenty_and_cost_nothing() -> None:
 
 
 def test_everything_goes_with_the_last_tensor() -> None:
-    gc.collect()  # what earlier tests have left
+    gc.collect()  # frees tensors of earlier tests
     before = num_areas()
     mapper = make()
     mapper.map(0, 0, 1)
     mapper.map(2, 1, 1)
     view = at(mapper.space, 2).view(torch.float32)
-    assert num_areas() == before + 3  # the pool is one
+    assert num_areas() == before + 3  # the pool is one mapping
     del mapper
     gc.collect()
-    view.fill_(1.0)  # still there
+    view.fill_(1.0)  # still mapped
     assert num_areas() == before + 2
     del view
     gc.collect()

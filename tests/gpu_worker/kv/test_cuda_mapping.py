@@ -62,7 +62,7 @@ def test_nothing_is_unmapped_while_work_may_read_it() -> None:
     mapper.map(0, 1, 2)
     mapper.mark_queued()
     mapper.begin_step()
-    mapper.map(2, 3, 1)  # nothing was there: no reason to wait
+    mapper.map(2, 3, 1)  # no block was mapped there: no reason to wait
     assert driver.unfinished
     mapper.map(1, 4, 1)
     assert not driver.unfinished
@@ -96,7 +96,7 @@ def test_what_the_running_step_reads_stays_though_its_sequence_is_gone_already()
     ranges = MappedRanges(mapper, num_ranges=3, max_blocks=4, num_blocks=NUM_BLOCKS)
     ranges.map_tables(np.array([0]), np.array([[1, 2]], np.int32), np.array([2]))
     mapper.mark_queued()
-    ranges.keep(np.zeros(3, np.bool_))  # the next step begins, and its preparation comes late
+    ranges.keep(np.zeros(3, np.bool_))  # the next step begins, and premapping comes late
     ranges.premap(np.array([0]), np.array([[3, 4, 5]], np.int32), np.array([3]))
     assert seen(driver, mapper) == {0: 1, 1: 2, 2: 5}
     assert ranges.num_in_use == 0

@@ -1,4 +1,4 @@
-"""Which block is mapped where: what is skipped, kept, shared, given back, and what errors leave."""
+"""Mapped ranges: what is skipped, kept, shared, unmapped, and the state after errors."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ NUM_BLOCKS = 64
 
 
 class NotedMapper:
-    """Maps in a dictionary; refuses the blocks that it is told to refuse."""
+    """Maps in a dictionary; refuses the given blocks."""
 
     pool = space = torch.empty(0)
 
@@ -47,20 +47,20 @@ class NotedMapper:
         pass
 
     def areas(self) -> int:
-        """What a system would keep: neighbours whose blocks are neighbours are one."""
+        """Mappings of a system: a run of consecutive blocks is one."""
         joined = sum(self.found.get(place - 1, -9) == b - 1 for place, b in self.found.items())
         return len(self.found) - joined
 
 
 class Ranges(MappedRanges):
-    """Ranges that follow tables given as lists, by slot."""
+    """Ranges that map tables given as lists, by slot."""
 
     def __init__(self, mapper: NotedMapper, num_ranges: int = 100) -> None:
         super().__init__(mapper, num_ranges, MAX_BLOCKS, NUM_BLOCKS)
         self.mapper = mapper
 
     def see(self, **tables: list[int]) -> list[tuple[int, int, int]]:
-        """Follow tables as ``s<slot>=[blocks]``; what was mapped: place, block, count."""
+        """Map tables ``s<slot>=[blocks]``; the calls: place, block, count."""
         self.mapper.calls.clear()
         slots, padded, lengths = expected(**tables)
         self.map_tables(slots, padded, lengths)
@@ -70,7 +70,7 @@ class Ranges(MappedRanges):
         return self.mapper.calls
 
     def at(self, slot: int) -> list[int]:
-        """What the mapper says is mapped in a range; -1: nothing."""
+        """Blocks in a range by the mapper's record; -1: none."""
         first = slot * MAX_BLOCKS
         return [self.mapper.found.get(first + column, -1) for column in range(MAX_BLOCKS)]
 
@@ -159,13 +159,13 @@ def test_ranges_that_nobody_uses_give_their_mappings_back_when_they_run_out() ->
     ranges.see(s1=[2, 4, 6])
     ranges.see(s2=[7])
     ranges.keep_only(0, 2)
-    ranges.see(s2=[7, 9, 11])  # slot 0 waits longer, but slot 1 has no sequence
+    ranges.see(s2=[7, 9, 11])  # slot 0 is unused for longer, but slot 1 has no sequence
     assert ranges.at(1) == [-1] * MAX_BLOCKS
     assert ranges.at(0)[:3] == [1, 3, 5]
     ranges.see(s3=[20, 22, 24])
     assert ranges.at(0) == [-1] * MAX_BLOCKS
     ranges.keep_only(0, 2, 3)
-    ranges.see(s0=[1, 3, 5])  # it is mapped again as if nothing had happened
+    ranges.see(s0=[1, 3, 5])  # it is mapped again
 
 
 def test_more_mappings_than_the_system_allows_are_an_error_with_the_numbers() -> None:
@@ -176,7 +176,7 @@ def test_more_mappings_than_the_system_allows_are_an_error_with_the_numbers() ->
     assert mapper.areas() <= 14
     ranges.keep_only()
     ranges.see(s0=[1, 3, 5, 7])
-    ranges.see(s0=[1, 2, 3, 4, 5, 6, 7, 8])  # neighbours take one area
+    ranges.see(s0=[1, 2, 3, 4, 5, 6, 7, 8])  # consecutive blocks take one mapping
 
 
 def expected(**tables: list[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

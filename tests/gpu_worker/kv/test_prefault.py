@@ -1,4 +1,4 @@
-"""A pool's pages are taken ahead of need, and hold what they held."""
+"""Prefaulting takes a pool's pages ahead of need, and keeps their contents."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""Mapping for the next plan while one computes: what it saves, and that it never shows."""
+"""Premapping the next plan while a step computes: what it saves, and that it changes no token."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ def executor(worker: Worker) -> Iterator[Executor]:
 
 
 class Recording(Planner):
-    """Keeps the plans that it makes."""
+    """A planner that keeps its plans."""
 
     plans: list[StepPlan]
 
@@ -59,7 +59,7 @@ class Recording(Planner):
 
 
 def history(executor: Executor, seed: int = 0) -> tuple[list[StepPlan], list[list[int]]]:
-    """Plans with chunks, forks, a prefix and slots that change hands; tokens of each step."""
+    """Plans with chunks, forks, a prefix and reused slots; tokens of each step."""
     planner = Recording(executor, seed)
     planner.plans = []
     planner.admit(1, prompt(21), DRAWN)
@@ -83,7 +83,7 @@ def history(executor: Executor, seed: int = 0) -> tuple[list[StepPlan], list[lis
 def replay(
     executor: Executor, plans: list[StepPlan], premapped: Callable[[int], StepPlan | None]
 ) -> tuple[list[list[int]], list[int]]:
-    """Tokens of each step, and how many mappings each step made itself."""
+    """Tokens of each step, and how many blocks each step mapped itself."""
     memory = executor.memory
     assert isinstance(memory, VirtualMemory)
     mapper, calls, computes = memory._mapper, [0], threading.get_ident()
@@ -120,7 +120,7 @@ def test_a_premapped_plan_has_hardly_anything_left_to_map(executor: Executor) ->
         executor, plans, lambda step: plans[step] if step < len(plans) else None
     )
     assert same == found == tokens
-    # A copy on write takes the place of a block that the step before still uses.
+    # A copy on write replaces a block that the step before still uses.
     left = [
         count
         for count, plan in zip(with_it[1:], plans[1:], strict=True)
@@ -189,7 +189,7 @@ def test_overlapped_mapping_time_is_distinguished_from_waiting_time(executor: Ex
 
 @dataclass
 class NotedExecutor:
-    """Remembers which steps were premapped."""
+    """Records the steps that were premapped."""
 
     premapped: list[int] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""Blocks that go to the host pool and come back."""
+"""Swapping: blocks go to the host pool and come back."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def layer_shapes(*dtypes: torch.dtype) -> list[LayerShape]:
-    """Layers that differ in all they may differ in."""
+    """Layers that differ in every field of their shapes."""
     return [
         LayerShape(torch.nn.Identity(), 1 + index, 16 * (2 - index), dtype, AttentionParams(1.0))
         for index, dtype in enumerate(dtypes)
@@ -47,7 +47,7 @@ def contents(memory: PagedMemory) -> list[torch.Tensor]:
 
 
 def assert_holds(memory: PagedMemory, before: list[torch.Tensor], origin: dict[int, int]) -> None:
-    """Each block holds what ``origin`` held before; others hold what they held."""
+    """Assert that each block holds what ``origin`` held before, and others are unchanged."""
     for now, then in zip(contents(memory), before, strict=True):
         sources = [origin.get(block, block) for block in range(len(now))]
         assert torch.equal(now, then[sources])
@@ -111,7 +111,7 @@ def llama(request: pytest.FixtureRequest, make_worker: MakeWorker) -> Worker:
 
 
 def alone(executor: Executor, tokens: list[int], choice: int = 0) -> list[int]:
-    """What a sequence generates that is left alone."""
+    """The output of a sequence that is never swapped."""
     executor.reset()
     planner = Planner(executor, seed=1)
     planner.admit(1, tokens, DRAWN, choice=choice)
@@ -147,7 +147,7 @@ def test_a_swapped_sequence_goes_on_under_its_handle(executor: Executor, length:
     out = {"swap_out_device": ints(*gone), "swap_out_host": hosts}
     assert executor.execute(step_plan(6, retired=ints(1), **out)).num_batched_tokens == 0
     poison(executor)
-    # The last token is not computed yet: it may need a block that nothing comes to.
+    # The last token is not computed yet: it may need a block that no swap fills.
     blocks = list(range(40, 40 + -(-len(tokens) // 8)))
     plan = step_plan(
         7,

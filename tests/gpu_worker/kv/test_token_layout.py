@@ -1,4 +1,4 @@
-"""Tokens one after the other, and blocks that are whole pages."""
+"""Consecutive tokens, and blocks that are whole pages."""
 
 import pytest
 import torch

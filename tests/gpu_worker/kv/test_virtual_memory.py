@@ -1,4 +1,4 @@
-"""A worker whose sequences lie in addresses of their own: the same tokens, and what it keeps."""
+"""A worker with virtual memory: the same tokens, and its use of memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -50,7 +50,7 @@ def in_use(executor: Executor) -> int:
 
 
 def mixed(executor: Executor) -> list[list[int]]:
-    """Chunks, forks, a cached prefix and slots that change hands; outputs of all sequences."""
+    """Chunks, forks, a cached prefix and reused slots; outputs of all sequences."""
     planner = Planner(executor)
     planner.admit(1, prompt(45), DRAWN)
     planner.fork(1, 2, 1)

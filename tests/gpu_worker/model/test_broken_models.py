@@ -1,4 +1,4 @@
-"""Models whose files are not what they should be: refused at once, with what is wrong."""
+"""Models with wrong files: refused at once, with the reason."""
 
 import json
 import socket
@@ -31,7 +31,7 @@ def load(folder: Path, **settings: Any) -> RaggedModel:
 
 
 def with_weights(folder: Path, change: Callable[[Tensors], None]) -> Path:
-    """A tiny Llama whose tensors were changed."""
+    """A tiny Llama with changed tensors."""
     path = tiny_model("llama", folder)
     file = path / "model.safetensors"
     tensors = load_file(file)
@@ -95,7 +95,7 @@ def test_weights_that_are_no_numbers_are_named(bad: float, dtype: str, tmp_path:
 
 def test_large_weights_are_numbers(tmp_path: Path) -> None:
     def enlarge(tensors: Tensors) -> None:
-        tensors["model.norm.weight"][:] = 3e38  # whose sum is none
+        tensors["model.norm.weight"][:] = 3e38  # their sum is infinite
 
     load(with_weights(tmp_path, enlarge))
 

@@ -33,7 +33,7 @@ download(sys.argv[1])
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of a hub as one download needs."""
+    """The part of a hub that one download needs."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -64,7 +64,7 @@ class Hub(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Say nothing."""
+        """Log nothing."""
 
 
 def _entry(name: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Layers compiled by torch: the same tokens, or a word about why not."""
+"""Layers compiled by torch: the same tokens, or an error with the reason."""
 
 import shutil
 from pathlib import Path

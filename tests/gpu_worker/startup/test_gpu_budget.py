@@ -1,4 +1,4 @@
-"""How much of a GPU the KV pool gets: the arithmetic, and the step that is measured."""
+"""The KV pool's share of a GPU: the arithmetic, and the measured step."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is loaded before a worker is forked, and that no GPU is asked about then."""
+"""What is loaded before a worker is forked, without a call to CUDA."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 
 ROOT = Path(__file__).parents[3]
 
-# CUDA that was asked for anything cannot be used in a fork.
+# After any call to CUDA it cannot be used in a fork.
 CODE = """
 import json, sys, torch
 

@@ -1,4 +1,4 @@
-"""What GPUs run around the scheduler's plans, in Triton's interpreter; see tests/support."""
+"""GPU code around the scheduler's plans, in Triton's interpreter; see tests/support."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
     own = deviation(load(model_path("llama"), "bfloat16").eager_logits(TOKENS), exact)
     model, found = fused(model_path("llama"), "bfloat16")
     assert found.norms > 0
-    # The interpreter cuts float32 off where a GPU rounds it to bfloat16.
+    # The interpreter truncates float32 where a GPU rounds it to bfloat16.
     assert 0 < deviation(model.eager_logits(TOKENS), exact) < 2 * own
 
 
@@ -98,7 +98,7 @@ def test_a_name_alone_does_not_make_a_layer() -> None:
 def rotate_pairs(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Neighbours instead of halves."""
+    """Rotate neighbours instead of halves."""
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
 
     def turned(x: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ apply_rotary_pos_emb = rotate_pairs
 
 
 class Attention(nn.Module):
-    """Calls a function under the name that transformers uses."""
+    """An attention module that calls a function under the name that transformers uses."""
 
     head_dim = 8
 

@@ -1,7 +1,7 @@
-"""Nothing in a forward pass asks the device for a number: else no graph of it could be captured.
+"""No part of a forward pass reads a number from the device, which would prevent its capture.
 
-Tensors of the device ``meta`` have no contents, so whoever asks for them, or mixes them with
-tensors on the host, fails.
+Tensors of the device ``meta`` have no contents, so that reading them, or mixing them with tensors
+on the host, fails.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ META = torch.device("meta")
 
 
 class NoAttention:
-    """Leaves what kernels would write."""
+    """Attention without an output."""
 
     def attend(
         self,

@@ -25,7 +25,7 @@ def overlapping(executor: Executor) -> Planner:
 
 
 def outputs(planner: Planner) -> dict[int, list[int]]:
-    """Tokens of each sequence up to its end, and that nothing came after it."""
+    """Tokens of each sequence up to its end; asserts that there are none after it."""
     found: dict[int, list[int]] = {}
     ended: set[int] = set()
     for result in planner.results:
@@ -40,13 +40,13 @@ def outputs(planner: Planner) -> dict[int, list[int]]:
 def same_both_ways(
     executor: Executor, script: Callable[[Planner], None]
 ) -> tuple[Planner, Planner]:
-    """Two planners that went the same way, each in its order."""
+    """Run a script on two planners, one with and one without overlap."""
     planners = []
     for order in (one_after_the_other, overlapping):
         executor.reset()
         planner = order(executor)
         script(planner)
-        planner.step()  # so that the last result is there
+        planner.step()  # completes the last result
         planners.append(planner)
     first, second = (outputs(planner) for planner in planners)
     assert first.keys() == second.keys()
@@ -105,7 +105,7 @@ def test_what_was_computed_after_an_end_is_left_out(executor: Executor) -> None:
     assert over.known[1].output == plain.known[1].output
     for result in over.results:
         assert [entry.row for entry in result.logprobs] == list(range(len(result.handles)))
-    # It was computed once more, since nobody knew.
+    # It was computed once more, because its end was not known yet.
     assert sum(r.num_batched_tokens for r in over.results[:9]) > sum(
         r.num_batched_tokens for r in plain.results[:8]
     )

@@ -1,4 +1,4 @@
-"""Steps that are padded to a few sizes: nothing about them changes but their cost."""
+"""Steps that are padded to a few sizes give the same tokens."""
 
 from itertools import pairwise
 
@@ -18,7 +18,7 @@ from tests.support.models import SERVED
 
 
 class Noted:
-    """Runs steps, and notes their sizes."""
+    """Runs steps, and records their sizes."""
 
     def __init__(self, runner: StepRunner) -> None:
         self.seen: list[tuple[Bucket | None, int, int]] = []

@@ -1,4 +1,4 @@
-"""What a worker remembers of its longest steps, by which its lease outlives them."""
+"""The recent maximum of step times, by which a lease outlives its steps."""
 
 from typing import Any, cast
 
@@ -44,7 +44,7 @@ def test_smaller_values_take_the_place_of_a_larger_one() -> None:
 
 
 class _Executor:
-    """Each of its steps takes as long as it is told."""
+    """An executor with steps of given durations."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""The highest rate is found and is one; what is in the way is what was made to be in the way."""
+"""The search finds the highest rate, and names the bottleneck that a test has made."""
 
 import json
 from dataclasses import replace

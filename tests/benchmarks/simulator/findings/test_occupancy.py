@@ -1,4 +1,4 @@
-"""Following plans gives what looking at every running sequence would."""
+"""Counting by plans gives the same as a pass over every running sequence."""
 
 from itertools import product
 
@@ -17,7 +17,7 @@ _CASES = list(product(("recompute", "swap"), (1, 2, 3), (1, 3), (1, 16)))
 
 
 def _reserved(core: Scheduler) -> int:
-    """Slots of last blocks that a token of the same request will come to."""
+    """Slots of last blocks that a token of the same request will fill."""
     found: dict[int, int] = {}
     for group in core.running:
         final = group.num_prompt_tokens + group.max_output - 1

@@ -14,7 +14,7 @@ WORKER = FittedWorker(find_model("OPT-13B"), (0.01, 0.0, 0.0, 0.0), 1_600)
 
 
 def steps(*durations_ms: int | None) -> list[TimedStep]:
-    """One after the other, from some time on; None: not timed, half a second."""
+    """Consecutive steps from some time on; None: not timed, half a second."""
     found, now_ms = [], 1_700_000_000_123
     for duration_ms in durations_ms:
         seconds = None if duration_ms is None else duration_ms / 1_000

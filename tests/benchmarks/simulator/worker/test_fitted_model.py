@@ -1,4 +1,4 @@
-"""Costs that durations were made from are found again."""
+"""The fit finds the costs that durations were made from."""
 
 from dataclasses import replace
 from pathlib import Path

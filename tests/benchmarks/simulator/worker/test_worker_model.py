@@ -1,4 +1,4 @@
-"""Durations follow from data sheets: cases that can be worked out by hand."""
+"""Durations follow from data sheets: cases that can be computed by hand."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What rounding explains, and what it does not."""
+"""Deviations that rounding explains, and others."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from gpu_worker.model.check.deviation import Deviation, Outputs, judge, may_jump
 NUM_ROWS, WIDTH = 40, 256
 GROUPS = list(torch.arange(NUM_ROWS).chunk(4))
 EXACT = torch.randn(NUM_ROWS, WIDTH, generator=torch.Generator().manual_seed(3))
-EXACT[:, 7] *= 1000  # as a few channels of trained models are
+EXACT[:, 7] *= 1000  # as in trained models, where a few channels are large
 
 
 def rounded(seed: int, size: float = 1.0) -> torch.Tensor:
-    """With an error as that of the type, or some times as large."""
+    """With an error like that of the type, or a multiple of it."""
     noise = torch.randn(EXACT.shape, generator=torch.Generator().manual_seed(seed))
     return EXACT * (1 + size * 2**-8 * noise)
 
@@ -29,7 +29,7 @@ def verdict(
 
 
 def with_rows(found: torch.Tensor, rows: range, value: float = 1.0) -> torch.Tensor:
-    """The same, but that these rows are far off."""
+    """The same outputs, with these rows far off."""
     changed = found.clone()
     changed[list(rows)] += value * EXACT.roll(1, 0)[list(rows)]
     return changed

@@ -1,4 +1,4 @@
-"""What the worker refuses to serve, and that it says why."""
+"""Models that the worker refuses, and the reasons that it gives."""
 
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -30,13 +30,13 @@ def check_attention(
     block_size: int = 16,
     longest: int = MAX_MODEL_LEN,
 ) -> CheckResult:
-    """Of the model as it is."""
+    """Check paged attention of the model as it is."""
     check = ModelCheck(model, model.observe_layers(), longest)
     return check.attention(backend, PagedAllocator(block_size, CPU))
 
 
 class Careless(ReferenceBackend):
-    """A backend that overlooks one thing that a layer asks for."""
+    """A backend that ignores one parameter of a layer."""
 
     def __init__(self, overlooked: str) -> None:
         self._overlooked = overlooked
@@ -59,12 +59,12 @@ class Careless(ReferenceBackend):
 
 
 class Mistaken(ReferenceBackend):
-    """A backend that computes some rows of the last layer wrongly, their heads in reverse order.
+    """A backend that computes some rows of the last layer wrongly, with their heads reversed.
 
-    Of the last layer, so that no other row is wrong because of them.
+    It changes only the last layer, so that no other row is wrong because of these.
 
     Args:
-        where: these rows, or "scale".
+        where: the rows, or "scale".
         num_layers: of the model.
     """
 
@@ -146,7 +146,7 @@ def _build(kind: str, folder: Path, **changes: Any) -> Worker:
 
 
 def failing(model: RaggedModel, error: Exception) -> RaggedModel:
-    """The same, but that its forward fails."""
+    """The same model with a forward that fails."""
 
     def forward(*args: Any, **kwargs: Any) -> None:
         raise error

@@ -1,4 +1,4 @@
-"""Mistakes that the check at load has to find, in random models and in a trained one."""
+"""Planted bugs that the check at load has to find, in random models and in a trained one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,13 +32,13 @@ pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served
 CPU = torch.device("cpu")
 INSTEAD = "--layer-kernels off serves it with torch's"
 MAX_MODEL_LEN = 512
-# As the instruction of avx512_bf16 rounds, which subnormal numbers and sums of pairs show.
+# Rounds like the instruction of avx512_bf16; subnormal numbers and sums of pairs show it.
 AS_AVX512_BF16 = Instructions("as avx512_bf16", wide=True, dot=Dot.EMULATED)
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A model that was measured, and then got compiled layers."""
+    """A model with its check, made before its layers were fused."""
 
     model: RaggedModel
     check: ModelCheck
@@ -64,7 +64,7 @@ def checked(path: str, dtype: str, instructions: Instructions) -> Checked:
     params=["llama float32", "llama bfloat16", "gemma2 bfloat16", "real bfloat16"],
 )
 def subject(request: pytest.FixtureRequest, model_path: ModelPath) -> Checked:
-    """A model with compiled layers."""
+    """A model with fused layers."""
     kind, dtype = request.param.split()
     path = real_model_or_skip() if kind == "real" else model_path(kind)
     instructions = detect()
@@ -77,16 +77,16 @@ def subject(request: pytest.FixtureRequest, model_path: ModelPath) -> Checked:
 def test_a_model_without_mistakes_passes(subject: Checked) -> None:
     for result in (subject.check.layers(INSTEAD), subject.attention()):
         assert result.worst.passed
-        assert result.worst.severity < 0.8  # it is no close thing
+        assert result.worst.severity < 0.8  # passes with a margin
         assert result.error <= max(1.5 * result.own_error, 1e-4)
 
 
 class Faulty:
-    """A backend that makes one mistake in one layer.
+    """A backend with a bug in one layer.
 
     Args:
-        subject: whose backend makes no mistake.
-        mistake: attends instead, in that layer.
+        subject: has the correct backend.
+        mistake: attends instead of it, in that layer.
     """
 
     name = "faulty"
@@ -134,12 +134,12 @@ def rough_scale(attend: Any, query: Any, cache: Any, batch: Any, params: Any, ou
 
 def stale_block(attend: Any, query: Any, cache: Any, batch: Any, params: Any, out: Any) -> None:
     tables = batch.block_tables.clone()
-    tables[:, 1] = tables[:, 0]  # as if the second block had not been handed out yet
+    tables[:, 1] = tables[:, 0]  # as if the second block had not been allocated yet
     attend(query, cache, replace(batch, block_tables=tables), params, out)
 
 
 def short_context(attend: Any, query: Any, cache: Any, batch: Any, params: Any, out: Any) -> None:
-    """Of decodes only: their own token is not seen."""
+    """Decodes do not attend to their own token."""
     attend(query, cache, batch, params, out)
     lone = (batch.query_starts.diff() == 1) & (batch.context_lens > 1)
     if bool(lone.any()):
@@ -190,7 +190,7 @@ def replaced(parent: nn.Module, name: str, module: nn.Module) -> Iterator[None]:
 
 
 class WithEpsilon(nn.Module):
-    """A normalization by the root mean square, with an epsilon of its own."""
+    """An RMS norm with another epsilon."""
 
     def __init__(self, own: Any, epsilon: float) -> None:
         super().__init__()
@@ -208,8 +208,8 @@ def test_a_norms_epsilon_is_refused_where_it_matters(subject: Checked) -> None:
     epsilon = subject.model.config.rms_norm_eps
     with replaced(layer, "input_layernorm", WithEpsilon(norm, epsilon)):
         assert subject.check.layers(INSTEAD).worst.passed
-    # A trained model's embeddings are small. Gemma 2 normalizes again what attention returns, so
-    # that an epsilon in front of it changes hardly anything.
+    # A trained model's embeddings are small. Gemma 2 normalizes the output of attention again, so
+    # that an epsilon before it changes hardly anything.
     large = 100 * epsilon if subject.model.num_parameters > 1e8 else 0.1
     if subject.model.config.model_type == "gemma2":
         large = 30.0
