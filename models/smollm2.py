@@ -203,9 +203,9 @@ def _why_pip_failed(package: str, log: Path) -> CannotMake:
         return CannotMake(_disk_is_full(log.parent.parent))
     # Of a retry only the system's own words count: "Connection refused", "timed out".
     causes = [cause[1] for line in lines if (cause := _CAUSE_OF_RETRY.search(line))]
-    told = causes or [line for line in lines if line.startswith("ERROR")] or ["no reason given"]
+    reasons = causes or [line for line in lines if line.startswith("ERROR")] or ["no reason given"]
     return CannotFetch(
-        f"pip cannot get {package} from the package index ({told[0][:300]}); is there "
+        f"pip cannot get {package} from the package index ({reasons[0][:300]}); is there "
         "a network? pip's own settings (PIP_INDEX_URL, HTTPS_PROXY) count"
     )
 

@@ -132,13 +132,13 @@ def _attention(
 
 def _mapping_us(memory: KVMemory, placement: Placement) -> str:
     """Mapping time of a step if everything, nothing, or one block in sixteen sequences is new."""
-    nobody = np.zeros(len(placement.slots), np.bool_)
+    none_taken = np.zeros(len(placement.slots), np.bool_)
     rolled = np.roll(placement.block_tables, 1, axis=1)
     turns = [placement, replace(placement, block_tables=rolled)]
 
     def everything() -> None:
         turns.reverse()
-        memory.keep(nobody)
+        memory.keep(none_taken)
         memory.translate(turns[0])
 
     all_us = 1e6 * _median_s(everything)

@@ -7,7 +7,7 @@ from deploy.known_models import maker_command
 from deploy.options import find_model
 from shared.errors import SettingsError
 
-MODEL_HELP = "folder of a model, or a name that scripts/serve knows: demo, smollm2"
+MODEL_HELP = "folder of a model, or a known name: demo, smollm2"
 
 
 def model_folder(model: str) -> str:

@@ -73,7 +73,7 @@ def read_answer(answer: RawAnswer) -> StreamTimes:
     if not is_whole:
         raise StreamFailed("the stream ended without a reason and without [DONE]")
     if usage is None:
-        raise StreamFailed("the stream does not tell its usage")
+        raise StreamFailed("the stream has no usage")
     if not arrivals:
         raise StreamFailed("the stream has no text")
     prompt, output = usage["prompt_tokens"], usage["completion_tokens"]

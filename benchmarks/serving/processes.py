@@ -88,7 +88,7 @@ def redis_used_bytes(redis: Endpoint) -> int:
     """
     found = re.search(r"used_memory:(\d+)", redis_reply(redis, "INFO memory"))
     if found is None:
-        raise OSError("Redis does not say how much memory it uses")
+        raise OSError("Redis does not report its memory")
     return int(found[1])
 
 

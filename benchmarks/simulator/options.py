@@ -79,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--model", default="OPT-13B", help=f"one of {models}")
     add("--gpu", default="A100-40G", help=f"one of {gpus}")
     add("--tp", type=whole, default=1, metavar="N", help="GPUs that share the model")
-    add("--system", choices=SYSTEMS, default=PAGESTREAM, help="who serves")
+    add("--system", choices=SYSTEMS, default=PAGESTREAM, help="that serves")
     add("--seed", type=int, default=0, help="of all that is drawn")
     add("--block-size", type=whole, default=16, metavar="TOKENS")
     add("--max-num-sequences", type=whole, default=256, metavar="N")
@@ -87,7 +87,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=whole, metavar="TOKENS", help="longer requests are left out")
     add("--max-plans-in-flight", type=whole, default=2, metavar="N")
     add("--preemption", choices=[*Preemption], default=Preemption.AUTO)
-    add("--no-prefix-caching", action="store_true", help="blocks end with who refers to them")
+    add(
+        "--no-prefix-caching",
+        action="store_true",
+        help="free blocks as soon as they are unreferenced",
+    )
     add(
         "--calibration",
         choices=CALIBRATIONS,

@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument(
         "--duration", type=positive, default=3_600.0, help="seconds in which requests arrive"
     )
-    parser.add_argument("--stop", action="store_true", help="stop then, whoever is not served")
+    parser.add_argument("--stop", action="store_true", help="stop then, with requests unserved")
     parser.add_argument("--engines", type=whole, default=1, help="each with its own GPUs")
     parser.add_argument("--router", choices=_ROUTERS, default="round-robin")
     args = parser.parse_args()

@@ -186,7 +186,9 @@ def context_length(config: Any, wanted: int | None) -> int:
     limit, why = _longest_context(config)
     if limit is None:
         if wanted is None:
-            raise SettingsError("--max-model-len", "auto", "the model does not say; give a number")
+            raise SettingsError(
+                "--max-model-len", "auto", "its config.json has no limit; give a number"
+            )
         return wanted
     if wanted is None:
         if why:

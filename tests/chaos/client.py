@@ -43,7 +43,7 @@ class Outcome:
         num_gaps: tokens that an event counts as sent, and that were not received.
         num_resumed: connections after the first that had events.
         why: reason of its end, unless it is complete.
-        said: problems on the way.
+        problems: problems on the way.
     """
 
     ask: Ask
@@ -54,7 +54,7 @@ class Outcome:
     num_gaps: int = 0
     num_resumed: int = 0
     why: str | None = None
-    said: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -198,7 +198,7 @@ class Client:
             self.outcome.num_gaps += max(0, -excess)
 
     def _record_problem(self, what: str) -> None:
-        self.outcome.said.append(f"{time.monotonic():.2f} {what}")
+        self.outcome.problems.append(f"{time.monotonic():.2f} {what}")
 
 
 def _position(event_id: str, index: int) -> int:

@@ -101,13 +101,13 @@ class Probe:
 
     Args:
         key: the API key.
-        tell: called with every notable wait, and every first token.
+        report: called with every notable wait, and every first token.
     """
 
-    def __init__(self, gateways: list[_Gateway], key: str, tell: Callable[[Wait], None]) -> None:
+    def __init__(self, gateways: list[_Gateway], key: str, report: Callable[[Wait], None]) -> None:
         self._gateways = gateways
         self._headers = {"Authorization": f"Bearer {key}"}
-        self._tell = tell
+        self._report = report
         self._control = _Control()
         self.counts: dict[str, int] = {}
 
@@ -145,7 +145,7 @@ class Probe:
                 wait = Wait(
                     question, gateway.index, from_s, until_s, ran_s, queued_s, late_s, fault
                 )
-                self._tell(wait)
+                self._report(wait)
             await asyncio.sleep(pause_s)
 
     async def _live(self, gateway: _Gateway) -> str:

@@ -111,7 +111,7 @@ def failures(run: Run, expected: Mapping[str, Outcome], deaths: Sequence[str]) -
             times = outcome.arrivals_s
             lines += ["", f"{outcome.ask.key} id={outcome.request_id} {body}"]
             lines += [f"  sent at {times[0]:.2f}, last token at {times[-1]:.2f}"]
-            lines += [f"  {line}" for line in [*faults, *outcome.said]]
+            lines += [f"  {line}" for line in [*faults, *outcome.problems]]
             blows = [blow for blow in run.blows if times[0] - 1 < blow.at_s < times[-1] + 60]
             lines += [f"  blow: {blow}" for blow in blows[:_SHOWN_BLOWS]]
     return lines

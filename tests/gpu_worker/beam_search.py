@@ -64,7 +64,7 @@ class BeamSearch:
         self._chosen: list[tuple[int, int]] = []  # parent handle and token, by beam
         planner.admit(100 * group, tokens, params)
 
-    def say(self, *, with_parents: bool = True) -> None:
+    def plan_beams(self, *, with_parents: bool = True) -> None:
         """Put the beams into the next plan, in which they compute their last tokens."""
         parents, tokens = zip(*self._chosen, strict=True) if self._chosen else ((), ())
         if not with_parents:
@@ -163,7 +163,7 @@ def search(planner: Planner, *searches: BeamSearch) -> None:
     chunks = {f"s{each.running[0].handle}": len(each.tokens) for each in new}
     while going := [each for each in searches if not each.is_over]:
         for each in going:
-            each.say()
+            each.plan_beams()
         result = planner.step(**chunks)
         chunks = {}
         for each in going:

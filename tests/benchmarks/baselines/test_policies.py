@@ -80,7 +80,7 @@ def test_orca_tells_the_kinds_of_waste_apart() -> None:
     system.submit(_request(3, prompt=30, output=30))
     system.start(0.0)  # of 96 only one run of 64 can be had
     assert (system.num_running, system.num_waiting) == (2, 1)
-    assert system.memory().free == 0, "what nobody who waits can have is lost"
+    assert system.memory().free == 0, "slots that no waiting request can use are lost"
 
 
 def test_orca_admits_in_every_iteration_and_answers_each_request_when_it_is_complete() -> None:

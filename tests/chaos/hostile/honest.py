@@ -138,7 +138,7 @@ class HonestClients:
         if outcome.num_duplicates or outcome.num_gaps:
             seen.lost.append(f"{name}: {outcome.num_duplicates} repeated, {outcome.num_gaps} gaps")
         elif not outcome.is_complete:
-            what = f"{name}: {outcome.why} {outcome.said[-3:]}"
+            what = f"{name}: {outcome.why} {outcome.problems[-3:]}"
             late = outcome.why is not None and outcome.why.startswith(_LATE)
             (seen.ended if may_end and not late else seen.lost).append(what)
         elif not is_equal(outcome, expected):

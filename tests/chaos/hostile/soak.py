@@ -82,16 +82,16 @@ class HostileSoak:
 
     Args:
         folder: for logs and the report.
-        tell: called with a line of progress now and then.
+        show: called with a line of progress now and then.
 
     Raises:
         ValueError: there is no attack with this name.
     """
 
-    def __init__(self, folder: Path, plan: Plan, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, plan: Plan, show: Callable[[str], None]) -> None:
         self._folder = folder
         self._plan = plan
-        self._tell = tell
+        self._show = show
         self._draw = random.Random(plan.seed)
         self._keys = {name: f"{name}-{self._draw.getrandbits(128):032x}" for name in _TENANTS}
         names = [attack.name for attack in chosen(plan.attacks)]
@@ -134,7 +134,7 @@ class HostileSoak:
         honest = HonestClients(ports, keys, self._plan.seed, self._plan.num_requests)
         record.honest = honest.seen
         await honest.undisturbed()
-        self._tell("every answer came undisturbed; the attacks begin")
+        self._show("every answer came undisturbed; the attacks begin")
         record.calm_until_s = began_s = time.monotonic()
         number = 0
         while (passed_s := time.monotonic() - began_s) < 60 * self._plan.minutes:
@@ -145,7 +145,7 @@ class HostileSoak:
             record.outages = [
                 replace(outage, until_s=min(outage.until_s, now_s)) for outage in record.outages
             ]
-            self._tell(self._news())
+            self._show(self._news())
             number += 1
 
     async def _work(
@@ -218,11 +218,11 @@ class HostileSoak:
             else:
                 await _stopped(process)
             for line in waits.read_text().splitlines():
-                told = json.loads(line)
-                if "counts" in told:
-                    self.record.num_questions = told["counts"]
+                parsed = json.loads(line)
+                if "counts" in parsed:
+                    self.record.num_questions = parsed["counts"]
                 else:
-                    self.record.waits.append(Wait(**told))
+                    self.record.waits.append(Wait(**parsed))
 
     async def _watch_redis(self, cluster: Cluster) -> None:
         """Record the peak of Redis' memory."""

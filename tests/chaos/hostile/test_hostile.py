@@ -27,15 +27,15 @@ async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
     soak = HostileSoak(tmp_path / "soak", plan, lambda line: None)
     await soak.run()
 
-    record, told = soak.record, soak.report()
+    record, results = soak.record, soak.report()
     assert record.honest.answered > 0
     assert (record.honest.lost, record.honest.changed, record.accidents) == ([], [], [])
     assert {strike.name for strike in record.strikes} == {attack.name for attack in chosen(_CHEAP)}
     assert not any(strike.status == "500" for strike in record.strikes)
-    assert told["questions"]["live"] > 0
+    assert results["questions"]["live"] > 0
     assert 0 < record.redis_peak_bytes < record.redis_limit_bytes
-    assert len(told["samples"]) == 1
-    assert told["samples"][0]["left"] == ""
+    assert len(results["samples"]) == 1
+    assert results["samples"][0]["left"] == ""
 
 
 def test_every_attack_has_a_name_of_its_own_and_tells_what_it_does() -> None:
@@ -49,5 +49,5 @@ def test_an_attack_that_there_is_not_is_named() -> None:
 
 
 async def test_an_attacker_without_a_gateway_finds_its_connections_closed() -> None:
-    nobody = Attacker([1], "key", "127.0.0.66", random.Random(1))
-    assert await nobody.request("/v1/models") == Answer(CLOSED)
+    attacker = Attacker([1], "key", "127.0.0.66", random.Random(1))
+    assert await attacker.request("/v1/models") == Answer(CLOSED)

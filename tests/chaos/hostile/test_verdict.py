@@ -142,9 +142,9 @@ def test_ever_more_keys_are_a_leak(record: Record) -> None:
 def test_a_report_tells_first_tokens_undisturbed_from_those_under_attack(record: Record) -> None:
     record.outages.append(Outage("worker", 200.0, 210.0))
     record.waits += [wait("text", 60.0, 11.0), wait("text", 205.0, 30.0)]
-    told = report(record)["first_token_s"]
-    assert told["undisturbed"]["max"] == pytest.approx(0.3)
-    assert told["attacked"]["max"] == pytest.approx(11.0)
+    times = report(record)["first_token_s"]
+    assert times["undisturbed"]["max"] == pytest.approx(0.3)
+    assert times["attacked"]["max"] == pytest.approx(11.0)
     assert report(record)["attacks"] == {
         HOSTILE: {"400": 1, CLOSED: 1},
         UNUSUAL: {"200": 1},

@@ -135,7 +135,7 @@ class Soak:
             outcome = await one.run()
             self._count("answered", 1)
             if not outcome.is_complete or outcome.num_duplicates or outcome.num_gaps:
-                self.lost.append(f"{label}-{what.key}: {outcome.why} {outcome.said[-3:]}")
+                self.lost.append(f"{label}-{what.key}: {outcome.why} {outcome.problems[-3:]}")
 
     def _news(self) -> str:
         counts = ", ".join(f"{count} {what}" for what, count in sorted(self.counts.items()))

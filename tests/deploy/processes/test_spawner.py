@@ -68,13 +68,13 @@ class Spawned:
                 start_new_session=True,
             )
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self._log.read_text()
 
     def until(self, done: Callable[[], object]) -> None:
         deadline = time.monotonic() + DEADLINE_S
         while not done():
-            assert time.monotonic() < deadline, self.said()
+            assert time.monotonic() < deadline, self.output()
             time.sleep(0.01)  # polling interval of the condition
 
     def serving(self, num: int = 1) -> int:
@@ -83,7 +83,7 @@ class Spawned:
         return self._pids()[num - 1]
 
     def _pids(self) -> list[int]:
-        return [int(found) for found in re.findall(r"^serving (\d+)$", self.said(), re.MULTILINE)]
+        return [int(found) for found in re.findall(r"^serving (\d+)$", self.output(), re.MULTILINE)]
 
     def close(self) -> None:
         self.process.kill()
@@ -115,9 +115,9 @@ def test_a_killed_service_is_forked_again_and_the_log_says_how_long_it_was_away(
     os.kill(second, signal.SIGKILL)
     spawned.serving(3)
     assert spawned.process.poll() is None
-    assert spawned.said().count("died pid=") == 2
+    assert spawned.output().count("died pid=") == 2
     back = r'INFO +service back after_s=\d+\.\d+ predecessor="signal SIGKILL"'
-    assert len(re.findall(back, spawned.said())) == 2
+    assert len(re.findall(back, spawned.output())) == 2
 
 
 def test_a_service_told_to_end_without_its_spawner_is_forked_again_like_a_killed_one(
@@ -126,9 +126,9 @@ def test_a_service_told_to_end_without_its_spawner_is_forked_again_like_a_killed
     spawned = spawn("service", "serve")
     os.kill(spawned.serving(), signal.SIGTERM)
     spawned.serving(2)
-    assert "taken apart" not in spawned.said(), "its successor waits for that"
+    assert "taken apart" not in spawned.output(), "its successor waits for that"
     assert spawned.process.poll() is None
-    assert "heard 1" in spawned.said()
+    assert "heard 1" in spawned.output()
     spawned.process.send_signal(signal.SIGTERM)
     assert spawned.process.wait(DEADLINE_S) == 0
 
@@ -148,16 +148,16 @@ def test_a_signal_to_stop_is_heard_once_and_the_exit_code_is_the_services(
     pid = spawned.serving()
     assert os.getpgid(pid) == pid, "two signals at once may be heard as one"
     os.killpg(spawned.process.pid, number)  # as a terminal does
-    assert spawned.process.wait(DEADLINE_S) == 0, spawned.said()
-    assert "heard 1" in spawned.said()
-    assert "died" not in spawned.said()
+    assert spawned.process.wait(DEADLINE_S) == 0, spawned.output()
+    assert "heard 1" in spawned.output()
+    assert "died" not in spawned.output()
 
 
 def test_a_hangup_is_passed_on_and_ends_nothing(spawn: Callable[..., Spawned]) -> None:
     spawned = spawn("service", "serve")
     pid = spawned.serving()
     spawned.process.send_signal(signal.SIGHUP)
-    spawned.until(lambda: "reloaded" in spawned.said())
+    spawned.until(lambda: "reloaded" in spawned.output())
     assert alive(pid)
 
 
@@ -167,7 +167,7 @@ def test_an_end_that_a_fork_does_not_mend_ends_the_spawner_with_the_same_code(
 ) -> None:
     spawned = spawn("service", f"exit{code}")
     assert spawned.process.wait(DEADLINE_S) == code
-    assert "died" not in spawned.said()
+    assert "died" not in spawned.output()
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit1", 1), ("die", 128 + signal.SIGKILL)])
@@ -176,7 +176,7 @@ def test_a_service_that_never_gets_ready_is_left_to_whoever_started_the_spawner(
 ) -> None:
     spawned = spawn("service", how)
     assert spawned.process.wait(DEADLINE_S) == code
-    assert spawned.said().count("service died pid=") == 5
+    assert spawned.output().count("service died pid=") == 5
 
 
 def test_a_process_with_threads_is_not_forked_and_becomes_the_service(
@@ -184,7 +184,7 @@ def test_a_process_with_threads_is_not_forked_and_becomes_the_service(
 ) -> None:
     spawned = spawn("service", "threaded")
     assert spawned.serving() == spawned.process.pid
-    assert "there are threads" in spawned.said()
+    assert "there are threads" in spawned.output()
     spawned.process.terminate()
     assert spawned.process.wait(DEADLINE_S) == 0
 
@@ -206,7 +206,7 @@ def test_no_import_of_a_real_service_starts_a_thread_before_the_fork(
     maps = Path(f"/proc/{spawned.process.pid}/maps").read_text()
     assert ("libtorch" in maps) == (package == "gpu_worker")
     assert len(os.listdir(f"/proc/{spawned.process.pid}/task")) == 1
-    assert "there are threads" not in spawned.said()
+    assert "there are threads" not in spawned.output()
 
 
 @pytest.mark.parametrize("package", ["gpu_worker", "gateway", "scheduler_svc"])
@@ -215,4 +215,4 @@ def test_a_bad_setting_is_told_before_anything_is_imported_for_long(
 ) -> None:
     spawned = spawn(package, "--log-level", "loud")
     assert spawned.process.wait(DEADLINE_S) == 2
-    assert "--log-level='loud'" in spawned.said()
+    assert "--log-level='loud'" in spawned.output()

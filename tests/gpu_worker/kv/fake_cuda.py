@@ -116,9 +116,7 @@ class FakeEvent:
 
     def record(self) -> None:
         """Queue work."""
-        assert self not in self._driver.unfinished, (
-            "somebody may have to wait for what it stood for"
-        )
+        assert self not in self._driver.unfinished, "a waiting call may still need what it marked"
         self._driver.unfinished.append(self)
 
     def synchronize(self) -> None:

@@ -200,7 +200,7 @@ class NotedExecutor:
 async def test_what_comes_while_a_step_computes_is_handed_over_if_it_is_the_next_plan(
     redis_bus: RedisBus,
 ) -> None:
-    async def say(message: Message, step: int) -> None:
+    async def append(message: Message, step: int) -> None:
         await redis_bus.append(Append(KEYS.plans, [encode(message)], 1, step))
 
     executor = NotedExecutor()
@@ -208,7 +208,7 @@ async def test_what_comes_while_a_step_computes_is_handed_over_if_it_is_the_next
         premapper = Premapper(executor, thread)
         plans = PlanReader(redis_bus, KEYS.plans, EntryId(0, 0), 50)
         premapping = asyncio.create_task(premapper.premap_next(plans, 1))
-        await say(step_plan(2), 2)
+        await append(step_plan(2), 2)
         await premapping
         assert executor.premapped == [2]
         await premapper.premap_next(plans, 1)  # it is still there
@@ -216,7 +216,7 @@ async def test_what_comes_while_a_step_computes_is_handed_over_if_it_is_the_next
         await premapper.premap_next(plans, 7)
         entry = await plans.next()
         assert entry is not None
-        await say(EpochStarted(2, "s", ()), 3)
+        await append(EpochStarted(2, "s", ()), 3)
         await premapper.premap_next(plans, 2)
         assert executor.premapped == [2, 2]
         await plans.close()

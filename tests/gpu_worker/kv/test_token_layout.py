@@ -62,7 +62,7 @@ def test_every_element_has_a_byte_of_its_own(dtypes: tuple[torch.dtype, ...]) ->
         for shape in layers:
             for pool in (views[shape.module].key, views[shape.module].value):
                 number += 1
-                assert pool[token // 8, :, token % 8].eq(0).all(), "somebody else's bytes"
+                assert pool[token // 8, :, token % 8].eq(0).all(), "another token's bytes"
                 pool[token // 8, :, token % 8] = number % 100 + 1
     number = 0
     for token in range(32):

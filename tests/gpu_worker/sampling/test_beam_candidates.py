@@ -55,7 +55,7 @@ def test_candidates_are_the_likeliest_continuations(executor: Executor) -> None:
     chunks = {"s100": 9}
     for _ in range(5):
         running = found.running
-        found.say()
+        found.plan_beams()
         found.take(planner.step(**chunks))
         chunks = {}
     logprobs = torch.stack(

@@ -172,18 +172,18 @@ def test_beams_in_a_crowd_change_nothing(executor: Executor, reference: Any) -> 
     planner = Planner(executor)
     chunks = start(planner)
     first = BeamSearch(planner, 1, prompt(10, 1), beam_sampling(4, max_tokens=LENGTH))
-    first.say()
+    first.plan_beams()
     first.take(result := planner.step(s100=10, **chunks))
     assert result.handles.tolist() == [11, 12, 13, 14]
     assert [entry.row for entry in result.logprobs] == [2]
     second = BeamSearch(planner, 2, prompt(20, 2), beam_sampling(3, max_tokens=LENGTH))
     for chunk in (9, 8):
-        first.say()
+        first.plan_beams()
         first.take(result := planner.step(s200=chunk))
         assert [each.group for each in result.beams] == [1]
         assert result.num_batched_tokens == len(handles) + 4 + chunk
-    first.say()
-    second.say()
+    first.plan_beams()
+    second.plan_beams()
     first.take(result := planner.step(s200=3))
     second.take(result)
     search(planner, first, second)
@@ -205,7 +205,7 @@ def test_a_group_that_comes_back_goes_on_where_it_was(
     found = BeamSearch(planner, 1, tokens, beam_sampling(4, max_tokens=LENGTH))
     chunks = {"s100": 12}
     for _ in range(6):
-        found.say()
+        found.plan_beams()
         found.take(planner.step(**chunks))
         chunks = {}
     found.give_up()
@@ -214,7 +214,7 @@ def test_a_group_that_comes_back_goes_on_where_it_was(
         result = planner.step(**{name: size - 4 for name, size in chunks.items()})
         assert (result.handles.tolist(), result.beams) == ([], ())
         chunks = dict.fromkeys(chunks, 4)
-    found.say()
+    found.plan_beams()
     result = planner.step(**chunks)
     assert result.handles.tolist() == []
     found.take(result)

@@ -38,7 +38,7 @@ def test_the_pool_gets_what_everything_else_leaves_of_the_share() -> None:
 def test_nothing_left_names_the_setting_and_who_has_it(used: int) -> None:
     with pytest.raises(SettingsError) as raised:
         budget(used=used).num_blocks(2**20)
-    told = str(raised.value)
+    message = str(raised.value)
     assert raised.value.key == "--gpu-memory-utilization"
     for part in (
         "0.9",
@@ -47,9 +47,9 @@ def test_nothing_left_names_the_setting_and_who_has_it(used: int) -> None:
         f"besides {used / GIB - 16:.2f}",
         "step 3.00",
     ):
-        assert part in told, told
-    assert "CUDA graphs 1.00" in told
-    assert "--max-num-batched-tokens" in told
+        assert part in message, message
+    assert "CUDA graphs 1.00" in message
+    assert "--max-num-batched-tokens" in message
 
 
 def test_a_number_of_blocks_or_bytes_wins_over_the_share() -> None:

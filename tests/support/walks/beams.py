@@ -109,11 +109,11 @@ class Search:
         found.sort(key=lambda candidate: -candidate[0])
         return found[:count]
 
-    def advance(self, told: BeamCandidates) -> None:
+    def advance(self, result: BeamCandidates) -> None:
         """Apply a worker's result, which must be that of the running beams."""
         assert not self.is_over, "a search goes on behind its end"
         found = self.candidates()
-        columns = [told.parents, told.tokens, told.scores, told.flags]
+        columns = [result.parents, result.tokens, result.scores, result.flags]
         rows = list(zip(*(column.tolist() for column in columns), strict=True))
         expected = [(parent, beam.tokens[-1], beam.score, flag) for parent, beam, flag in found]
         assert rows == expected, f"round {self.num_rounds}: {rows} for {expected}"
@@ -130,21 +130,21 @@ class Search:
 
     def check_state(self, choices: Sequence[ChoiceState]) -> None:
         """Check that a RequestState has exactly the known state."""
-        told = [(c.output.tolist(), c.scores.tolist(), c.finish_reason) for c in choices]
+        result = [(c.output.tolist(), c.scores.tolist(), c.finish_reason) for c in choices]
         known = [(list(beam.tokens), list(beam.scores), "") for beam in self.running]
         known += [(list(f.beam.tokens), list(f.beam.scores), f.reason) for f in self.finished]
-        assert told == known, f"{told} for {known}"
+        assert result == known, f"{result} for {known}"
 
     def check_end(self, hypotheses: tuple[Hypothesis, ...]) -> None:
         """Check that a BeamsEnded has exactly the finished beams."""
         assert self.is_over, "a search ends before its end"
-        told = [
+        result = [
             (h.tokens.tolist(), h.scores.tolist(), h.score, h.finish_reason) for h in hypotheses
         ]
         known = [
             (list(f.beam.tokens), list(f.beam.scores), f.score, f.reason) for f in self.finished
         ]
-        assert told == known, f"{told} for {known}"
+        assert result == known, f"{result} for {known}"
 
     def _could_improve(self) -> bool:
         params = self.params

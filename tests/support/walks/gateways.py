@@ -106,7 +106,7 @@ class Gateways:
             assert len(lengths) <= 1, f"not all choices of client {number} grew: {lengths}"
         for candidates in result.beams:
             client = self._searches[candidates.group]
-            assert client.search is not None, "a state said that it has beams"
+            assert client.search is not None, "a state has beams for it"
             if not client.has_ended:
                 client.search.advance(candidates)
 

@@ -77,12 +77,12 @@ def test_who_comes_while_all_plans_are_in_flight_does_not_make_the_engine_idle(
     plan(1, 0)
     plan(2, 0)
     result(1)
-    plan(3, 4, Tick(2, "1-1", "5-0"))  # somebody came while steps 1 and 2 were in flight
+    plan(3, 4, Tick(2, "1-1", "5-0"))  # a request came while steps 1 and 2 were in flight
     result(2)
     plan(4, 9)
     result(3)
     result(4)
-    plan(5, 20, Tick(13, "1-1", "5-3"))  # nobody was left when the result of step 3 came
+    plan(5, 20, Tick(13, "1-1", "5-3"))  # no request was left when the result of step 3 came
     plan(6, 20)
     result(5)
     plan(7, 26)
