@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallQuotas
-from gateway.engine.client import Engine, EngineAway, EngineClient
+from gateway.engine.client import EngineClient
+from gateway.engine.engine_status import Engine, EngineAway
 from gateway.http.errors import ApiError, overloaded, shutting_down, unavailable, unknown_model
 from gateway.http.request_bodies import BodyReader
 from gateway.prompts.tokenization import PromptReader

@@ -1,16 +1,16 @@
 """The scheduler's loop: logs in, plans out, one epoch after the other."""
 
 import asyncio
-import dataclasses
 import math
 import time
 from collections.abc import Callable
 from uuid import uuid4
 
-from scheduler_svc.core.config import ProtocolError, SchedulerConfig
+from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.events import Stats
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.epoch import start_epoch
+from scheduler_svc.epoch_config import config_for, longest_step_s
 from scheduler_svc.lost_gateways import GatewayWatch
 from scheduler_svc.observer import Observer
 from scheduler_svc.outputs_history import History
@@ -48,7 +48,6 @@ _RETRY_S = 0.5
 _LOOK_S = 0.1  # for a worker that is to come
 _MAX_ENTRIES = 512
 _PRESSED_SHARE = 0.75  # of Redis' memory; gateways refuse new requests a little later
-_LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the worker is
 
 log = EventLog(__name__)
 
@@ -165,7 +164,7 @@ class SchedulerService:
 
     async def _serve(self, worker: WorkerInfo) -> None:
         """Plan for one worker until it is gone."""
-        config = self._config(worker)
+        config = config_for(self._settings, worker)
         # A worker that comes back under any name has only been silent: paused, or without Redis.
         # Its name may also be of before a restart of Redis: then it does nothing in this epoch,
         # and the next one finds that it is alive.
@@ -186,7 +185,7 @@ class SchedulerService:
         self._epoch_since_s = self._clock_s()
         self._epoch = epoch
         assert worker.kv is not None
-        self._progress.start(core, _longest_step_s(config))
+        self._progress.start(core, longest_step_s(config))
         self._observer.new_epoch(epoch, worker.kv, core)
         stalled_ms = self._progress.stalled_ms(core)
         await self._publish(EngineState.READY, "", epoch, stalled_ms=stalled_ms)
@@ -206,36 +205,6 @@ class SchedulerService:
         if self._draining.is_set():
             self._stopping.set()
             log.info("drained", requests_left=core.num_requests)
-
-    def _config(self, worker: WorkerInfo) -> SchedulerConfig:
-        assert worker.model is not None, "a ready worker says what it serves"
-        assert worker.kv is not None, "a ready worker says how large its pool is"
-        settings = self._settings
-        config = SchedulerConfig(
-            num_blocks=worker.kv.num_blocks,
-            block_size=worker.kv.block_size,
-            max_model_len=worker.model.max_model_len,
-            vocab_size=worker.model.vocab_size,
-            max_passing_steps=settings.max_passing_steps,
-            max_num_sequences=settings.max_num_sequences,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_plans_in_flight=settings.max_plans_in_flight,
-            num_watermark_blocks=int(settings.watermark * worker.kv.num_blocks),
-            outputs_retention=settings.outputs_retention,
-            outputs_retention_bytes=settings.outputs_retention_bytes,
-            prefix_caching=settings.prefix_caching,
-            tenants_share_prefixes=settings.prefix_sharing == "all",
-            num_host_blocks=worker.kv.num_host_blocks,
-            preemption=settings.preemption,
-            max_pinned_blocks=int(settings.max_pinned_share * worker.kv.num_blocks),
-            max_waiting_requests=settings.max_waiting_requests,
-            max_waiting_tokens=settings.max_waiting_tokens,
-            max_tenant_requests=settings.max_tenant_requests,
-            max_tenant_tokens=settings.max_tenant_tokens,
-            queue_ttl_ms=int(1e3 * settings.queue_ttl),
-            resume_window_ms=int(1e3 * settings.resume_window),
-        )
-        return _with_speeds(config, worker, settings.prefill_pause)
 
     async def _turn(self, core: Scheduler, epoch: int, history: History) -> None:
         """Read, apply, plan, append: one round trip each way."""
@@ -426,24 +395,3 @@ class SchedulerService:
         except BusUnavailable as error:
             log.warning("Redis is gone already", error=error)
         log.info("scheduler stopped")
-
-
-def _longest_step_s(config: SchedulerConfig) -> float:
-    """What a step of nothing but prompts takes, by the speed that the worker has measured."""
-    return config.max_num_batched_tokens * config.recompute_us_per_token / 1e6
-
-
-def _with_speeds(
-    config: SchedulerConfig, worker: WorkerInfo, prefill_pause_s: float
-) -> SchedulerConfig:
-    """With what preemption costs on this worker, and prompts, if it has measured that."""
-    if worker.speeds is None or worker.kv is None:
-        return config
-    tokens_per_s = worker.speeds.prefill_tokens_per_s
-    num_tokens = max(_LEAST_PROMPT_TOKENS, int(prefill_pause_s * tokens_per_s))
-    return dataclasses.replace(
-        config,
-        max_prompt_tokens=num_tokens if prefill_pause_s else 0,
-        recompute_us_per_token=1e6 / tokens_per_s,
-        swap_us_per_block=1e6 * worker.kv.bytes_per_block / worker.speeds.swap_bytes_per_s,
-    )

@@ -2,7 +2,7 @@
 
 from starlette.responses import JSONResponse, Response
 
-from gateway.engine.client import Engine
+from gateway.engine.engine_status import Engine
 from gateway.http.errors import ApiError, unavailable
 from gateway.service import Service
 

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from gateway.engine.client import Engine
+from gateway.engine.engine_status import Engine
 from gateway.http.call import MAX_KEY_CHARS, Call, call_of, caller_of, client_of, idempotency_key
 from gateway.http.errors import ApiError
 from gateway.openai.beam_parameters import beam_params

@@ -8,7 +8,7 @@ from typing import Any, overload
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.engine.client import Engine
+from gateway.engine.engine_status import Engine
 from gateway.engine.readiness import readiness, status_alone
 from gateway.http.call import caller_of
 from gateway.http.errors import MISSING_FIELD, ApiError, invalid_value, unknown_model

@@ -3,7 +3,7 @@
 import secrets
 
 from gateway.access.priorities import PriorityRange
-from gateway.engine.client import Engine
+from gateway.engine.engine_status import Engine
 from gateway.http.errors import invalid, invalid_value, too_long
 from gateway.openai.output_options import OutputOptions
 from gateway.openai.request_schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gateway.engine.client import Engine
+from gateway.engine.engine_status import Engine
 from gateway.http.errors import invalid_value
 from gateway.openai.output_options import OutputOptions
 from gateway.openai.request_schema import ChatBody, GenerationBody

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from scheduler_svc.explain.log_sources import from_bus, from_recording
-from scheduler_svc.explain.merged_logs import Logs, resolve, tell
+from scheduler_svc.explain.merged_logs import Logs, resolve, timeline_of
 from scheduler_svc.explain.redis_location import find_redis
-from scheduler_svc.explain.story import Story
+from scheduler_svc.explain.timeline import Timeline
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
 from shared.errors import PageStreamError, SettingsError
@@ -26,7 +26,7 @@ from shared.version import version
 
 
 def main() -> None:
-    """Print the story; exits with 1 if there is none, with 2 on bad settings."""
+    """Print the timeline; exits with 1 if there is none, with 2 on bad settings."""
     args = _parser().parse_args()
     flags = {} if args.engine_id is None else {"engine_id": args.engine_id}
     source = ""
@@ -38,13 +38,13 @@ def main() -> None:
             redis = find_redis(args.redis_url, args.state_dir, os.environ, args.port)
             source = f" (engine {engine_id}, Redis {redis})"
             logs = asyncio.run(_read(redis.url, engine_id))
-        story = tell(resolve(args.request_id, logs), logs)
+        timeline = timeline_of(resolve(args.request_id, logs), logs)
     except SettingsError as error:
         exit_with(error)
     except (PageStreamError, OSError) as error:
         print(f"error: {error}{source}", file=sys.stderr)
         sys.exit(1)
-    _show(as_json(story) if args.json else as_text(story))
+    _show(as_json(timeline) if args.json else as_text(timeline))
 
 
 def _show(text: str) -> None:
@@ -54,27 +54,27 @@ def _show(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def as_text(story: Story) -> str:
+def as_text(timeline: Timeline) -> str:
     """Lines for people, with times since the first event."""
-    zero_ms = story.events[0].when.at_ms if story.events else 0
-    lines = [f"request {story.request_id}"]
-    for event in story.events:
+    zero_ms = timeline.events[0].when.at_ms if timeline.events else 0
+    lines = [f"request {timeline.request_id}"]
+    for event in timeline.events:
         about = "~" if event.when.is_estimate else " "
         since_s = (event.when.at_ms - zero_ms) / 1e3
         lines.append(f"{about}{since_s:>+10.3f} s  {event.text}")
-    lines.append(f"At the end of the logs: {story.status}.")
-    if any(event.when.is_estimate for event in story.events):
+    lines.append(f"At the end of the logs: {timeline.status}.")
+    if any(event.when.is_estimate for event in timeline.events):
         lines.append("~ not earlier than this; nothing that is left of the logs tells it exactly.")
-    if story.unknown:
-        lines += ["Not known:", *(f"  * {what}" for what in story.unknown)]
+    if timeline.unknown:
+        lines += ["Not known:", *(f"  * {what}" for what in timeline.unknown)]
     return "\n".join(lines)
 
 
-def as_json(story: Story) -> str:
+def as_json(timeline: Timeline) -> str:
     """One JSON map for programs; times are milliseconds since 1970."""
     value: dict[str, Any] = {
-        "request_id": story.request_id,
-        "status": story.status,
+        "request_id": timeline.request_id,
+        "status": timeline.status,
         "events": [
             {
                 "kind": event.kind,
@@ -83,9 +83,9 @@ def as_json(story: Story) -> str:
                 "text": event.text,
                 **event.facts,
             }
-            for event in story.events
+            for event in timeline.events
         ],
-        "unknown": story.unknown,
+        "unknown": timeline.unknown,
     }
     return json.dumps(value, indent=2)
 

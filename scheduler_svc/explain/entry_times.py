@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from scheduler_svc.explain.story import When
+from scheduler_svc.explain.timeline import When
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.messages.outputs import RequestState, StepResult

@@ -1,89 +1,101 @@
-"""Everybody in the outputs log: who waits, who runs, and whose a handle is."""
+"""The load of an engine in its outputs log: requests that wait, that run, and their handles."""
 
 from dataclasses import dataclass
 
+from scheduler_svc.explain.timeline import listed
 from shared.codec import IntArray
-from shared.messages.outputs import RequestState, StepResult
+from shared.messages.outputs import RequestState
+from shared.outputs_log.events import Step
 
 
 @dataclass(slots=True)
-class _Member:
+class _Request:
     priority: int
     handles: dict[int, int]  # by choice that has not ended
     is_running: bool = False
 
 
-class Crowd:
+class LoadView:
     """Unfinished requests in the order of their acceptance."""
 
     def __init__(self) -> None:
-        self._members: dict[str, _Member] = {}
+        self._requests: dict[str, _Request] = {}
         self._by_handle: dict[int, str] = {}
 
-    def new_epoch(self) -> None:
-        """Whoever is unfinished will be named again."""
-        self._members.clear()
+    def drop_handles(self) -> None:
+        """Forget all requests: the handles are void, and states of unfinished ones will follow."""
+        self._requests.clear()
         self._by_handle.clear()
 
     def stated(self, state: RequestState) -> None:
-        """A request is accepted, taken over, or said once more."""
+        """Take the state of a request."""
         request_id = state.submit.request_id
         handles = {c.choice: c.handle for c in state.choices if not c.finish_reason}
-        known = self._members.get(request_id)
+        known = self._requests.get(request_id)
         if known is not None and known.handles == handles:
             return
         self.ended(request_id)
         if handles and all(handles.values()):
-            self._members[request_id] = _Member(state.submit.priority, handles)
+            self._requests[request_id] = _Request(state.submit.priority, handles)
             self._by_handle.update(dict.fromkeys(handles.values(), request_id))
 
-    def computed(self, result: StepResult) -> None:
-        """A step admitted some, and some have ended."""
-        for handle in result.admitted_handles.tolist():
+    def computed(self, step: Step) -> None:
+        """Take the admissions and the ends of a step."""
+        for handle, _ in step.admissions():
             if (request_id := self._by_handle.get(handle)) is not None:
-                self._members[request_id].is_running = True
-        for handle in result.handles[result.ended_rows].tolist():
+                self._requests[request_id].is_running = True
+        for row in step.ends:
+            handle = step.handles[row]
             if (request_id := self._by_handle.pop(handle, None)) is not None:
                 self._end_handle(request_id, handle)
 
     def choice_ended(self, request_id: str, choice: int) -> None:
-        """One of several choices is over."""
-        member = self._members.get(request_id)
-        if member is not None and choice in member.handles:
-            handle = member.handles[choice]
+        """Take the end of one of several choices."""
+        request = self._requests.get(request_id)
+        if request is not None and choice in request.handles:
+            handle = request.handles[choice]
             self._by_handle.pop(handle, None)
             self._end_handle(request_id, handle)
 
     def ended(self, request_id: str) -> None:
-        """A request is over."""
-        member = self._members.pop(request_id, None)
-        if member is not None:
-            for handle in member.handles.values():
+        """Take the end of a request."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            for handle in request.handles.values():
                 self._by_handle.pop(handle, None)
 
     def owners(self, handles: IntArray, unknown: str | None = None) -> set[str]:
-        """Whose sequences these are; ``unknown`` stands for whoever is not known by them."""
+        """Ids of the requests that have these handles; ``unknown`` for others."""
         found = {self._by_handle.get(handle, unknown) for handle in handles.tolist()}
         return {owner for owner in found if owner is not None}
 
     def ahead_of(self, request_id: str) -> list[str]:
-        """Who waits and is served before this one."""
-        mine = self._members[request_id].priority
+        """Ids of requests that wait and are admitted before this one."""
+        mine = self._requests[request_id].priority
         ahead: list[str] = []
         is_earlier = True
-        for other, member in self._members.items():
+        for other, request in self._requests.items():
             if other == request_id:
                 is_earlier = False
-            elif not member.is_running and (member.priority, not is_earlier) < (mine, True):
+            elif not request.is_running and (request.priority, not is_earlier) < (mine, True):
                 ahead.append(other)
         return ahead
 
     def running(self) -> list[str]:
-        """Who has been admitted."""
-        return [found for found, member in self._members.items() if member.is_running]
+        """Ids of requests that were admitted."""
+        return [found for found, request in self._requests.items() if request.is_running]
+
+    def queue_in_words(self, request_id: str) -> str:
+        """The requests ahead of it and those that run."""
+        ahead, running = self.ahead_of(request_id), self.running()
+        if not ahead and not running:
+            return "; nobody is ahead of it"
+        waiting = f"behind {len(ahead)} that wait ({listed(ahead)})" if ahead else ""
+        busy = f"beside {len(running)} that run ({listed(running)})" if running else ""
+        return "; " + ", ".join(part for part in (waiting, busy) if part)
 
     def _end_handle(self, request_id: str, handle: int) -> None:
-        member = self._members[request_id]
-        member.handles = {c: h for c, h in member.handles.items() if h != handle}
-        if not member.handles:
-            del self._members[request_id]
+        request = self._requests[request_id]
+        request.handles = {c: h for c, h in request.handles.items() if h != handle}
+        if not request.handles:
+            del self._requests[request_id]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.events import Preempted
-from scheduler_svc.explain.merged_logs import Logs, Planned, Said
+from scheduler_svc.explain.merged_logs import LoggedMessage, Logs, Planned
 from scheduler_svc.recording import BadRecording, EntryFrame, EpochFrame, PlanFrame, read_frames
 from scheduler_svc.replay import Replay, ReplayDiffers
 from shared.bus.api import START, Bus, Entry
@@ -14,8 +14,8 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode, decode_as
 from shared.errors import DecodeError
 from shared.messages.leases import EngineInfo
-from shared.messages.outputs import StepResult
 from shared.messages.plans import EpochStarted, StepPlan
+from shared.outputs_log.reader import check_output
 
 _PAGE = 1_000  # entries per read
 
@@ -32,10 +32,12 @@ async def from_bus(bus: Bus, engine_id: str) -> Logs:
     logs.requests = _messages(await _read_all(bus, keys.requests), logs)
     plans = _messages(await _read_all(bus, keys.plans), logs)
     logs.plans = [
-        Planned(said.at.epoch, said.message) for said in plans if isinstance(said.message, StepPlan)
+        Planned(logged.at.epoch, logged.message)
+        for logged in plans
+        if isinstance(logged.message, StepPlan)
     ]
-    logs.outputs = _messages(await _read_all(bus, keys.outputs), logs)
-    _tell_extent(logs)
+    logs.outputs = _messages(await _read_all(bus, keys.outputs), logs, are_outputs=True)
+    _note_extent(logs)
     return logs
 
 
@@ -53,7 +55,7 @@ def from_recording(path: Path) -> Logs:
             case EpochFrame():
                 epoch, replay = frame.fence.epoch, Replay(frame)
                 logs.block_size = frame.config.block_size
-                logs.outputs.append(Said(frame.fence, EpochStarted(epoch, "", ())))
+                logs.outputs.append(LoggedMessage(frame.fence, EpochStarted(epoch, "", ())))
             case EntryFrame() if epoch:
                 _add(frame, logs)
                 if replay is not None:
@@ -68,7 +70,7 @@ def from_recording(path: Path) -> Logs:
 def _add(frame: EntryFrame, logs: Logs) -> None:
     known = logs.requests if frame.log == "requests" else logs.outputs
     if not known or frame.entry.id > known[-1].at:  # a new epoch may read requests once more
-        known += _messages([frame.entry], logs)
+        known += _messages([frame.entry], logs, frame.log == "outputs")
 
 
 def _plan(frame: PlanFrame, epoch: int, replay: Replay | None, logs: Logs) -> Replay | None:
@@ -115,32 +117,24 @@ async def _read_all(bus: Bus, log: str) -> list[Entry]:
     return entries
 
 
-def _messages(entries: Iterable[Entry], logs: Logs) -> list[Said]:
+def _messages(
+    entries: Iterable[Entry], logs: Logs, are_outputs: bool = False
+) -> list[LoggedMessage]:
     found = []
     for entry in entries:
         for data in entry.messages:
             try:
                 message = decode(data)
-                if isinstance(message, StepResult):
-                    _check(message)
-                found.append(Said(entry.id, message))
+                if are_outputs:
+                    check_output(entry.id, message)
+                found.append(LoggedMessage(entry.id, message))
             except DecodeError as error:
                 logs.unknown.append(f"what the unreadable entry {entry.id} says: {error}")
     return found
 
 
-def _check(result: StepResult) -> None:
-    num_rows = len(result.handles)
-    if len(result.tokens) != num_rows or len(result.admitted_handles) != len(
-        result.admitted_computed
-    ):
-        raise DecodeError(f"step {result.step}: arrays of different lengths")
-    if any(not 0 <= row < num_rows for row in result.ended_rows.tolist()):
-        raise DecodeError(f"step {result.step}: rows {result.ended_rows.tolist()} of {num_rows}")
-
-
-def _tell_extent(logs: Logs) -> None:
-    """Say which parts of the logs are gone."""
+def _note_extent(logs: Logs) -> None:
+    """Note which parts of the logs are gone."""
     if not logs.requests:
         logs.unknown.append("what gateways said: requests is empty, or trimmed")
     else:

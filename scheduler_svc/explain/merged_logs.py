@@ -1,7 +1,7 @@
-"""The three logs of an engine, put into one order and told from one request's point of view. Pure.
+"""Merges the three logs of an engine into one order, for the timeline of one request. Pure.
 
-``outputs`` is the spine. What gateways said comes before the first entry that names a later
-cursor; a plan right before its result, so that the answers of the same turn come first.
+The order is that of ``outputs``. A command of ``requests`` comes before the first entry that names
+a later cursor. A plan comes right before its result, behind the answers of the same tick.
 """
 
 from collections import deque
@@ -11,21 +11,22 @@ from typing import NamedTuple
 
 from scheduler_svc.core.events import Preempted
 from scheduler_svc.explain.entry_times import Clock
-from scheduler_svc.explain.request_commands import Asked
-from scheduler_svc.explain.story import Story
-from scheduler_svc.explain.timeline import Chronicle
+from scheduler_svc.explain.request_commands import RequestCommands
+from scheduler_svc.explain.request_tracker import RequestTracker
+from scheduler_svc.explain.timeline import Timeline
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.errors import PageStreamError
-from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
+from shared.messages.outputs import RequestState, StepResult
 from shared.messages.plans import EpochStarted, StepPlan
+from shared.outputs_log.reader import OutputsReader, requests_cursor_of
 
 
 class RequestNotFound(PageStreamError):
-    """Nothing is known of the id, or it is the beginning of several."""
+    """The logs have no request of this id, or several whose ids begin so."""
 
 
-class Said(NamedTuple):
+class LoggedMessage(NamedTuple):
     """One message, with the id of its entry."""
 
     at: EntryId
@@ -50,9 +51,9 @@ class Logs:
         unknown: what is missing, in words.
     """
 
-    requests: list[Said] = field(default_factory=list)
+    requests: list[LoggedMessage] = field(default_factory=list)
     plans: list[Planned] = field(default_factory=list)
-    outputs: list[Said] = field(default_factory=list)
+    outputs: list[LoggedMessage] = field(default_factory=list)
     block_size: int | None = None
     unknown: list[str] = field(default_factory=list)
 
@@ -60,13 +61,13 @@ class Logs:
         """All requests that the logs name."""
         return {
             found
-            for said in (*self.requests, *self.outputs)
-            if (found := _request_id(said.message)) is not None
+            for logged in (*self.requests, *self.outputs)
+            if (found := _request_id(logged.message)) is not None
         }
 
 
 def resolve(given: str, logs: Logs) -> str:
-    """The one request whose id begins so, with or without the word that clients see before it.
+    """The one request whose id begins so, with or without the prefix that clients see.
 
     Raises:
         RequestNotFound: there is none, or there are several.
@@ -83,59 +84,47 @@ def resolve(given: str, logs: Logs) -> str:
     return found[0]
 
 
-def tell(request_id: str, logs: Logs) -> Story:
-    """A request's life, as far as the logs go."""
-    story = Story(request_id, unknown=list(logs.unknown))
-    teller = _Teller(story, logs)
-    for said in logs.outputs:
-        teller.take(said)
-    teller.finish()
-    return story
+def timeline_of(request_id: str, logs: Logs) -> Timeline:
+    """The timeline of a request, as far as the logs reach."""
+    timeline = Timeline(request_id, unknown=list(logs.unknown))
+    merger = _LogMerger(timeline, logs)
+    for logged in logs.outputs:
+        merger.take(logged)
+    merger.finish()
+    return timeline
 
 
-class _Teller:
-    def __init__(self, story: Story, logs: Logs) -> None:
-        self._chronicle = Chronicle(story, logs.block_size)
-        self._asked = Asked(story, self._chronicle)
+class _LogMerger:
+    def __init__(self, timeline: Timeline, logs: Logs) -> None:
+        self._tracker = RequestTracker(timeline, logs.block_size)
+        self._commands = RequestCommands(timeline, self._tracker)
         self._clock = Clock([planned.plan for planned in logs.plans])
+        self._reader = OutputsReader()
         self._requests = deque(logs.requests)
         self._plans = deque(logs.plans)
-        self._story = story
         self._replayed = bool(logs.plans) and all(p.preemptions is not None for p in logs.plans)
 
-    def take(self, said: Said) -> None:
-        """The next message of outputs."""
-        at, message = said
+    def take(self, logged: LoggedMessage) -> None:
+        """Take the next message of outputs."""
+        at, message = logged
         if isinstance(message, EpochStarted):
             self._plan_until(message.epoch, 0)
         elif isinstance(message, StepResult):
             self._plan_until(at.epoch, message.step)
-        cursor = _requests_cursor(message)
+        cursor = requests_cursor_of(message)
         if cursor is not None:
-            self._ask_until(cursor)
+            self._apply_requests_until(cursor)
         when = self._clock.read(at, message, cursor)
-        chronicle = self._chronicle
-        match message:
-            case EpochStarted():
-                chronicle.epoch(message, when)
-            case RequestState():
-                chronicle.state(message, when)
-            case StepResult():
-                chronicle.result(message, when)
-            case ChoiceEnded():
-                chronicle.choice_ended(message, when)
-            case RequestEnded():
-                chronicle.request_ended(message, when)
-            case BeamsEnded():
-                chronicle.beams_ended(message, when)
+        for event in self._reader.read_message(at, message):
+            self._tracker.apply(event, when)
 
     def finish(self) -> None:
-        """Plans without results, and requests without answers."""
+        """Take the plans without results and the commands without answers."""
         while self._plans:
             self._plan(self._plans.popleft())
         while self._requests:
-            self._asked.take(*self._requests.popleft())
-        self._chronicle.close(self._replayed)
+            self._commands.take(*self._requests.popleft())
+        self._tracker.close(self._replayed)
 
     def _plan_until(self, epoch: int, step: int) -> None:
         plans = self._plans
@@ -143,13 +132,13 @@ class _Teller:
             self._plan(plans.popleft())
 
     def _plan(self, planned: Planned) -> None:
-        self._ask_until(EntryId.parse(planned.plan.requests_cursor))
+        self._apply_requests_until(EntryId.parse(planned.plan.requests_cursor))
         self._clock.planned(planned.plan)
-        self._chronicle.plan(planned.plan, planned.preemptions)
+        self._tracker.plan(planned.plan, planned.preemptions)
 
-    def _ask_until(self, cursor: EntryId) -> None:
+    def _apply_requests_until(self, cursor: EntryId) -> None:
         while self._requests and self._requests[0].at <= cursor:
-            self._asked.take(*self._requests.popleft())
+            self._commands.take(*self._requests.popleft())
 
 
 def _request_id(message: Message) -> str | None:
@@ -157,11 +146,6 @@ def _request_id(message: Message) -> str | None:
         return message.submit.request_id
     found = getattr(message, "request_id", None)
     return found if isinstance(found, str) else None
-
-
-def _requests_cursor(message: Message) -> EntryId | None:
-    found = getattr(message, "requests_cursor", None)
-    return EntryId.parse(found) if isinstance(found, str) else None
 
 
 def _extent(logs: Logs) -> str:

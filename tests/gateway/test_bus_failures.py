@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.engine.client import EngineAway
+from gateway.engine.engine_status import EngineAway
 from shared.bus.api import Append, Entry, EntryId
 from shared.bus.memory import MemoryBus
 from shared.bus.redis_bus import RedisBus

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from openai import APIError
 
-from gateway.engine.client import EngineAway
+from gateway.engine.engine_status import EngineAway
 from shared.bus.api import Entry
 from shared.bus.memory import MemoryBus
 from shared.messages.endings import EndFlag

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.engine.client import Engine, EngineClient
+from gateway.engine.client import EngineClient
+from gateway.engine.engine_status import Engine
 from gateway.engine.event_queue import EventQueue
 from gateway.engine.events import ChoiceFinished, EngineUnreachable, RequestFailed, TokensArrived
 from shared.bus.keys import EngineKeys

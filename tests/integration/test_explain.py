@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from scheduler_svc.explain.log_sources import from_bus, from_recording
-from scheduler_svc.explain.merged_logs import Logs, tell
-from scheduler_svc.explain.story import Kind, Story
+from scheduler_svc.explain.merged_logs import Logs, timeline_of
+from scheduler_svc.explain.timeline import Kind, Timeline
 from scheduler_svc.recording import FileRecorder
 from shared.bus.api import Bus
 from shared.bus.redis_bus import RedisBus
@@ -67,30 +67,30 @@ async def serve(bus: Bus, model: Path, recording: Path) -> tuple[Engine, str]:
     return engine, scheduler.engine_id
 
 
-def stories(logs: Logs) -> list[Story]:
-    return [tell(request.request_id, logs) for request in requests()]
+def stories(logs: Logs) -> list[Timeline]:
+    return [timeline_of(request.request_id, logs) for request in requests()]
 
 
-def preemptions(told: Sequence[Story]) -> list[tuple[str, object]]:
+def preemptions(told: Sequence[Timeline]) -> list[tuple[str, object]]:
     return [
-        (story.request_id, event.facts["step"])
-        for story in told
-        for event in story.events
+        (timeline.request_id, event.facts["step"])
+        for timeline in told
+        for event in timeline.events
         if event.kind == Kind.PREEMPTED
     ]
 
 
-def check(story: Story) -> None:
+def check(timeline: Timeline) -> None:
     """Whatever else happened, the frame of a life is there, in its order."""
-    kinds = [event.kind for event in story.events]
+    kinds = [event.kind for event in timeline.events]
     frame = [Kind.SUBMITTED, Kind.ACCEPTED, Kind.EPOCH, Kind.TAKEN_OVER, Kind.ENDED]
     assert [kind for kind in kinds if kind in frame] == frame
     assert kinds.count(Kind.FIRST_TOKEN) == 1
     assert kinds[-1] == Kind.ENDED
-    ended = story.events[-1]
+    ended = timeline.events[-1]
     assert ended.facts["reason"] == "length"
     assert set(ended.facts["num_tokens"]) == {NUM_TOKENS}
-    times = [event.when.at_ms for event in story.events]
+    times = [event.when.at_ms for event in timeline.events]
     assert times[-1] > times[0]
 
 
@@ -101,8 +101,8 @@ async def test_the_logs_and_a_recording_tell_of_preemptions_and_of_a_worker_that
     engine, engine_id = await serve(redis_bus, llama, recording)
     bare, replayed = await from_bus(redis_bus, engine_id), from_recording(recording)
     deduced, exact = stories(bare), stories(replayed)
-    for story in (*deduced, *exact):
-        check(story)
+    for timeline in (*deduced, *exact):
+        check(timeline)
     assert len(preemptions(exact)) == engine.num_preemptions()
     # Without plans a preemption shows only where something was computed of the request before; of
     # one whose prompt was being computed not even the step is known.
@@ -111,7 +111,10 @@ async def test_the_logs_and_a_recording_tell_of_preemptions_and_of_a_worker_that
     assert set(preemptions(deduced)) <= known | some_step
     assert preemptions(deduced)
     whom = {
-        event.facts["by"][0] for story in exact for event in story.events if "by" in event.facts
+        event.facts["by"][0]
+        for timeline in exact
+        for event in timeline.events
+        if "by" in event.facts
     }
     assert whom <= {request.request_id for request in requests()}
     check_commands(redis_url, engine_id, recording)

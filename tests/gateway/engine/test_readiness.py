@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import httpx
 
-from gateway.engine.client import Engine
+from gateway.engine.engine_status import Engine
 from shared.bus.api import Entry, EntryId
 from shared.bus.memory import MemoryBus
 from shared.messages.leases import PROTOCOL

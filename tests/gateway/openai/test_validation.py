@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.engine.client import Engine
+from gateway.engine.engine_status import Engine
 from shared.messages.endings import EndFlag
 from shared.messages.leases import ModelInfo
 from tests.gateway.conftest import MakeStage, Stage, events

@@ -1,4 +1,4 @@
-"""Stories told from logs that were made by hand: what is certain, and what is said not to be."""
+"""Stories told from logs that were made by hand: what is certain, and what is logged not to be."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +10,17 @@ import pytest
 
 from scheduler_svc.core.events import Preempted
 from scheduler_svc.explain.log_sources import from_recording
-from scheduler_svc.explain.merged_logs import Logs, Planned, RequestNotFound, Said, resolve, tell
+from scheduler_svc.explain.merged_logs import (
+    LoggedMessage,
+    Logs,
+    Planned,
+    RequestNotFound,
+    resolve,
+    timeline_of,
+)
 from scheduler_svc.explain.redis_location import find_redis
-from scheduler_svc.explain.story import Event, Kind, Story
-from scheduler_svc.explain.timeline import UNNAMED
+from scheduler_svc.explain.request_tracker import UNNAMED
+from scheduler_svc.explain.timeline import Event, Kind, Timeline
 from shared.bus.api import EntryId
 from shared.codec import Message
 from shared.errors import SettingsError
@@ -92,38 +99,38 @@ def plan(step: int, now_ms: int, outputs_cursor: str = f"{EPOCH}-0", **changes: 
     )
 
 
-def outputs(*messages: Message) -> list[Said]:
+def outputs(*messages: Message) -> list[LoggedMessage]:
     """Entries of one message each; every EpochStarted begins a new numbering."""
-    said: list[Said] = []
+    logged: list[LoggedMessage] = []
     epoch, seq = EPOCH, 0
     for message in messages:
         if isinstance(message, EpochStarted):
             epoch, seq = message.epoch, 0
-        said.append(Said(EntryId(epoch, seq), message))
+        logged.append(LoggedMessage(EntryId(epoch, seq), message))
         seq += 1
-    return said
+    return logged
 
 
-def asked(*messages: tuple[int, Message]) -> list[Said]:
-    return [Said(EntryId(at_ms, 0), message) for at_ms, message in messages]
+def asked(*messages: tuple[int, Message]) -> list[LoggedMessage]:
+    return [LoggedMessage(EntryId(at_ms, 0), message) for at_ms, message in messages]
 
 
-def told(logs: Logs, request_id: str = "a") -> Story:
-    return tell(request_id, logs)
+def told(logs: Logs, request_id: str = "a") -> Timeline:
+    return timeline_of(request_id, logs)
 
 
-def kinds(story: Story) -> list[str]:
-    return [event.kind for event in story.events]
+def kinds(timeline: Timeline) -> list[str]:
+    return [event.kind for event in timeline.events]
 
 
-def only(story: Story, kind: Kind) -> Event:
-    [event] = [event for event in story.events if event.kind == kind]
+def only(timeline: Timeline, kind: Kind) -> Event:
+    [event] = [event for event in timeline.events if event.kind == kind]
     return event
 
 
 def test_a_quiet_life() -> None:
     asks = submit("a", [1, 2, 3, 4, 5])
-    story = told(
+    timeline = told(
         Logs(
             requests=asked((EPOCH + 20, asks)),
             outputs=outputs(
@@ -135,21 +142,27 @@ def test_a_quiet_life() -> None:
             ),
         )
     )
-    assert kinds(story) == ["submitted", "accepted", "admitted", "first token", "ended"]
-    assert "5 prompt tokens" in story.events[0].text
-    assert "nobody is ahead" in story.events[1].text
-    assert (story.events[2].facts["num_reused"], story.events[2].facts["num_tokens"]) == (4, 5)
-    assert story.events[3].facts["num_prefill_steps"] == 2
-    assert (story.events[4].facts["reason"], story.events[4].facts["num_tokens"]) == ("stop", [2])
-    assert [event.when.at_ms - EPOCH for event in story.events] == [20, 20, 30, 40, 50]
-    assert [event.when.is_estimate for event in story.events] == [False, True, True, True, True]
-    assert story.status == "it has ended, 2 tokens generated"
-    assert story.unknown == []
+    assert kinds(timeline) == ["submitted", "accepted", "admitted", "first token", "ended"]
+    assert "5 prompt tokens" in timeline.events[0].text
+    assert "nobody is ahead" in timeline.events[1].text
+    assert (timeline.events[2].facts["num_reused"], timeline.events[2].facts["num_tokens"]) == (
+        4,
+        5,
+    )
+    assert timeline.events[3].facts["num_prefill_steps"] == 2
+    assert (timeline.events[4].facts["reason"], timeline.events[4].facts["num_tokens"]) == (
+        "stop",
+        [2],
+    )
+    assert [event.when.at_ms - EPOCH for event in timeline.events] == [20, 20, 30, 40, 50]
+    assert [event.when.is_estimate for event in timeline.events] == [False, True, True, True, True]
+    assert timeline.status == "it has ended, 2 tokens generated"
+    assert timeline.unknown == []
 
 
 def test_no_token_and_no_prompt_is_ever_shown() -> None:
     asks = submit("a", [4711, 4712])
-    story = told(
+    timeline = told(
         Logs(
             requests=asked(
                 (1, asks),
@@ -158,12 +171,12 @@ def test_no_token_and_no_prompt_is_ever_shown() -> None:
             outputs=outputs(STARTED, state(asks, 1, output=[4713]), result(1, 1, admitted={1: 0})),
         )
     )
-    assert "471" not in repr(story)
-    assert "999" not in repr(story)
+    assert "471" not in repr(timeline)
+    assert "999" not in repr(timeline)
 
 
 def test_those_ahead_are_named_and_the_wait_is_measured() -> None:
-    story = told(
+    timeline = told(
         Logs(
             outputs=outputs(
                 STARTED,
@@ -178,7 +191,7 @@ def test_those_ahead_are_named_and_the_wait_is_measured() -> None:
             )
         )
     )
-    accepted, admitted = only(story, Kind.ACCEPTED), only(story, Kind.ADMITTED)
+    accepted, admitted = only(timeline, Kind.ACCEPTED), only(timeline, Kind.ADMITTED)
     assert accepted.facts["waiting"] == ["earlier", "urgent"]
     assert accepted.facts["running"] == ["running"]
     assert admitted.facts["waited_ms"] == 20
@@ -195,13 +208,13 @@ def test_a_missing_row_is_a_preemption_and_what_comes_back_tells_its_kind() -> N
         result(5, 1, admitted={1: 8}),
         result(6, 1),
     )
-    story = told(Logs(outputs=lives, block_size=4))
-    assert kinds(story)[-3:] == ["preempted", "admitted again", "resumed"]
-    lost, back = only(story, Kind.PREEMPTED), only(story, Kind.ADMITTED_AGAIN)
+    timeline = told(Logs(outputs=lives, block_size=4))
+    assert kinds(timeline)[-3:] == ["preempted", "admitted again", "resumed"]
+    lost, back = only(timeline, Kind.PREEMPTED), only(timeline, Kind.ADMITTED_AGAIN)
     assert (lost.facts["step"], lost.facts["by"], lost.facts["num_tokens"]) == (3, None, 11)
     assert (back.facts["num_tokens"], back.facts["num_reused"]) == (11, 8)
     assert "recompute" in back.text
-    assert story.status == "it is running, 4 tokens generated"
+    assert timeline.status == "it is running, 4 tokens generated"
 
 
 @pytest.mark.parametrize(
@@ -218,16 +231,16 @@ def test_what_comes_back_whole_was_swapped_if_the_cache_cannot_have_had_it(
         result(3),
         result(4, 1, admitted={1: 10}),
     )
-    story = told(Logs(outputs=lives, block_size=block_size))
-    assert words in only(story, Kind.ADMITTED_AGAIN).text
+    timeline = told(Logs(outputs=lives, block_size=block_size))
+    assert words in only(timeline, Kind.ADMITTED_AGAIN).text
 
 
 def test_a_preemption_while_the_prompt_is_computed_shows_in_a_second_admission() -> None:
     lives = outputs(
         STARTED, state("a", 1), result(1, admitted={1: 0}), result(2), result(3, admitted={1: 0})
     )
-    story = told(Logs(outputs=lives))
-    assert "between steps 1 and 3" in only(story, Kind.PREEMPTED).text
+    timeline = told(Logs(outputs=lives))
+    assert "between steps 1 and 3" in only(timeline, Kind.PREEMPTED).text
 
 
 def test_a_plan_tells_who_needed_the_blocks() -> None:
@@ -285,21 +298,21 @@ def test_a_worker_dies_and_the_request_is_taken_over() -> None:
         result(1, 8, admitted={8: 3}),
         result(2, 8, ended=[8]),
     )
-    story = told(Logs(outputs=lives))
-    assert kinds(story)[3:] == [
+    timeline = told(Logs(outputs=lives))
+    assert kinds(timeline)[3:] == [
         *("first token", "new epoch", "taken over", "admitted again", "resumed", "ended")
     ]
-    epoch = only(story, Kind.EPOCH)
+    epoch = only(timeline, Kind.EPOCH)
     assert "worker w2 in place of w1" in epoch.text
     assert epoch.facts["suspect"]
-    assert only(story, Kind.TAKEN_OVER).facts["num_deaths"] == 1
-    assert only(story, Kind.ENDED).facts["num_tokens"] == [4]
+    assert only(timeline, Kind.TAKEN_OVER).facts["num_deaths"] == 1
+    assert only(timeline, Kind.ENDED).facts["num_tokens"] == [4]
 
 
 def test_a_scheduler_dies() -> None:
     later = EpochStarted(EPOCH + 500, "s2", ("w1",))
-    story = told(Logs(outputs=outputs(STARTED, state("a", 1), later, state("a", 9))))
-    assert "scheduler s2 in place of s1" in only(story, Kind.EPOCH).text
+    timeline = told(Logs(outputs=outputs(STARTED, state("a", 1), later, state("a", 9))))
+    assert "scheduler s2 in place of s1" in only(timeline, Kind.EPOCH).text
 
 
 def test_a_request_moves_to_another_gateway_and_back_to_what_its_client_has() -> None:
@@ -317,15 +330,15 @@ def test_a_request_moves_to_another_gateway_and_back_to_what_its_client_has() ->
     requests = asked(
         (EPOCH + 1, asks), (EPOCH + 9, attach), (EPOCH + 20, Abort("a", "attachment", "gone"))
     )
-    story = told(Logs(requests=requests, outputs=lives))
-    assert kinds(story) == [
+    timeline = told(Logs(requests=requests, outputs=lives))
+    assert kinds(timeline) == [
         *("submitted", "accepted", "admitted", "first token", "attach", "rewound", "moved"),
         *("admitted again", "resumed", "abort"),
     ]
-    rewound = only(story, Kind.REWOUND)
+    rewound = only(timeline, Kind.REWOUND)
     assert rewound.facts["num_tokens_before"] == {"0": 2}
     assert rewound.facts["num_tokens"] == {"0": 1}
-    assert only(story, Kind.ABORT).facts["stale"]
+    assert only(timeline, Kind.ABORT).facts["stale"]
 
 
 def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
@@ -340,8 +353,8 @@ def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
     )
     stale = Attach("a", "g1", f"{asks.attachment}.1", asks, (), exact=True)
     requests = asked((EPOCH + 1, asks), (EPOCH + 20, stale))
-    story = told(Logs(requests=requests, outputs=lives))
-    assert "void, since another delivery has taken over" in only(story, Kind.ATTACH).text
+    timeline = told(Logs(requests=requests, outputs=lives))
+    assert "void, since another delivery has taken over" in only(timeline, Kind.ATTACH).text
 
 
 def test_a_prompt_that_is_left_out_is_that_of_the_state_before() -> None:
@@ -355,9 +368,9 @@ def test_a_prompt_that_is_left_out_is_that_of_the_state_before() -> None:
         result(1, 4, admitted={4: 1}),
     )
     logs = Logs(requests=asked((EPOCH + 1, asks), (EPOCH + 9, attach)), outputs=lives)
-    story = told(logs)
-    assert only(story, Kind.ADMITTED).facts["num_tokens"] == 3
-    assert "with the request" not in only(story, Kind.ATTACH).text
+    timeline = told(logs)
+    assert only(timeline, Kind.ADMITTED).facts["num_tokens"] == 3
+    assert "with the request" not in only(timeline, Kind.ATTACH).text
     trimmed = told(Logs(outputs=[lives[0], *lives[2:]]))
     assert trimmed.events[0].facts["num_prompt_tokens"] is None
     assert "prompt token" not in trimmed.events[0].text
@@ -380,12 +393,12 @@ def test_choices_end_each_in_its_way() -> None:
         ChoiceEnded("a", 0, "stop", f"{EPOCH + 30}-0"),
     )
     requests = asked((EPOCH, asks), (EPOCH + 30, Stop("a", 0, 2)))
-    story = told(Logs(requests=requests, outputs=lives))
-    assert kinds(story)[-4:] == ["choice ended", "stop", "choice ended", "ended"]
+    timeline = told(Logs(requests=requests, outputs=lives))
+    assert kinds(timeline)[-4:] == ["choice ended", "stop", "choice ended", "ended"]
 
 
 def test_a_beam_search() -> None:
-    asks = submit("a", beams=BeamParams(2, 1.0, "never"))
+    asks = submit("a", num_choices=2, beams=BeamParams(2, 1.0, "never"))
     found = Hypothesis(ints(1, 2), np.zeros(2, np.float32), 0.0, "stop")
     lives = outputs(
         STARTED,
@@ -395,18 +408,18 @@ def test_a_beam_search() -> None:
         result(3, beams=[1]),
         BeamsEnded("a", (found, found), "0-0"),
     )
-    story = told(Logs(outputs=lives))
-    assert kinds(story)[1:] == ["accepted", "admitted", "first token", "ended"]
-    assert "beam search of width 2" in story.events[0].text
-    assert only(story, Kind.ENDED).facts["num_tokens"] == [2, 2]
-    assert any("preemptions of a beam search" in what for what in story.unknown)
+    timeline = told(Logs(outputs=lives))
+    assert kinds(timeline)[1:] == ["accepted", "admitted", "first token", "ended"]
+    assert "beam search of width 2" in timeline.events[0].text
+    assert only(timeline, Kind.ENDED).facts["num_tokens"] == [2, 2]
+    assert any("preemptions of a beam search" in what for what in timeline.unknown)
 
 
 def test_a_request_whose_gateway_is_gone_is_ended() -> None:
     lives = outputs(STARTED, state("a", 1), RequestEnded("a", "abort", "", f"{EPOCH + 40}-0"))
     requests = asked((EPOCH + 30, GatewayLost("another")), (EPOCH + 40, GatewayLost("gateway")))
-    story = told(Logs(requests=requests, outputs=lives))
-    assert kinds(story)[1:] == ["accepted", "gateway lost", "ended"]
+    timeline = told(Logs(requests=requests, outputs=lives))
+    assert kinds(timeline)[1:] == ["accepted", "gateway lost", "ended"]
 
 
 def test_a_request_that_is_refused_says_why() -> None:
@@ -417,15 +430,15 @@ def test_a_request_that_is_refused_says_why() -> None:
 
 def test_what_was_trimmed_is_not_made_up() -> None:
     lives = outputs(result(70, 1), state("a", 1, output=[1] * 30), result(71, 1), result(72, 1))
-    story = told(Logs(outputs=lives))
-    assert kinds(story) == ["submitted", "seen"]
-    assert "30 tokens" in only(story, Kind.SEEN).text
-    assert story.status == "it is running, 32 tokens generated"
-    assert any("first seen in outputs" in what for what in story.unknown)
-    assert any("Submit" in what for what in story.unknown)
+    timeline = told(Logs(outputs=lives))
+    assert kinds(timeline) == ["submitted", "seen"]
+    assert "30 tokens" in only(timeline, Kind.SEEN).text
+    assert timeline.status == "it is running, 32 tokens generated"
+    assert any("first seen in outputs" in what for what in timeline.unknown)
+    assert any("Submit" in what for what in timeline.unknown)
 
 
-def test_a_gap_in_the_steps_is_said_and_not_bridged() -> None:
+def test_a_gap_in_the_steps_is_logged_and_not_bridged() -> None:
     lives = outputs(
         STARTED,
         state("a", 1),
@@ -435,9 +448,18 @@ def test_a_gap_in_the_steps_is_said_and_not_bridged() -> None:
         state("a", 1, output=[1] * 5),
         result(6, 1, ended=[1]),
     )
-    story = told(Logs(outputs=lives))
-    assert kinds(story)[3:] == ["first token", "lost sight", "ended"]
-    assert only(story, Kind.ENDED).facts["num_tokens"] == [6]
+    timeline = told(Logs(outputs=lives))
+    assert kinds(timeline)[3:] == ["first token", "lost sight", "ended"]
+    assert only(timeline, Kind.ENDED).facts["num_tokens"] == [6]
+
+
+def test_an_entry_that_is_missing_is_said_and_not_bridged() -> None:
+    lives = outputs(
+        STARTED, state("a", 1), result(1, 1, admitted={1: 0}), state("b", 2), result(2, 1)
+    )
+    timeline = told(Logs(outputs=[*lives[:3], *lives[4:]]))
+    assert kinds(timeline)[3:] == ["first token", "lost sight"]
+    assert only(timeline, Kind.LOST_SIGHT).text.endswith("entries are missing in the log")
 
 
 def test_the_beginning_of_an_id_is_enough_if_no_other_begins_so() -> None:
@@ -463,15 +485,15 @@ def test_what_is_deduced_is_what_a_replay_shows(seed: int, tmp_path: Path) -> No
     noted = {event.request_id for found in logs.plans for event in found.preemptions or ()}
     others = sorted(logs.request_ids() - noted)[:10]
     for request_id in (*sorted(noted), *others):
-        exact = preemptions(tell(request_id, logs))
+        exact = preemptions(timeline_of(request_id, logs))
         num_exact += len(exact)
-        deduced = preemptions(tell(request_id, with_plans))
+        deduced = preemptions(timeline_of(request_id, with_plans))
         assert [event.facts["step"] for event in deduced] == [e.facts["step"] for e in exact]
         for known, found in zip(exact, deduced, strict=True):
             assert known.facts["by"][0] in found.facts["by"] or UNNAMED in found.facts["by"]
             assert found.facts["preemption"] in (None, known.facts["preemption"])
             num_certain += len(found.facts["by"]) == 1
-        steps = {event.facts["step"] for event in preemptions(tell(request_id, bare))}
+        steps = {event.facts["step"] for event in preemptions(timeline_of(request_id, bare))}
         assert steps <= {*(event.facts["step"] for event in exact), None}
     assert num_exact > 0
     assert num_certain > 0
@@ -508,15 +530,15 @@ def test_a_state_folder_that_is_named_counts_more_than_the_variable(state_dir: s
     assert found.url == "redis://user:hidden@left:1/0?password=hidden"
 
 
-def test_without_word_of_a_redis_the_default_is_read_and_that_is_said(tmp_path: Path) -> None:
+def test_without_word_of_a_redis_the_default_is_read_and_that_is_logged(tmp_path: Path) -> None:
     found = find_redis(None, None, {"PAGESTREAM_STATE_DIR": str(tmp_path)})
     assert str(found).startswith("redis://127.0.0.1:6379/0, from the default, for scripts/serve")
     with pytest.raises(SettingsError, match=r"redis\.url"):
         find_redis(None, str(tmp_path), {})
 
 
-def preemptions(story: Story) -> list[Event]:
+def preemptions(timeline: Timeline) -> list[Event]:
     """Those that mattered: not of what had ended already, though nobody knew."""
-    ended = [n for n, event in enumerate(story.events) if event.kind == Kind.ENDED]
-    until = ended[0] if ended else len(story.events)
-    return [event for event in story.events[:until] if event.kind == Kind.PREEMPTED]
+    ended = [n for n, event in enumerate(timeline.events) if event.kind == Kind.ENDED]
+    until = ended[0] if ended else len(timeline.events)
+    return [event for event in timeline.events[:until] if event.kind == Kind.PREEMPTED]

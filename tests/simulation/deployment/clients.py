@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from secrets import token_hex
 
-from gateway.engine.client import Engine, EngineClient
+from gateway.engine.client import EngineClient
+from gateway.engine.engine_status import Engine
 from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue
 from gateway.engine.events import (
     Attached,

@@ -33,17 +33,17 @@ class Recorded:
         self.core.outputs_cursor = EntryId(5, 0)
         self.worker = FakeWorker(CONFIG.block_size, CONFIG.max_num_batched_tokens, draw)
         self.plans: deque[StepPlan] = deque()
-        self.num_entries = 0
+        self.num_entries = {"outputs": 0, "requests": 0}
 
     def give(self, log: str, message: Message) -> None:
-        self.num_entries += 1
-        entry = Entry(EntryId(5, self.num_entries), (encode(message),))
+        self.num_entries[log] += 1
+        entry = Entry(EntryId(5, self.num_entries[log]), (encode(message),))
         self.recorder.entry(log, entry)
         for answer in self.core.apply(message, entry.id):
             self.give("outputs", answer)
 
     def schedule(self) -> None:
-        while (plan := self.core.schedule(self.num_entries)) is not None:
+        while (plan := self.core.schedule(sum(self.num_entries.values()))) is not None:
             self.recorder.plan(EntryId(5, plan.step), encode(plan))
             self.plans.append(plan)
 
