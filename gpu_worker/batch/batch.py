@@ -91,7 +91,7 @@ class BatchState(SlotArrays):
         """
         decoding = self._decoding_slots()
         positions = self.num_computed[decoding]
-        if (positions >= self.num_slots[decoding]).any():
+        if (positions >= self.block_capacity[decoding]).any():
             raise PlanRefused("a decoding sequence has no room in its blocks")
         chunks = self._chunks(plan)
         rows = Rows(
@@ -217,7 +217,7 @@ class BatchState(SlotArrays):
             slot = self._slot(handle)
             if self.ended[slot]:
                 continue  # planned before the end was known
-            if not 0 <= column < int(self.num_slots[slot]) >> self._shift:
+            if not 0 <= column < int(self.block_capacity[slot]) >> self._shift:
                 raise PlanRefused(f"sequence {handle} has no block at {column} to replace")
             if self.block_tables[slot, column] != source:
                 raise PlanRefused(f"sequence {handle} does not have block {source} at {column}")
@@ -228,11 +228,11 @@ class BatchState(SlotArrays):
         if self.ended[slot]:
             return  # planned before the end was known
         check_block(block, self.limits)
-        column = int(self.num_slots[slot]) >> self._shift
+        column = int(self.block_capacity[slot]) >> self._shift
         if column == self.block_tables.shape[1]:
             raise PlanRefused(f"sequence {handle} grows beyond the model's context")
         self.block_tables[slot, column] = block
-        self.num_slots[slot] += self.limits.kv.block_size
+        self.block_capacity[slot] += self.limits.kv.block_size
 
     def _slot(self, handle: int) -> int:
         slot = self._slot_of.get(handle)
@@ -260,7 +260,7 @@ class BatchState(SlotArrays):
             stop = start + size
             if size < 1 or slot in chunks or self.decodes[slot]:
                 raise PlanRefused(f"sequence {handle} has no chunk of {size} tokens to compute")
-            if stop > min(self.num_tokens[slot], self.num_slots[slot]):
+            if stop > min(self.num_tokens[slot], self.block_capacity[slot]):
                 raise PlanRefused(f"sequence {handle} has no tokens or blocks up to {stop}")
             chunks[slot] = ChunkRows(
                 slot=slot,

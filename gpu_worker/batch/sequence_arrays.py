@@ -1,4 +1,7 @@
-"""State of the resident sequences, in arrays indexed by *slot*."""
+"""State of the resident sequences, in arrays indexed by *slot*: a place in the batch.
+
+A KV slot is something else: the place of a token in the KV pool (see ``slot_mapping``).
+"""
 
 import typing
 from collections.abc import Iterable
@@ -33,7 +36,7 @@ class SlotArrays:
     last_token: Annotated[npt.NDArray[np.int64], 0]
     num_tokens: Annotated[npt.NDArray[np.int64], 0]  # prompt and output
     num_computed: Annotated[npt.NDArray[np.int64], 0]  # tokens with K/V
-    num_slots: Annotated[npt.NDArray[np.int64], 0]  # tokens that the block table has room for
+    block_capacity: Annotated[npt.NDArray[np.int64], 0]  # tokens that the block table has room for
     num_prompt_tokens: Annotated[npt.NDArray[np.int64], 0]
     min_length: Annotated[npt.NDArray[np.int64], 0]  # shorter ones do not end by a token
     max_length: Annotated[npt.NDArray[np.int64], 0]
@@ -91,7 +94,7 @@ class SlotArrays:
         self.last_token[slot] = new.tokens[-1]
         self.num_tokens[slot] = len(new.tokens)
         self.num_computed[slot] = new.num_computed
-        self.num_slots[slot] = num_blocks << self._shift
+        self.block_capacity[slot] = num_blocks << self._shift
         self.num_prompt_tokens[slot] = new.num_prompt_tokens
         self.min_length[slot] = new.num_prompt_tokens + sampling.min_tokens
         self.max_length[slot] = min(

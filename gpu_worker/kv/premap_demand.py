@@ -87,7 +87,7 @@ class _Table:
 def _table(changes: dict[int, _Table], batch: BatchState, slot: int) -> _Table:
     """The table of a sequence, which is added to those that change."""
     if slot not in changes:
-        num_blocks = int(batch.num_slots[slot]) // batch.limits.kv.block_size
+        num_blocks = int(batch.block_capacity[slot]) // batch.limits.kv.block_size
         changes[slot] = _Table(batch.block_tables[slot].copy(), num_blocks)
     return changes[slot]
 

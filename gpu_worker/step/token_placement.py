@@ -29,7 +29,7 @@ class Placement:
     @classmethod
     def of(cls, arrays: SlotArrays, rows: Rows, block_size: int) -> "Placement":
         """The placement of a step's rows, by the block tables of their sequences."""
-        num_blocks = arrays.num_slots[rows.slots] // block_size
+        num_blocks = arrays.block_capacity[rows.slots] // block_size
         width = int(num_blocks.max())
         return cls(
             slots=rows.slots,
