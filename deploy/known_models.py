@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from deploy.processes import die_with_parent
 from deploy.processes.signals import Signals
 from deploy.processes.spawner_messages import MessageReader
 from deploy.settings import REPOSITORY
@@ -12,7 +13,7 @@ from deploy.terminal import Terminal
 from shared.cache_folder import cache_folder
 from shared.errors import PageStreamError
 
-_DIE_WITH_US = (sys.executable, "-IS", str(REPOSITORY / "deploy" / "die_with_parent.py"))
+_DIE_WITH_US = (sys.executable, "-IS", die_with_parent.__file__)
 _POLL_S = 1.0
 _MAKERS = {"smollm2": REPOSITORY / "models" / "smollm2.py"}
 
