@@ -1,4 +1,4 @@
-"""Which gateways are gone for so long that nobody waits for their requests any more."""
+"""Finds gateways whose lease has been missing for longer than the grace period."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ _LOOK_S = 5.0  # a shorter grace period lasts until the next look but one
 
 
 class GatewayWatch:
-    """Looks after the leases of gateways that deliver requests.
+    """Checks the leases of gateways that deliver requests.
 
     Args:
         grace_s: how long a gateway may be without a lease.

@@ -1,4 +1,4 @@
-"""Whether steps are made while there is work: health is progress, not a live port."""
+"""Measures whether steps are made while there is work: health is progress, not a live port."""
 
 import time
 from collections.abc import Callable

@@ -28,11 +28,11 @@ from shared.messages.plans import EpochStarted
 from shared.messages.requests import Submit
 from shared.outputs_log.events import Damaged, Gap, OutputsEvent, Step
 
-_SURVIVED = 2  # results in an epoch after which a request is no suspect any more
+_SURVIVED = 2  # results after which a request is no suspect any more
 
 
 def resume(core: Scheduler, recovery: "Recovery", fence: EntryId) -> list[Message]:
-    """Let a new core take over all that was recovered; what to append to outputs.
+    """Hand recovered requests to a new core; returns the states to append to outputs.
 
     Args:
         fence: of the core's epoch.
@@ -84,7 +84,7 @@ class Unfinished:
         return {number: np.array(found.output, np.int32) for number, found in self.choices.items()}
 
     def end_all(self, reason: str) -> None:
-        """What runs ends here."""
+        """End all choices that run."""
         for number, output in self.outputs().items():
             self.ended[number] = EndedChoice(output, reason)
         self.choices = {}
@@ -149,7 +149,7 @@ class Recovery:
         )
 
     def endings(self) -> list[Message]:
-        """Messages that, when recovered, come to what has ``finished``."""
+        """Messages that recover ``finished`` when they are applied."""
         messages: list[Message] = []
         for _, ended in self.finished.items():
             if ended.submit is None:
@@ -295,7 +295,7 @@ class Recovery:
         return request
 
     def _forget_handle(self, choice: UnfinishedChoice) -> None:
-        # Since another epoch began, the handle may be somebody else's.
+        # In a later epoch the handle may be that of another choice.
         if self._by_handle.get(choice.handle) is choice:
             del self._by_handle[choice.handle]
 

@@ -1,4 +1,4 @@
-"""What a beam search found, as the choices of its request. The log is not trusted."""
+"""Checks what a beam search found, and turns scores into log-probabilities."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def find_fault(message: BeamsEnded, num_choices: int) -> str | None:
 
 
 def token_logprobs(hypothesis: Hypothesis) -> tuple[TokenLogprobs, ...]:
-    """Of every token; a search does not tell what the alternatives were."""
+    """Log-probabilities of all tokens of a hypothesis, without alternatives."""
     sums = hypothesis.scores.astype(np.float64)
     # Sums are rounded, so that a token that was nearly certain can seem to be more than that.
     logprobs = np.minimum(np.diff(sums, prepend=0.0), 0.0)

@@ -28,7 +28,7 @@ _log = EventLog("gateway.engine.client")
 _BLOCK_MS = 1_000
 _MAX_ENTRIES = 512
 _POLL_S = 0.5
-_POLL_AWAY_S = 0.1  # somebody waits for the engine to come
+_POLL_AWAY_S = 0.1  # while there is no engine
 _LEASE_MS = 10_000
 _RENEW_S = 2.0
 _FULL_SHARE = 0.8  # of Redis' memory
@@ -38,11 +38,11 @@ class EngineClient:
     """One reader of the outputs log for all requests of this process.
 
     Args:
-        model_name: the model that this gateway speaks for; an engine with another is of no use.
+        model_name: the model that this gateway serves; an engine with another is of no use.
         instance: names this gateway in the log.
         prefixes: those that the engine is to keep in its pool.
         patience_s: how long the bus may be away, and how long calls wait for the engine's first
-            word, before they are given up.
+            answer, before they fail.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EngineClient:
         self._none_open = asyncio.Event()
         self._none_open.set()
         self._run_id: str | None = None
-        self._must_find_place = True
+        self._must_find_position = True
         self._ends = LogEnds(bus)
         self._past = START  # entries up to here are of a time before this process
         self._positioned = asyncio.Event()
@@ -85,7 +85,7 @@ class EngineClient:
 
     @property
     def status(self) -> Engine | EngineAway:
-        """The engine as of the last look.
+        """The engine as it was polled last.
 
         Looks are half a second apart. While Redis takes questions and does not answer, a look
         lasts until they time out, some ten seconds at most, and this is what it was before.
@@ -107,7 +107,7 @@ class EngineClient:
         """Append requests, all or none; their events will arrive in ``queue``.
 
         If it is unknown whether they were, they are attached to, and a Attached of each will tell
-        what became of them. An EngineUnreachable comes if the engine says nothing.
+        what became of them. An EngineUnreachable comes if the engine does not answer.
         """
         for submit in submits:
             self._deliveries.open(submit, queue, patience_s=self.patience_s)
@@ -134,8 +134,8 @@ class EngineClient:
         A Attached or an EngineUnreachable will tell whether that works.
 
         Args:
-            views: by choice, what the client has, empty for nothing at all; None if nobody knows
-                whether the engine was ever asked.
+            views: by choice, what the client has, empty for nothing at all; None if it is
+                not known whether the engine has the request.
         """
         self._deliveries.open(
             submit, queue, views or (), accepted=views is not None, patience_s=self.patience_s
@@ -150,7 +150,7 @@ class EngineClient:
 
     @property
     def is_full(self) -> bool:
-        """Whatever is new would be refused: something just was, for a reason that is anybody's."""
+        """Whether a new request would be refused: one just was, for lack of room."""
         return self._deliveries.is_full
 
     def submit_of(self, request_id: str) -> Submit | None:
@@ -158,31 +158,31 @@ class EngineClient:
         return self._deliveries.submit_of(request_id)
 
     def stop(self, stop: Stop, queue: EventQueue) -> None:
-        """Tell the scheduler that a choice has ended, unless another call delivers it."""
+        """Send a Stop of a choice, unless another call delivers the request."""
         if self._deliveries.is_open(stop.request_id, queue):
             self._outbox.send(stop)
 
     def abort(self, request_id: str, queue: EventQueue, reason: str) -> None:
-        """Nobody waits for this request any more, unless another call does."""
+        """Abort the request, unless another call waits for it."""
         attachment = self._closed(request_id, queue)
         if attachment:
             self._outbox.send(Abort(request_id, attachment, reason))
 
     def abandon(self, request_id: str, queue: EventQueue, after_s: float) -> None:
-        """The call waits no more, but another may come: abort the request unless one does."""
+        """End the call's wait, and abort the request later unless another call comes."""
         attachment = self._closed(request_id, queue)
         if attachment:
             abort = Abort(request_id, attachment, "its client did not come back")
             asyncio.get_running_loop().call_later(after_s, self._outbox.send, abort)
 
     def close(self, request_id: str, queue: EventQueue) -> None:
-        """The call waits no more; what the engine makes of the request is as it may be."""
+        """End the call's wait without an Abort."""
         self._closed(request_id, queue)
 
     def close_choice(
         self, request_id: str, index: int, num_tokens: int, reason: FinishReason, queue: EventQueue
     ) -> None:
-        """Nobody waits for more of one choice; others of the request may go on."""
+        """End one choice of a request; others may go on."""
         if self._deliveries.is_open(request_id, queue):
             self._follower.requests.close_choice(request_id, index, num_tokens, reason)
 
@@ -193,22 +193,22 @@ class EngineClient:
         return attachment
 
     def leave(self) -> None:
-        """Tell every open call that this process ends."""
+        """Put a ServerStopping into the queue of every call."""
         for queue in self._deliveries.queues():
             queue.put(ServerStopping())
 
     @property
     def num_open(self) -> int:
-        """Requests that somebody waits for."""
+        """The number of requests that calls wait for."""
         return len(self._deliveries)
 
     @property
     def log_lag_s(self) -> float:
-        """Seconds since the log was last read to its end, 0 while nobody waits for anything."""
+        """Seconds since the log was last read to its end, 0 without open requests."""
         return time.monotonic() - self._last_read_s if self._deliveries else 0.0
 
     async def all_closed(self) -> None:
-        """Return when nobody waits for anything."""
+        """Return when no request is open."""
         await self._none_open.wait()
 
     async def flushed(self) -> None:
@@ -221,7 +221,7 @@ class EngineClient:
         After a failure the server may be another one whose clock went back, and what is new there
         lies below the cursor. What could not be sent before is sent again just then.
         """
-        if self._must_find_place or self._away_since_s is not None:
+        if self._must_find_position or self._away_since_s is not None:
             return None
         return self._follower.requests_cursor
 
@@ -229,13 +229,13 @@ class EngineClient:
         backoff = Backoff()
         while True:
             try:
-                if self._must_find_place:
-                    await self._find_place()
+                if self._must_find_position:
+                    await self._find_position()
                 await self._renew_lease()
                 cursors = {self._keys.outputs: self._follower.cursor}
                 found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
             except BusUnavailable as error:
-                self._must_find_place = True
+                self._must_find_position = True
                 if self._away_since_s is None:
                     self._away_since_s = _loop_s()
                 _log.warning("cannot read outputs", error=error)
@@ -249,21 +249,21 @@ class EngineClient:
             self._metrics.outputs_lag_entries.set(len(entries))
             for entry in entries:
                 self._deliveries.dispatch(self._follower.apply(entry))
-            self._note_position()
+            self._update_positioned()
 
     async def _renew_lease(self) -> None:
-        """Renewed by the loop that makes progress: without it nobody here is served."""
+        """Renew the gateway's lease, from the loop that reads the log: health is progress."""
         if _loop_s() >= self._renew_s:
             await self._bus.put(self._keys.gateway(self.instance), b"1", _LEASE_MS)
             self._renew_s = _loop_s() + _RENEW_S
 
-    async def _find_place(self) -> None:
-        """Find the place in the log: at first, and where its end may be lost.
+    async def _find_position(self) -> None:
+        """Find the position in the log: at start, and where its end may be lost.
 
-        At first all of it is read, although nobody waits for any of that yet: without the number
-        of the last step a later gap could not be noticed.
+        At start all of it is read, although no request is open yet: without the number of the
+        last step a later gap could not be noticed.
         """
-        self._must_find_place = False
+        self._must_find_position = False
         run_id = await self._bus.run_id()
         last = await self._bus.last_id(self._keys.outputs)
         if run_id == self._run_id and last >= self._follower.cursor:
@@ -278,9 +278,9 @@ class EngineClient:
             self._deliveries.dispatch(lost)
             self._deliveries.server_restarted()
         self._run_id, self._past = run_id, last
-        self._note_position()
+        self._update_positioned()
 
-    def _note_position(self) -> None:
+    def _update_positioned(self) -> None:
         if self._follower.cursor >= self._past:
             self._positioned.set()
 
@@ -299,7 +299,7 @@ class EngineClient:
         # Without a scheduler nothing can be answered; the one that comes reads what was appended.
         if not self._outbox.is_behind and isinstance(self._status, Engine):
             self._deliveries.repeat()
-            self._deliveries.attach_unheard_of()
+            self._deliveries.attach_where_states_lack()
         self._deliveries.give_up(f"the engine did not answer within {self.patience_s:g} s")
         if isinstance(self._status, EngineAway) and self._status.is_final:
             self._deliveries.give_all_up(self._status.detail)
@@ -311,7 +311,7 @@ class EngineClient:
         try:
             # A connection can be renewed without an error that the reader would see.
             if self._run_id is not None and await self._is_elsewhere(self._run_id):
-                self._must_find_place = True
+                self._must_find_position = True
             self._memory_share = await self._bus.memory_share()
             data = await self._bus.get(self._keys.info)
             info = None if data is None else decode_as(EngineInfo, data)

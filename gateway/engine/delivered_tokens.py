@@ -1,4 +1,4 @@
-"""What was delivered of a request: the view of it that the log must fit."""
+"""The tokens delivered of a request, which the log must continue."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from shared.messages.requests import ChoiceView, attachment_of, delivery_of
 
 @dataclass(slots=True)
 class DeliveredChoice:
-    """What was delivered of one choice.
+    """The tokens delivered of one choice.
 
     Attributes:
         finish_reason: "" while more is to come.
@@ -36,23 +36,23 @@ class DeliveredChoice:
         return output[have:] if output[:have] == self.tokens else None
 
     def view(self) -> ChoiceView:
-        """As the scheduler is told of it."""
+        """The same as an Attach has it."""
         return ChoiceView(np.array(self.tokens, np.int32), self.finish_reason)
 
 
 @dataclass(slots=True)
 class DeliveredRequest:
-    """A request that somebody waits for.
+    """A request that a call waits for.
 
     Attributes:
-        delivery: what all its attachments' names begin with.
-        attachment: name of this delivery by which the log knows it, or is to know it.
-        awaits: the log can't be followed before it answers to ``attachment``.
+        delivery: prefix of the names of all its attachments.
+        attachment: the one that the next valid RequestState names.
+        awaits: the log is ignored until a RequestState names ``attachment``.
         is_search: a beam search, of which nothing is delivered until it is over.
         group: handle of the beams that run.
-        was_stated: the log knew the request.
-        num_attached: how often it has been asked for again.
-        overtaken: deliveries that it was taken over from, as the log said when it last answered.
+        was_stated: a RequestState was read.
+        num_attached: Attach messages sent so far.
+        overtaken: deliveries that were replaced, by the last RequestState.
     """
 
     choices: list[DeliveredChoice]
@@ -67,13 +67,13 @@ class DeliveredRequest:
     overtaken: tuple[str, ...] = ()
 
     def is_overtaken_in(self, state: RequestState) -> bool:
-        """Another delivery has the request now, and this one will not get it back."""
+        """Whether another delivery has replaced this one for good."""
         if delivery_of(state.submit.attachment) == self.delivery:
             return False
         return not self.awaits or self.delivery in state.submit.overtaken
 
     def attach(self) -> None:
-        """Ask for the request again: only an answer to that can be believed."""
+        """Name a new attachment; only a state that names it is valid."""
         self.num_attached += 1
         self.attachment = attachment_of(self.delivery, self.num_attached)
         self.awaits = True
@@ -84,18 +84,18 @@ class DeliveredRequest:
         return all(choice.ended for choice in self.choices)
 
     def views(self) -> tuple[ChoiceView, ...]:
-        """What the client has. Of beams it is no part of what the engine searches with."""
+        """The tokens that the client has; none for a beam search, whose beams are not delivered."""
         return () if self.is_search else tuple(choice.view() for choice in self.choices)
 
     def begin_with(self, views: Sequence[ChoiceView]) -> None:
-        """The client has this already."""
+        """Begin with the tokens that the client has."""
         for choice, view in zip(self.choices, views, strict=True):
             choice.tokens = view.tokens.tolist()
             choice.finish_reason = view.finish_reason
             self.was_admitted = self.was_admitted or bool(choice.tokens)
 
     def lacks_scores(self, found: Mapping[int, Sequence[int]]) -> bool:
-        """Some of what is new must have log-probabilities, which no state has.
+        """Whether new tokens need log-probabilities, which no state has.
 
         Args:
             found: by choice, what ``continuations`` has found.

@@ -1,4 +1,4 @@
-"""Who waits for which request, and attaching to a request again where the log can't be followed."""
+"""The requests that calls of this process wait for, and their Attach messages."""
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
@@ -26,8 +26,8 @@ _log = EventLog("gateway.engine.deliveries")
 # A scheduler that reads what was appended answers within a step.
 _FIRST_REPEAT_S = 2.0
 _LONGEST_REPEAT_S = 30.0
-# What is not heard of for so long may have been told in entries that were trimmed unread.
-_UNHEARD_S = 10.0
+# A state that is missing for so long may have been in entries that were trimmed unread.
+_STATELESS_S = 10.0
 # After a refusal: shorter than any client waits before it asks again, and long enough that most of
 # a flood costs neither a look at its bodies nor a way to the engine.
 _FULL_S = 0.1
@@ -38,12 +38,11 @@ class _Delivery:
     """One request and the call that waits for it.
 
     Attributes:
-        attachment: under which the engine was told of it last.
-        submit: what to ask for if the engine does not know the request; None if only the id is
-            known.
-        attach: what was said and has no answer yet, without the prompt.
-        unheard_since_s: since when the log has been silent about it, although it must speak of it.
-        give_up_s: when to stop waiting for the engine's first word; infinite once it came.
+        attachment: the last one that was sent to the engine.
+        submit: the request, in case the engine does not have it; None if only the id is known.
+        attach: the one that has no answer yet, without the prompt.
+        stateless_since_s: since when the log lacks a state that it must have.
+        give_up_s: when to stop waiting for the engine's first answer; infinite once it came.
     """
 
     queue: EventQueue
@@ -54,11 +53,11 @@ class _Delivery:
     repeat_s: float = 0.0
     pause_s: float = _FIRST_REPEAT_S
     accepted: bool = False
-    unheard_since_s: float | None = None
+    stateless_since_s: float | None = None
 
 
 class Deliveries:
-    """All requests that calls of this process wait for. Nothing here does I/O.
+    """All requests that calls of this process wait for. It does no I/O.
 
     Args:
         instance: of this gateway.
@@ -82,14 +81,14 @@ class Deliveries:
 
     @property
     def is_full(self) -> bool:
-        """The engine has just refused what it would have refused anybody."""
+        """The engine has just refused a request for lack of room, and would refuse any other."""
         return self._clock_s() < self._full_until_s
 
     def __len__(self) -> int:
         return len(self._open)
 
     def queues(self) -> set[EventQueue]:
-        """Of all calls that wait for anything."""
+        """The queues of all calls that wait for a request."""
         return {delivery.queue for delivery in self._open.values()}
 
     def open(
@@ -103,8 +102,8 @@ class Deliveries:
         """Wait for a request that is about to be submitted or attached to.
 
         Args:
-            accepted: the engine has taken it before, and told its state to whoever opens it.
-            patience_s: how long to wait for the engine's first word before giving it up.
+            accepted: the engine has accepted the request before.
+            patience_s: how long to wait for the engine's first answer before giving up.
         """
         self.supersede(submit.request_id)
         self._requests.open(
@@ -142,7 +141,7 @@ class Deliveries:
             is_new=not delivery.accepted,
         )
         # What was accepted is in the log with its prompt, unless the log has lost its end.
-        self._say(delivery, attach, with_prompt=not delivery.accepted)
+        self._send_attach(delivery, attach, with_prompt=not delivery.accepted)
 
     def attach_unanswered(self, request_id: str, queue: EventQueue) -> None:
         """Attach to what may never have been submitted, unless this call has its end already.
@@ -160,7 +159,7 @@ class Deliveries:
         give_up_s = self._clock_s() + patience_s
         delivery = self._open[request_id] = _Delivery(queue, attachment, None, give_up_s)
         attach = Attach(request_id, self._instance, attachment, None, (), exact=False)
-        self._say(delivery, attach)
+        self._send_attach(delivery, attach)
 
     def supersede(self, request_id: str) -> None:
         """The newer of two deliveries wins: end the one that there is in this process."""
@@ -170,12 +169,12 @@ class Deliveries:
             self._forget(request_id)
 
     def submit_of(self, request_id: str) -> Submit | None:
-        """What an open delivery asked for."""
+        """The Submit of an open delivery; None if there is none."""
         delivery = self._open.get(request_id)
         return None if delivery is None else delivery.submit
 
     def is_open(self, request_id: str, queue: EventQueue) -> bool:
-        """This call still waits for this request."""
+        """Whether this call still waits for this request."""
         delivery = self._open.get(request_id)
         return delivery is not None and delivery.queue is queue
 
@@ -194,7 +193,7 @@ class Deliveries:
         return attachment
 
     def dispatch(self, events: Iterable[Event]) -> None:
-        """Hand out what the log said, and attach where it can't be followed."""
+        """Put events into the queues of their calls, and attach after each Desynchronized."""
         for event in events:
             delivery = self._open.get(event.request_id)
             if delivery is None:
@@ -207,7 +206,7 @@ class Deliveries:
                 continue
             if isinstance(event, Desynchronized):
                 if not self._requests.awaits(event.request_id):
-                    continue  # the same entry tells how it ended
+                    continue  # a later event of the same entry has ended it
                 _log.warning("attaching", id=event.request_id, why=event.why)
                 self.attach(event.request_id)
                 continue
@@ -222,12 +221,12 @@ class Deliveries:
             delivery.queue.put(event)
 
     def server_restarted(self) -> None:
-        """What was said and not answered may be lost: say it again at once."""
+        """Repeat each Attach without an answer at once: the server may have lost it."""
         for delivery in self._open.values():
             delivery.repeat_s, delivery.pause_s = 0.0, _FIRST_REPEAT_S
 
     def repeat(self) -> None:
-        """Say again what had no answer for a while."""
+        """Repeat each Attach that had no answer for a while."""
         now = self._clock_s()
         for request_id, delivery in self._open.items():
             if delivery.attach is None or now < delivery.repeat_s:
@@ -239,21 +238,21 @@ class Deliveries:
             delivery.repeat_s = now + delivery.pause_s
             delivery.pause_s = min(2 * delivery.pause_s, _LONGEST_REPEAT_S)
 
-    def attach_unheard_of(self) -> None:
-        """Ask for what the log must have spoken of by now."""
+    def attach_where_states_lack(self) -> None:
+        """Attach to requests whose states should have been read by now."""
         now = self._clock_s()
         for request_id, delivery in self._open.items():
             if not self._requests.lacks_state(request_id):
-                delivery.unheard_since_s = None
-            elif delivery.unheard_since_s is None:
-                delivery.unheard_since_s = now
-            elif now >= delivery.unheard_since_s + _UNHEARD_S:
-                delivery.unheard_since_s = None
-                _log.warning("attaching", id=request_id, why="the log is silent about it")
+                delivery.stateless_since_s = None
+            elif delivery.stateless_since_s is None:
+                delivery.stateless_since_s = now
+            elif now >= delivery.stateless_since_s + _STATELESS_S:
+                delivery.stateless_since_s = None
+                _log.warning("attaching", id=request_id, why="the log has no state of it")
                 self.attach(request_id)
 
     def give_up(self, why: str) -> None:
-        """Tell the calls that have waited in vain for the engine's first word."""
+        """Fail the deliveries that had no answer from the engine within their patience."""
         now = self._clock_s()
         for request_id, delivery in list(self._open.items()):
             if now >= delivery.give_up_s:
@@ -262,11 +261,11 @@ class Deliveries:
                     delivery.queue.put(EngineUnreachable(request_id, why))
 
     def give_all_up(self, why: str) -> None:
-        """Tell all calls that nothing will come."""
+        """Fail all deliveries."""
         for request_id, delivery in self._open.items():
             delivery.queue.put(EngineUnreachable(request_id, why))
 
-    def _say(self, delivery: _Delivery, attach: Attach, with_prompt: bool = False) -> None:
+    def _send_attach(self, delivery: _Delivery, attach: Attach, with_prompt: bool = False) -> None:
         """Append an Attach, and later repeat it without the prompt.
 
         A scheduler that has read the prompt keeps it; one that has not asks for it.
@@ -278,13 +277,13 @@ class Deliveries:
         self._send(whole if with_prompt else attach)
 
     def _send_prompt(self, request_id: str, delivery: _Delivery) -> None:
-        """The scheduler does not have the request: describe all of it."""
+        """Attach with the whole Submit: the scheduler does not have the prompt."""
         attach = delivery.attach
         if attach is None or attach.submit is None or not self._requests.awaits(request_id):
             return
         submit = attach.submit.with_prompt_of(delivery.submit)
         assert submit is not None, f"{request_id}: the delivery has another prompt"
-        self._say(delivery, replace(attach, submit=submit), with_prompt=True)
+        self._send_attach(delivery, replace(attach, submit=submit), with_prompt=True)
 
     def _forget(self, request_id: str) -> None:
         self._requests.close(request_id)

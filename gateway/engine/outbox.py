@@ -1,4 +1,4 @@
-"""Messages that must reach the scheduler though no call waits for it: Attach, Stop, Abort, Pin."""
+"""Appends messages in the background until the bus takes them: Attach, Stop, Abort, Pin."""
 
 import asyncio
 from collections import deque
@@ -21,7 +21,7 @@ _log = EventLog("gateway.engine.outbox")
 class Outbox:
     """Appends to one requests log, in order, and tries again while the bus is away.
 
-    That is safe for these messages alone: hearing one twice is like hearing it once.
+    Only these messages are safe to repeat: a second copy has no further effect.
 
     Args:
         trim_below: up to where the log may be trimmed now, None if that is not known.

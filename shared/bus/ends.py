@@ -1,7 +1,7 @@
 """Logs that have lost their end although the server is the same.
 
-Somebody may delete a log, or flush the server. Ids then begin anew, below those that were read or
-written before: who goes on reading from a cursor up there gets nothing, for ever.
+An operator may delete a log, or flush the server. Ids then begin anew, below those that were read
+or written before: a reader whose cursor is above them gets nothing, for ever.
 """
 
 from collections.abc import Mapping

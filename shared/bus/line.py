@@ -18,7 +18,7 @@ Command = Sequence[str | bytes | int]
 
 
 class Line:
-    """One connection; whoever asks waits for the reply before anything else is asked.
+    """One connection, for one command or one batch of commands at a time.
 
     Args:
         connection: not connected yet; without a timeout of its own, see RedisBus.

@@ -74,7 +74,7 @@ class ChoiceState:
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestState(Message):
-    """The whole of an unfinished request at this place of the log.
+    """All of an unfinished request at this position of the log.
 
     Written on acceptance, after a new epoch and before trimming. It replaces whatever a reader
     knew of the request, and retires its earlier handles. Where an entry in front of it that is kept
@@ -85,7 +85,7 @@ class RequestState(Message):
     choices: tuple[ChoiceState, ...]
     requests_cursor: str  # requests up to here are in outputs: gateways may trim them
     num_deaths: int = 0  # of workers, one after the other, that were computing it
-    was_admitted: bool = False  # it has had its turn, even if nothing came of it yet
+    was_admitted: bool = False  # it was admitted once, even if it has no token yet
     step: int = 0  # of the epoch: what its handles got up to here is in it
     arrival: int = 0  # requests were accepted in the order of these numbers, in all epochs
     accepted_ms: int = 0  # when, by the engine's clock
@@ -100,7 +100,7 @@ class RequestEnded(Message):
     reason: str  # FinishReason
     error: str  # "" unless something went wrong
     requests_cursor: str
-    for_all: bool = False  # OVERLOADED: nobody else's could wait, either
+    for_all: bool = False  # OVERLOADED: any other request would be refused, too
 
 
 @message

@@ -113,7 +113,7 @@ class Attach(Message):
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class GatewayLost(Message):
-    """A gateway's lease ran out: nobody waits for what it alone delivered. From the scheduler."""
+    """A gateway's lease ran out: requests that it alone delivered are ended. From the scheduler."""
 
     gateway: str
 
@@ -121,7 +121,7 @@ class GatewayLost(Message):
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class Drain(Message):
-    """The scheduler of this epoch is about to leave: it admits nobody any more. From itself."""
+    """The scheduler of this epoch shuts down and admits no request any more. From itself."""
 
     epoch: int
 
@@ -139,7 +139,7 @@ class Stop(Message):
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class Abort(Message):
-    """Nobody waits for this request any more."""
+    """The delivery has ended: no client waits for the request."""
 
     request_id: str
     attachment: str  # a stale one is ignored
@@ -151,7 +151,7 @@ class Abort(Message):
 class Pin(Message):
     """The operator wants this prefix's keys and values to stay in the pool.
 
-    Nobody answers: EngineInfo says what became of it. To say it twice is to say it once.
+    There is no answer: EngineInfo has its status. A second copy has no further effect.
     """
 
     prefix_id: str  # names tokens and salt, wherever they come from

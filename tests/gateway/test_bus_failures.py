@@ -148,7 +148,7 @@ async def test_an_open_stream_survives_a_bus_that_is_away_for_a_while(
     submit = await stage.engine.accept_next()
     await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
     bus.away = True
-    await stage.until(lambda: stage.server.service.engine._must_find_place)
+    await stage.until(lambda: stage.server.service.engine._must_find_position)
     bus.away = False
     await stage.engine.generate(submit, tokens_of(stage, "cd"))
     assert (await waiting).json()["choices"][0]["text"] == "abcd"
@@ -163,7 +163,7 @@ async def test_after_a_lost_tail_a_stream_waits_for_a_newer_epoch(make_stage: Ma
         last = await bus.last_id(engine.keys.outputs)
         await stream.read_text(2)
         bus.away = True
-        await stage.until(lambda: stage.server.service.engine._must_find_place)
+        await stage.until(lambda: stage.server.service.engine._must_find_position)
         bus.forget_from(engine.keys.outputs, last)
         bus.server = "second"
         bus.away = False

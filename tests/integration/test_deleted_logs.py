@@ -76,7 +76,7 @@ def requests(name: str) -> list[Submit]:
 async def test_streams_survive_whatever_is_deleted(
     llama: Path, redis_bus: RedisBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.engine.deliveries._UNHEARD_S", 1.0)
+    monkeypatch.setattr("gateway.engine.deliveries._STATELESS_S", 1.0)
     configuration = Configuration()
     scheduler = configuration.scheduler()
     keys = EngineKeys(scheduler.engine_id)

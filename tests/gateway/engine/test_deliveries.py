@@ -102,13 +102,13 @@ async def test_what_the_log_is_silent_about_is_asked_for() -> None:
     now, follower, sent = [0.0], OutputsFollower(), list[Attach]()
     deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: now[0])
     deliveries.open(submit("trimmed"), EventQueue())
-    deliveries.attach_unheard_of()
+    deliveries.attach_where_states_lack()
     now[0] = 9.9
-    deliveries.attach_unheard_of()
+    deliveries.attach_where_states_lack()
     assert sent == []
     now[0] = 10.0
-    deliveries.attach_unheard_of()
-    deliveries.attach_unheard_of()
+    deliveries.attach_where_states_lack()
+    deliveries.attach_where_states_lack()
     assert [(attach.request_id, attach.is_new) for attach in sent] == [("trimmed", True)]
 
 
@@ -128,9 +128,9 @@ async def test_patience_is_for_the_engines_first_word_and_not_for_what_it_has_ac
     deliveries.give_up("silent")
     now[0] = 1.0
     deliveries.give_up("silent")
-    deliveries.attach_unheard_of()
+    deliveries.attach_where_states_lack()
     now[0] = 1_000.0
-    deliveries.attach_unheard_of()
+    deliveries.attach_where_states_lack()
     deliveries.give_up("silent")
     assert await queues[0].take() == [EngineUnreachable("unheard", "silent")]
     assert await queues[1].take() == [RequestAccepted("accepted")]
