@@ -19,9 +19,6 @@ MOST_FUNCTION_LINES = 60  # kernels are exempt: each is one loop over tiles
 
 # Longer files, with the reason. Do not add to these.
 LONGER_FILES = {
-    "gateway/engine/client.py": "the engine's client, to be split by what a caller asks of it",
-    "scheduler_svc/explain/timeline.py": "all events of a request's timeline",
-    "scheduler_svc/service.py": "the scheduler's loop",
     "tests/gateway/engine/test_outputs_follower.py": "tests of one module",
     "tests/gateway/openai/test_beam_search.py": "tests of one behaviour",
     "tests/gpu_worker/sampling/test_penalties.py": "tests of one module",
