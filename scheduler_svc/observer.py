@@ -59,8 +59,8 @@ class Observer:
         self._metrics.iteration_tokens.observe(result.num_batched_tokens)
         self._metrics.last_step_timestamp.set_to_current_time()
 
-    def turn(self, seconds: float) -> None:
-        """The core worked this long since the last turn."""
+    def ticked(self, seconds: float) -> None:
+        """Record how long the core worked in a tick, in seconds."""
         self._metrics.schedule_seconds.observe(seconds)
 
     def noted(self, taken: list[events.Event]) -> None:

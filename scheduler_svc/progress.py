@@ -43,8 +43,8 @@ class Progress:
         self._longest_s = max(self._longest_s, seconds)
         self._num_fruitless = 0
 
-    def note(self, core: Scheduler) -> None:
-        """Look at the core: after every turn."""
+    def update(self, core: Scheduler) -> None:
+        """Take the state of the core, after every tick."""
         moved, now_s = core.applied_step != self._applied_step, self._clock_s()
         self._applied_step, self._has_work = core.applied_step, core.has_work
         if moved or not core.has_work:

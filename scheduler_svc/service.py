@@ -100,7 +100,7 @@ class SchedulerService:
         self._kv: KVGeometry | None = None
 
     def stop(self) -> None:
-        """Finish what runs and admit nobody any more, at the second call end after this turn.
+        """Finish what runs without new admissions; at the second call, end after this tick.
 
         Unfinished requests stay in the log for the next start.
         """
@@ -192,8 +192,8 @@ class SchedulerService:
         due_s = 0.0
         until_s = math.inf
         while not self._stopping.is_set() and self._clock_s() < until_s:
-            await self._turn(core, epoch, started.history)
-            self._progress.note(core)
+            await self._tick(core, epoch, started.history)
+            self._progress.update(core)
             if self._draining.is_set() and not self._stopping.is_set() and until_s == math.inf:
                 await self._start_draining(epoch)
                 until_s = self._clock_s() + self._settings.drain_timeout
@@ -206,7 +206,7 @@ class SchedulerService:
             self._stopping.set()
             log.info("drained", requests_left=core.num_requests)
 
-    async def _turn(self, core: Scheduler, epoch: int, history: History) -> None:
+    async def _tick(self, core: Scheduler, epoch: int, history: History) -> None:
         """Read, apply, plan, append: one round trip each way."""
         keys = self._keys
         cursors = {keys.outputs: core.outputs_cursor}
@@ -245,7 +245,7 @@ class SchedulerService:
             ids = await self._bus.append_all(appends)
             if answers and ids[0] <= core.outputs_cursor:
                 raise EpochOver(f"{keys.outputs} has lost entries that were there: was it deleted?")
-        self._observer.turn(spent_s)
+        self._observer.ticked(spent_s)
         self._observer.noted(core.take_events())
         if core.needs_checkpoint:
             await self._checkpoint(core, epoch)
