@@ -1,3 +1,4 @@
-"""Paged attention and what surrounds it, for CPUs and GPUs. Nothing here imports services or
-messages.
+"""Paged attention and the other operations of a model's layers, for CPUs and GPUs.
+
+Nothing here imports services or messages.
 """

@@ -1,7 +1,7 @@
-"""Blocks of all layers in one piece: the bytes that are swapped, layer by layer, keys first.
+"""Packed blocks: the bytes of a block in all layers, layer by layer, keys first, for swapping.
 
 A packed block is ``[layer, 2, Hkv, block_size, D]``; layers may differ in Hkv, D and type. A pool
-that is itself laid out so, ``[block, layer, 2, Hkv, block_size, D]``, is called block-major.
+of that layout, ``[block, layer, 2, Hkv, block_size, D]``, is called block-major.
 """
 
 from collections.abc import Sequence

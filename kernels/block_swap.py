@@ -10,11 +10,11 @@ from kernels.interface import BlockMover, LayerCache
 
 
 class BlockSwapper:
-    """Between a pool and packed blocks on the host.
+    """Copies blocks between a pool and packed blocks in the host's memory.
 
-    From a block-major pool a block is one copy of bytes, left to the copy engine, and neighbours
-    that stay neighbours go together. From any other, the mover reads or writes the host's memory
-    itself, so on a GPU that has to be pinned. All of it is queued in the current stream.
+    With a block-major pool a block is one copy of bytes by the copy engine; consecutive blocks are
+    copied together. With any other pool the mover reads or writes the host's memory, which has to
+    be pinned on a GPU. All copies are queued in the current stream.
 
     Args:
         layers: the pool.

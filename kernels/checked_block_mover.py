@@ -1,4 +1,4 @@
-"""What all movers of whole blocks check before they move anything."""
+"""The base of all movers of whole blocks: checks arguments before anything is moved."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from kernels.interface import LayerCache
 
 
 class CheckedMover(ABC):
-    """A ``BlockMover`` whose arguments are right once they get to the methods below.
+    """A ``BlockMover`` that checks arguments; subclasses copy.
 
     Args:
         layers: the pool, in the order in which packed blocks hold the layers.
@@ -23,7 +23,7 @@ class CheckedMover(ABC):
     def __init__(self, layers: Sequence[LayerCache]) -> None:
         for cache in layers:
             check_cache(cache)
-        self._layers = tuple(layers)  # which also keeps what addresses name
+        self._layers = tuple(layers)  # also owns the memory at addresses
         self.bytes_per_block = bytes_per_block(layers)
 
     def copy(

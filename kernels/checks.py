@@ -1,7 +1,7 @@
-"""Shape and type checks shared by the backends, so that shape comments cannot lie.
+"""Checks of shapes and types, shared by the backends, so that shape comments hold.
 
-The backends hand raw addresses to compiled code: a wrong type there is a wild read, not an
-exception, so every argument is checked here first.
+Kernels get raw addresses: a wrong type there is a wild read, not an exception. So every argument is
+checked here first.
 """
 
 import torch
@@ -152,7 +152,7 @@ def check_slots(slot_mapping: torch.Tensor, num_tokens: int) -> None:
 
 
 def check_indices(name: str, indices: torch.Tensor, num_tokens: int) -> None:
-    """There is an index for each token; which ones there are is not looked at.
+    """There is an index for each token; the indices themselves are not checked.
 
     Raises:
         ValueError: if there is not.

@@ -1,4 +1,4 @@
-"""What every attention backend does. Symbols are explained in ``kernels/README.md``."""
+"""The contract of attention backends and block movers. ``kernels/README.md`` explains symbols."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,8 +12,8 @@ QUANTIZED_DTYPE = torch.float8_e4m3fn
 class LayerCache:
     """Keys and values of one layer in the KV pool.
 
-    Views with arbitrary strides (the last dimension is contiguous), so that any physical layout
-    of the pool serves. A pool of ``QUANTIZED_DTYPE`` holds keys and values divided by the scales.
+    Views with arbitrary strides (the last dimension is contiguous), so that the pool may have any
+    layout. A pool of ``QUANTIZED_DTYPE`` holds keys and values divided by the scales.
     """
 
     key: torch.Tensor  # [num_blocks, Hkv, block_size, D]
@@ -23,7 +23,7 @@ class LayerCache:
 
     @property
     def quantized(self) -> bool:
-        """Whether what is stored is scaled, and of another type than queries and outputs."""
+        """Whether keys and values are scaled, and of another type than queries and outputs."""
         return self.key.dtype == QUANTIZED_DTYPE
 
 
@@ -41,7 +41,7 @@ class RaggedBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What a model's layer asks for beyond plain causal attention."""
+    """Parameters of a layer's attention."""
 
     scale: float
     sliding_window: int | None = None  # a token sees itself and the window - 1 tokens before it
@@ -52,8 +52,8 @@ class AttentionBackend(Protocol):
     """Write new keys and values, and attend over pages; both run in place.
 
     Attributes:
-        name: that it is selected by.
-        capturable: nothing is read back from the device, so that a CUDA graph can be captured.
+        name: by which ``select_backend`` finds it.
+        capturable: it reads nothing back from the device, so that a CUDA graph can be captured.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Paged attention in plain torch, slow and plain to read: what the other backends must equal."""
+"""Paged attention in plain torch: slow, easy to read, and the oracle of the other backends."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Moves of whole blocks in plain torch, on any device: what other movers must equal."""
+"""Moves of whole blocks in plain torch, on any device: the oracle of the other movers."""
 
 from collections.abc import Sequence
 

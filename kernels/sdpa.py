@@ -1,4 +1,4 @@
-"""Attention by torch's own operator, for sequences that lie in one piece."""
+"""Attention by torch's own operator, for sequences in contiguous memory."""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -11,8 +11,8 @@ from kernels.reference import ReferenceBackend
 class SdpaBackend(ReferenceBackend):
     """Any device and float type; each sequence must be one block of the cache.
 
-    Keys and values are read in place, through views. Soft-capped layers and pools of 8-bit floats,
-    which the operator does not know, are left to the reference, and so are writes.
+    Keys and values are read in place, through views. Writes, and layers that the operator does not
+    serve (soft-cap, pools of 8-bit floats), are left to the reference.
     """
 
     name = "sdpa"

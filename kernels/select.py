@@ -1,4 +1,4 @@
-"""Which attention backend and which mover of blocks serve a device."""
+"""Selects the attention backend and the block mover of a device."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def select_backend(
     A deterministic one gives a row the same result, bit for bit, in every batch; on CPUs also
     however many rows of its sequence are computed with it.
 
-    Backends are imported only when chosen: a CPU installation has no Triton, and a reader of
+    Backends are imported only when they are selected: an installation for CPUs has no Triton, and
     the reference needs no numba.
 
     Raises:

@@ -35,7 +35,7 @@ class LayerShape:
         return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-class ShortCut(Protocol):
+class DirectLogits(Protocol):
     """Computes logits without the model's own code."""
 
     def serves(self, step: AttentionStep, num_tokens: int) -> bool:
@@ -66,13 +66,13 @@ class RaggedModel:
         model: a decoder with a head, in evaluation mode.
 
     Attributes:
-        short_cut: computes the same results for the steps that it serves; None: there is none.
+        direct_pass: computes the same results for the steps that it serves; None: there is none.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.config = model.config.get_text_config()
-        self.short_cut: ShortCut | None = None
+        self.direct_pass: DirectLogits | None = None
         self.packed_bytes = 0  # of weights that cpu_fusion has packed; they are no parameters
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -101,8 +101,8 @@ class RaggedModel:
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.forward(token_ids, positions, step, rows)
-        if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
-            return self.short_cut.logits(token_ids, positions, step, rows)
+        if self.direct_pass is not None and self.direct_pass.serves(step, token_ids.shape[0]):
+            return self.direct_pass.logits(token_ids, positions, step, rows)
         arguments: dict[str, Any] = {STEP_KEYWORD: step}
         if self._picks_rows:
             arguments["logits_to_keep"] = 0 if rows is None else rows
@@ -122,8 +122,8 @@ class RaggedModel:
         step: AttentionStep,
     ) -> RowArgmax | torch.Tensor:
         """The argmax token of every row, or logits [T, vocabulary]; valid until the next call."""
-        if self.short_cut is not None and self.short_cut.serves(step, token_ids.shape[0]):
-            return self.short_cut.argmax(token_ids, positions, step)
+        if self.direct_pass is not None and self.direct_pass.serves(step, token_ids.shape[0]):
+            return self.direct_pass.argmax(token_ids, positions, step)
         return self.forward(token_ids, positions, step, rows=None)
 
     @torch.inference_mode()

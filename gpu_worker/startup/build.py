@@ -11,7 +11,7 @@ from gpu_worker.kv.memory import KVMemory, check_block_size
 from gpu_worker.kv.pool_sizes import choose_num_blocks, choose_num_host_blocks, memory_left
 from gpu_worker.model.check.load_check import ModelCheck
 from gpu_worker.model.check.tokens import text_tokens
-from gpu_worker.model.graph.replayed_layers import play_layers
+from gpu_worker.model.graph.replay_check import replay_layers
 from gpu_worker.model.layer_kernels import check_layer_settings, replace_layers
 from gpu_worker.model.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
@@ -100,7 +100,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     if buckets is not None:
         executor.capture_graphs(buckets)
     if device.type == "cpu":
-        play_layers(executor, model, shapes, backend, settings)
+        replay_layers(executor, model, shapes, backend, settings)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
     return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
 

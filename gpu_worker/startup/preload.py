@@ -48,8 +48,10 @@ def _load_all(loads: Sequence[Callable[[], object]]) -> None:
 
 def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]]:
     """A loader for each kernel that this model is known to need."""
-    from kernels.cpu.linear.entry_points import linear_kernel, norm_kernel
-    from kernels.cpu.runtime.entry_points import attend_kernel, write_kernel
+    from kernels.cpu.attention.attention_kernel import attend_kernel
+    from kernels.cpu.attention.cache_write_kernel import write_kernel
+    from kernels.cpu.elementwise.norm_kernel import norm_kernel
+    from kernels.cpu.linear.linear_kernel import linear_kernel
     from kernels.cpu.runtime.instruction_set import best_dot, detect
     from kernels.cpu.sampling import sampler
     from kernels.cpu.sampling.pruned_argmax_entry_points import is_served, pruned_argmax_kernels

@@ -1,4 +1,4 @@
-"""The Triton kernel between the two matrix products of a gated MLP."""
+"""The Triton kernel of silu(gate) * up, between the two matrix products of a gated MLP."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""What surrounds attention in a model, on GPUs: one launch where torch takes several."""
+"""The operations around attention on GPUs, in one launch each: checks and launches."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from kernels.triton.rotary_kernel import rotate_kernel
 from kernels.triton.tiles import interpreting
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-"""Types of inputs and outputs; all is computed in float32."""
+"""Types of inputs and outputs; everything is computed in float32."""
 
 GATE_TILE = 1024  # outputs
 ROTARY_TILE = 8  # heads
@@ -34,7 +34,7 @@ class LinearTile:
 
 
 def linear_tile(dtype: torch.dtype) -> LinearTile:
-    """One tile for all numbers of rows: another one would round a row's sums differently."""
+    """The one tile for all numbers of rows: another one would round a row's sums differently."""
     if dtype == torch.float32:  # multiplied without tensor cores, to keep its precision
         return LinearTile(32, 64, 32, 4, 3)
     return LinearTile(64, 64, 64, 4, 4)
@@ -115,7 +115,7 @@ def rotate(
     cos: torch.Tensor,  # [T, D]
     sin: torch.Tensor,  # [T, D]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries [T, H, D] and keys [T, Hkv, D] turned by their positions.
+    """Rotary embeddings of queries [T, H, D] and keys [T, Hkv, D].
 
     Raises:
         ValueError: shapes or types do not fit each other.
@@ -124,7 +124,7 @@ def rotate(
     _require_dtype(query)
     num_tokens, num_heads, head_dim = query.shape
     if cos.shape[1] != head_dim:
-        raise ValueError(f"cos {tuple(cos.shape)}: all of D {head_dim} must be turned")
+        raise ValueError(f"cos {tuple(cos.shape)}: all of D {head_dim} must be rotated")
     num_kv_heads = key.shape[1]
     query_out = query.new_empty(query.shape)
     key_out = key.new_empty(key.shape)
@@ -156,7 +156,7 @@ def linear(
     weight: torch.Tensor,  # [N, K], of any strides
     bias: torch.Tensor | None,  # [N]
 ) -> torch.Tensor:
-    """x @ weight.T + bias, [..., N]; a row has the same bits whatever the others are.
+    """x @ weight.T + bias, [..., N]; a row has the same bits in every batch.
 
     Raises:
         ValueError: shapes or types do not fit each other.

@@ -35,7 +35,7 @@ def merge_kernel(  # type: ignore[no-untyped-def]
 ):
     """R' rows of one tile under one KV head. Grid: (Hkv, tiles, rows of a tile / R').
 
-    Cuts the work once more and so finds the same pieces as the kernel that wrote them.
+    Splits the work as the kernel that wrote the pieces does, and so finds the same ones.
     """
     TILE_TOKENS: tl.constexpr = TILE_ROWS // GROUP
     kv_head = tl.program_id(0).to(tl.int64)

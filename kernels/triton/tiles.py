@@ -1,4 +1,4 @@
-"""Tiles of the attention kernels, and into how many pieces a launch may cut the keys."""
+"""Tiles of the attention kernels, and the number of pieces that a launch may split keys into."""
 
 from dataclasses import dataclass
 
@@ -30,9 +30,9 @@ class TileConfig:
         return max(1, _MIN_PIECE_KEYS // self.keys)
 
     def options(self) -> dict[str, object]:
-        """What the compiler is told beyond the kernel's constants.
+        """Options of the compiler beside the kernel's constants.
 
-        Fusing multiplications with additions is asked for because Triton's default is changing.
+        Fusion of multiplications with additions is explicit, since Triton's default changes.
         """
         return {
             "num_warps": self.num_warps,

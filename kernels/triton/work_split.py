@@ -1,8 +1,8 @@
-"""How attention is cut into pieces of work: decided on the device, from the lengths it finds there.
+"""Splits attention into pieces of work, on the device, by the lengths of sequences.
 
-A *tile* is so many query tokens of one sequence under one KV head; a *piece* is a part of a tile's
-keys. A launch captured in a graph serves any lengths, since its grid depends only on bounds that
-the host knows, and every program finds its own piece.
+A *tile* is some query tokens of one sequence under one KV head; a *piece* is a part of a tile's
+keys. The grid depends on bounds that are known on the host, and every program finds its own piece.
+So a launch that is captured in a graph serves any lengths.
 """
 
 import triton
@@ -32,7 +32,7 @@ def cut_work(  # type: ignore[no-untyped-def]
     Sequences of up to SHORT_TOKENS rows are served by the launch for short ones, longer ones by
     the other; here the others have no tiles. A piece holds at least the average of all keys over
     ``capacity``, so that there are at most ``capacity`` more pieces than tiles. With a fixed size
-    of pieces the cut of a sequence follows from its own length, whoever else is in the batch.
+    of pieces a sequence is split by its own length, and not by the rest of the batch.
     """
     sequence = tl.arange(0, SEQS)  # [S']
     exists = sequence < num_seqs  # [S']

@@ -12,7 +12,7 @@ from gpu_worker.model.attention import PagedStep
 from gpu_worker.startup.build import Worker
 from kernels.cpu.runtime.instruction_set import Dot, best_dot, detect
 from tests.gpu_worker.conftest import MakeWorker
-from tests.gpu_worker.model.graph.test_captured_layers import BLOCK_SIZE, ragged, recorded
+from tests.gpu_worker.model.graph.test_captured_layers import BLOCK_SIZE, captured, ragged
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
@@ -58,7 +58,7 @@ def test_by_pairs_that_is_so_anyway(kind: str, make_worker: MakeWorker) -> None:
 
 def assert_same_in_chunks(worker: Worker) -> None:
     """Assert that tokens decoded one by one end in the same logits as tokens computed at once."""
-    assert recorded(worker) is not None  # a tape has the job as the backend described it
+    assert captured(worker) is not None  # a graph has the arguments that the backend wrote
     tokens = torch.randint(4096, (NUM_TOKENS,), generator=torch.Generator().manual_seed(0))
     expected = last_logits(worker, tokens, [20] + [1] * 20)
     for chunks in ([40], [37, 3], [3, 37], [16, 16, 8], [39, 1]):

@@ -69,7 +69,7 @@ def make_case(shape: Shape, seed: int = 0) -> Case:
     size = shape.block_size
     counts = [-(-context // size) for _, context in shape.sequences]
     cache = empty_cache(shape, num_blocks=sum(counts) + 2)
-    free = (torch.randperm(sum(counts) + 1) + 1).tolist()  # block 0 is nobody's
+    free = (torch.randperm(sum(counts) + 1) + 1).tolist()  # block 0 belongs to no sequence
     tables = torch.full((len(counts), max(counts) + 2), ABSURD_BLOCK, dtype=torch.int32)
     keys, values, slots = [], [], []
     for sequence, (num_rows, context) in enumerate(shape.sequences):

@@ -1,4 +1,4 @@
-"""What tests of compiled CPU kernels share."""
+"""Fixtures of tests of CPU kernels."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ def kernels() -> CpuLayers:
 
 @pytest.fixture(params=[1, 2, 5])
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    """So many compute, more than there may be cores among them."""
+    """Numbers of threads, also more than there may be cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield

@@ -1,4 +1,4 @@
-"""Which of the compiled activations a module of a loaded model computes."""
+"""Finds the activation kernel that computes what a module of a loaded model computes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ from torch.nn.functional import gelu, relu
 
 from kernels.cpu.elementwise.elementwise import Activation
 
-# Where activations are defined; what is defined elsewhere is not called to find out.
+# Modules that define activations; a class defined elsewhere is never called to find out.
 _HOMES = {"transformers.activations", "torch.nn.modules.activation"}
 
 _REFERENCES: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -20,16 +20,16 @@ _REFERENCES: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def find_activation(module: nn.Module | None) -> Activation | None:
-    """The activation that the module is; None if it is none of them.
+    """The activation that the module computes; None: none of them.
 
-    It is tried in float32: in bfloat16 the two GELUs differ by no more than rounding.
+    Outputs are compared in float32: in bfloat16 the two GELUs differ by no more than rounding.
     """
     if module is None or type(module).__module__ not in _HOMES:
         return None
     x = torch.linspace(-20, 20, 4001)
     try:
         found = module(x)
-    except (RuntimeError, TypeError, ValueError):  # it wants something else
+    except (RuntimeError, TypeError, ValueError):  # it takes other arguments
         return None
     if not isinstance(found, torch.Tensor) or found.shape != x.shape or found.dtype != x.dtype:
         return None

@@ -1,8 +1,8 @@
-"""Puts compiled layers for CPUs in the place of a loaded model's own.
+"""Replaces the layers of a loaded model by ones that call CPU kernels.
 
-Linear layers are packed; those that share an input run at once, a gated MLP in two or three calls,
-normalizations and activations in one pass. Where something else computes differently from the
-model's own code, that is kept.
+Linear layers are packed. Those that share an input become one call, a gated MLP two or three calls,
+normalizations and activations one call each. Layers that the kernels would compute differently
+stay the model's own.
 """
 
 from collections.abc import Iterable
@@ -36,9 +36,9 @@ from gpu_worker.model.fusion.module_matching import (
     plain_linears,
     reads_weights,
 )
-from gpu_worker.model.fusion.rotary import RotarySurgeon
+from gpu_worker.model.fusion.rotary import RotaryReplacer
 from kernels.cpu.elementwise.elementwise import Activation
-from kernels.cpu.linear.layers import CompiledLinear, CpuLayers
+from kernels.cpu.linear.layers import CpuLayers, CpuLinear
 from kernels.cpu.linear.linear_arguments import PANEL
 from kernels.cpu.linear.weight_packing import PackedLayers, can_gate, can_pack, pack, pack_gated
 
@@ -47,18 +47,18 @@ _CPU = torch.device("cpu")
 
 @dataclass(slots=True)
 class Fusion:
-    """What was replaced; counts of layers.
+    """Numbers of replaced layers.
 
     Attributes:
         packed: linear layers that run one by one.
-        shared_inputs: attention layers whose queries, keys and values are one call.
-        gated_mlps: MLPs whose gate and up are one call.
+        shared_inputs: attention layers that compute queries, keys and values in one call.
+        gated_mlps: MLPs that compute gate and up in one call.
         norms: normalizations.
-        activations: those that stand alone.
-        rotaries: attention layers that turn queries and keys in one call.
-        narrow: linear weights that bfloat16 holds without loss, kept as such.
+        activations: outside gated MLPs.
+        rotaries: attention layers that rotate queries and keys in one call.
+        narrow: linear weights that bfloat16 holds without loss, stored in bfloat16.
         embeddings_shared: embeddings that read the packed weights of the output layer.
-        embeddings_copied: embeddings whose weight the output layer has packed once more.
+        embeddings_copied: embeddings that keep a weight which the output layer has packed, too.
         kept: linear layers that stay torch's.
     """
 
@@ -76,11 +76,11 @@ class Fusion:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of what was packed."""
+        """Memory of packed weights."""
         return sum(packed.weight.nbytes for packed in self.layers)
 
     def counts(self) -> dict[str, int]:
-        """What there is of each kind, for the log."""
+        """Numbers of each kind, for the log."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: count for name, count in found.items() if isinstance(count, int)}
 
@@ -89,58 +89,58 @@ class Fusion:
 def fuse(
     model: nn.Module, kernels: CpuLayers, dtype: torch.dtype, attention: Iterable[nn.Module] = ()
 ) -> Fusion:
-    """Replace what can be, in place; weights that were packed are freed as it goes.
+    """Replace layers in place; each weight is freed once it is packed.
 
     Args:
         model: of transformers, on the CPU, in evaluation mode.
-        kernels: what the new layers call.
+        kernels: make the new layers.
         dtype: of the model.
         attention: its attention layers.
     """
-    surgeon = _Surgeon(kernels, dtype)
+    replacer = _LayerReplacer(kernels, dtype)
     for module in attention:
-        surgeon.replace_rotary(module)
+        replacer.replace_rotary(module)
     for module in list(model.modules()):
-        surgeon.join_qkv(module)
+        replacer.join_qkv(module)
     for parent, name, module in places(model):
-        surgeon.replace_mlp(parent, name, module)
+        replacer.replace_mlp(parent, name, module)
     embeddings = _tied_embeddings(model)
     for parent, name, module in places(model):
-        surgeon.replace_linear(parent, name, module, embeddings)
-        surgeon.replace_norm(parent, name, module)
-        surgeon.replace_activation(parent, name, module)
-    return surgeon.done
+        replacer.replace_linear(parent, name, module, embeddings)
+        replacer.replace_norm(parent, name, module)
+        replacer.replace_activation(parent, name, module)
+    return replacer.done
 
 
-class _Surgeon:
-    """Replaces layers, and counts them."""
+class _LayerReplacer:
+    """Replaces layers and counts them."""
 
     def __init__(self, kernels: CpuLayers, dtype: torch.dtype) -> None:
         self.done = Fusion()
         self._kernels = kernels
         self._dtype = dtype
-        # MLPs by their type and activation; None: SiLU, if the type is not refused.
+        # MLPs by type and activation; None: SiLU, unless the type is refused.
         self._refused: set[tuple[type[nn.Module], Activation | None]] = set()
         self._proven: set[tuple[type[nn.Module], Activation | None]] = set()
-        self._rotary = RotarySurgeon(kernels.rotary(dtype), kernels.dtypes, _CPU, partial=True)
+        self._rotary = RotaryReplacer(kernels.rotary(dtype), kernels.dtypes, _CPU, partial=True)
 
     def replace_rotary(self, module: nn.Module) -> None:
-        """Let a layer's own code call the compiled rotary embedding."""
+        """Let an attention layer's own code call the rotary kernel."""
         self.done.rotaries += self._rotary.replace(module, self._dtype)
 
     def join_qkv(self, module: nn.Module) -> None:
-        """Let the projections of an attention layer run at once."""
+        """Compute the projections of an attention layer in one call."""
         linears = _packable(plain_linears(module, QKV))
         if linears is None or len({linear.in_features for linear in linears}) > 1:
             return
         layers = pack([linear.weight for linear in linears], [linear.bias for linear in linears])
-        shared = SharedInput(self._compile(self._note(layers)))
+        shared = SharedInput(self._linear(self._count(layers)))
         for index, name in enumerate(QKV):
             setattr(module, name, SharedInputLinear(shared, index))
         self.done.shared_inputs += 1
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Join the gate, its activation and up of an MLP that consists of nothing else."""
+        """Compute gate, activation and up of an MLP together, if it has no other parts."""
         linears = _packable(gated_linears(module) or joined_gated_linears(module))
         if linears is None:
             return
@@ -161,8 +161,8 @@ class _Surgeon:
             self._refused.add(kind)
             return
         self._proven.add(kind)
-        self._note(joined)
-        self._note(last)
+        self._count(joined)
+        self._count(last)
         setattr(parent, name, fused)
         self.done.gated_mlps += 1
 
@@ -170,7 +170,7 @@ class _Surgeon:
         self, joined: PackedLayers, activation: Activation | None, last: PackedLayers
     ) -> nn.Module:
         """Gate and up, SiLU or another activation, and down."""
-        gate_up, down = self._compile(joined), self._compile(last)
+        gate_up, down = self._linear(joined), self._linear(last)
         if activation is None:
             return GatedMLP(gate_up, down)
         return ActivatedMLP(gate_up, activation, self._kernels.elements, down)
@@ -182,7 +182,7 @@ class _Surgeon:
         module: nn.Module,
         embeddings: dict[torch.Tensor, Place],
     ) -> None:
-        """Pack one layer, and let an embedding that has the same weight read it from there."""
+        """Pack one layer, and let an embedding with the same weight read the packed one."""
         if type(module) not in (nn.Linear, Conv1D):
             return
         parameter: Any = module.weight
@@ -190,8 +190,8 @@ class _Surgeon:
         if not can_pack(weight) or weight.dtype != self._dtype or reads_weights(parent):
             self.done.kept += 1
             return
-        layers = self._note(pack([weight], [module.bias]))  # type: ignore[list-item]
-        setattr(parent, name, PackedLinear(self._compile(layers)))
+        layers = self._count(pack([weight], [module.bias]))  # type: ignore[list-item]
+        setattr(parent, name, PackedLinear(self._linear(layers)))
         self.done.packed += 1
         tied = embeddings.get(parameter)
         if tied is None:
@@ -200,11 +200,11 @@ class _Surgeon:
         if type(embedding) is nn.Embedding and embedding.max_norm is None:
             setattr(owner, place, PackedEmbedding(layers, self._dtype))
             self.done.embeddings_shared += 1
-        else:  # it does more than look up, and so keeps what it has
+        else:  # it does more than look up, and keeps its own
             self.done.embeddings_copied += 1
 
     def replace_norm(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Compile a normalization: by the root mean square, or by mean and variance."""
+        """Replace an RMS normalization, or one by mean and variance."""
         dtype = self._dtype
         root_mean_square, by_variance = norm_factors(module), layer_norm_terms(module)
         if root_mean_square is not None:
@@ -221,7 +221,7 @@ class _Surgeon:
                 self._put_norm(parent, name, module, FusedNorm(norm, weight, bias))
 
     def _put_norm(self, parent: nn.Module, name: str, module: nn.Module, fused: FusedNorm) -> bool:
-        """Whether it does the same, and is there now; rows have a mean, which may matter."""
+        """Replace the module if both compute the same; whether they do. The rows' mean is not 0."""
         width = len(fused.weight)
         if not agrees(module, fused, width, self._dtype, _CPU, mean=1.0):
             return False
@@ -230,7 +230,7 @@ class _Surgeon:
         return True
 
     def replace_activation(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Compile an activation that is none of a gated MLP's."""
+        """Replace an activation outside gated MLPs."""
         activation = find_activation(module)
         if activation is None or self._dtype not in self._kernels.dtypes:
             return
@@ -242,10 +242,10 @@ class _Surgeon:
     def _agrees(self, own: nn.Module, fused: nn.Module, num_features: int) -> bool:
         return agrees(own, fused, num_features, self._dtype, _CPU)
 
-    def _compile(self, layers: PackedLayers) -> CompiledLinear:
+    def _linear(self, layers: PackedLayers) -> CpuLinear:
         return self._kernels.linear(layers, self._dtype)
 
-    def _note(self, layers: PackedLayers) -> PackedLayers:
+    def _count(self, layers: PackedLayers) -> PackedLayers:
         self.done.layers.append(layers)
         if self._dtype != torch.bfloat16:
             self.done.narrow += layers.weight.dtype == torch.bfloat16
@@ -253,7 +253,7 @@ class _Surgeon:
 
 
 def _packable(linears: list[nn.Linear] | None) -> list[nn.Linear] | None:
-    """These, if all can be packed."""
+    """The layers, if all can be packed; else None."""
     if linears is None or not all(can_pack(linear.weight) for linear in linears):
         return None
     return linears

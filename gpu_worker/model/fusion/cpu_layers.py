@@ -1,4 +1,4 @@
-"""Layers that take the place of transformers' own and run the compiled kernels for CPUs."""
+"""Modules that replace layers of transformers and call CPU kernels."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,15 +6,16 @@ import torch
 from torch import nn
 
 from kernels.cpu.elementwise.elementwise import Activation, CpuElements
+from kernels.cpu.elementwise.norm import CpuNorm
 from kernels.cpu.elementwise.table_lookup import CpuLookups
-from kernels.cpu.linear.layers import CompiledLinear, CompiledNorm
+from kernels.cpu.linear.layers import CpuLinear
 from kernels.cpu.linear.weight_packing import PackedLayers
 
 
 class PackedLinear(nn.Module):
     """One linear layer."""
 
-    def __init__(self, linear: CompiledLinear) -> None:
+    def __init__(self, linear: CpuLinear) -> None:
         super().__init__()
         self._linear = linear
 
@@ -32,10 +33,10 @@ class PackedLinear(nn.Module):
 
 
 class SharedInput:
-    """Layers that their caller runs one after the other on the same input, computed at once.
+    """Layers that a model calls one after the other with the same input, computed in one call.
 
-    The first one called computes all; the others, called with the same tensor, find their
-    output. Whatever order or inputs a model uses, the result is right.
+    The first one called computes all; the others, if called with the same tensor, return outputs
+    that are computed already. Any order of calls and any inputs give correct outputs.
     """
 
     def __init__(self, linear: Callable[[torch.Tensor], Sequence[torch.Tensor]]) -> None:
@@ -51,8 +52,8 @@ class SharedInput:
             self._input = x
             found = self._outputs[index]
             assert found is not None
-        # Nothing is kept for longer than its caller needs it, and nothing is handed out twice: a
-        # tensor may have been written to in the meantime.
+        # An output is returned once and then forgotten: its caller may write to it, and its memory
+        # is freed as soon as possible.
         self._outputs[index] = None
         if all(output is None for output in self._outputs):
             self._input = None
@@ -78,7 +79,7 @@ class SharedInputLinear(nn.Module):
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) in two calls."""
 
-    def __init__(self, gate_up: CompiledLinear, down: CompiledLinear) -> None:
+    def __init__(self, gate_up: CpuLinear, down: CpuLinear) -> None:
         super().__init__()
         self._gate_up = gate_up
         self._down = down
@@ -103,10 +104,10 @@ class ActivatedMLP(nn.Module):
 
     def __init__(
         self,
-        gate_up: CompiledLinear,
+        gate_up: CpuLinear,
         activation: Activation,
         elements: CpuElements,
-        down: CompiledLinear,
+        down: CpuLinear,
     ) -> None:
         super().__init__()
         self._gate_up = gate_up
@@ -127,13 +128,13 @@ class FusedNorm(nn.Module):
     """Normalization in one pass.
 
     Args:
-        norm: what computes it.
+        norm: computes it.
         weight: [D] float32, by which normalized rows are multiplied.
         bias: [D] float32, added then.
     """
 
     def __init__(
-        self, norm: CompiledNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self, norm: CpuNorm, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
@@ -149,7 +150,7 @@ class FusedNorm(nn.Module):
 
 
 class FusedActivation(nn.Module):
-    """An activation that is compiled for one type.
+    """An activation of one type.
 
     Args:
         activation: which.
@@ -176,7 +177,7 @@ class FusedActivation(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """An embedding whose weight is that of a packed layer, kept once."""
+    """An embedding that reads its weight from a packed layer, so that it is stored once."""
 
     def __init__(self, layers: PackedLayers, dtype: torch.dtype) -> None:
         super().__init__()

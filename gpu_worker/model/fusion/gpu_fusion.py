@@ -1,9 +1,9 @@
-"""Puts fused layers for GPUs in the place of a loaded model's own.
+"""Replaces the layers of a loaded model by fused ones for GPUs.
 
-Projections of one input become one product, RMS normalization, rotary embeddings and what is
-between the products of a gated MLP one launch each. All that computes differently from the model's
-own code is left as it is. In deterministic mode every linear layer is one whose rows do not depend
-on each other; torch's choose their order of sums by the number of rows.
+Projections of one input become one matrix product; RMS normalization, rotary embeddings and the
+gate of an MLP become one launch each. Layers that would compute differently stay the model's own.
+In deterministic mode every linear layer has rows that do not depend on each other; torch's choose
+the order of sums by the number of rows.
 """
 
 from collections.abc import Iterable
@@ -30,19 +30,19 @@ from gpu_worker.model.fusion.module_matching import (
     places,
     plain_linears,
 )
-from gpu_worker.model.fusion.rotary import RotarySurgeon
+from gpu_worker.model.fusion.rotary import RotaryReplacer
 from kernels.triton.layers import DTYPES, can_norm, rotate
 
 
 @dataclass(slots=True)
 class GpuFusion:
-    """What was replaced; counts of layers.
+    """Numbers of replaced layers.
 
     Attributes:
-        shared_inputs: attention layers whose queries, keys and values are one product.
-        gated_mlps: MLPs whose gate and up are one product.
+        shared_inputs: attention layers that compute queries, keys and values in one product.
+        gated_mlps: MLPs that compute gate and up in one product.
         norms: RMS normalizations.
-        rotaries: attention layers that turn queries and keys in one launch.
+        rotaries: attention layers that rotate queries and keys in one launch.
         row_linears: linear layers that run one by one, rows independent of each other.
         kept: linear layers that stay torch's.
     """
@@ -55,7 +55,7 @@ class GpuFusion:
     kept: int = 0
 
     def counts(self) -> dict[str, int]:
-        """What there is of each kind, for the log."""
+        """Numbers of each kind, for the log."""
         return asdict(self)
 
 
@@ -63,39 +63,41 @@ class GpuFusion:
 def fuse_on_gpu(
     model: nn.Module, attention: Iterable[nn.Module], deterministic: bool = False
 ) -> GpuFusion:
-    """Replace what can be, in place; weights that were joined are freed as it goes.
+    """Replace layers in place; weights are freed once they are joined.
 
     Args:
         model: of transformers, in evaluation mode, on a GPU (or on a CPU, in Triton's interpreter).
         attention: its attention layers.
         deterministic: make the rows of all linear layers independent of each other.
     """
-    surgeon = _Surgeon(next(model.parameters()).device, deterministic)
+    replacer = _LayerReplacer(next(model.parameters()).device, deterministic)
     for module in list(model.modules()):
-        surgeon.join_qkv(module)
+        replacer.join_qkv(module)
     for module in attention:
-        surgeon.replace_rotary(module)
+        replacer.replace_rotary(module)
     for parent, name, module in places(model):
-        surgeon.replace_mlp(parent, name, module)
+        replacer.replace_mlp(parent, name, module)
     for parent, name, module in places(model):
-        surgeon.replace_linear(parent, name, module)
-        surgeon.replace_norm(parent, name, module)
-    return surgeon.done
+        replacer.replace_linear(parent, name, module)
+        replacer.replace_norm(parent, name, module)
+    return replacer.done
 
 
-class _Surgeon:
-    """Replaces layers, and counts them."""
+class _LayerReplacer:
+    """Replaces layers and counts them."""
 
     def __init__(self, device: torch.device, deterministic: bool) -> None:
         self.done = GpuFusion()
         self._device = device
         self._deterministic = deterministic
         self._linear = linear_function(deterministic)
-        self._mlps: dict[type[nn.Module], bool] = {}  # whether those of a type compute the same
-        self._rotary = RotarySurgeon(rotate, DTYPES, device)
+        self._mlps: dict[
+            type[nn.Module], bool
+        ] = {}  # whether the fused MLP of a type computes the same
+        self._rotary = RotaryReplacer(rotate, DTYPES, device)
 
     def join_qkv(self, module: nn.Module) -> None:
-        """Let the projections of an attention layer run at once."""
+        """Compute the projections of an attention layer in one product."""
         linears = plain_linears(module, QKV)
         if linears is None or not JoinedLinear.can_join(linears) or not _served(linears):
             return
@@ -107,7 +109,7 @@ class _Surgeon:
         self.done.shared_inputs += 1
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Join the gate, SiLU and up of an MLP that consists of nothing else."""
+        """Compute gate, SiLU and up of an MLP together, if it has no other parts."""
         linears = gated_linears(module)
         if linears is None or not _served(linears) or self._mlps.get(type(module)) is False:
             return
@@ -122,7 +124,7 @@ class _Surgeon:
             self.done.gated_mlps += 1
 
     def replace_linear(self, parent: nn.Module, name: str, module: nn.Module) -> None:
-        """Make the rows of a layer independent of each other, if that is asked for."""
+        """In deterministic mode, make the rows of a layer independent of each other."""
         if type(module) not in (nn.Linear, Conv1D):
             return
         weight: Any = module.weight
@@ -150,7 +152,7 @@ class _Surgeon:
                 return
 
     def replace_rotary(self, module: nn.Module) -> None:
-        """Let a layer's own code call the fused rotary embedding."""
+        """Let an attention layer's own code call the fused rotary embedding."""
         self.done.rotaries += self._rotary.replace(module, next(module.parameters()).dtype)
 
 

@@ -1,4 +1,4 @@
-"""Layers that take the place of transformers' own and run the Triton kernels."""
+"""Modules that replace layers of transformers and launch Triton kernels."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 
 
 def linear_function(deterministic: bool) -> Linear:
-    """Torch's, or one whose rows have the same bits whatever the others are."""
+    """Torch's function; if deterministic, one whose rows do not depend on each other."""
     return layers.linear if deterministic else torch_linear
 
 
@@ -49,10 +49,10 @@ class JoinedLinear(nn.Module):
 
 
 class RowLinear(nn.Module):
-    """A linear layer whose rows have the same bits whatever the others are.
+    """A linear layer whose rows have the same bits in every batch.
 
     Args:
-        weight: as its owner keeps it, so that others who share it still do.
+        weight: not copied, so that modules that share it still do.
         bias: [N].
         transposed: the weight is [K, N], else [N, K].
     """
@@ -73,7 +73,7 @@ class RowLinear(nn.Module):
 
 
 class TritonGatedMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)): a product, what is between, a product."""
+    """down(silu(gate(x)) * up(x)): a matrix product, the gate, a matrix product."""
 
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, linear: Linear) -> None:
         super().__init__()

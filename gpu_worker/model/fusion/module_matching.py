@@ -1,7 +1,7 @@
-"""Finding layers in a loaded model, and whether something else computes the same.
+"""Finds layers of a loaded model, and compares them with what is to replace them.
 
-Layers are found by the names and types that transformers uses. What is more than a plain linear
-layer is tried on random rows before it is replaced: a name alone does not make a layer.
+Layers are found by the names and types that transformers uses. A name alone does not make a layer:
+all but plain linear layers are compared on random rows before they are replaced.
 """
 
 import inspect
@@ -21,7 +21,7 @@ JOINED_MLP = ("gate_up_proj", "down_proj")
 """The same, where gate and up are one layer."""
 
 _PROBE_ROWS = 3
-# Of an output and the spread of all: what rounding alone explains.
+# Differences that rounding explains, as shares of an output plus the spread of all outputs.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 Place = tuple[nn.Module, str, nn.Module]
@@ -38,13 +38,13 @@ def places(model: nn.Module) -> list[Place]:
 
 
 def reads_weights(module: nn.Module) -> bool:
-    """Whether its own code asks for a weight: one of its children's may be, so they must stay."""
+    """Whether a module's code reads a ``weight``, maybe a child's, which must then stay."""
     forward = inspect.unwrap(type(module).forward)
     return "weight" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
 def plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
-    """The children of these names, if all are there and are linear layers of one type."""
+    """The children of these names, if all exist and are linear layers of one dtype."""
     found: list[nn.Linear] = []
     for name in names:
         child = getattr(module, name, None)
@@ -55,7 +55,7 @@ def plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] 
 
 
 def gated_linears(module: nn.Module) -> list[nn.Linear] | None:
-    """Gate, up and down of an MLP that has nothing else, gate and up of one shape."""
+    """Gate, up and down of an MLP without other parts, gate and up of one shape."""
     linears = plain_linears(module, MLP)
     if linears is None:
         return None
@@ -66,7 +66,7 @@ def gated_linears(module: nn.Module) -> list[nn.Linear] | None:
 
 
 def joined_gated_linears(module: nn.Module) -> list[nn.Linear] | None:
-    """The same of an MLP whose gate and up are the halves of one layer; they share its memory."""
+    """The same of an MLP whose gate and up are the halves of one layer, as views of its weight."""
     linears = plain_linears(module, JOINED_MLP)
     if linears is None or linears[0].out_features % 2:
         return None
@@ -88,7 +88,7 @@ def _halves(linear: nn.Linear) -> list[nn.Linear]:
 
 
 def norm_factors(module: nn.Module) -> tuple[float, Iterator[torch.Tensor]] | None:
-    """Epsilon of what looks like an RMS normalization, and by what it may multiply [K] float32."""
+    """Epsilon of an RMS normalization by name, and its possible factors [K] float32."""
     weight = getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
@@ -100,9 +100,9 @@ def norm_factors(module: nn.Module) -> tuple[float, Iterator[torch.Tensor]] | No
 
 
 def layer_norm_terms(module: nn.Module) -> tuple[float, torch.Tensor, torch.Tensor] | None:
-    """Epsilon of what looks like a normalization by mean and variance, its weight and bias.
+    """Epsilon, weight and bias of a normalization by mean and variance, found by name.
 
-    Both [K] float32, where it has none of ones and zeros.
+    Weight and bias are [K] float32; ones and zeros where the module has none.
     """
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
@@ -123,29 +123,29 @@ def agrees(
     device: torch.device,
     mean: float = 0.0,
 ) -> bool:
-    """Whether both do the same to random rows of this mean, but for rounding."""
+    """Whether both return the same for random rows of this mean, up to rounding."""
     rows = random_rows((1, _PROBE_ROWS, num_features), dtype, device) + mean
     try:
         expected = own(rows)
-    except (IndexError, RuntimeError, TypeError, ValueError):  # it wants something else
+    except (IndexError, RuntimeError, TypeError, ValueError):  # it takes other arguments
         return False
     return close(other(rows), expected)
 
 
 def random_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """The same for the same shape."""
+    """Random numbers, the same in every call with the same shape."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator).to(dtype).to(device)
 
 
 def close(found: Any, expected: Any) -> bool:
-    """Whether two results are tensors of one kind, and differ by no more than rounding."""
+    """Whether two results are tensors of one shape and dtype that differ by rounding alone."""
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
         return False
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     difference = (found.float() - expected.float()).abs()
-    # Weights of a normalization may be few large and many small ones: the largest outputs are far
-    # outside the spread, and so is their rounding.
+    # A normalization may have few large weights among small ones: then the rounding of its largest
+    # outputs exceeds the spread.
     size = expected.float().abs() + expected.float().std().clamp_min(1e-12)
     return bool((difference < _TOLERANCE[expected.dtype] * size).all())

@@ -1,4 +1,4 @@
-"""Rotary embeddings in one call, in the place of the function that a model's attention calls."""
+"""Replaces the rotary embedding that a model's attention calls by one call of a kernel."""
 
 from collections.abc import Callable
 from types import FunctionType, MethodType
@@ -15,9 +15,9 @@ _ROTARY = "apply_rotary_pos_emb"
 Rotate = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
 ]
-"""Queries [T, H, D], keys [T, Hkv, D], cosines and sines [T, D] to turned queries and keys.
+"""Queries [T, H, D], keys [T, Hkv, D], cosines and sines [T, D] to rotated queries and keys.
 
-Some also take [T, Dr], and turn the first Dr elements of each head alone.
+Some also take cosines and sines [T, Dr], and rotate only the first Dr elements of each head.
 """
 
 
@@ -25,9 +25,9 @@ class FusedRotary:
     """Rotary embeddings of queries and keys at once, called as transformers calls its own.
 
     Args:
-        own: the function of the model's code, which serves every call that is not the usual one.
-        rotate: serves the usual one.
-        partial: both of them turn a part of each head, if cosines and sines are for one.
+        own: the function of the model's code, for calls with other arguments.
+        rotate: for calls with the usual arguments.
+        partial: both can rotate a part of each head, for cosines and sines of that size.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class FusedRotary:
         return query.transpose(0, 1)[None], key.transpose(0, 1)[None]
 
 
-class RotarySurgeon:
-    """Lets attention layers call a fused rotary embedding.
+class RotaryReplacer:
+    """Makes attention layers call a fused rotary embedding.
 
     Args:
         rotate: the fused one.
         dtypes: that it serves.
         device: where it runs.
-        partial: whether it can turn a part of each head.
+        partial: whether it can rotate a part of each head.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class RotarySurgeon:
         self._forwards: dict[type[nn.Module], FunctionType | None] = {}
 
     def replace(self, module: nn.Module, dtype: torch.dtype) -> bool:
-        """Whether this attention layer of a type calls the fused one now.
+        """Make an attention layer of a dtype call the fused one; whether that was possible.
 
-        Transformers' code is not touched: the layer gets a copy of its ``forward`` that sees
-        another function under this name.
+        Transformers' code is not changed: the layer gets a copy of its ``forward`` with another
+        global of that name.
         """
         kind = type(module)
         if kind not in self._forwards:
@@ -129,14 +129,14 @@ class RotarySurgeon:
         rotary_dim: int,
         dtype: torch.dtype,
     ) -> bool:
-        """Whether both turn random queries and keys alike; cosines and sines are any numbers."""
+        """Whether both rotate random queries and keys alike; cosines and sines are random, too."""
         num_tokens = 5
         rows = random_rows((num_tokens, 7, head_dim), dtype, self._device).transpose(0, 1)[None]
         query, key = rows[:, :3], rows[:, 3:5]
         cos, sin = rows[:, 5, :, :rotary_dim], rows[:, 6, :, :rotary_dim]
         try:
             expected = own(query, key, cos, sin)
-        except (IndexError, RuntimeError, TypeError, ValueError):  # it wants something else
+        except (IndexError, RuntimeError, TypeError, ValueError):  # it takes other arguments
             return False
         if not isinstance(expected, tuple) or len(expected) != 2:
             return False

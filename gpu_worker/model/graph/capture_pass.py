@@ -1,4 +1,4 @@
-"""A forward pass that computes nothing: every kernel's job is noted (CPU)."""
+"""The forward pass that captures a model's layers: every kernel is stored, and none runs (CPU)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,17 @@ import torch
 from torch import nn
 
 from gpu_worker.model.attention import STEP_KEYWORD, PagedStep
-from gpu_worker.model.graph.captured_layers import Behind, LayerCall, Recorded
-from gpu_worker.model.graph.model_inputs_outputs import Surroundings
-from gpu_worker.model.graph.torch_capture import Arena, CannotRecord, Recording
+from gpu_worker.model.graph.captured_layers import (
+    CapturedLayers,
+    CapturedOutput,
+    LayerCall,
+    LayerInput,
+)
+from gpu_worker.model.graph.model_inputs_outputs import InputOutputLayers
+from gpu_worker.model.graph.torch_capture import Arena, CannotCapture, TorchCapture
 from kernels.cpu.linear.layers import CpuLayers
-from kernels.cpu.runtime.captured_graph import JobRecorder, NotedJob, Tape
-from kernels.cpu.runtime.thread_team import recording
+from kernels.cpu.runtime.captured_graph import CapturedGraph, CapturedOp, GraphCapture
+from kernels.cpu.runtime.thread_team import capturing
 from shared.logs import EventLog
 
 _MOST_LOGITS_BYTES = 1 << 28
@@ -21,141 +26,148 @@ _MOST_LOGITS_BYTES = 1 << 28
 log = EventLog(__name__)
 
 
-class NotingLayers(nn.Module):
-    """In the place of a model's layers for one pass over as many tokens as a step may have.
+class CapturingLayers(nn.Module):
+    """Takes the place of a model's layers for one pass of as many tokens as a step may have.
 
     Args:
-        layers: compiled.
-        told: for each of them, which of the calls it gets its arguments from.
-        calls: what earlier layers have noted.
-        kernels: for what is computed between the layers' own calls.
-        around: what the model computes before and behind them, if that is all known.
+        layers: whose kernels are captured.
+        call_of_layer: for each of them, the index of the call that has its arguments.
+        calls: of the pass-through layers before this module.
+        kernels: compute what is between the layers' own calls.
+        ends: the modules before and behind the layers; None: they are not captured.
 
     Attributes:
-        recorded: after the pass.
+        captured: after the pass.
     """
 
     def __init__(
         self,
         layers: nn.ModuleList,
-        told: Sequence[int],
+        call_of_layer: Sequence[int],
         calls: list[LayerCall],
         kernels: CpuLayers,
-        around: Surroundings | None,
+        ends: InputOutputLayers | None,
     ) -> None:
         super().__init__()
         self.layers = layers
-        self.recorded: Recorded | None = None
-        self._told = told
+        self.captured: CapturedLayers | None = None
+        self._call_of_layer = call_of_layer
         self._calls = calls
         self._kernels = kernels
-        self._around = around
+        self._ends = ends
 
-    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Hidden states [1, N, K], unchanged.
 
         Raises:
-            CannotRecord: the layers compute something that no tape can hold.
+            CannotCapture: the layers compute something that a graph cannot hold.
         """
-        step: PagedStep = others[STEP_KEYWORD]
+        step: PagedStep = kwargs[STEP_KEYWORD]
         arena = Arena()
-        own = _OwnTensors(arena)
-        given = [*self._calls, LayerCall(more, others)]
-        calls = [LayerCall(own.replace(call.more), own.replace(call.others)) for call in given]
-        before = self._note_embeddings(arena, hidden)
-        first = arena.empty(tuple(hidden.shape), hidden.dtype) if before is None else before.hidden
-        jobs, behind = JobRecorder(), None
-        with recording(jobs), Recording(arena, self._kernels.elements):
+        copies = _TensorCopies(arena)
+        calls = [
+            LayerCall(copies.replace(call.args), copies.replace(call.kwargs))
+            for call in [*self._calls, LayerCall(args, kwargs)]
+        ]
+        embedding = self._capture_embedding(arena, hidden)
+        if embedding is None:
+            first = arena.empty(tuple(hidden.shape), hidden.dtype)
+        else:
+            first = embedding.hidden
+        capture, output = GraphCapture(), None
+        with capturing(capture), TorchCapture(arena, self._kernels.elements):
             out = self._call_layers(first, calls)
-            layers = list(jobs.jobs)
-            if self._around is not None:
-                behind = _note_behind(self._around, out, jobs)
+            ops = list(capture.ops)
+            if self._ends is not None:
+                output = _capture_output(self._ends, out, capture)
         if not isinstance(out, torch.Tensor) or out.shape != hidden.shape:
-            raise CannotRecord("its layers do not hand on hidden states alone")
-        self.recorded = Recorded(
-            tape=Tape(layers, hidden.shape[1]),
+            raise CannotCapture("its layers do not hand on hidden states alone")
+        self.captured = CapturedLayers(
+            graph=CapturedGraph(ops, hidden.shape[1]),
             step=step,
             hidden=first,
-            before=None if before is None else before.jobs,
-            read=self._read_by(layers, calls, hidden),
+            embedding_ops=None if embedding is None else embedding.ops,
+            inputs=self._find_inputs(ops, calls, hidden),
             out=out,
-            jobs=layers,
-            behind=behind,
+            ops=ops,
+            output=output,
             arena=arena,
         )
         return hidden
 
     def _call_layers(self, hidden: torch.Tensor, calls: Sequence[LayerCall]) -> torch.Tensor:
-        for layer, told in zip(self.layers, self._told, strict=True):
-            hidden = layer(hidden, *calls[told].more, **calls[told].others)
+        for layer, call in zip(self.layers, self._call_of_layer, strict=True):
+            hidden = layer(hidden, *calls[call].args, **calls[call].kwargs)
         return hidden
 
-    def _read_by(
-        self, jobs: Sequence[NotedJob], calls: Sequence[LayerCall], hidden: torch.Tensor
-    ) -> tuple[tuple[int, int, torch.Tensor], ...]:
-        """Of all that layers are told, what jobs read: which call, which of its tensors, and where.
+    def _find_inputs(
+        self, ops: Sequence[CapturedOp], calls: Sequence[LayerCall], hidden: torch.Tensor
+    ) -> tuple[LayerInput, ...]:
+        """The tensors among the layers' arguments that ops read.
 
         Raises:
-            CannotRecord: it is not of the step's tokens.
+            CannotCapture: such a tensor has no row for each of the step's tokens.
         """
-        read = tuple(
-            (number, index, tensor)
+        inputs = tuple(
+            LayerInput(number, index, tensor)
             for number, call in enumerate(calls)
             for index, tensor in enumerate(call.tensors())
-            if number in self._told and _is_read(tensor, jobs)
+            if number in self._call_of_layer and _is_read(tensor, ops)
         )
-        for *_, tensor in read:
-            if tensor.shape[:2] != hidden.shape[:2]:
-                raise CannotRecord(f"its layers read a tensor of shape {tuple(tensor.shape)}")
-        return read
+        for each in inputs:
+            if each.tensor.shape[:2] != hidden.shape[:2]:
+                raise CannotCapture(f"its layers read a tensor of shape {tuple(each.tensor.shape)}")
+        return inputs
 
-    def _note_embeddings(self, arena: Arena, hidden: torch.Tensor) -> "_Before | None":
-        """Jobs of as many tokens' embeddings; None if more is done than tapes can do."""
-        if self._around is None:
+    def _capture_embedding(self, arena: Arena, hidden: torch.Tensor) -> "_CapturedEmbedding | None":
+        """The lookup of so many tokens; None: the embedding does more than a graph can hold."""
+        if self._ends is None:
             return None
-        jobs, token_ids = JobRecorder(), torch.zeros(hidden.shape[1], dtype=torch.int64)
+        capture, token_ids = GraphCapture(), torch.zeros(hidden.shape[1], dtype=torch.int64)
         try:
-            with recording(jobs), Recording(arena, self._kernels.elements, token_ids):
-                found = self._around.embedding(token_ids.unsqueeze(0))
+            with capturing(capture), TorchCapture(arena, self._kernels.elements, token_ids):
+                found = self._ends.embedding(token_ids.unsqueeze(0))
         except Exception as error:  # a model's own code raises whatever it likes
-            log.debug("embeddings are not looked up by the tape", because=error)
+            log.debug("the graph does not look up embeddings", because=error)
             return None
-        return _Before(found, jobs.jobs) if found.shape == hidden.shape else None
+        return _CapturedEmbedding(found, capture.ops) if found.shape == hidden.shape else None
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """What the first layer reads [1, N, K], and the jobs that write it."""
+class _CapturedEmbedding:
+    """The input of the first layer [1, N, K], and the ops that write it."""
 
     hidden: torch.Tensor
-    jobs: Sequence[NotedJob]
+    ops: Sequence[CapturedOp]
 
 
-def _note_behind(around: Surroundings, out: torch.Tensor, jobs: JobRecorder) -> Behind:
-    """What follows the layers, noted."""
-    begin = len(jobs.jobs)
-    normed = around.norm(out)
-    normed_at, num_tokens = len(jobs.jobs), out.shape[1]
-    # Of steps in which every row is asked for its logits; memory that no step needs is not touched.
-    fits = num_tokens * around.vocab_size * out.itemsize <= _MOST_LOGITS_BYTES
-    logits = around.head(normed) if fits else None
-    return Behind(normed, jobs.jobs[begin:normed_at], logits, jobs.jobs[normed_at:])
+def _capture_output(
+    ends: InputOutputLayers, out: torch.Tensor, capture: GraphCapture
+) -> CapturedOutput:
+    """Capture what follows the layers."""
+    begin = len(capture.ops)
+    normed = ends.norm(out)
+    behind_norm, num_tokens = len(capture.ops), out.shape[1]
+    # For steps that need the logits of every row; memory that no step needs is never touched.
+    fits = num_tokens * ends.vocab_size * out.itemsize <= _MOST_LOGITS_BYTES
+    logits = ends.head(normed) if fits else None
+    return CapturedOutput(normed, capture.ops[begin:behind_norm], logits, capture.ops[behind_norm:])
 
 
-class _OwnTensors:
-    """Memory of a tape's own for what layers are told."""
+class _TensorCopies:
+    """The graph's own memory for tensors among the layers' arguments."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._own: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def replace(self, value: Any) -> Any:
-        """The same, with other tensors: one for each."""
+        """The same value with a tensor of the graph's for each tensor in it."""
         if isinstance(value, torch.Tensor):
-            if id(value) not in self._own:
-                own = self._arena.empty(tuple(value.shape), value.dtype)
-                self._own[id(value)] = value, own
-            return self._own[id(value)][1]
+            if id(value) not in self._copies:
+                copy = self._arena.empty(tuple(value.shape), value.dtype)
+                self._copies[id(value)] = value, copy
+            return self._copies[id(value)][1]
         if isinstance(value, Mapping):
             return {name: self.replace(each) for name, each in value.items()}
         if isinstance(value, tuple | list):
@@ -163,8 +175,8 @@ class _OwnTensors:
         return value
 
 
-def _is_read(tensor: torch.Tensor, jobs: Sequence[NotedJob]) -> bool:
-    """Whether a job knows an address inside."""
+def _is_read(tensor: torch.Tensor, ops: Sequence[CapturedOp]) -> bool:
+    """Whether an argument of an op is an address inside the tensor."""
     begin = tensor.data_ptr()
     behind = begin + tensor.nbytes
-    return any(begin <= word < behind for job in jobs for word in job.words)
+    return any(begin <= argument < behind for op in ops for argument in op.arguments)

@@ -1,4 +1,4 @@
-"""A model's decoder layers, recorded once and played as one call (CPU)."""
+"""A model's decoder layers captured as a graph, and the modules that replay them (CPU)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,98 +10,113 @@ from torch import nn
 
 from gpu_worker.model.attention import STEP_KEYWORD, PagedStep
 from gpu_worker.model.graph.torch_capture import Arena
-from kernels.cpu.runtime.captured_graph import NotedJob, Tape
+from kernels.cpu.runtime.captured_graph import CapturedGraph, CapturedOp
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """What a layer is called with, beside hidden states."""
+    """The arguments of a layer's call, without hidden states."""
 
-    more: tuple[Any, ...]
-    others: Mapping[str, Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors among the arguments, in a fixed order."""
         found: list[torch.Tensor] = []
-        _gather(self.more, found)
-        _gather(self.others, found)
+        _gather(self.args, found)
+        _gather(self.kwargs, found)
         return found
 
     def same(self, other: "LayerCall") -> bool:
-        """Whether the other layer is told the very same."""
+        """Whether the other call has the very same objects as arguments."""
         return (
-            len(self.more) == len(other.more)
-            and self.others.keys() == other.others.keys()
-            and all(a is b for a, b in zip(self.more, other.more, strict=True))
-            and all(value is other.others[name] for name, value in self.others.items())
+            len(self.args) == len(other.args)
+            and self.kwargs.keys() == other.kwargs.keys()
+            and all(a is b for a, b in zip(self.args, other.args, strict=True))
+            and all(value is other.kwargs[name] for name, value in self.kwargs.items())
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """A tape, and where it reads and writes; of all tensors [1, N, ...] a step uses the first T.
+class LayerInput:
+    """A tensor among the arguments of a layer's call that captured ops read.
 
     Attributes:
-        tape: the layers' jobs.
-        step: the step it was recorded for: it knows the caches and kernels.
-        hidden: what the first layer reads.
-        before: jobs that write it, by token ids; None: it has to be copied there.
-        read: other arguments that jobs read: which call, which of its tensors, and where it goes.
-        out: what the last layer writes.
-        jobs: of the layers, as they were noted.
-        behind: what follows them.
-        arena: the memory of all that, and of what lies between.
+        call: index of the call.
+        index: of the tensor among the call's.
+        tensor: [1, N, ...] the graph's copy of it.
     """
 
-    tape: Tape
-    step: PagedStep
-    hidden: torch.Tensor
-    before: Sequence[NotedJob] | None
-    read: tuple[tuple[int, int, torch.Tensor], ...]
-    out: torch.Tensor
-    jobs: Sequence[NotedJob]
-    behind: "Behind | None"
-    arena: Arena
-
-    def serves(self, num_tokens: int, step: PagedStep) -> bool:
-        """Whether the step is over the same memory, and not too large."""
-        return step.lies_where(self.step) and num_tokens <= self.tape.num_tokens
-
-    def play(
-        self, hidden: torch.Tensor, calls: Sequence[LayerCall], step: PagedStep
-    ) -> torch.Tensor:
-        """Hidden states [1, T, K] behind the last layer, until the next call."""
-        num_tokens = hidden.shape[1]
-        self.hidden[:, :num_tokens].copy_(hidden)
-        given = [call.tensors() for call in calls] if self.read else ()
-        for call, index, place in self.read:
-            place[:, :num_tokens].copy_(given[call][index])
-        self.tape.play(num_tokens, step.batch)
-        return self.out[:, :num_tokens]
+    call: int
+    index: int
+    tensor: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class CapturedOutput:
     """What follows the layers.
 
     Attributes:
-        normed: [1, N, K] what the last normalization writes.
-        norm_jobs: that do.
-        logits: [1, N, V] of all rows; None: that would be too large.
-        head_jobs: that write them.
+        normed: [1, N, K] output of the last normalization.
+        norm_ops: that compute it.
+        logits: [1, N, V] of all rows; None: they would be too large.
+        head_ops: that compute them.
     """
 
     normed: torch.Tensor
-    norm_jobs: Sequence[NotedJob]
+    norm_ops: Sequence[CapturedOp]
     logits: torch.Tensor | None
-    head_jobs: Sequence[NotedJob]
+    head_ops: Sequence[CapturedOp]
 
 
-class EarlierLayer(nn.Module):
-    """In the place of a layer: notes what it is told, and hands hidden states on as they are.
+@dataclass(frozen=True, slots=True)
+class CapturedLayers:
+    """A graph and the memory it reads and writes. A step of T tokens uses the first T of N rows.
+
+    Attributes:
+        graph: of the layers.
+        step: in which they were captured; it has the caches and the backend.
+        hidden: [1, N, K] input of the first layer.
+        embedding_ops: write ``hidden`` by token ids; None: it has to be copied there.
+        inputs: other arguments of the layers that ops read.
+        out: [1, N, K] output of the last layer.
+        ops: of the layers.
+        output: what follows them; None: that is not captured.
+        arena: the memory of all that, and of intermediate results.
+    """
+
+    graph: CapturedGraph
+    step: PagedStep
+    hidden: torch.Tensor
+    embedding_ops: Sequence[CapturedOp] | None
+    inputs: tuple[LayerInput, ...]
+    out: torch.Tensor
+    ops: Sequence[CapturedOp]
+    output: CapturedOutput | None
+    arena: Arena
+
+    def serves(self, num_tokens: int, step: PagedStep) -> bool:
+        """Whether the step has the same caches, and no more tokens than the captured one."""
+        return step.lies_where(self.step) and num_tokens <= self.graph.num_tokens
+
+    def replay(
+        self, hidden: torch.Tensor, calls: Sequence[LayerCall], step: PagedStep
+    ) -> torch.Tensor:
+        """Hidden states [1, T, K] of the last layer; they stay valid until the next call."""
+        num_tokens = hidden.shape[1]
+        self.hidden[:, :num_tokens].copy_(hidden)
+        tensors = [call.tensors() for call in calls] if self.inputs else ()
+        for each in self.inputs:
+            each.tensor[:, :num_tokens].copy_(tensors[each.call][each.index])
+        self.graph.replay(num_tokens, step.batch)
+        return self.out[:, :num_tokens]
+
+
+class PassThroughLayer(nn.Module):
+    """Takes the place of a layer: keeps its arguments and returns hidden states unchanged.
 
     Args:
-        calls: of this pass so far, shared with those that follow.
+        calls: of this pass so far, shared with the modules that follow.
         index: of this call.
     """
 
@@ -110,18 +125,18 @@ class EarlierLayer(nn.Module):
         self._calls = calls
         self._index = index
 
-    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Hidden states [1, T, K], unchanged."""
         del self._calls[self._index :]  # a pass may have ended before its last layer
-        self._calls.append(LayerCall(more, others))
+        self._calls.append(LayerCall(args, kwargs))
         return hidden
 
 
-class Told(Exception):
-    """Ends a pass in which nobody wants more than what layers are told.
+class LayersReached(Exception):
+    """Ends a pass that is run for the arguments of the layers alone.
 
     Attributes:
-        calls: what.
+        calls: those arguments.
     """
 
     def __init__(self, calls: list[LayerCall]) -> None:
@@ -129,60 +144,62 @@ class Told(Exception):
         self.calls = calls
 
 
-class Listener(nn.Module):
-    """In the place of the layers behind earlier ones: raises Told."""
+class StoppingLayer(nn.Module):
+    """Takes the place of the layers behind pass-through ones: raises LayersReached."""
 
     def __init__(self, calls: list[LayerCall]) -> None:
         super().__init__()
         self._calls = calls
 
-    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:  # noqa: ARG002
-        """Hand nothing on.
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ARG002
+        """Return nothing.
 
         Raises:
-            Told: always.
+            LayersReached: always.
         """
-        raise Told([*self._calls, LayerCall(more, others)])
+        raise LayersReached([*self._calls, LayerCall(args, kwargs)])
 
 
-class RecordedLayers(nn.Module):
-    """A model's decoder layers, behind as many ``EarlierLayer`` as there are calls to know.
+class ReplayedLayers(nn.Module):
+    """Takes the place of all decoder layers, behind a pass-through layer for each earlier call.
 
     Args:
         layers: the model's own, one after the other.
-        told: for each of them, which of the calls it gets its arguments from.
-        calls: what the earlier layers have noted.
+        call_of_layer: for each of them, the index of the call that has its arguments.
+        calls: of the pass-through layers.
 
     Attributes:
-        recorded: plays them; what it does not serve is computed layer by layer.
+        captured: replays the layers; steps that it does not serve are computed layer by layer.
     """
 
-    def __init__(self, layers: nn.ModuleList, told: Sequence[int], calls: list[LayerCall]) -> None:
+    def __init__(
+        self, layers: nn.ModuleList, call_of_layer: Sequence[int], calls: list[LayerCall]
+    ) -> None:
         super().__init__()
         self.layers = layers
-        self.recorded: Recorded | None = None
-        self._told = told
+        self.captured: CapturedLayers | None = None
+        self._call_of_layer = call_of_layer
         self._calls = calls
 
     @contextmanager
     def one_by_one(self) -> Iterator[None]:
-        """Meanwhile nothing is played."""
-        recorded, self.recorded = self.recorded, None
+        """Inside the block, layers are called one by one."""
+        captured, self.captured = self.captured, None
         try:
             yield
         finally:
-            self.recorded = recorded
+            self.captured = captured
 
-    def forward(self, hidden: torch.Tensor, *more: Any, **others: Any) -> torch.Tensor:
-        """Hidden states [1, T, K] behind the last layer."""
-        calls = [*self._calls, LayerCall(more, others)]
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Hidden states [1, T, K] of the last layer."""
+        calls = [*self._calls, LayerCall(args, kwargs)]
         self._calls.clear()
-        step: Any = others.get(STEP_KEYWORD)
-        recorded = self.recorded if isinstance(step, PagedStep) else None
-        if recorded is not None and len(hidden) == 1 and recorded.serves(hidden.shape[1], step):
-            return recorded.play(hidden, calls, step)
-        for layer, told in zip(self.layers, self._told, strict=True):
-            hidden = layer(hidden, *calls[told].more, **calls[told].others)
+        step: Any = kwargs.get(STEP_KEYWORD)
+        captured = self.captured if isinstance(step, PagedStep) else None
+        if captured is not None and len(hidden) == 1 and captured.serves(hidden.shape[1], step):
+            return captured.replay(hidden, calls, step)
+        for layer, call in zip(self.layers, self._call_of_layer, strict=True):
+            hidden = layer(hidden, *calls[call].args, **calls[call].kwargs)
         return hidden
 
 

@@ -1,4 +1,4 @@
-"""Records a model's decoder layers, and what is around them, where that is possible (CPU)."""
+"""Captures a model's decoder layers, and what is before and behind them, where possible (CPU)."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,21 @@ from torch import nn
 from gpu_worker.model.attention import PagedStep
 from gpu_worker.model.fusion.cpu_layers import PackedLinear
 from gpu_worker.model.fusion.module_matching import places
-from gpu_worker.model.graph.capture_pass import NotingLayers
+from gpu_worker.model.graph.capture_pass import CapturingLayers
 from gpu_worker.model.graph.captured_layers import (
-    EarlierLayer,
     LayerCall,
-    Listener,
-    RecordedLayers,
+    PassThroughLayer,
+    ReplayedLayers,
+    StoppingLayer,
 )
 from gpu_worker.model.graph.direct_pass import DirectPass
 from gpu_worker.model.graph.model_inputs_outputs import (
-    NothingAttended,
-    Surroundings,
-    find_surroundings,
+    InputOutputLayers,
+    NoAttention,
+    find_input_output_layers,
 )
 from gpu_worker.model.graph.position_tables import position_tables
-from gpu_worker.model.graph.torch_capture import CannotRecord
+from gpu_worker.model.graph.torch_capture import CannotCapture
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.model.torch_compiled import decoder_layers
 from kernels.cpu.linear.layers import CpuLayers
@@ -37,7 +37,7 @@ log = EventLog(__name__)
 _PROBE_TOKENS = 2
 
 
-def record_layers(
+def capture_layers(
     model: RaggedModel,
     attention: Sequence[nn.Module],
     kernels: CpuLayers,
@@ -45,53 +45,53 @@ def record_layers(
     caches: Mapping[nn.Module, LayerCache],
     num_tokens: int,
     max_model_len: int,
-) -> RecordedLayers:
-    """Let the model play its layers, in place; past its own code, if that does nothing else.
+) -> ReplayedLayers:
+    """Make the model replay its layers, in place; without its own code where that is possible.
 
     Args:
-        model: with compiled layers.
+        model: whose layers call CPU kernels.
         attention: its attention layers.
-        kernels: for what is computed between the layers' own calls.
-        backend: kernels that run on the CPU.
-        caches: what they write to and attend over.
+        kernels: compute what is between the layers' own calls.
+        backend: of the CPU.
+        caches: of the attention layers.
         num_tokens: of the largest step.
-        max_model_len: positions that there are.
+        max_model_len: number of positions.
 
     Raises:
-        CannotRecord: the model is as it was.
+        CannotCapture: the model is unchanged.
     """
     began = time.monotonic()
     owner, name, layers = _layer_list(model, attention)
-    told = _who_is_told_what(model, layers)
-    around, because = _find_around(model, layers)
+    call_of_layer = _find_calls(model, layers)
+    ends, because = _find_ends(model, layers)
     calls: list[LayerCall] = []
-    earlier = [EarlierLayer(calls, index) for index in range(max(told))]
-    recorder = NotingLayers(layers, told, calls, kernels, around)
-    setattr(owner, name, nn.ModuleList([*earlier, recorder]))
+    earlier = [PassThroughLayer(calls, index) for index in range(max(call_of_layer))]
+    capturing_layers = CapturingLayers(layers, call_of_layer, calls, kernels, ends)
+    setattr(owner, name, nn.ModuleList([*earlier, capturing_layers]))
     step = PagedStep(backend, caches, _widest_batch(num_tokens))
     try:
         _run(model, step, num_tokens)
-        if recorder.recorded is None:
-            raise CannotRecord("its layers were not called")
+        if capturing_layers.captured is None:
+            raise CannotCapture("its layers were not called")
     except Exception as error:
         setattr(owner, name, layers)
-        raise CannotRecord(_reason(error)) from error
-    found = RecordedLayers(layers, told, calls)
-    found.recorded = recorder.recorded
-    if around is not None:
-        setattr(owner, name, nn.ModuleList([*earlier, Listener(calls)]))
+        raise CannotCapture(_reason(error)) from error
+    found = ReplayedLayers(layers, call_of_layer, calls)
+    found.captured = capturing_layers.captured
+    if ends is not None:
+        setattr(owner, name, nn.ModuleList([*earlier, StoppingLayer(calls)]))
         try:
-            tables = position_tables(model, recorder.recorded, max_model_len)
-            pruned = _pruned(model, kernels, around.head, num_tokens)
-            model.short_cut = DirectPass(around.embedding, found, tables, around.head, pruned)
+            tables = position_tables(model, found.captured, max_model_len)
+            pruned = _pruned(model, kernels, ends.head, num_tokens)
+            model.direct_pass = DirectPass(ends.embedding, found, tables, ends.head, pruned)
         except Exception as error:
             because = _reason(error)
     setattr(owner, name, nn.ModuleList([*earlier, found]))
     log.info(
-        "layers recorded",
-        jobs=len(found.recorded.tape),
+        "layers captured",
+        ops=len(found.captured.graph),
         tokens=num_tokens,
-        bytes=found.recorded.tape.nbytes + found.recorded.arena.nbytes,
+        bytes=found.captured.graph.nbytes + found.captured.arena.nbytes,
         seconds=round(time.monotonic() - began, 2),
         **({"called_around": because} if because else {}),
     )
@@ -113,47 +113,47 @@ def _pruned(
     return pruned
 
 
-def _find_around(
+def _find_ends(
     model: RaggedModel, layers: nn.ModuleList
-) -> tuple[Surroundings | None, str | None]:
-    """What is around the layers, or why that is not known."""
+) -> tuple[InputOutputLayers | None, str | None]:
+    """The modules before and behind the layers, or why they cannot be captured."""
     try:
-        return find_surroundings(model, layers), None
+        return find_input_output_layers(model, layers), None
     except Exception as error:
         return None, _reason(error)
 
 
 def _reason(error: Exception) -> str:
-    """What to say of it; a model's own code raises whatever it likes."""
-    return str(error) if isinstance(error, CannotRecord) else f"{type(error).__name__}: {error}"
+    """The reason for the log; a model's own code raises whatever it likes."""
+    return str(error) if isinstance(error, CannotCapture) else f"{type(error).__name__}: {error}"
 
 
 def _layer_list(
     model: RaggedModel, attention: Sequence[nn.Module]
 ) -> tuple[nn.Module, str, nn.ModuleList]:
-    """The one list of decoder layers, and where it is."""
+    """The one list of decoder layers, with its owner and its name there."""
     layers = decoder_layers(model.model, attention)
     for owner, name, child in places(model.model):
         if isinstance(child, nn.ModuleList) and list(child) == layers:
             return owner, name, child
-    raise CannotRecord("it has no single list of layers")
+    raise CannotCapture("it has no single list of layers")
 
 
-def _who_is_told_what(model: RaggedModel, layers: nn.ModuleList) -> list[int]:
-    """For each layer, the first one that is called with the same arguments.
+def _find_calls(model: RaggedModel, layers: nn.ModuleList) -> list[int]:
+    """For each layer, the index of the first layer that is called with the same arguments.
 
     Raises:
-        CannotRecord: the layers do not follow each other.
+        CannotCapture: the layers do not follow each other.
     """
     calls: list[LayerCall] = []
     outputs: list[Any] = []
 
-    def called(_: nn.Module, args: tuple[Any, ...], others: dict[str, Any]) -> None:
+    def called(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not args:
-            raise CannotRecord("its layers get their hidden states by name")
+            raise CannotCapture("its layers get their hidden states by name")
         if outputs and args[0] is not outputs[-1]:
-            raise CannotRecord("something is computed between its layers")
-        calls.append(LayerCall(args[1:], others))
+            raise CannotCapture("something is computed between its layers")
+        calls.append(LayerCall(args[1:], kwargs))
 
     def returned(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
         outputs.append(output)
@@ -161,23 +161,23 @@ def _who_is_told_what(model: RaggedModel, layers: nn.ModuleList) -> list[int]:
     hooks = [layer.register_forward_pre_hook(called, with_kwargs=True) for layer in layers]
     hooks += [layer.register_forward_hook(returned) for layer in layers]
     try:
-        _run(model, NothingAttended(), _PROBE_TOKENS)
+        _run(model, NoAttention(), _PROBE_TOKENS)
     finally:
         for hook in hooks:
             hook.remove()
     if len(calls) != len(layers):
-        raise CannotRecord("its layers are not called once each")
+        raise CannotCapture("its layers are not called once each")
     return [next(n for n, each in enumerate(calls) if each.same(call)) for call in calls]
 
 
 def _run(model: RaggedModel, step: Any, num_tokens: int) -> None:
-    """A forward pass whose result nobody wants."""
+    """A forward pass whose result is not used."""
     token_ids = torch.zeros(num_tokens, dtype=torch.int64)
     model.forward(token_ids, torch.arange(num_tokens), step, rows=token_ids[:1])
 
 
 def _widest_batch(num_tokens: int) -> RaggedBatch:
-    """Of so many sequences of one token."""
+    """A batch of so many sequences of one token each."""
     count = torch.arange(num_tokens + 1, dtype=torch.int32)
     return RaggedBatch(
         slot_mapping=torch.full((num_tokens,), -1),

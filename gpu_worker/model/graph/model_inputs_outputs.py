@@ -1,4 +1,4 @@
-"""What a model computes around its decoder layers, seen in a pass over two tokens (CPU)."""
+"""Finds a model's input and output layers in a pass over two tokens (CPU)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from gpu_worker.model.fusion.cpu_layers import FusedNorm, PackedLinear
-from gpu_worker.model.graph.torch_capture import CannotRecord
+from gpu_worker.model.graph.torch_capture import CannotCapture
 from gpu_worker.model.ragged_model import RaggedModel
 from kernels.interface import AttentionParams
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Modules that are all there is before the first layer and behind the last one."""
+class InputOutputLayers:
+    """The only modules before a model's first decoder layer, and behind its last one."""
 
     embedding: nn.Module
     norm: nn.Module
@@ -30,8 +30,8 @@ class _Call:
     output: Any
 
 
-class NothingAttended:
-    """A step that attends to nothing."""
+class NoAttention:
+    """A step whose attention returns zeros."""
 
     def attend(
         self,
@@ -44,11 +44,11 @@ class NothingAttended:
         return torch.zeros_like(query)
 
 
-def find_surroundings(model: RaggedModel, layers: nn.ModuleList) -> Surroundings:
+def find_input_output_layers(model: RaggedModel, layers: nn.ModuleList) -> InputOutputLayers:
     """The embedding, the last normalization and the output layer.
 
     Raises:
-        CannotRecord: there is something else, or not known to be nothing else.
+        CannotCapture: the model computes something else, or may do so.
     """
     calls = _observe(model, layers)
     token_ids, rows = torch.arange(2), torch.tensor([1])
@@ -58,7 +58,7 @@ def find_surroundings(model: RaggedModel, layers: nn.ModuleList) -> Surroundings
     last = next(call for call in calls if call.module is layers[-1])
     result = calls[-1]  # the model's own
 
-    embedding = _the_one(
+    embedding = _only(
         "embeddings are not all that the first layer gets",
         [
             call
@@ -66,29 +66,29 @@ def find_surroundings(model: RaggedModel, layers: nn.ModuleList) -> Surroundings
             if call.output is first.args[0] and _same(call.args[0], token_ids.unsqueeze(0))
         ],
     )
-    norm = _the_one(
+    norm = _only(
         "its last layer's outputs are not just normalized",
         [call for call in outside if call.args[0] is last.output],
     )
-    head = _the_one(
+    head = _only(
         "its logits are not just those of an output layer",
         [call for call in outside if call.output is getattr(result.output, "logits", None)],
     )
     if not isinstance(norm.module, FusedNorm) or not isinstance(head.module, PackedLinear):
-        raise CannotRecord("the last normalization or the output layer is not compiled")
+        raise CannotCapture("the last normalization or the output layer is not compiled")
     if not any(_same(head.args[0], x) for x in (norm.output, norm.output[:, rows])):
-        raise CannotRecord("something is computed before its output layer")
-    return Surroundings(embedding.module, norm.module, head.module, head.output.shape[-1])
+        raise CannotCapture("something is computed before its output layer")
+    return InputOutputLayers(embedding.module, norm.module, head.module, head.output.shape[-1])
 
 
 def _observe(model: RaggedModel, layers: nn.ModuleList) -> list[_Call]:
-    """All calls of modules without keyword arguments, and of layers, in the order they return."""
+    """Calls of modules without keyword arguments, and of layers, in the order of their returns."""
     calls: list[_Call] = []
 
     def returned(
-        module: nn.Module, args: tuple[Any, ...], others: dict[str, Any], output: Any
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
-        if not others or module in layers or module is model.model:
+        if not kwargs or module in layers or module is model.model:
             calls.append(_Call(module, args, output))
 
     hooks = [
@@ -96,16 +96,16 @@ def _observe(model: RaggedModel, layers: nn.ModuleList) -> list[_Call]:
     ]
     try:
         positions = torch.arange(2)
-        model.forward(torch.arange(2), positions, NothingAttended(), rows=torch.tensor([1]))
+        model.forward(torch.arange(2), positions, NoAttention(), rows=torch.tensor([1]))
     finally:
         for hook in hooks:
             hook.remove()
     return calls
 
 
-def _the_one(otherwise: str, found: Sequence[_Call]) -> _Call:
+def _only(otherwise: str, found: Sequence[_Call]) -> _Call:
     if len(found) != 1:
-        raise CannotRecord(otherwise)
+        raise CannotCapture(otherwise)
     return found[0]
 
 

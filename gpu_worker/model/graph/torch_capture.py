@@ -1,7 +1,7 @@
-"""What torch does while jobs are recorded: it allocates, looks at memory in other shapes, adds,
-multiplies by a number, and looks up embeddings.
+"""Torch's own operators while kernels are captured: it allocates, makes views, adds, multiplies by
+a number, and looks up embeddings.
 
-All else would happen once, at recording, and not when the tape is played: it is refused.
+Anything else would be computed once, at capture, and not in replays: it is refused.
 """
 
 import weakref
@@ -14,21 +14,21 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu.elementwise.elementwise import CpuElements
+from kernels.cpu.elementwise.elementwise_arguments import TOKEN_LOOKUP_LAYOUT
 from kernels.cpu.elementwise.table_lookup import CpuLookups
-from kernels.cpu.runtime.kernel_kinds import LOOKUP_OF_TOKENS
 
 _aten = torch.ops.aten
 
 
-class CannotRecord(Exception):
-    """A model computes something that no tape can hold."""
+class CannotCapture(Exception):
+    """A model computes something that a captured graph cannot hold."""
 
 
 class Arena:
-    """Memory of what jobs read and write, given out again when nobody holds it any more.
+    """Memory that captured ops read and write; freed memory is given out again.
 
-    A tape runs jobs in the order in which they were recorded, so memory that was free then is free
-    when it is played.
+    A graph runs ops in the order of their capture, so memory that was free at a capture is free in
+    every replay.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Arena:
 
     @property
     def nbytes(self) -> int:
-        """All that there is."""
+        """All memory, free or not."""
         return sum(memory.nbytes for memory in self._all)
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor lies here."""
+        """Whether the tensor's memory is the arena's."""
         at = tensor.data_ptr()
         return any(0 <= at - each.ctypes.data < each.nbytes for each in self._all)
 
@@ -60,13 +60,13 @@ class Arena:
         return torch.from_numpy(lent).view(dtype).view(shape)
 
 
-class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Meanwhile tensors lie in an arena, and what torch would compute is refused or passed on.
+class TorchCapture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Allocates tensors in an arena, and captures or refuses what torch would compute.
 
     Args:
-        arena: of the tape.
-        elements: sums and multiples as jobs.
-        token_ids: what embeddings are looked up by; None: nothing is looked up.
+        arena: of the graph.
+        elements: computes sums and multiples.
+        token_ids: that embeddings are looked up by; None: lookups are refused.
     """
 
     def __init__(
@@ -106,44 +106,44 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
             parts = found if isinstance(found, tuple | list) else (found,)
             if all(_memory(part) == _memory(args[0]) for part in parts):
                 return found
-            raise CannotRecord(f"{func} copies")
-        raise CannotRecord(f"it calls {func}")
+            raise CannotCapture(f"{func} copies")
+        raise CannotCapture(f"it calls {func}")
 
     def _is_number(self, value: Any) -> bool:
-        """Whether it is the same in every step, as what jobs have written is not."""
+        """Whether it is the same in every step; the outputs of captured ops are not."""
         if isinstance(value, torch.Tensor):
             return value.dim() == 0 and not self._arena.holds(value)
         return isinstance(value, float)
 
     def _sum(self, left: Any, right: Any) -> torch.Tensor:
         if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
-            raise CannotRecord(f"it adds {type(left).__name__} and {type(right).__name__}")
+            raise CannotCapture(f"it adds {type(left).__name__} and {type(right).__name__}")
         try:
             with self:  # the sum lies in the arena
                 return self._elements.add(left, right)
         except ValueError as error:
-            raise CannotRecord(f"it adds: {error}") from error
+            raise CannotCapture(f"it adds: {error}") from error
 
     def _multiple(self, x: torch.Tensor, number: float) -> torch.Tensor:
         try:
             with self:
                 return self._elements.scale(x, number)
         except ValueError as error:
-            raise CannotRecord(f"it multiplies: {error}") from error
+            raise CannotCapture(f"it multiplies: {error}") from error
 
     def _embeddings(self, table: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         with self:
             found = table.new_empty((*token_ids.shape, table.shape[1]))
         rows = found.view(-1, table.shape[1])
         try:
-            CpuLookups().look_up(LOOKUP_OF_TOKENS, table, token_ids.flatten(), rows)
+            CpuLookups().look_up(TOKEN_LOOKUP_LAYOUT, table, token_ids.flatten(), rows)
         except ValueError as error:
-            raise CannotRecord(f"it looks up: {error}") from error
+            raise CannotCapture(f"it looks up: {error}") from error
         return found
 
 
 def _memory(tensor: Any) -> int | None:
-    """Where a tensor's memory begins."""
+    """The address of a tensor's memory."""
     if not isinstance(tensor, torch.Tensor):
         return None
     return tensor.untyped_storage().data_ptr()

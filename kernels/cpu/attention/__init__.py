@@ -1,3 +1,3 @@
-"""Paged attention on CPUs: decode tiles and prefill tiles, by elements or by dot products of
-bfloat16.
+"""Paged attention on CPUs: decode tiles and prefill tiles, with and without dot products of bf16
+pairs.
 """

@@ -1,42 +1,46 @@
-"""The CPU kernel of paged attention: tiles of query rows claimed by threads.
+"""The CPU kernel of paged attention: threads claim tiles of query rows until none is left.
 
-Threads enter the kernel at the same time; each claims tasks from the job's counter until none is
-left. A task is one tile of query tokens of one sequence under one KV head, so keys and values are
-read once for the whole group of query heads; or, where there are few rows, under several KV heads.
+A tile is some query tokens of one sequence under one KV head, so that keys and values are read once
+for the whole group of query heads; a decode tile may be under several KV heads.
 """
 
+from functools import cache
+
+import torch
 from numba import njit
 
-from kernels.cpu.attention.decode_tile import attend_rows
-from kernels.cpu.attention.prefill_tile import attend_columns
-from kernels.cpu.runtime import kernel_arguments as fields
-from kernels.cpu.runtime.memory import claim, field, load_i32
+from kernels.cpu.attention import attention_arguments as fields
+from kernels.cpu.attention.decode_tile import attend_decode_tile
+from kernels.cpu.attention.prefill_tile import attend_prefill_tile
+from kernels.cpu.runtime.bf16_dot import BF16_DOT_TAGS
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
+from kernels.cpu.runtime.instruction_set import Dot
+from kernels.cpu.runtime.memory import claim_task, claim_thread, field, load_i32
 
 
 @njit
-def attend_tasks(job, tag):
-    """Claim tiles until none is left.
+def attend_tasks(args, tag):
+    """Attend for all tiles.
 
-    ``tag`` types the elements (see simd), or says that they are multiplied by pairs (see
-    bf16_dot).
+    ``tag`` is the type of the elements (see simd), or the bf16 dot product's (see bf16_dot).
     """
-    num_seqs = field(job, fields.NUM_SEQS)
-    num_kv_heads = field(job, fields.NUM_KV_HEADS)
-    group = field(job, fields.GROUP)
-    tile_tokens = field(job, fields.TILE_TOKENS)
-    lens = field(job, fields.CONTEXT_LENS)  # [S] int32
-    starts = field(job, fields.QUERY_STARTS)  # [S + 1] int32
-    column_rows = field(job, fields.COLUMN_ROWS)
-    thread = claim(job + 8 * fields.NEXT_THREAD)
-    scratch = field(job, fields.SCRATCH) + thread * field(job, fields.SCRATCH_BYTES)
-    # Heads of a task with few rows, as long as there are enough tasks.
-    most_heads = min(num_kv_heads, num_seqs * num_kv_heads // field(job, fields.FEWEST_TASKS))
-    # Tasks are numbered sequence by sequence; a thread's claims only grow, so it walks along.
+    num_seqs = field(args, fields.NUM_SEQS)
+    num_kv_heads = field(args, fields.NUM_KV_HEADS)
+    group = field(args, fields.GROUP)
+    tile_tokens = field(args, fields.TILE_TOKENS)
+    lens = field(args, fields.CONTEXT_LENS)  # [S] int32
+    starts = field(args, fields.QUERY_STARTS)  # [S + 1] int32
+    prefill_tile_rows = field(args, fields.PREFILL_TILE_ROWS)
+    thread = claim_thread(args)
+    scratch = field(args, fields.SCRATCH) + thread * field(args, fields.SCRATCH_BYTES)
+    # KV heads of a decode tile, as long as there are enough tasks.
+    most_heads = min(num_kv_heads, num_seqs * num_kv_heads // field(args, fields.FEWEST_TASKS))
+    # Tasks are numbered sequence by sequence, and the numbers that a thread claims only grow.
     sequence = -1
     tasks_before, tasks_here = 0, 0
     heads, parts = 1, 1
     while True:
-        task = claim(job + 8 * fields.NEXT_TASK)
+        task = claim_task(args)
         while task >= tasks_before + tasks_here:
             tasks_before += tasks_here
             sequence += 1
@@ -44,7 +48,7 @@ def attend_tasks(job, tag):
                 return
             rows = load_i32(starts + 4 * sequence + 4) - load_i32(starts + 4 * sequence)
             heads = 1
-            if rows * group < column_rows:
+            if rows * group < prefill_tile_rows:
                 heads = max(1, min(most_heads, fields.MAX_TILE_ROWS // max(1, rows * group)))
             parts = (num_kv_heads + heads - 1) // heads
             tasks_here = (rows + tile_tokens - 1) // tile_tokens * parts
@@ -57,10 +61,25 @@ def attend_tasks(job, tag):
         num_rows = load_i32(starts + 4 * sequence + 4) - start
         num_tokens = min(tile_tokens, num_rows - first)
         position = load_i32(lens + 4 * sequence) - num_rows + first
-        if num_tokens * group < column_rows:
+        if num_tokens * group < prefill_tile_rows:
             num_heads = min(heads, num_kv_heads - head)
-            attend_rows(
-                job, tag, scratch, sequence, head, num_heads, start + first, num_tokens, position
+            attend_decode_tile(
+                args, tag, scratch, sequence, head, num_heads, start + first, num_tokens, position
             )
         else:
-            attend_columns(job, tag, scratch, sequence, head, start + first, num_tokens, position)
+            attend_prefill_tile(
+                args, tag, scratch, sequence, head, start + first, num_tokens, position
+            )
+
+
+@cache
+def attend_kernel(dtype: torch.dtype, dot: Dot) -> Kernel:
+    """Paged attention over elements of a type; ``dot`` is how bfloat16 is multiplied.
+
+    Raises:
+        ValueError: no kernel serves the type.
+    """
+    tag = element_tag(dtype)
+    if dtype == torch.bfloat16:
+        tag = BF16_DOT_TAGS.get(dot, tag)
+    return compile_kernel(attend_tasks, fields.ATTENTION_LAYOUT, tag)

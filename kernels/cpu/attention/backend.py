@@ -1,14 +1,16 @@
-"""Paged attention on CPUs: compiled kernels that read keys and values in place."""
+"""The attention backend of CPUs: checks a call, writes its arguments and runs the kernel."""
 
 import ctypes
 
 import torch
 
 from kernels.checks import check_attend, check_write
-from kernels.cpu.runtime import kernel_arguments
-from kernels.cpu.runtime.entry_points import attend_kernel, write_kernel
+from kernels.cpu.attention import attention_arguments as fields
+from kernels.cpu.attention.attention_kernel import attend_kernel
+from kernels.cpu.attention.cache_write_kernel import write_kernel
 from kernels.cpu.runtime.instruction_set import Dot, best_dot
-from kernels.cpu.runtime.thread_team import TeamRunner
+from kernels.cpu.runtime.kernel_arguments import float_bits
+from kernels.cpu.runtime.thread_team import ThreadTeam
 from kernels.interface import AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
 
@@ -16,22 +18,22 @@ from kernels.reference import ReferenceBackend
 _SERIAL_MULTIPLICATIONS = 200_000
 _SERIAL_WRITE_BYTES = 64 * 1024
 _NO_WINDOW = 1 << 40
-# At least, where heads share a task: no thread is to wait long for the last one.
+# At least, where heads share a task, so that no thread waits long for the last task.
 _TASKS_PER_THREAD = 8
-_COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+_KERNEL_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class CpuBackend:
-    """float32 and bfloat16 with head sizes divisible by 16; anything else,
-    and a quantized cache, runs the reference.
+    """Attention in numba for float32 and bfloat16 and head sizes divisible by 16.
 
-    Not thread-safe: scratch memory belongs to the backend, one call at a time.
+    Anything else, and a quantized cache, is left to the reference. Not thread-safe: scratch memory
+    belongs to the backend, one call at a time.
 
     Args:
         dot: how bfloat16 is multiplied; by default as this CPU does best.
         deterministic: a row's result depends on its own sequence alone, bit for bit, not on how
-            many rows are computed with it. Where bfloat16 is multiplied by pairs that is so anyway;
-            else it is slower where there are few rows.
+            many rows are computed with it. With dot products of bf16 pairs that holds anyway;
+            without them decode is slower then.
     """
 
     name = "cpu"
@@ -41,14 +43,15 @@ class CpuBackend:
     def __init__(self, dot: Dot | None = None, deterministic: bool = False) -> None:
         self._dot = best_dot() if dot is None else dot
         self._deterministic = deterministic
-        self._team = TeamRunner()
+        self._team = ThreadTeam()
         self._reference = ReferenceBackend()
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
     def warm_up(self, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        """Compile, or load from numba's cache, what a model of this shape will call.
+        """Compile the kernels of a model of this shape, or load them from numba's cache.
 
-        Seconds without a cache (NUMBA_CACHE_DIR, or else ``__pycache__`` beside the sources).
+        To compile takes seconds; the cache is in NUMBA_CACHE_DIR, or else in ``__pycache__`` beside
+        the sources.
         """
         cache = LayerCache(*torch.zeros(2, 1, num_kv_heads, 16, head_dim, dtype=dtype))
         new = torch.zeros(16, num_kv_heads, head_dim, dtype=dtype)
@@ -82,16 +85,16 @@ class CpuBackend:
         check_write(key, value, cache, slot_mapping)
         size = key.element_size()
         num_tokens, num_kv_heads, head_dim = key.shape
-        job = (ctypes.c_int64 * kernel_arguments.WRITE_FIELDS)()
-        job[2:5] = [key.data_ptr(), key.stride(0) * size, key.stride(1) * size]
-        job[5:8] = [value.data_ptr(), value.stride(0) * size, value.stride(1) * size]
-        _describe_cache(job, cache)
-        job[kernel_arguments.SLOTS] = slot_mapping.data_ptr()
-        job[kernel_arguments.NUM_TOKENS] = num_tokens
-        job[kernel_arguments.ROW_BYTES] = head_dim * size
+        args = (ctypes.c_int64 * fields.CACHE_WRITE_LAYOUT.num_fields)()
+        args[2:5] = [key.data_ptr(), key.stride(0) * size, key.stride(1) * size]
+        args[5:8] = [value.data_ptr(), value.stride(0) * size, value.stride(1) * size]
+        _describe_cache(args, cache)
+        args[fields.SLOTS] = slot_mapping.data_ptr()
+        args[fields.NUM_TOKENS] = num_tokens
+        args[fields.ROW_BYTES] = head_dim * size
         num_bytes = 2 * num_tokens * num_kv_heads * head_dim * size
         threads = 1 if num_bytes < _SERIAL_WRITE_BYTES else self._team.num_threads()
-        self._team.run(write_kernel(), ctypes.addressof(job), threads)
+        self._team.run(write_kernel(), ctypes.addressof(args), threads)
 
     def attend(
         self,
@@ -109,7 +112,7 @@ class CpuBackend:
             ValueError: if shapes or types do not fit each other.
         """
         num_tokens, num_heads, head_dim = query.shape
-        if query.dtype not in _COMPILED_DTYPES or head_dim % 16 or cache.quantized:
+        if query.dtype not in _KERNEL_DTYPES or head_dim % 16 or cache.quantized:
             self._reference.attend(query, cache, batch, params, out)
             return
         check_attend(query, cache, batch, out)
@@ -118,49 +121,50 @@ class CpuBackend:
         size = query.element_size()
         multiplications = num_tokens * num_heads * head_dim * batch.max_context_len
         threads = 1 if multiplications < _SERIAL_MULTIPLICATIONS else self._team.num_threads()
-        scratch_bytes = -(-kernel_arguments.scratch_bytes(group, head_dim) // 4096) * 4096
-        job = (ctypes.c_int64 * kernel_arguments.ATTEND_FIELDS)()
-        job[2:5] = [query.data_ptr(), query.stride(0) * size, query.stride(1) * size]
-        job[5:8] = [out.data_ptr(), out.stride(0) * size, out.stride(1) * size]
-        _describe_cache(job, cache)
-        job[kernel_arguments.TABLES] = batch.block_tables.data_ptr()
-        job[kernel_arguments.TABLE_ROW] = batch.block_tables.stride(0) * 4
-        job[kernel_arguments.CONTEXT_LENS] = batch.context_lens.data_ptr()
-        job[kernel_arguments.QUERY_STARTS] = batch.query_starts.data_ptr()
-        job[kernel_arguments.NUM_SEQS] = batch.context_lens.shape[0]
-        job[kernel_arguments.GROUP] = group
-        job[kernel_arguments.HEAD_DIM] = head_dim
-        job[kernel_arguments.TILE_TOKENS] = max(1, kernel_arguments.MAX_TILE_ROWS // group)
-        job[kernel_arguments.WINDOW] = params.sliding_window or _NO_WINDOW
-        job[kernel_arguments.SCALE] = kernel_arguments.float_bits(params.scale)
-        job[kernel_arguments.SOFTCAP] = kernel_arguments.float_bits(params.softcap or 0.0)
-        job[kernel_arguments.SCRATCH] = self._scratch_for(threads * scratch_bytes)
-        job[kernel_arguments.SCRATCH_BYTES] = scratch_bytes
-        job[kernel_arguments.FEWEST_TASKS] = _TASKS_PER_THREAD * threads
-        job[kernel_arguments.COLUMN_ROWS] = self._column_rows(query.dtype)
-        self._team.run(attend_kernel(query.dtype, self._dot), ctypes.addressof(job), threads)
+        scratch_bytes = -(-fields.scratch_bytes(group, head_dim) // 4096) * 4096
+        args = (ctypes.c_int64 * fields.ATTENTION_LAYOUT.num_fields)()
+        args[2:5] = [query.data_ptr(), query.stride(0) * size, query.stride(1) * size]
+        args[5:8] = [out.data_ptr(), out.stride(0) * size, out.stride(1) * size]
+        _describe_cache(args, cache)
+        args[fields.TABLES] = batch.block_tables.data_ptr()
+        args[fields.TABLE_ROW] = batch.block_tables.stride(0) * 4
+        args[fields.CONTEXT_LENS] = batch.context_lens.data_ptr()
+        args[fields.QUERY_STARTS] = batch.query_starts.data_ptr()
+        args[fields.NUM_SEQS] = batch.context_lens.shape[0]
+        args[fields.GROUP] = group
+        args[fields.HEAD_DIM] = head_dim
+        args[fields.TILE_TOKENS] = max(1, fields.MAX_TILE_ROWS // group)
+        args[fields.WINDOW] = params.sliding_window or _NO_WINDOW
+        args[fields.SCALE] = float_bits(params.scale)
+        args[fields.SOFTCAP] = float_bits(params.softcap or 0.0)
+        args[fields.SCRATCH] = self._scratch_for(threads * scratch_bytes)
+        args[fields.SCRATCH_BYTES] = scratch_bytes
+        args[fields.FEWEST_TASKS] = _TASKS_PER_THREAD * threads
+        args[fields.PREFILL_TILE_ROWS] = self._prefill_tile_rows(query.dtype)
+        self._team.run(attend_kernel(query.dtype, self._dot), ctypes.addressof(args), threads)
 
-    def _column_rows(self, dtype: torch.dtype) -> int:
-        """From how many rows on a tile has them in lanes.
+    def _prefill_tile_rows(self, dtype: torch.dtype) -> int:
+        """The fewest rows of a prefill tile; tiles of fewer rows are decode tiles.
 
-        By elements the two shapes sum in different orders: one of them then has to serve all.
+        Without dot products of bf16 pairs the two kinds of tile sum in different orders:
+        deterministic attention then uses prefill tiles alone.
         """
-        by_pairs = dtype == torch.bfloat16 and self._dot is not Dot.WIDENED
-        one_shape = self._deterministic and not by_pairs
-        return 1 if one_shape else kernel_arguments.FASTER_COLUMN_ROWS
+        has_dot = dtype == torch.bfloat16 and self._dot is not Dot.WIDENED
+        prefill_only = self._deterministic and not has_dot
+        return 1 if prefill_only else fields.FASTER_PREFILL_TILE_ROWS
 
     def _scratch_for(self, num_bytes: int) -> int:
-        """Address of that much memory, aligned to a cache line, reused from call to call."""
+        """Address of so much memory on a cache line, reused from call to call."""
         if self._scratch.numel() < num_bytes + 64:
             self._scratch = torch.empty(num_bytes + 64, dtype=torch.uint8)
         return -(-self._scratch.data_ptr() // 64) * 64
 
 
-def _describe_cache(job: "ctypes.Array[ctypes.c_int64]", cache: LayerCache) -> None:
+def _describe_cache(args: "ctypes.Array[ctypes.c_int64]", cache: LayerCache) -> None:
     size = cache.key.element_size()
     block, head, slot, _ = cache.key.stride()
-    job[8:12] = [cache.key.data_ptr(), block * size, head * size, slot * size]
+    args[8:12] = [cache.key.data_ptr(), block * size, head * size, slot * size]
     block, head, slot, _ = cache.value.stride()
-    job[12:16] = [cache.value.data_ptr(), block * size, head * size, slot * size]
-    job[kernel_arguments.NUM_KV_HEADS] = cache.key.shape[1]
-    job[kernel_arguments.BLOCK_SIZE] = cache.key.shape[2]
+    args[12:16] = [cache.value.data_ptr(), block * size, head * size, slot * size]
+    args[fields.NUM_KV_HEADS] = cache.key.shape[1]
+    args[fields.BLOCK_SIZE] = cache.key.shape[2]

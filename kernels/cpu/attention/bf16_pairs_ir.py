@@ -1,4 +1,4 @@
-"""What makes pairs of bfloat16 for CPU attention, spelled out in LLVM IR (see simd)."""
+"""Makes pairs of bfloat16 for CPU attention, in LLVM IR (see simd)."""
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
@@ -12,7 +12,7 @@ from kernels.cpu.runtime.simd import LANES
 
 @intrinsic
 def pair_shares(typingctx, low, high, total, out):
-    """Twice sixteen float32, by their totals, become sixteen pairs."""
+    """Divide two vectors of float32 by their totals and round them to sixteen bf16 pairs."""
 
     def codegen(context, builder, signature, args):
         low, high, total, out = args
@@ -31,7 +31,10 @@ def pair_shares(typingctx, low, high, total, out):
 
 @intrinsic
 def pair_weights(typingctx, low, high, keep_low, keep_high, out):
-    """Twice sixteen float32 become sixteen pairs; what is not kept (0, else -1) becomes 0."""
+    """Round two vectors of float32 to sixteen bf16 pairs; a half that is not kept becomes 0.
+
+    ``keep_low`` and ``keep_high`` are -1 to keep a half, else 0.
+    """
 
     def codegen(context, builder, signature, args):
         low, high, keep_low, keep_high, out = args
@@ -48,9 +51,10 @@ def pair_weights(typingctx, low, high, keep_low, keep_high, out):
 
 @intrinsic
 def pair_values(typingctx, low, high, keep_low, keep_high, num_chunks, out):
-    """Two rows of bfloat16 become one of pairs; ``low`` and ``high`` are where their addresses are.
+    """Interleave two rows of bfloat16 to one of pairs; a half that is not kept becomes 0.
 
-    What is not kept (0, else -1) is 0. A row has ``num_chunks`` times sixteen elements.
+    ``low`` and ``high`` are entries of an address table. ``keep_low`` and ``keep_high`` are -1 to
+    keep a half, else 0. A row has ``num_chunks`` * 16 elements.
     """
 
     def codegen(context, builder, signature, args):

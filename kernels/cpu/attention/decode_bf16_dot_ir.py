@@ -1,7 +1,7 @@
-"""The inner loops of scores of few rows by pairs, spelled out in LLVM IR (see simd).
+"""The inner loops of a decode tile's scores with dot products of bf16 pairs, in LLVM IR (see simd).
 
-What the next turn reads is brought in all along, a few cache lines at a time: memory is what decode
-waits for, and it is idle while nothing is asked for.
+The keys of the next tile are prefetched all along, a few cache lines at a time: decode waits for
+memory, which is idle while no line is requested.
 """
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
@@ -11,16 +11,16 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.runtime import simd
-from kernels.cpu.runtime.bf16_dot import dot_pairs, splat_bits
-from kernels.cpu.runtime.prefetch import for_read_once, prefetch
+from kernels.cpu.runtime.bf16_dot import multiply_accumulate, splat_bits
+from kernels.cpu.runtime.prefetch import prefetch, read_once_cache
 from kernels.cpu.runtime.simd import LANES
 
 _LINE = 64  # bytes: sixteen pairs
 _STEP_PAIRS = 8  # D divides by twice as many
-# Lines that are brought in with sixteen keys' line, and with a step of pairs: half of all each.
-_TURN_LINES, _STEP_LINES = 8, 4
-# Which lanes of two vectors, in which order. Within 128 bits: the lower or upper two of each by
-# turns, alone or two at a time; of 128 bits each: the even ones, or the odd ones.
+# Lines that are prefetched with a line of sixteen keys, and with a step of pairs: half of all each.
+_TRANSPOSE_LINES, _STEP_LINES = 8, 4
+# Shuffles of the lanes of two vectors. Within 128 bits: the lower or upper two lanes of each,
+# alternating one by one or two by two; of 128 bits each: the even quarters, or the odd ones.
 _SINGLES = tuple(
     [
         4 * quarter + lane + LANES * other
@@ -45,11 +45,12 @@ _QUARTERS = tuple(
 
 
 @intrinsic(prefer_literal=True)
-def turn_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_stride, next_keys):
-    """out [D / 2, .] pairs of so many vectors of keys [., D / 2], at the addresses in a table.
+def transpose_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_stride, next_keys):
+    """Transpose ``num_vectors`` * 16 keys [., D / 2] of pairs, at addresses in a table, to ``out``
+    [D / 2, .].
 
-    Meanwhile as many rows at the addresses in another table are brought in; only the first half of
-    them if ``fetch`` says at compile time how many cache lines a row has.
+    As many rows at the addresses in ``next_keys`` are prefetched; only the first half of them if
+    ``fetch`` is the number of cache lines of a row, known at compile time, instead of zero.
     """
     lines_each = fetch.literal_value
 
@@ -58,48 +59,50 @@ def turn_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_stride, ne
         num_lines = builder.lshr(head_dim, simd.i64(5))
         num_halves = builder.and_(builder.lshr(head_dim, simd.i64(4)), simd.i64(1))
 
-        def turn_vector(vector, _):
+        def transpose_vector(vector, _):
             lanes = simd.offset(builder, out, vector, simd.i64(4 * LANES))
             table, next_table = (
                 simd.offset(builder, each, vector, simd.i64(8 * LANES))
                 for each in (keys, next_keys)
             )
 
-            def turn(line, num_pairs):
+            def transpose(line, num_pairs):
                 begin = builder.mul(line, simd.i64(_LINE))
                 if lines_each:
                     part = builder.add(builder.mul(vector, simd.i64(lines_each)), line)
-                    _fetch_part(builder, next_keys, part, _TURN_LINES // lines_each, lines_each)
+                    _prefetch_part(
+                        builder, next_keys, part, _TRANSPOSE_LINES // lines_each, lines_each
+                    )
                 rows = []
                 for lane in range(LANES):
                     if not lines_each:
                         at = builder.add(_entry(builder, next_table, simd.i64(lane)), begin)
-                        prefetch(builder, at, for_read_once())
+                        prefetch(builder, at, read_once_cache())
                     at = builder.add(_entry(builder, table, simd.i64(lane)), begin)
                     rows.append(_load_pairs(builder, at, num_pairs))
                 at = simd.offset(builder, lanes, builder.mul(line, simd.i64(LANES)), out_stride)
-                for n, pairs in enumerate(_turn(builder, rows)[:num_pairs]):
+                for n, pairs in enumerate(_transpose(builder, rows)[:num_pairs]):
                     simd.store(builder, pairs, simd.offset(builder, at, simd.i64(n), out_stride), 4)
                 return []
 
-            simd.loop(builder, num_lines, [], lambda line, _: turn(line, LANES))
-            simd.loop(builder, num_halves, [], lambda _, __: turn(num_lines, LANES // 2))
+            simd.loop(builder, num_lines, [], lambda line, _: transpose(line, LANES))
+            simd.loop(builder, num_halves, [], lambda _, __: transpose(num_lines, LANES // 2))
             return []
 
-        simd.loop(builder, num_vectors, [], turn_vector)
+        simd.loop(builder, num_vectors, [], transpose_vector)
 
     return types.void(fetch, *(types.int64,) * 6), codegen
 
 
 @intrinsic(prefer_literal=True)
-def score_turned(
+def score_transposed(
     typingctx, tag, rows, vectors, fetch, keys, k_stride, head_dim, query, q_stride, scale, out,
     o_stride, next_keys,
 ):  # fmt: skip
     """out[r, n] = query[r] . keys[:, n] * scale for ``vectors`` * 16 keys.
 
-    Keys [D / 2, .] and query [rows, D / 2] are pairs. If ``fetch`` says at compile time how many
-    cache lines a key has, 64 lines are brought in meanwhile, of rows at the addresses in a table.
+    Keys [D / 2, .] and query [rows, D / 2] are pairs. If ``fetch`` is the number of cache lines of
+    a key, known at compile time, 64 lines of rows at the addresses in ``next_keys`` are prefetched.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
     lines_each = fetch.literal_value
@@ -122,12 +125,12 @@ def score_turned(
                 element = splat_bits(builder, simd.load(builder, at, simd.I32, 4))
                 for n in range(num_vectors):
                     old = sums[row * num_vectors + n]
-                    result.append(dot_pairs(builder, tag, old, lanes[n], element))
+                    result.append(multiply_accumulate(builder, tag, old, lanes[n], element))
             return result
 
         def add_pairs(step, sums):
             if lines_each:
-                _fetch_part(builder, next_keys, step, _STEP_LINES // lines_each, lines_each)
+                _prefetch_part(builder, next_keys, step, _STEP_LINES // lines_each, lines_each)
             first = builder.mul(step, simd.i64(step_pairs))
             for pair in range(step_pairs):
                 sums = add_pair(builder.add(first, simd.i64(pair)), sums)
@@ -148,13 +151,13 @@ def score_turned(
     return types.void(tag, rows, vectors, fetch, *numbers), codegen
 
 
-def _fetch_part(builder, table, part, num_rows, lines_each):
-    """Start to bring in the n-th so many rows of a table."""
+def _prefetch_part(builder, table, part, num_rows, lines_each):
+    """Prefetch rows [part * num_rows, (part + 1) * num_rows) of an address table."""
     for row in range(num_rows):
         n = builder.add(builder.mul(part, simd.i64(num_rows)), simd.i64(row))
         at = _entry(builder, table, n)
         for line in range(lines_each):
-            prefetch(builder, builder.add(at, simd.i64(_LINE * line)), for_read_once())
+            prefetch(builder, builder.add(at, simd.i64(_LINE * line)), read_once_cache())
 
 
 def _entry(builder, table, n):
@@ -163,7 +166,7 @@ def _entry(builder, table, n):
 
 
 def _load_pairs(builder, address, num_pairs):
-    """So many pairs in a vector; what is in the other lanes does not matter."""
+    """So many pairs in a vector; the other lanes have any bits."""
     kind = ir.VectorType(simd.I32, num_pairs)
     found = simd.load(builder, address, kind, 2)
     if num_pairs == LANES:
@@ -171,22 +174,22 @@ def _load_pairs(builder, address, num_pairs):
     return _shuffle(builder, found, found, range(LANES))
 
 
-def _turn(builder, rows):
-    """Sixteen vectors become those of their first lanes, of their second lanes, and so on."""
+def _transpose(builder, rows):
+    """Transpose sixteen vectors: the first lanes of all, the second lanes of all, and so on."""
     by_lane = []
     for first in range(0, LANES, 4):  # four rows become four vectors of four lanes of each
         a, b, c, d = rows[first : first + 4]
         for single in _SINGLES:
             left, right = _shuffle(builder, a, b, single), _shuffle(builder, c, d, single)
             by_lane += [_shuffle(builder, left, right, double) for double in _DOUBLES]
-    turned = [None] * LANES
+    transposed = [None] * LANES
     for lane in range(4):  # of 128 bits each
         a, b, c, d = by_lane[lane::4]
         for odd, quarters in enumerate(_QUARTERS):
             left, right = _shuffle(builder, a, b, quarters), _shuffle(builder, c, d, quarters)
             for upper, again in enumerate(_QUARTERS):
-                turned[4 * (odd + 2 * upper) + lane] = _shuffle(builder, left, right, again)
-    return turned
+                transposed[4 * (odd + 2 * upper) + lane] = _shuffle(builder, left, right, again)
+    return transposed
 
 
 def _shuffle(builder, a, b, lanes):

@@ -1,31 +1,31 @@
-"""What CPU attention of many rows does by pairs of bfloat16 (see prefill_tile, bf16_dot).
+"""The parts of a prefill tile that differ with dot products of bf16 pairs (see prefill_tile).
 
-Pairs of elements of keys, and of the values of two neighbouring keys, are broadcast. Which keys are
-neighbours depends on their positions alone, so that a row's sums do not depend on where its prompt
-was cut into chunks, nor on a window. Scores are float32; weights are rounded to bfloat16 as the
-values are, their total is not. numba compiles these functions into prefill_tile.
+Pairs of elements of keys, and of the values of two neighbouring keys, are broadcast. Keys at
+positions 2n and 2n + 1 are neighbours, so that a row's sums do not depend on where its prompt was
+cut into chunks, nor on a window. Scores are float32; weights are rounded to bfloat16 as the values
+are, their total is not. numba compiles these functions into prefill_tile.
 """
 
-# ruff: noqa: ARG001 - elements do not need all that pairs do, and the other way round
+# ruff: noqa: ARG001 - both variants have the same parameters and need different ones
 
 from numba import types
 
+from kernels.cpu.attention import attention_arguments as fields
 from kernels.cpu.attention.bf16_pairs_ir import pair_shares, pair_values, pair_weights
 from kernels.cpu.attention.tile_keys import row_address
-from kernels.cpu.runtime import kernel_arguments as fields
 from kernels.cpu.runtime.memory import load_i32, store_i32, store_i64
 
 
 def load_pairs(tag, source, scale, head_dim, lane, stride):
-    """One row's query as it is; its scores are scaled."""
+    """Copy one row's query to its lane; scores are scaled instead."""
     for pair in range(head_dim // 2):
         store_i32(lane + pair * stride, load_i32(source + 4 * pair))
 
 
 def join_pairs(tag, begin, count, head_dim, stride, keys, values, scores, spare):
-    """Values and weights of neighbours side by side: positions 2n and 2n + 1.
+    """Interleave values and weights of neighbours, at positions 2n and 2n + 1.
 
-    Those outside the tile weigh nothing. The keys' addresses make room for those of the pairs.
+    A neighbour outside the tile has weight 0. The addresses of pairs replace those of keys.
     """
     weights = spare  # [KV_TILE / 2, R] pairs
     joined = weights + fields.KV_TILE // 2 * stride  # [KV_TILE / 2, D] pairs
@@ -48,8 +48,8 @@ def join_pairs(tag, begin, count, head_dim, stride, keys, values, scores, spare)
 def store_pairs(
     tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query
 ):
-    """Shares of the totals, rounded."""
-    rounded = query  # nobody asks for queries any more
+    """Store sums divided by totals, rounded."""
+    rounded = query  # queries are not read any more
     for pair in range(head_dim // 2):
         low = sums + 2 * pair * stride
         for lanes in range(0, stride, 64):

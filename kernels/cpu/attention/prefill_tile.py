@@ -1,42 +1,42 @@
-"""CPU attention of a tile of many query rows, as in prefill: the lanes of a vector are rows.
+"""Prefill tiles: CPU attention of many query rows, which are the lanes of vectors.
 
-Keys and values are broadcast, by elements or by pairs of bfloat16 (see prefill_bf16_dot). What
-differs between the two are three functions, and the inner loops, which the tag's type decides.
+Elements of keys and values are broadcast, or pairs of bfloat16 (see prefill_bf16_dot). Three
+functions differ between the two, and the inner loops, by the tag's type.
 """
 
-# ruff: noqa: ARG001 - numba calls an overload with types to learn what to compile
+# ruff: noqa: ARG001 - numba calls an overload with types to choose what to compile
 
 import math
 
 from numba import njit, types
 from numba.extending import overload
 
+from kernels.cpu.attention import attention_arguments as fields
 from kernels.cpu.attention.prefill_bf16_dot import join_pairs, load_pairs, store_pairs
-from kernels.cpu.attention.softmax_ir import softcap_chunk, softmax_columns
+from kernels.cpu.attention.softmax_ir import prefill_softmax, softcap_chunk
 from kernels.cpu.attention.tile_ir import (
     elements_per_step,
     fill_chunk,
-    score_columns,
-    value_columns,
+    prefill_scores,
+    prefill_values,
 )
 from kernels.cpu.attention.tile_keys import LOG2_E, hide_keys, locate_keys, row_address, score_scale
-from kernels.cpu.runtime import kernel_arguments as fields
-from kernels.cpu.runtime.bf16_dot import is_pair_tag
+from kernels.cpu.runtime.bf16_dot import is_bf16_dot_tag
 from kernels.cpu.runtime.memory import field, item_bytes, load_element, store_element
 from kernels.cpu.runtime.simd import float32_tag
 
 
 @njit
-def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, position):
-    """Row r is query token r // G and query head r % G of the KV head's group.
+def attend_prefill_tile(args, tag, scratch, sequence, head, first_token, num_tokens, position):
+    """Attend for the rows of one tile under one KV head.
 
-    ``tag`` types the elements, or says that they are multiplied by pairs.
+    Row r is query token r // G and query head r % G of the KV head's group.
     """
-    group = field(job, fields.GROUP)
-    head_dim = field(job, fields.HEAD_DIM)
-    window = field(job, fields.WINDOW)
-    scale = score_scale(job)
-    softcap = load_element(float32_tag, job + 8 * fields.SOFTCAP)
+    group = field(args, fields.GROUP)
+    head_dim = field(args, fields.HEAD_DIM)
+    window = field(args, fields.WINDOW)
+    scale = score_scale(args)
+    softcap = load_element(float32_tag, args + 8 * fields.SOFTCAP)
     per_step = elements_per_step(tag)
     rows = num_tokens * group
     vectors = (rows + 15) // 16
@@ -51,8 +51,8 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
     alpha = total + stride  # [R]
     spare = alpha + stride  # KV_TILE / 2 * (R + D) numbers of 32 bits, [16, 16] at least
 
-    token_bytes, head_bytes = field(job, fields.QUERY_TOKEN), field(job, fields.QUERY_HEAD)
-    source = field(job, fields.QUERY) + first_token * token_bytes + head * group * head_bytes
+    token_bytes, head_bytes = field(args, fields.QUERY_TOKEN), field(args, fields.QUERY_HEAD)
+    source = field(args, fields.QUERY) + first_token * token_bytes + head * group * head_bytes
     for r in range(16 * vectors):  # lanes beyond repeat the last row
         at = row_address(source, token_bytes, head_bytes, group, min(r, rows - 1))
         _load(tag, at, scale, head_dim, query + 4 * r, stride)
@@ -68,7 +68,7 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
     while begin <= last:
         stop = min(last + 1, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
         count = stop - begin
-        locate_keys(job, sequence, head, begin, stop, keys, values)
+        locate_keys(args, sequence, head, begin, stop, keys, values)
         _score_tile(tag, vectors, keys, count, query, head_dim // per_step, by_scale, scores)
         if softcap != 0:
             for chunk in range(count * vectors):
@@ -77,7 +77,7 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
             hide_keys(scores, stride, count, begin, rows, group, position, window)
         for vector in range(vectors):
             lanes = 64 * vector
-            softmax_columns(
+            prefill_softmax(
                 scores + lanes, begin, count, stride, maximum + lanes, total + lanes,
                 alpha + lanes, spare,
             )  # fmt: skip
@@ -88,27 +88,27 @@ def attend_columns(job, tag, scratch, sequence, head, first_token, num_tokens, p
         _weigh_tile(tag, vectors, head_dim, table, value_bytes, steps, weights, alpha, sums)
         begin = stop
 
-    token_bytes, head_bytes = field(job, fields.OUT_TOKEN), field(job, fields.OUT_HEAD)
-    target = field(job, fields.OUT) + first_token * token_bytes + head * group * head_bytes
+    token_bytes, head_bytes = field(args, fields.OUT_TOKEN), field(args, fields.OUT_HEAD)
+    target = field(args, fields.OUT) + first_token * token_bytes + head * group * head_bytes
     _store(tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query)
 
 
 def _load_elements(tag, source, scale, head_dim, lane, stride):
-    """One row's query, scaled."""
+    """Store one row's query in its lane, scaled."""
     for d in range(head_dim):
         element = load_element(tag, source + d * item_bytes(tag))
         store_element(float32_tag, lane + d * stride, element * scale)
 
 
 def _take_elements(tag, begin, count, head_dim, stride, keys, values, scores, spare):
-    """Values as they lie, and scores as weights."""
+    """Values where they are in the cache, and weights where the scores were."""
     return count, values, scores
 
 
 def _store_elements(
     tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query
 ):
-    """Shares of the totals, rounded."""
+    """Store sums divided by totals, rounded."""
     for r in range(rows):
         at = row_address(target, token_bytes, head_bytes, group, r)
         share = 1 / load_element(float32_tag, total + 4 * r)
@@ -118,35 +118,35 @@ def _store_elements(
 
 
 def _load(tag, source, scale, head_dim, lane, stride):
-    """Put one row's query into its lane. Numba puts one of two functions in its place."""
+    """Store one row's query in its lane. Never called: numba puts one of two functions here."""
     raise NotImplementedError
 
 
 def _take(tag, begin, count, head_dim, stride, keys, values, scores, spare):
-    """How many steps a tile's values take, where their addresses are, and its weights; likewise."""
+    """Steps of a tile's values, the table of their addresses, and weights. Likewise replaced."""
     raise NotImplementedError
 
 
 def _store(tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query):
-    """Write what the rows attended to; likewise."""
+    """Store the outputs of all rows. Likewise replaced."""
     raise NotImplementedError
 
 
 @overload(_load)
 def _choose_load(tag, source, scale, head_dim, lane, stride):
-    return load_pairs if is_pair_tag(tag) else _load_elements
+    return load_pairs if is_bf16_dot_tag(tag) else _load_elements
 
 
 @overload(_take)
 def _choose_take(tag, begin, count, head_dim, stride, keys, values, scores, spare):
-    return join_pairs if is_pair_tag(tag) else _take_elements
+    return join_pairs if is_bf16_dot_tag(tag) else _take_elements
 
 
 @overload(_store)
 def _choose_store(
     tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query
 ):
-    return store_pairs if is_pair_tag(tag) else _store_elements
+    return store_pairs if is_bf16_dot_tag(tag) else _store_elements
 
 
 @njit
@@ -170,11 +170,11 @@ def _score_lanes(tag, vectors, keys, count, query, stride, steps, scale, scores)
     n = 0
     while n + 4 <= count:
         k, s = keys + 8 * n, scores + n * stride
-        score_columns(tag, 4, vectors, k, query, stride, steps, scale, s)
+        prefill_scores(tag, 4, vectors, k, query, stride, steps, scale, s)
         n += 4
     while n < count:
         k, s = keys + 8 * n, scores + n * stride
-        score_columns(tag, 1, vectors, k, query, stride, steps, scale, s)
+        prefill_scores(tag, 1, vectors, k, query, stride, steps, scale, s)
         n += 1
 
 
@@ -189,10 +189,10 @@ def _weigh_tile(tag, vectors, head_dim, values, value_bytes, count, weights, alp
         if vector + 4 <= vectors:
             for d in range(0, head_dim, 4):
                 o, at = sums + d * stride + lanes, d * value_bytes
-                value_columns(tag, 4, 4, values, at, count, p, stride, a, o)
+                prefill_values(tag, 4, 4, values, at, count, p, stride, a, o)
             vector += 4
         else:
             for d in range(0, head_dim, 4):
                 o, at = sums + d * stride + lanes, d * value_bytes
-                value_columns(tag, 4, 1, values, at, count, p, stride, a, o)
+                prefill_values(tag, 4, 1, values, at, count, p, stride, a, o)
             vector += 1

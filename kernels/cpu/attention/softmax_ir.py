@@ -1,7 +1,7 @@
-"""Softmax in CPU attention, one tile of keys after the other, in LLVM IR (see simd).
+"""Online softmax in CPU attention, one tile of keys after the other, in LLVM IR (see simd).
 
-Weights are summed up by their positions modulo 16, and those sums in halves: a row of keys side by
-side in vectors and a column of keys one after the other get the same total, bit for bit.
+Weights are summed by their positions modulo 16, and those sums in halves: decode tiles, with keys
+in lanes, and prefill tiles, with keys one after the other, get the same total, bit for bit.
 """
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
@@ -11,21 +11,21 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.runtime import simd
-from kernels.cpu.runtime.bf16_dot import is_pair_tag
+from kernels.cpu.runtime.bf16_dot import is_bf16_dot_tag
 from kernels.cpu.runtime.simd import LANES
 
 
 @intrinsic
-def softmax_row(typingctx, tag, scores, num_chunks, maximum, total, alpha):
+def decode_softmax(typingctx, tag, scores, num_chunks, maximum, total, alpha):
     """One online-softmax step over a row of scores [num_chunks * 16] at positions 16n and on.
 
-    They become weights in place: float32, or pairs, which take half as long a row. Updates the
-    running maximum and total, and stores in ``alpha`` by what earlier sums shrink.
+    Weights replace scores: float32, or bf16 pairs, which take half the row. Updates the running
+    maximum and total, and stores in ``alpha`` the factor of earlier sums.
     """
 
     def codegen(context, builder, signature, args):
         _, scores, num_chunks, maximum, total, alpha = args
-        kind = signature.args[0] if is_pair_tag(signature.args[0]) else types.float32
+        kind = signature.args[0] if is_bf16_dot_tag(signature.args[0]) else types.float32
         step = LANES * simd.size_of(kind)
         reduce_max = builder.module.declare_intrinsic(
             "llvm.vector.reduce.fmax.v16f32", (), ir.FunctionType(simd.F32, (simd.VF32,))
@@ -62,7 +62,7 @@ def softmax_row(typingctx, tag, scores, num_chunks, maximum, total, alpha):
 
 
 def _sum_lanes(builder, sums):
-    """Sixteen lanes in halves: the upper one is added to the lower one."""
+    """The sum of sixteen lanes: the upper half is added to the lower one, again and again."""
     half = LANES // 2
     while half:
         lanes = [ir.Constant(simd.I32, (lane + half) % LANES) for lane in range(LANES)]
@@ -73,10 +73,10 @@ def _sum_lanes(builder, sums):
 
 
 @intrinsic
-def softmax_columns(
+def prefill_softmax(
     typingctx, scores, begin, count, stride, maximum, total, alpha, sums
 ):  # fmt: skip
-    """One online-softmax step for sixteen rows side by side: scores [count, 16], in place.
+    """One online-softmax step for sixteen rows, in lanes: scores [count, 16], in place.
 
     The first is at position ``begin``; ``sums`` [16, 16] float32 is scratch.
     """
@@ -123,7 +123,7 @@ def softmax_columns(
 
 @intrinsic
 def softcap_chunk(typingctx, scores, cap, log2_scale):
-    """Sixteen scores become log2_scale * cap * tanh(score / cap), in place."""
+    """score = log2_scale * cap * tanh(score / cap) for sixteen scores, in place."""
 
     def codegen(context, builder, signature, args):
         scores, cap, log2_scale = args

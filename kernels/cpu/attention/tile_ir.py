@@ -1,8 +1,8 @@
-"""The inner loops of CPU attention, spelled out in LLVM IR (see simd for why and how).
+"""The inner loops of CPU attention in LLVM IR (see simd for why and how).
 
-With few query rows the lanes of a vector lie along D (``*_row*``); with many, each lane is a
-query row and the elements of keys and values are broadcast (``*_column*``), so that nothing is
-transposed and no lanes are summed up. Tables of addresses make the loops blind to block sizes.
+In decode tiles the lanes of a vector lie along D. In prefill tiles each lane is a query row, and
+elements of keys and values are broadcast, so that nothing is transposed and no lanes are summed.
+Address tables keep block sizes out of the loops.
 """
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
@@ -12,23 +12,23 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.runtime import simd
-from kernels.cpu.runtime.bf16_dot import dot_pairs, is_pair_tag, splat_bits
-from kernels.cpu.runtime.prefetch import for_read_once, prefetch
+from kernels.cpu.runtime.bf16_dot import is_bf16_dot_tag, multiply_accumulate, splat_bits
+from kernels.cpu.runtime.prefetch import prefetch, read_once_cache
 from kernels.cpu.runtime.simd import LANES, size_of
 
 _LINE = 64
 
 
 @intrinsic(prefer_literal=True)
-def score_keys(
+def decode_scores(
     typingctx, tag, rows, chunks, fetch, keys, count, query, q_stride, num_chunks, out, o_stride,
     next_keys,
 ):  # fmt: skip
     """out[r, n] = query[r] . key[n]: query [rows, D] float32, keys [count, D] elements.
 
-    ``keys`` is a table of addresses. ``chunks`` says at compile time how many vectors there are in
-    D, or is zero; with ``fetch`` the rows at the addresses in another table are brought in
-    meanwhile.
+    ``keys`` is a table of addresses. ``chunks`` is the number of vectors in D if that is known at
+    compile time, else zero. With ``fetch`` the rows at the addresses in ``next_keys`` are
+    prefetched.
     """
     num_rows = rows.literal_value
 
@@ -79,7 +79,7 @@ def _entry(builder, table, n):
 
 
 def _fetch(builder, row, chunks, num_chunks, step):
-    """Start to bring in a row of so many vectors; any address will do."""
+    """Prefetch a row of so many vectors."""
     if chunks.literal_value:
         _fetch_bytes(builder, row, chunks.literal_value * step)
     else:
@@ -87,12 +87,12 @@ def _fetch(builder, row, chunks, num_chunks, step):
 
 
 def _fetch_chunks(builder, row, num_chunks, step):
-    """The same of a length that is not known at compile time."""
+    """Prefetch a row whose length is not known at compile time."""
     every = max(1, _LINE // step)  # vectors in a cache line
 
     def fetch(line, _):
         at = simd.offset(builder, row, line, simd.i64(every * step))
-        prefetch(builder, at, for_read_once())
+        prefetch(builder, at, read_once_cache())
         return []
 
     num_lines = builder.sdiv(builder.add(num_chunks, simd.i64(every - 1)), simd.i64(every))
@@ -100,14 +100,14 @@ def _fetch_chunks(builder, row, num_chunks, step):
 
 
 def _fetch_bytes(builder, row, num_bytes):
-    """The same of a length that is known at compile time."""
+    """Prefetch a row whose length is known at compile time."""
     for begin in range(0, num_bytes, _LINE):
-        prefetch(builder, builder.add(row, simd.i64(begin)), for_read_once())
+        prefetch(builder, builder.add(row, simd.i64(begin)), read_once_cache())
 
 
 @intrinsic
 def fetch_rows(typingctx, tag, table, num_rows, num_chunks):
-    """Start to bring in the first so many rows, of so many vectors, of a table of addresses."""
+    """Prefetch the first rows, of so many vectors each, of a table of addresses."""
 
     def codegen(context, builder, signature, args):
         _, table, num_rows, num_chunks = args
@@ -124,7 +124,7 @@ def fetch_rows(typingctx, tag, table, num_rows, num_chunks):
 
 @intrinsic
 def scale_chunk(typingctx, from_tag, to_tag, source, scale, target):
-    """target = source * scale: sixteen elements, each side of its own type."""
+    """target = source * scale for sixteen elements; source and target have types of their own."""
 
     def codegen(context, builder, signature, args):
         _, _, source, scale, target = args
@@ -139,7 +139,7 @@ def scale_chunk(typingctx, from_tag, to_tag, source, scale, target):
 
 
 @intrinsic(prefer_literal=True)
-def value_rows(
+def decode_values(
     typingctx, tag, rows, vectors, fetch, values, begin, count, p, p_stride, alpha, o, o_stride,
     next_values,
 ):  # fmt: skip
@@ -147,8 +147,7 @@ def value_rows(
 
     ``values`` is a table of the addresses of ``count`` value rows, or of as many pairs of rows,
     ``begin`` a byte offset in each; p [R, count] is float32, or pairs.
-    With ``fetch`` the same columns of the rows at the addresses in another table are brought in
-    meanwhile.
+    With ``fetch`` the same columns of the rows at the addresses in ``next_values`` are prefetched.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
 
@@ -195,8 +194,8 @@ def value_rows(
 
 
 def _step_rows(builder, table, n, begin, tag):
-    """So many bytes behind the addresses in a table: of a row, or of two neighbours."""
-    per_step = 2 if is_pair_tag(tag) else 1
+    """Addresses ``begin`` bytes into the row of step n, or into its two neighbouring rows."""
+    per_step = 2 if is_bf16_dot_tag(tag) else 1
     first = builder.mul(n, simd.i64(per_step))
     return [
         builder.add(_entry(builder, table, builder.add(first, simd.i64(row))), begin)
@@ -205,8 +204,8 @@ def _step_rows(builder, table, n, begin, tag):
 
 
 def _value_lanes(builder, rows, num_vectors, tag):
-    """So many vectors of a row as float32, or of pairs out of two rows of bfloat16."""
-    if not is_pair_tag(tag):
+    """So many vectors of a row as float32, or of bf16 pairs interleaved from two rows."""
+    if not is_bf16_dot_tag(tag):
         step = LANES * size_of(tag)
         return [
             simd.load_vector(builder, builder.add(rows[0], simd.i64(vector * step)), tag)
@@ -229,26 +228,26 @@ def _value_lanes(builder, rows, num_vectors, tag):
 
 
 def _broadcast_weight(builder, address, tag):
-    """A weight, or a pair of them, sixteen times."""
-    return _broadcast(builder, address, tag if is_pair_tag(tag) else types.float32)
+    """A weight, or a pair of weights, in every lane."""
+    return _broadcast(builder, address, tag if is_bf16_dot_tag(tag) else types.float32)
 
 
 @intrinsic
 def elements_per_step(typingctx, tag):
-    """How many elements of a key are multiplied at a time."""
+    """Elements that are multiplied at a time: two of a bf16 pair, else one."""
 
     def codegen(context, builder, signature, args):
-        return simd.i64(2 if is_pair_tag(signature.args[0]) else 1)
+        return simd.i64(2 if is_bf16_dot_tag(signature.args[0]) else 1)
 
     return types.int64(tag), codegen
 
 
 @intrinsic(prefer_literal=True)
-def score_columns(typingctx, tag, num_keys, vectors, keys, query, query_stride, steps, scale, out):
+def prefill_scores(typingctx, tag, num_keys, vectors, keys, query, query_stride, steps, scale, out):
     """out[n, r] = key[n] . query[:, r] * scale for ``num_keys`` keys; out [., R] is float32.
 
-    ``keys`` is a table of addresses of key rows. In so many ``steps`` elements meet query [D, R]
-    float32, or pairs query [D / 2, R]; R = ``vectors`` * 16, with one row stride.
+    ``keys`` is a table of addresses of key rows. There is a step for each element with query [D, R]
+    float32, or for each pair with query [D / 2, R]; R = ``vectors`` * 16, with one row stride.
     """
     rows, num_vectors = num_keys.literal_value, vectors.literal_value
 
@@ -286,7 +285,7 @@ def score_columns(typingctx, tag, num_keys, vectors, keys, query, query_stride, 
 
 
 @intrinsic(prefer_literal=True)
-def value_columns(typingctx, tag, dims, vectors, values, begin, count, p, stride, alpha, o):
+def prefill_values(typingctx, tag, dims, vectors, values, begin, count, p, stride, alpha, o):
     """o[d, r] = o[d, r] * alpha[r] + sum_n value[n, d] * p[n, r], for ``dims`` rows of D.
 
     ``values`` is a table of addresses, ``begin`` the byte offset of the first d in each value row.
@@ -331,20 +330,20 @@ def value_columns(typingctx, tag, dims, vectors, values, begin, count, p, stride
 
 
 def _step_bytes(tag):
-    """Of what is broadcast at a time: an element, or a pair."""
-    return 4 if is_pair_tag(tag) else size_of(tag)
+    """Bytes that are broadcast at a time: an element, or a pair."""
+    return 4 if is_bf16_dot_tag(tag) else size_of(tag)
 
 
 def _broadcast(builder, address, tag):
-    """An element as float32, or a pair, sixteen times."""
-    if is_pair_tag(tag):
+    """An element as float32, or a pair, in every lane."""
+    if is_bf16_dot_tag(tag):
         return splat_bits(builder, simd.load(builder, address, simd.I32, 2))
     return simd.splat(builder, simd.load_scalar(builder, address, tag))
 
 
 def _lanes(builder, address, num_vectors, tag):
-    """So many vectors of float32, or of pairs, that follow each other."""
-    kind = simd.VI32 if is_pair_tag(tag) else simd.VF32
+    """Consecutive vectors of float32 or of pairs."""
+    kind = simd.VI32 if is_bf16_dot_tag(tag) else simd.VF32
     return [
         simd.load(builder, builder.add(address, simd.i64(vector * LANES * 4)), kind, 4)
         for vector in range(num_vectors)
@@ -352,15 +351,15 @@ def _lanes(builder, address, num_vectors, tag):
 
 
 def _add_product(builder, element, lanes, sums, tag):
-    """sums + element * lanes, by elements or by pairs."""
-    if is_pair_tag(tag):
-        return dot_pairs(builder, tag, sums, element, lanes)
+    """sums + element * lanes, of float32 or of bf16 pairs."""
+    if is_bf16_dot_tag(tag):
+        return multiply_accumulate(builder, tag, sums, element, lanes)
     return simd.multiply_add(builder, element, lanes, sums)
 
 
 @intrinsic
 def fill_chunk(typingctx, address, value):
-    """Sixteen float32 become the same number."""
+    """Store a number in sixteen float32."""
 
     def codegen(context, builder, signature, args):
         address, value = args

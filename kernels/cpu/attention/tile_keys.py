@@ -1,10 +1,10 @@
-"""Rows and keys of a tile in CPU attention: where they lie, and who does not see whom."""
+"""Addresses of a tile's keys, values and rows, and the mask of scores, in CPU attention."""
 
 import math
 
 from numba import njit
 
-from kernels.cpu.runtime import kernel_arguments as fields
+from kernels.cpu.attention import attention_arguments as fields
 from kernels.cpu.runtime.memory import (
     field,
     load_element,
@@ -19,25 +19,25 @@ LOG2_E = math.log2(math.e)
 
 
 @njit
-def score_scale(job):
-    """By what products of queries and keys are multiplied, so that weights are powers of two."""
-    scale = load_element(float32_tag, job + 8 * fields.SCALE)
-    if load_element(float32_tag, job + 8 * fields.SOFTCAP) == 0:
+def score_scale(args):
+    """The factor of query . key, by which weights become powers of two."""
+    scale = load_element(float32_tag, args + 8 * fields.SCALE)
+    if load_element(float32_tag, args + 8 * fields.SOFTCAP) == 0:
         scale *= LOG2_E
     return scale
 
 
 @njit
-def locate_keys(job, sequence, head, begin, end, keys, values):
+def locate_keys(args, sequence, head, begin, end, keys, values):
     """Fill the tables ``keys`` and ``values`` with the addresses of slots [begin, end)."""
-    block_size = field(job, fields.BLOCK_SIZE)
-    table = field(job, fields.TABLES) + sequence * field(job, fields.TABLE_ROW)
-    key_slot = field(job, fields.KEY_SLOT)
-    value_slot = field(job, fields.VALUE_SLOT)
-    key_head = field(job, fields.KEY) + head * field(job, fields.KEY_HEAD)
-    value_head = field(job, fields.VALUE) + head * field(job, fields.VALUE_HEAD)
-    key_block = field(job, fields.KEY_BLOCK)
-    value_block = field(job, fields.VALUE_BLOCK)
+    block_size = field(args, fields.BLOCK_SIZE)
+    table = field(args, fields.TABLES) + sequence * field(args, fields.TABLE_ROW)
+    key_slot = field(args, fields.KEY_SLOT)
+    value_slot = field(args, fields.VALUE_SLOT)
+    key_head = field(args, fields.KEY) + head * field(args, fields.KEY_HEAD)
+    value_head = field(args, fields.VALUE) + head * field(args, fields.VALUE_HEAD)
+    key_block = field(args, fields.KEY_BLOCK)
+    value_block = field(args, fields.VALUE_BLOCK)
     position = begin
     while position < end:
         logical, offset = divmod(position, block_size)
@@ -54,14 +54,14 @@ def locate_keys(job, sequence, head, begin, end, keys, values):
 
 
 @njit
-def locate_tile(job, sequence, head, begin, end, keys, values):
+def locate_tile(args, sequence, head, begin, end, keys, values):
     """The same for whole vectors of slots, from a multiple of 16 on.
 
-    What is there beyond repeats the first slot and the last one.
+    Entries outside [begin, end) repeat the first slot and the last one.
     """
     before = begin % 16
     count = before + end - begin
-    locate_keys(job, sequence, head, begin, end, keys + 8 * before, values + 8 * before)
+    locate_keys(args, sequence, head, begin, end, keys + 8 * before, values + 8 * before)
     for table in (keys, values):
         for n in range(before):
             store_i64(table + 8 * n, load_i64(table + 8 * before))
@@ -71,7 +71,7 @@ def locate_tile(job, sequence, head, begin, end, keys, values):
 
 @njit
 def hide_keys(scores, stride, count, begin, rows, group, position, window):
-    """Minus infinity where a row does not see a key: later ones, and those before its window."""
+    """Set the scores of later keys, and of keys before a row's window, to minus infinity."""
     for r in range(rows):
         seen = position + r // group
         for n in range(max(0, seen + 1 - begin), count):
@@ -82,6 +82,6 @@ def hide_keys(scores, stride, count, begin, rows, group, position, window):
 
 @njit
 def row_address(base, token_bytes, head_bytes, group, row):
-    """Where a row of a tile lies."""
+    """The address of a row of a tile."""
     token, member = divmod(row, group)
     return base + token * token_bytes + member * head_bytes

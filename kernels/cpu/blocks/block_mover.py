@@ -1,4 +1,4 @@
-"""Moves of whole blocks on CPUs: one call of compiled code for all layers."""
+"""Moves of whole blocks on CPUs: one kernel call for all layers."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import torch
 
 from kernels.block_packing import unpacked_views
 from kernels.checked_block_mover import CheckedMover
-from kernels.cpu.runtime import kernel_arguments
-from kernels.cpu.runtime.entry_points import move_kernel
-from kernels.cpu.runtime.thread_team import TeamRunner
+from kernels.cpu.blocks import move_arguments as fields
+from kernels.cpu.blocks.block_move_kernel import move_kernel
+from kernels.cpu.runtime.thread_team import ThreadTeam
 from kernels.interface import LayerCache
 
 # Less than this is moved by the calling thread: waking the others would take longer.
@@ -19,15 +19,15 @@ _SERIAL_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """Between the pool and packed blocks; which follows from where those begin."""
+    """Arguments of moves between the pool and the packed blocks at an address."""
 
     address: int
-    out: torch.Tensor  # [A, TENSOR_FIELDS] int64
-    back: torch.Tensor  # [A, TENSOR_FIELDS] int64
+    pack: torch.Tensor  # [A, TENSOR_FIELDS] int64
+    unpack: torch.Tensor  # [A, TENSOR_FIELDS] int64
 
 
 class CpuMover(CheckedMover):
-    """Elements are just bytes here; what lies in one piece on both sides is copied as one.
+    """Copies blocks as bytes; what is contiguous on both sides is copied in one piece.
 
     Args:
         layers: the pool, in the order in which packed blocks hold the layers.
@@ -38,41 +38,41 @@ class CpuMover(CheckedMover):
 
     def __init__(self, layers: Sequence[LayerCache]) -> None:
         super().__init__(layers)
-        self._team = TeamRunner()
-        self._within = _describe(layers, layers)
-        self._known = _Packed(0, self._within, self._within)
+        self._team = ThreadTeam()
+        self._within = _tensor_fields(layers, layers)
+        self._last = _Packed(0, self._within, self._within)
 
     def _copy(self, sources: torch.Tensor, targets: torch.Tensor) -> None:
         self._move(self._within, sources, targets)
 
     def _pack(self, sources: torch.Tensor, packed: torch.Tensor, rows: torch.Tensor) -> None:
-        self._move(self._described(packed).out, sources, rows)
+        self._move(self._packed(packed).pack, sources, rows)
 
     def _unpack(self, packed: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> None:
-        self._move(self._described(packed).back, rows, targets)
+        self._move(self._packed(packed).unpack, rows, targets)
 
-    def _described(self, packed: torch.Tensor) -> "_Packed":
-        """Ways to and from packed blocks; those of the call before are remembered."""
-        if self._known.address != packed.data_ptr():
+    def _packed(self, packed: torch.Tensor) -> _Packed:
+        """Arguments for these packed blocks; those of the last call are kept."""
+        if self._last.address != packed.data_ptr():
             views = unpacked_views(self._layers, packed)
-            ways = _describe(self._layers, views), _describe(views, self._layers)
-            self._known = _Packed(packed.data_ptr(), *ways)
-        return self._known
+            both = _tensor_fields(self._layers, views), _tensor_fields(views, self._layers)
+            self._last = _Packed(packed.data_ptr(), *both)
+        return self._last
 
     def _move(self, tensors: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-        job = (ctypes.c_int64 * kernel_arguments.MOVE_FIELDS)()
-        job[kernel_arguments.TENSORS] = tensors.data_ptr()
-        job[kernel_arguments.NUM_TENSORS] = len(tensors)
-        job[kernel_arguments.SOURCES] = sources.data_ptr()
-        job[kernel_arguments.TARGETS] = targets.data_ptr()
-        job[kernel_arguments.NUM_PAIRS] = len(sources)
+        args = (ctypes.c_int64 * fields.MOVE_LAYOUT.num_fields)()
+        args[fields.TENSORS] = tensors.data_ptr()
+        args[fields.NUM_TENSORS] = len(tensors)
+        args[fields.SOURCES] = sources.data_ptr()
+        args[fields.TARGETS] = targets.data_ptr()
+        args[fields.NUM_PAIRS] = len(sources)
         num_bytes = len(sources) * self.bytes_per_block
         threads = 1 if num_bytes < _SERIAL_BYTES else self._team.num_threads()
-        self._team.run(move_kernel(), ctypes.addressof(job), threads)
+        self._team.run(move_kernel(), ctypes.addressof(args), threads)
 
 
-def _describe(sources: Sequence[LayerCache], targets: Sequence[LayerCache]) -> torch.Tensor:
-    """What the kernel is told of each tensor, [A, TENSOR_FIELDS] int64."""
+def _tensor_fields(sources: Sequence[LayerCache], targets: Sequence[LayerCache]) -> torch.Tensor:
+    """The kernel's arguments of each tensor, [A, TENSOR_FIELDS] int64."""
     return torch.tensor(
         [
             _tensor(source, target)

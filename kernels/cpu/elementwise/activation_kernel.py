@@ -1,17 +1,20 @@
-"""The CPU kernel of activations, alone or times something else, as in gated MLPs."""
+"""The CPU kernel of activations, with a factor (as in gated MLPs) or without."""
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
 import math
+from functools import cache
 
+import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.linear import linear_arguments as fields
+from kernels.cpu.elementwise import elementwise_arguments as fields
 from kernels.cpu.runtime import simd
-from kernels.cpu.runtime.memory import claim, field, item_bytes, load_element
-from kernels.cpu.runtime.simd import float32_tag
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
+from kernels.cpu.runtime.memory import claim_task, field, item_bytes, load_element
+from kernels.cpu.runtime.simd import LANES, float32_tag
 
 # log(erfc(z) / t) + z^2 as a polynomial in t = 1 / (1 + z / 2), for z >= 0 to a relative error of
 # 1.2e-7 in erfc (Press et al., Numerical Recipes, section 6.2); the constant first.
@@ -22,24 +25,24 @@ _LOG_ERFC = (
 
 
 @njit
-def activate_tasks(job, tag):
-    """Claim elements until none is left: out = f(x) or f(x) * factor in float32, then rounded."""
-    elements = field(job, fields.ACTIVATE_ELEMENTS)
-    activation = field(job, fields.ACTIVATION)
-    slope = load_element(float32_tag, job + 8 * fields.SLOPE)
-    x, factor = field(job, fields.ACTIVATED), field(job, fields.FACTOR)
-    out = field(job, fields.ACTIVATE_OUT)
+def activate_tasks(args, tag):
+    """out = f(x) or f(x) * factor for all elements, in float32, then rounded."""
+    elements = field(args, fields.ACTIVATE_ELEMENTS)
+    activation = field(args, fields.ACTIVATION)
+    slope = load_element(float32_tag, args + 8 * fields.SLOPE)
+    x, factor = field(args, fields.ACTIVATED), field(args, fields.FACTOR)
+    out = field(args, fields.ACTIVATE_OUT)
     while True:
-        at = claim(job + 8 * fields.NEXT_TASK) * fields.ACTIVATE_TASK_ELEMENTS
+        at = claim_task(args) * fields.ACTIVATE_TASK_ELEMENTS
         if at >= elements:
             return
         stop = min(at + fields.ACTIVATE_TASK_ELEMENTS, elements)
         while at < stop:
             begin = at * item_bytes(tag)
             factor_at = 0 if factor == 0 else factor + begin
-            if at + fields.PANEL <= stop:
+            if at + LANES <= stop:
                 _activate(tag, 16, activation, slope, x + begin, factor_at, out + begin)
-                at += fields.PANEL
+                at += LANES
             else:
                 _activate(tag, 1, activation, slope, x + begin, factor_at, out + begin)
                 at += 1
@@ -47,8 +50,8 @@ def activate_tasks(job, tag):
 
 @intrinsic(prefer_literal=True)
 def _activate(typingctx, tag, lanes, activation, slope, x, factor, out):
-    """Sixteen elements, or one: it has the bits that it has among sixteen."""
-    is_vector = lanes.literal_value == simd.LANES
+    """Sixteen elements, or one, which has the same bits as among sixteen."""
+    is_vector = lanes.literal_value == LANES
 
     def codegen(context, builder, signature, args):
         _, _, activation, slope, x, factor, out = args
@@ -72,7 +75,7 @@ def _activate(typingctx, tag, lanes, activation, slope, x, factor, out):
 
 
 def _factors(builder, address, load):
-    """What is at an address; ones where it is zero."""
+    """The vector at an address; ones if the address is zero."""
     before = builder.basic_block
     with builder.if_then(builder.icmp_signed("!=", address, simd.i64(0))):
         loaded = load(address)
@@ -121,7 +124,7 @@ def _relu(builder, x):
 
 
 def _gelu(builder, x):
-    """x * Phi(x), by way of h = Phi(-|x|), which is small, so that nothing cancels."""
+    """x * Phi(x), computed from Phi(-|x|), which is small, so that no digits cancel."""
     zero, one = simd.vector(0.0), simd.vector(1.0)
     negative = builder.fcmp_ordered("olt", x, zero)
     magnitude = builder.select(negative, builder.fneg(x), x)
@@ -152,3 +155,13 @@ def _gelu_tanh(builder, x):
 def _exp(builder, x):
     """exp(x) for x <= 0, no less than 2**-125."""
     return simd.exp2(builder, builder.fmul(x, simd.vector(math.log2(math.e))))
+
+
+@cache
+def activate_kernel(dtype: torch.dtype) -> Kernel:
+    """Activations of elements of a type.
+
+    Raises:
+        ValueError: no kernel serves the type.
+    """
+    return compile_kernel(activate_tasks, fields.ACTIVATION_LAYOUT, element_tag(dtype))

@@ -1,37 +1,38 @@
-"""Functions of tensors element by element on CPUs, compiled: sums and activations."""
+"""Sums and activations of tensors on CPUs, element by element."""
 
 import ctypes
 from enum import IntEnum
 
 import torch
 
-from kernels.cpu.linear import linear_arguments as jobs
-from kernels.cpu.linear.entry_points import activate_kernel, add_kernel
+from kernels.cpu.elementwise import elementwise_arguments as fields
+from kernels.cpu.elementwise.activation_kernel import activate_kernel
+from kernels.cpu.elementwise.add_kernel import add_kernel
 from kernels.cpu.runtime.kernel_arguments import float_bits
-from kernels.cpu.runtime.thread_team import TeamRunner
+from kernels.cpu.runtime.thread_team import ThreadTeam
 
 # Work below this runs on the calling thread: waking the others would take longer.
 _SERIAL_ELEMENTS = 64 * 1024
 
 
 class Activation(IntEnum):
-    """Functions of one number that are compiled."""
+    """Functions of one number that have a kernel."""
 
-    RELU = jobs.RELU
-    GELU = jobs.GELU
+    RELU = fields.RELU
+    GELU = fields.GELU
     """x * Phi(x), the Gaussian error linear unit (Hendrycks and Gimpel, 2016)."""
-    GELU_TANH = jobs.GELU_TANH
+    GELU_TANH = fields.GELU_TANH
     """Its approximation by a hyperbolic tangent."""
 
 
 class CpuElements:
-    """What needs nothing but its operands, on some threads.
+    """Functions of contiguous tensors, element by element.
 
     Args:
-        team: runs it.
+        team: runs the kernels.
     """
 
-    def __init__(self, team: TeamRunner) -> None:
+    def __init__(self, team: ThreadTeam) -> None:
         self._team = team
 
     def add(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -43,9 +44,9 @@ class CpuElements:
         _check_pair(left, right)
         out = torch.empty_like(left)
         size = left.numel()
-        job = (ctypes.c_int64 * jobs.ADD_FIELDS)()
-        job[2:6] = [left.data_ptr(), right.data_ptr(), out.data_ptr(), size]
-        self._team.run(add_kernel(left.dtype), ctypes.addressof(job), self._threads(size))
+        args = (ctypes.c_int64 * fields.ADD_LAYOUT.num_fields)()
+        args[2:6] = [left.data_ptr(), right.data_ptr(), out.data_ptr(), size]
+        self._team.run(add_kernel(left.dtype), ctypes.addressof(args), self._threads(size))
         return out
 
     def activate(
@@ -62,12 +63,12 @@ class CpuElements:
         return self._activate(activation, 1.0, x, factor)
 
     def scale(self, x: torch.Tensor, number: float) -> torch.Tensor:
-        """x * number, as float32 has it.
+        """x * number; the number is rounded to float32.
 
         Raises:
             ValueError: x is not contiguous.
         """
-        return self._activate(jobs.LINEAR, number, x, None)
+        return self._activate(fields.LINEAR, number, x, None)
 
     def _activate(
         self, function: int, slope: float, x: torch.Tensor, factor: torch.Tensor | None
@@ -75,14 +76,14 @@ class CpuElements:
         _check_pair(x, x if factor is None else factor)
         out = torch.empty_like(x)
         size = x.numel()
-        job = (ctypes.c_int64 * jobs.ACTIVATE_FIELDS)()
-        job[jobs.ACTIVATED] = x.data_ptr()
-        job[jobs.FACTOR] = 0 if factor is None else factor.data_ptr()
-        job[jobs.ACTIVATE_OUT] = out.data_ptr()
-        job[jobs.ACTIVATE_ELEMENTS] = size
-        job[jobs.ACTIVATION] = function
-        job[jobs.SLOPE] = float_bits(slope)
-        self._team.run(activate_kernel(x.dtype), ctypes.addressof(job), self._threads(size))
+        args = (ctypes.c_int64 * fields.ACTIVATION_LAYOUT.num_fields)()
+        args[fields.ACTIVATED] = x.data_ptr()
+        args[fields.FACTOR] = 0 if factor is None else factor.data_ptr()
+        args[fields.ACTIVATE_OUT] = out.data_ptr()
+        args[fields.ACTIVATE_ELEMENTS] = size
+        args[fields.ACTIVATION] = function
+        args[fields.SLOPE] = float_bits(slope)
+        self._team.run(activate_kernel(x.dtype), ctypes.addressof(args), self._threads(size))
         return out
 
     def _threads(self, num_elements: int) -> int:

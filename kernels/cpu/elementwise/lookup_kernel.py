@@ -1,35 +1,45 @@
-"""The CPU kernel that looks rows up in a table: embeddings of tokens, angles of positions."""
+"""The CPU kernel that looks up rows of a table: embeddings of tokens, angles of positions."""
+
+from functools import cache
 
 from numba import njit
 
-from kernels.cpu.runtime import kernel_arguments as fields
-from kernels.cpu.runtime.memory import claim, copy_bytes, field, fill_bytes, load_i64
+from kernels.cpu.elementwise import elementwise_arguments as fields
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel
+from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
+from kernels.cpu.runtime.memory import claim_task, copy_bytes, field, fill_bytes, load_i64
 
 
 @njit
-def lookup_tasks(job):
-    """Copy a row for each index; elements are just bytes."""
-    num_indices, table = field(job, fields.NUM_INDICES), field(job, fields.TABLE)
-    row_bytes = field(job, fields.TABLE_ROW_BYTES)
+def lookup_tasks(args):
+    """Copy the row of each index, as bytes."""
+    num_indices, table = field(args, fields.NUM_INDICES), field(args, fields.TABLE)
+    row_bytes = field(args, fields.TABLE_ROW_BYTES)
     while True:
-        begin = claim(job + 8 * fields.NEXT_TASK) * fields.LOOKUP_TASK_ROWS
+        begin = claim_task(args) * fields.LOOKUP_TASK_ROWS
         if begin >= num_indices:
             return
         for at in range(begin, min(begin + fields.LOOKUP_TASK_ROWS, num_indices)):
-            out = field(job, fields.LOOKED_UP) + at * row_bytes
-            index = row_at(job, at, out, row_bytes)
+            out = field(args, fields.LOOKED_UP) + at * row_bytes
+            index = row_at(args, at, out, row_bytes)
             if index >= 0:
                 copy_bytes(out, table + index * row_bytes, row_bytes)
 
 
 @njit
-def row_at(job, at, out, row_bytes):
-    """The row that is asked for; where there is none it is -1.
+def row_at(args, at, out, row_bytes):
+    """The row that index ``at`` names; -1 and NaN in ``out`` if the table has no such row.
 
-    Then ``out`` is filled with ones, which are no number in any type.
+    Bytes of ones are NaN in every floating-point type.
     """
-    index = load_i64(field(job, fields.INDICES) + 8 * at)
-    if 0 <= index < field(job, fields.TABLE_ROWS):
+    index = load_i64(field(args, fields.INDICES) + 8 * at)
+    if 0 <= index < field(args, fields.TABLE_ROWS):
         return index
     fill_bytes(out, 0xFF, row_bytes)
     return -1
+
+
+@cache
+def lookup_kernel(layout: ArgumentLayout) -> Kernel:
+    """Lookups of rows of any type; a captured graph patches the indices that the layout names."""
+    return compile_kernel(lookup_tasks, layout)

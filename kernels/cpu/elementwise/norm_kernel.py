@@ -4,35 +4,38 @@ and variance (Ba et al., 2016)."""
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
 import math
+from functools import cache
 
 import numpy as np
+import torch
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.linear import linear_arguments as fields
+from kernels.cpu.elementwise import elementwise_arguments as fields
 from kernels.cpu.runtime import simd
-from kernels.cpu.runtime.memory import claim, field, item_bytes, load_element
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
+from kernels.cpu.runtime.memory import claim_task, field, item_bytes, load_element
 from kernels.cpu.runtime.simd import LANES, float32_tag, size_of
 
 
 @njit
-def norm_tasks(job, tag):
-    """Claim rows until none is left: out = x / sqrt(mean(x^2) + epsilon) * weight."""
-    rows = field(job, fields.NORM_ROWS)
-    dim = field(job, fields.NORM_DIM)
-    chunks = dim // fields.PANEL
-    weight = field(job, fields.NORM_WEIGHT)
-    epsilon = load_element(float32_tag, job + 8 * fields.NORM_EPSILON)
+def norm_tasks(args, tag):
+    """out = x / sqrt(mean(x^2) + epsilon) * weight for all rows."""
+    rows = field(args, fields.NORM_ROWS)
+    dim = field(args, fields.NORM_DIM)
+    chunks = dim // LANES
+    weight = field(args, fields.NORM_WEIGHT)
+    epsilon = load_element(float32_tag, args + 8 * fields.NORM_EPSILON)
     while True:
-        begin = claim(job + 8 * fields.NEXT_TASK) * fields.NORM_TASK_ROWS
+        begin = claim_task(args) * fields.NORM_TASK_ROWS
         if begin >= rows:
             return
         for row in range(begin, min(begin + fields.NORM_TASK_ROWS, rows)):
-            x = field(job, fields.NORM_INPUT) + row * field(job, fields.NORM_INPUT_ROW)
-            out = field(job, fields.NORM_OUT) + row * field(job, fields.NORM_OUT_ROW)
+            x = field(args, fields.NORM_INPUT) + row * field(args, fields.NORM_INPUT_ROW)
+            out = field(args, fields.NORM_OUT) + row * field(args, fields.NORM_OUT_ROW)
             scale = 1 / math.sqrt(_sum_squares(tag, x, chunks) / dim + epsilon)
             for chunk in range(chunks):
-                at = chunk * fields.PANEL
+                at = chunk * LANES
                 _scale_chunk(
                     tag,
                     x + at * item_bytes(tag),
@@ -43,25 +46,25 @@ def norm_tasks(job, tag):
 
 
 @njit
-def layer_norm_tasks(job, tag):
-    """The same with out = (x - mean) / sqrt(variance + epsilon) * weight + bias."""
-    rows = field(job, fields.NORM_ROWS)
-    dim = field(job, fields.NORM_DIM)
-    chunks = dim // fields.PANEL
-    weight, bias = field(job, fields.NORM_WEIGHT), field(job, fields.NORM_BIAS)
-    epsilon = load_element(float32_tag, job + 8 * fields.NORM_EPSILON)
+def layer_norm_tasks(args, tag):
+    """out = (x - mean) / sqrt(variance + epsilon) * weight + bias for all rows."""
+    rows = field(args, fields.NORM_ROWS)
+    dim = field(args, fields.NORM_DIM)
+    chunks = dim // LANES
+    weight, bias = field(args, fields.NORM_WEIGHT), field(args, fields.NORM_BIAS)
+    epsilon = load_element(float32_tag, args + 8 * fields.NORM_EPSILON)
     while True:
-        begin = claim(job + 8 * fields.NEXT_TASK) * fields.NORM_TASK_ROWS
+        begin = claim_task(args) * fields.NORM_TASK_ROWS
         if begin >= rows:
             return
         for row in range(begin, min(begin + fields.NORM_TASK_ROWS, rows)):
-            x = field(job, fields.NORM_INPUT) + row * field(job, fields.NORM_INPUT_ROW)
-            out = field(job, fields.NORM_OUT) + row * field(job, fields.NORM_OUT_ROW)
+            x = field(args, fields.NORM_INPUT) + row * field(args, fields.NORM_INPUT_ROW)
+            out = field(args, fields.NORM_OUT) + row * field(args, fields.NORM_OUT_ROW)
             mean = np.float32(_sum(tag, x, chunks) / dim)
             variance = _sum_squares_around(tag, x, mean, chunks) / dim
             scale = np.float32(1 / math.sqrt(variance + epsilon))
             for chunk in range(chunks):
-                at = chunk * fields.PANEL
+                at = chunk * LANES
                 element = at * item_bytes(tag)
                 _shift_chunk(
                     tag, x + element, mean, scale, weight + 4 * at, bias + 4 * at, out + element
@@ -107,7 +110,7 @@ def _sum(typingctx, tag, x, chunks):
 
 @intrinsic
 def _sum_squares_around(typingctx, tag, x, mean, chunks):
-    """Of the differences from the mean of chunks * 16 elements, lane by lane."""
+    """Of the differences of chunks * 16 elements from their mean, lane by lane."""
 
     def codegen(context, builder, signature, args):
         _, x, mean, chunks = args
@@ -156,3 +159,23 @@ def _scale_chunk(typingctx, tag, x, weight, scale, out):
 
     i64 = types.int64
     return types.void(tag, i64, i64, types.float32, i64), codegen
+
+
+@cache
+def norm_kernel(dtype: torch.dtype) -> Kernel:
+    """RMS normalization of elements of a type.
+
+    Raises:
+        ValueError: no kernel serves the type.
+    """
+    return compile_kernel(norm_tasks, fields.NORM_LAYOUT, element_tag(dtype))
+
+
+@cache
+def layer_norm_kernel(dtype: torch.dtype) -> Kernel:
+    """Normalization by mean and variance of elements of a type.
+
+    Raises:
+        ValueError: no kernel serves the type.
+    """
+    return compile_kernel(layer_norm_tasks, fields.NORM_LAYOUT, element_tag(dtype))

@@ -1,31 +1,32 @@
-"""Rows of tables, looked up by compiled code (CPU)."""
+"""Lookups of rows in tables and in packed weights on CPUs."""
 
 import ctypes
 
 import torch
 
-from kernels.cpu.linear.entry_points import unpack_kernel
+from kernels.cpu.elementwise import elementwise_arguments as fields
+from kernels.cpu.elementwise.lookup_kernel import lookup_kernel
+from kernels.cpu.linear.unpack_kernel import unpack_kernel
 from kernels.cpu.linear.weight_packing import PackedLayers
-from kernels.cpu.runtime import kernel_arguments as jobs
-from kernels.cpu.runtime.entry_points import Kernel, lookup_kernel
-from kernels.cpu.runtime.kernel_kinds import JobKind
-from kernels.cpu.runtime.thread_team import TeamRunner
+from kernels.cpu.runtime.entry_points import Kernel
+from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
+from kernels.cpu.runtime.thread_team import ThreadTeam
 
 
 class CpuLookups:
-    """Lookups that a tape repeats for other tokens and positions."""
+    """Lookups by token or position, which a captured graph repeats for other ones."""
 
     def __init__(self) -> None:
-        self._team = TeamRunner()
+        self._team = ThreadTeam()
 
     def look_up(
         self,
-        kind: JobKind,  # by what a tape looks up
+        layout: ArgumentLayout,  # TOKEN_LOOKUP_LAYOUT or POSITION_LOOKUP_LAYOUT
         table: torch.Tensor,  # [L, ...], contiguous
         indices: torch.Tensor,  # [N] int64, contiguous
         out: torch.Tensor,  # [N, ...], contiguous
     ) -> None:
-        """Write the row of each index; one that the table does not have becomes all NaN.
+        """Write the row of each index; NaN for an index that the table does not have.
 
         Raises:
             ValueError: shapes or types do not fit each other, or something is not contiguous.
@@ -37,7 +38,7 @@ class CpuLookups:
             )
         if not table.is_contiguous():
             raise ValueError("tables must be contiguous")
-        self._run(lookup_kernel(kind), table, len(table), table[:1].nbytes, indices, out)
+        self._run(lookup_kernel(layout), table, len(table), table[:1].nbytes, indices, out)
 
     def unpack(
         self,
@@ -45,10 +46,10 @@ class CpuLookups:
         token_ids: torch.Tensor,  # [N] int64, contiguous
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The row of each token [N, K]; one that the layer does not have becomes all NaN.
+        """The row of each token [N, K]; NaN for a token that the layer does not have.
 
         Raises:
-            ValueError: there is no kernel for the type.
+            ValueError: no kernel serves the type.
         """
         (num_rows,), num_features = layers.out_features, layers.in_features
         out = torch.empty((len(token_ids), num_features), dtype=dtype)
@@ -69,8 +70,8 @@ class CpuLookups:
             raise ValueError(f"indices are {indices.dtype}; expected int64")
         if not (indices.is_contiguous() and out.is_contiguous()):
             raise ValueError("indices and rows must be contiguous")
-        job = (ctypes.c_int64 * jobs.LOOKUP_FIELDS)()
-        job[jobs.TABLE : jobs.LOOKUP_FIELDS] = [
+        args = (ctypes.c_int64 * fields.TOKEN_LOOKUP_LAYOUT.num_fields)()
+        args[fields.TABLE :] = [
             table.data_ptr(),
             num_rows,
             row_size,
@@ -78,4 +79,4 @@ class CpuLookups:
             len(indices),
             out.data_ptr(),
         ]
-        self._team.run(kernel, ctypes.addressof(job), 1)
+        self._team.run(kernel, ctypes.addressof(args), 1)

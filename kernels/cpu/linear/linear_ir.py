@@ -1,11 +1,11 @@
-"""The inner loops of linear layers, spelled out in LLVM IR (see simd for why and how).
+"""The inner loops of linear layers in LLVM IR (see simd for why and how).
 
-Each lane of a vector is an output, elements of the rows are broadcast. Whatever the number of rows,
-an output is one chain of fused multiplications and additions over the inputs in their order: that
-is what makes a row's result the same bits in every batch.
+Each lane of a vector is an output; elements of rows are broadcast. Whatever the number of rows, an
+output is one chain of fused multiplications and additions over the inputs in their order, so that
+a row has the same bits in every batch.
 
-Weights in bfloat16 lie in pairs of inputs (see weight_packing), and rows are multiplied by elements
-or by pairs, as an operand tag says (see bf16_dot).
+Weights in bfloat16 lie in pairs of inputs (see weight_packing). The operand tag decides whether
+rows are multiplied element by element or as bf16 pairs (see bf16_dot).
 """
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
@@ -16,33 +16,39 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.runtime import simd
-from kernels.cpu.runtime.bf16_dot import dot_pairs, fma, high_halves, low_halves, splat_bits
-from kernels.cpu.runtime.prefetch import Cache, for_read_once, prefetch
+from kernels.cpu.runtime.bf16_dot import (
+    fma,
+    high_halves,
+    low_halves,
+    multiply_accumulate,
+    splat_bits,
+)
+from kernels.cpu.runtime.prefetch import Cache, prefetch, read_once_cache
 from kernels.cpu.runtime.simd import LANES
 
 _LINE_BYTES = 64
 _PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
-# What ``accumulate`` brings in instead of the weights at an address.
+# Values of ``ahead`` that are no addresses: prefetch nothing, or the panel's own weights.
 NOTHING = 0
 ITS_OWN = 1
-# By so much are weights that are read once ahead of being read: less comes too late, and what more
-# would bring in has left the fastest cache before it is read.
+# The distance of prefetches from reads: lines that are closer come too late, and lines farther away
+# have left the L1 cache before they are read.
 _SOON_BYTES = 12 * _LINE_BYTES
 
 
 def _add_pairs(builder, operand_tag, sums, x_at, w_at):
-    """Dot products of one pair of inputs of each row, with one pair of weights of each output."""
+    """Add the dot products of a pair of inputs of each row and the pairs of each output."""
     pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at]
     for row, address in enumerate(x_at):
         x_pair = splat_bits(builder, simd.load(builder, address, simd.I32, 2))
         for vector, pair in enumerate(pairs):
             cell = row * len(pairs) + vector
-            sums[cell] = dot_pairs(builder, operand_tag, sums[cell], x_pair, pair)
+            sums[cell] = multiply_accumulate(builder, operand_tag, sums[cell], x_pair, pair)
     return sums
 
 
 def _add_products(builder, narrow, sums, x_at, w_at):
-    """The same in float32, one input after the other; narrow weights are widened."""
+    """The same in float32, one input after the other; bfloat16 weights are widened."""
     pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at] if narrow else []
     for half in (0, 1):
         if narrow:
@@ -82,9 +88,10 @@ def accumulate(
     """out[r, n] += x[r] . w[n] over 2 * ``steps`` inputs.
 
     A register block is ``rows`` x ``vectors`` * 16; out [rows, .] is float32. Rows beyond ``last``
-    repeat it. ``w`` is the address in the first panel, ``w_stride`` leads to the next one. As many
-    weights of a panel from the address ``ahead`` on, and ``also_ahead``, are brought in meanwhile;
-    or NOTHING is; or ITS_OWN weights a little before they are read, if this is the only time.
+    repeat it. ``w`` is the address in the first panel, ``w_stride`` the distance to the next one.
+    As many weights of a panel are prefetched from the addresses ``ahead`` and ``also_ahead`` on;
+    with NOTHING none are; with ITS_OWN those of ``w`` a little before they are read, for weights
+    that are read only once.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
     is_address = not isinstance(ahead, types.Literal)
@@ -105,10 +112,10 @@ def accumulate(
             x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
             if is_own:
                 soon = [builder.add(panel, simd.i64(_SOON_BYTES)) for panel in w_at]
-                _bring_in(builder, soon, w_step.constant, for_read_once())
+                _prefetch_lines(builder, soon, w_step.constant, read_once_cache())
             elif is_address:
                 later = [simd.offset(builder, panel, step, w_step) for panel in ahead_at]
-                _bring_in(builder, later, w_step.constant, Cache.SECOND)
+                _prefetch_lines(builder, later, w_step.constant, Cache.L2)
             if operand_tag == types.float32:
                 return _add_products(builder, narrow, list(sums), x_at, w_at)
             return _add_pairs(builder, operand_tag, list(sums), x_at, w_at)
@@ -132,15 +139,15 @@ def _cells(builder, num_rows, num_vectors, out, stride):
     ]
 
 
-def _bring_in(builder, addresses, num_bytes, cache):
-    """Start to bring in so many bytes from each of the addresses on."""
+def _prefetch_lines(builder, addresses, num_bytes, cache):
+    """Prefetch so many bytes from each of the addresses on."""
     for address in addresses:
         for begin in range(0, num_bytes, _LINE_BYTES):
             prefetch(builder, builder.add(address, simd.i64(begin)), cache)
 
 
 def _rows_up_to(builder, last, num_rows, base, stride):
-    """Addresses of so many rows; those beyond the last are its."""
+    """Addresses of so many rows; rows beyond the last one repeat it."""
     found = []
     for row in range(num_rows):
         index = simd.i64(row)
@@ -152,7 +159,7 @@ def _rows_up_to(builder, last, num_rows, base, stride):
 
 @intrinsic
 def clear_chunk(typingctx, address):
-    """Sixteen float32 become zero."""
+    """Store zero in sixteen float32."""
 
     def codegen(context, builder, signature, args):
         simd.store(builder, simd.vector(0.0), args[0], 4)
@@ -162,7 +169,7 @@ def clear_chunk(typingctx, address):
 
 @intrinsic
 def widen_chunk(typingctx, tag, source, target):
-    """Sixteen elements become float32."""
+    """Widen sixteen elements to float32."""
 
     def codegen(context, builder, signature, args):
         _, source, target = args

@@ -1,12 +1,16 @@
-"""The CPU kernel of linear layers: groups of outputs claimed by threads.
+"""The CPU kernel of linear layers: threads claim groups of outputs until none is left.
 
-A task is a group of panels of outputs for a chunk of rows. Sums lie in the thread's scratch and are
-finished (bias, gate, addend, rounding) when all inputs are in.
+A task is a group of panels of outputs for a chunk of rows. Sums are in the thread's scratch memory;
+when all inputs are summed, bias, gate and addend follow, and one rounding.
 """
 
-# ruff: noqa: ARG001 - numba calls an overload with types to learn what to compile
+# ruff: noqa: ARG001 - numba calls an overload with types to choose what to compile
+
+from functools import cache
+from typing import Any
 
 import numpy as np
+import torch
 from numba import njit, types
 from numba.extending import overload
 
@@ -21,7 +25,18 @@ from kernels.cpu.linear.linear_ir import (
     silu_gate_chunk,
     widen_chunk,
 )
-from kernels.cpu.runtime.memory import claim, field, item_bytes, load_element, store_element
+from kernels.cpu.runtime.bf16_dot import BF16_DOT_TAGS
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
+from kernels.cpu.runtime.instruction_set import Instructions
+from kernels.cpu.runtime.kernel_arguments import NEXT_THREAD
+from kernels.cpu.runtime.memory import (
+    claim_task,
+    claim_thread,
+    field,
+    item_bytes,
+    load_element,
+    store_element,
+)
 from kernels.cpu.runtime.simd import float32_tag
 
 narrow_registers = np.int8(0)
@@ -29,38 +44,38 @@ wide_registers = np.int16(0)
 
 
 @njit
-def linear_tasks(job, weight_tag, operand_tag, tag, registers):
-    """Claim groups until none is left.
+def linear_tasks(args, weight_tag, operand_tag, tag, registers):
+    """Compute all groups of outputs.
 
-    ``tag`` types inputs and outputs, ``weight_tag`` what is packed, ``operand_tag`` how they meet;
-    ``registers`` is the machine's.
+    ``tag`` is the type of inputs and outputs, ``weight_tag`` of packed weights, ``operand_tag`` of
+    their products; ``registers`` that of the machine's vector registers.
     """
-    num_rows = field(job, fields.NUM_ROWS)
-    chunk_rows = field(job, fields.CHUNK_ROWS)
-    in_features = field(job, fields.IN_FEATURES)
-    num_groups = field(job, fields.NUM_GROUPS)
+    num_rows = field(args, fields.NUM_ROWS)
+    chunk_rows = field(args, fields.CHUNK_ROWS)
+    in_features = field(args, fields.IN_FEATURES)
+    num_groups = field(args, fields.NUM_GROUPS)
     num_chunks = (num_rows + chunk_rows - 1) // chunk_rows
     weight_bytes = item_bytes(weight_tag) * fields.PANEL
     panel_stride = in_features * weight_bytes
-    thread = claim(job + 8 * fields.NEXT_THREAD)
-    tile = field(job, fields.SCRATCH) + thread * field(job, fields.SCRATCH_BYTES)
+    thread = claim_thread(args)
+    tile = field(args, fields.SCRATCH) + thread * field(args, fields.SCRATCH_BYTES)
     widened = tile + (chunk_rows + fields.MOST_BLOCK_ROWS) * fields.TILE_ROW
     widened_chunk = -1
     while True:
-        task = claim(job + 8 * fields.NEXT_TASK)
+        task = claim_task(args)
         if task >= num_groups * num_chunks:
             return
         chunk, group = divmod(task, num_groups)
         first = chunk * chunk_rows
         rows = min(chunk_rows, num_rows - first)
-        x_stride = field(job, fields.INPUT_ROW)
-        x = field(job, fields.INPUT) + first * x_stride
+        x_stride = field(args, fields.INPUT_ROW)
+        x = field(args, fields.INPUT) + first * x_stride
         if item_bytes(tag) != item_bytes(operand_tag):
             if widened_chunk != chunk:
                 _widen(tag, x, x_stride, widened, rows, in_features)
                 widened_chunk = chunk
             x, x_stride = widened, 4 * in_features + 64
-        w = field(job, fields.WEIGHT) + group * fields.GROUP * panel_stride
+        w = field(args, fields.WEIGHT) + group * fields.GROUP * panel_stride
         clear(tile, rows)
         begin = 0
         while begin < in_features:
@@ -71,13 +86,13 @@ def linear_tasks(job, weight_tag, operand_tag, tag, registers):
             begin += depth
             then = w + begin * weight_bytes
             if begin >= in_features:  # the group behind those that other threads have claimed
-                threads = field(job, fields.NEXT_THREAD)
+                threads = field(args, NEXT_THREAD)
                 then = w + min(threads, num_groups - group) * fields.GROUP * panel_stride
             multiply(
                 registers, weight_tag, operand_tag, rows, x_at, x_stride, w_at, panel_stride,
                 depth // 2, then, tile,
             )  # fmt: skip
-        _finish(job, tag, tile, first, rows, group)
+        _finish(args, tag, tile, first, rows, group)
 
 
 def multiply(
@@ -85,8 +100,8 @@ def multiply(
 ):
     """tile [rows, GROUP_OUTPUTS] += x @ w over ``pairs`` pairs of inputs.
 
-    Weights at ``then`` are probably read next. Never called: numba puts one of the functions below
-    in its place.
+    Weights at ``then`` are probably read next, and prefetched. Never called: numba puts one of the
+    functions below in its place.
     """
     raise NotImplementedError
 
@@ -162,9 +177,9 @@ def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, 
         return
     for panel in range(0, fields.GROUP, 2):
         w_at, out = w + panel * panel_stride, tile + 4 * panel * fields.PANEL
-        # Memory would be idle while blocks of rows meet weights that are in the caches already. So
-        # the first two blocks bring in one of the next two panels each, or an only one both; what
-        # is brought in instead of a panel is there.
+        # Later blocks of rows read weights from the caches, and memory would be idle. So the first
+        # two blocks prefetch one of the next two panels each; a block that is alone prefetches
+        # both. Other blocks prefetch weights that are in the caches already.
         ahead = then if panel + 2 == fields.GROUP else w_at + 2 * panel_stride
         also_ahead = ahead + panel_stride if rows <= fields.MOST_BLOCK_ROWS else w_at
         r = 0
@@ -187,7 +202,7 @@ def _multiply_wide(weight_tag, operand_tag, rows, x, x_stride, w, panel_stride, 
 
 @njit
 def clear(tile, rows):
-    """Zero sums, also those of the rows that a register block may have too many."""
+    """Zero sums, also those of rows that a register block may have beyond the last one."""
     for r in range(rows if rows == 1 else rows + fields.MOST_BLOCK_ROWS):
         for panel in range(fields.GROUP):
             clear_chunk(tile + r * fields.TILE_ROW + 4 * panel * fields.PANEL)
@@ -203,9 +218,9 @@ def _widen(tag, x, x_stride, target, rows, in_features):
 
 
 @njit
-def _finish(job, tag, tile, first, rows, group):
-    """Bias, gate and addend in float32, then one rounding, into the segment of this group."""
-    segment = job + 8 * fields.SEGMENTS
+def _finish(args, tag, tile, first, rows, group):
+    """Add bias, gate and addend in float32, round, and store in the segment of this group."""
+    segment = args + 8 * fields.SEGMENTS
     behind = segment + 8 * fields.SEGMENT_FIELDS
     while field(behind, fields.FIRST_GROUP) <= group:
         segment, behind = behind, behind + 8 * fields.SEGMENT_FIELDS
@@ -218,11 +233,11 @@ def _finish(job, tag, tile, first, rows, group):
         for r in range(rows):
             for n in range(0, fields.GROUP_OUTPUTS, fields.PANEL):
                 add_chunk(float32_tag, tile + r * fields.TILE_ROW + 4 * n, bias + 4 * (column + n))
-    if field(job, fields.EPILOGUE) == fields.SILU_GATED:
+    if field(args, fields.EPILOGUE) == fields.SILU_GATED:
         _finish_gated(tag, tile, rows, out + column // 2 * item_bytes(tag), out_row, num_outputs)
         return
     out += column * item_bytes(tag)
-    addend, addend_row = field(job, fields.ADDEND), field(job, fields.ADDEND_ROW)
+    addend, addend_row = field(args, fields.ADDEND), field(args, fields.ADDEND_ROW)
     if addend != 0:
         _add(
             tag,
@@ -268,3 +283,22 @@ def _finish_gated(tag, tile, rows, out, out_row, num_outputs):
             gate = sums + 4 * n
             silu_gate_chunk(gate, gate + 4 * fields.PANEL)
             round_chunk(tag, gate, out + r * out_row + n // 2 * item_bytes(tag))
+
+
+@cache
+def linear_kernel(weight: torch.dtype, dtype: torch.dtype, instructions: Instructions) -> Kernel:
+    """Linear layers with packed weights of one type, inputs and outputs of another.
+
+    Raises:
+        ValueError: no kernel serves the types.
+    """
+    weight_tag, tag = element_tag(weight), element_tag(dtype)
+    if (weight, dtype) == (torch.float32, torch.bfloat16):
+        raise ValueError(f"no CPU kernel for weights of {weight} and inputs of {dtype}")
+    operand_tag: Any = float32_tag
+    if dtype == torch.bfloat16:
+        operand_tag = BF16_DOT_TAGS.get(instructions.dot, float32_tag)
+    registers = wide_registers if instructions.wide else narrow_registers
+    return compile_kernel(
+        linear_tasks, fields.LINEAR_LAYOUT, weight_tag, operand_tag, tag, registers
+    )

@@ -1,30 +1,34 @@
-"""The CPU kernel that takes rows out of packed weights: embeddings that are the output layer's."""
+"""The CPU kernel that looks up rows of packed weights: embeddings tied to the output layer."""
 
+from functools import cache
+
+import torch
 from numba import njit
 
+from kernels.cpu.elementwise import elementwise_arguments as fields
 from kernels.cpu.elementwise.lookup_kernel import row_at
 from kernels.cpu.linear.linear_arguments import PANEL
-from kernels.cpu.runtime import kernel_arguments as fields
-from kernels.cpu.runtime.memory import claim, field, item_bytes, load_element, store_element
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
+from kernels.cpu.runtime.memory import claim_task, field, item_bytes, load_element, store_element
 
-# Of each output so much of its inputs lies together, see weight_packing.
+# Consecutive bytes of one output's inputs, see weight_packing.
 _TOGETHER_BYTES = 4
 
 
 @njit
-def unpack_tasks(job, weight_tag, tag):
-    """Copy a row of a packed weight for each index."""
-    num_indices, table = field(job, fields.NUM_INDICES), field(job, fields.TABLE)
-    in_features = field(job, fields.UNPACKED_FEATURES)
+def unpack_tasks(args, weight_tag, tag):
+    """Copy the row of each index out of a packed weight."""
+    num_indices, table = field(args, fields.NUM_INDICES), field(args, fields.TABLE)
+    in_features = field(args, fields.UNPACKED_FEATURES)
     row_bytes = in_features * item_bytes(tag)
     panel_bytes = PANEL * in_features * item_bytes(weight_tag)
     while True:
-        begin = claim(job + 8 * fields.NEXT_TASK) * fields.LOOKUP_TASK_ROWS
+        begin = claim_task(args) * fields.LOOKUP_TASK_ROWS
         if begin >= num_indices:
             return
         for at in range(begin, min(begin + fields.LOOKUP_TASK_ROWS, num_indices)):
-            out = field(job, fields.LOOKED_UP) + at * row_bytes
-            index = row_at(job, at, out, row_bytes)
+            out = field(args, fields.LOOKED_UP) + at * row_bytes
+            index = row_at(args, at, out, row_bytes)
             if index >= 0:
                 first = table + index // PANEL * panel_bytes + index % PANEL * _TOGETHER_BYTES
                 _unpack_row(first, out, in_features, weight_tag, tag)
@@ -38,3 +42,14 @@ def _unpack_row(first, out, in_features, weight_tag, tag):
             number = load_element(weight_tag, first + place * item_bytes(weight_tag))
             store_element(tag, out + (begin + place) * item_bytes(tag), number)
         first += PANEL * _TOGETHER_BYTES
+
+
+@cache
+def unpack_kernel(weight: torch.dtype, dtype: torch.dtype) -> Kernel:
+    """Lookups of rows in packed weights of one type, as elements of another.
+
+    Raises:
+        ValueError: no kernel serves the types.
+    """
+    weight_tag, tag = element_tag(weight), element_tag(dtype)
+    return compile_kernel(unpack_tasks, fields.TOKEN_LOOKUP_LAYOUT, weight_tag, tag)

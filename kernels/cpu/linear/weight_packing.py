@@ -19,15 +19,15 @@ class PackedLayers:
     """One layer, or layers that share their input, in panels of sixteen outputs.
 
     Weights in bfloat16 are [panels, K / 2, 16, 2], so that a pair of inputs of an output is one
-    32-bit number; in float32 [panels, K, 16]. Each layer is filled up with zeros to whole groups
-    of panels.
+    32-bit number; in float32 [panels, K, 16]. Each layer is padded with zeros to whole groups of
+    panels.
 
     Attributes:
         weight: packed.
         biases: [groups * GROUP_OUTPUTS] float32 of each layer, None for those without.
         in_features: K.
         out_features: of each layer, as its caller sees it.
-        gated: one layer, whose panels are in turn the gate's and up's.
+        gated: one layer whose panels alternate between gate and up.
     """
 
     weight: torch.Tensor
@@ -50,7 +50,7 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def can_gate(weight: torch.Tensor) -> bool:
-    """Whether a gate's weight [N, K] can be joined with up's."""
+    """Whether a gate's weight [N, K] can be packed together with up's."""
     return can_pack(weight) and weight.shape[0] % PANEL == 0
 
 
@@ -76,7 +76,7 @@ def pack_gated(
     up: torch.Tensor,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> PackedLayers:
-    """Pack the weights [N, K] of a gate and of what it is multiplied with; N divides by 16."""
+    """Pack the weights [N, K] of gate and up; N is a multiple of 16."""
     out_features, in_features = gate.shape
     narrow = is_narrow(gate) and is_narrow(up)
     joined = torch.stack(
@@ -91,7 +91,7 @@ def pack_gated(
 
 
 def is_narrow(weight: torch.Tensor) -> bool:
-    """Whether bfloat16 holds the weight without loss, as it does where it came from there."""
+    """Whether bfloat16 holds the weight without loss, as it does if it was stored in bfloat16."""
     return weight.dtype == torch.bfloat16 or torch.equal(weight.bfloat16().float(), weight)
 
 
@@ -113,17 +113,17 @@ def _padded_bias(bias: torch.Tensor) -> torch.Tensor:
 
 
 def on_large_pages(weight: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy, on huge pages where the system has them to give.
+    """A contiguous copy, on huge pages if the system has some.
 
-    Weights are read front to back in every step: fewer pages, fewer walks of page tables.
+    Every step reads all weights: with larger pages there are fewer TLB misses.
     """
     if weight.nbytes < _HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return weight.contiguous()
     size = -(-weight.nbytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
-    # Private: shared memory is on small pages wherever the system does not say otherwise.
+    # Private: by default Linux backs shared memory with small pages.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=flags)
-    # Without huge pages the advice is refused, and the pages are small ones.
+    # A system without huge pages refuses the advice, and pages are small.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     everything = torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,3 +1,3 @@
-"""What all CPU kernels share: arguments, entry points, threads, vector instructions, captured
+"""The base of all CPU kernels: arguments, entry points, threads, vector instructions and captured
 graphs.
 """

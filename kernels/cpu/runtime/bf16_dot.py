@@ -1,9 +1,10 @@
-"""Pairs of bfloat16 and fours of bytes in 32 bits, and products of vectors of them.
+"""Dot products of pairs of bfloat16 and of four bytes, lane by lane in 32 bits.
 
-An *operand tag* says how numbers are multiplied: ``float32_tag`` element by element, widened;
-``pair_tag`` by pairs, with the instruction for it; ``emulated_pair_tag`` does the same without, so
-that it can be tested anywhere. Likewise ``four_tag`` and ``emulated_four_tag`` for bytes, signed in
-rows and unsigned in weights; their sums are int32, whatever the vectors are called that hold them.
+The type of an *operand tag* decides how numbers are multiplied: ``float32_tag`` one by one, in
+float32; ``bf16_dot_tag`` as pairs of bfloat16, with the instruction for it;
+``emulated_bf16_dot_tag`` the same without it, for tests on any CPU. Likewise ``int8_dot_tag`` and
+``emulated_int8_dot_tag`` for four bytes, signed in rows and unsigned in weights; their sums are
+int32, held in vectors of float32.
 """
 
 import numpy as np
@@ -11,15 +12,19 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
 from kernels.cpu.runtime import simd
+from kernels.cpu.runtime.instruction_set import Dot
 
-pair_tag = np.uint32(0)
-emulated_pair_tag = np.int32(0)
-four_tag = np.uint8(0)
-emulated_four_tag = np.int8(0)
+bf16_dot_tag = np.uint32(0)
+emulated_bf16_dot_tag = np.int32(0)
+int8_dot_tag = np.uint8(0)
+emulated_int8_dot_tag = np.int8(0)
+
+BF16_DOT_TAGS = {Dot.NATIVE: bf16_dot_tag, Dot.EMULATED: emulated_bf16_dot_tag}
+"""Of bfloat16 that is not widened."""
 
 
-def is_pair_tag(tag):
-    """Whether a tag's type says that pairs are multiplied."""
+def is_bf16_dot_tag(tag):
+    """Whether a tag's type stands for dot products of bf16 pairs."""
     return tag in (types.uint32, types.int32)
 
 
@@ -42,8 +47,8 @@ def high_halves(builder, pairs):
     return builder.bitcast(builder.and_(pairs, mask), simd.VF32)
 
 
-def dot_pairs(builder, tag, sums, rows, weights):
-    """sums + rows[0] * weights[0] + ... for vectors of pairs, or of fours, [16] int32."""
+def multiply_accumulate(builder, tag, sums, rows, weights):
+    """sums + rows . weights in each lane; rows and weights are bf16 pairs or four bytes."""
     if tag in (types.uint8, types.int8):
         dot_fours = _dot_fours if tag == types.uint8 else _emulated_dot_fours
         found = dot_fours(builder, builder.bitcast(sums, simd.VI32), rows, weights)
@@ -52,7 +57,7 @@ def dot_pairs(builder, tag, sums, rows, weights):
         for half in (high_halves, low_halves):
             sums = fma(builder, half(builder, rows), half(builder, weights), sums)
         return sums
-    # In this form LLVM knows it since version 9; later ones translate it to theirs.
+    # LLVM 9 introduced this form of the intrinsic; later versions translate it to theirs.
     dot = builder.module.declare_intrinsic(
         "llvm.x86.avx512bf16.dpbf16ps.512",
         (),
@@ -77,7 +82,7 @@ def _emulated_dot_fours(builder, sums, rows, weights):
 
 
 def splat_bits(builder, scalar):
-    """A pair, sixteen times."""
+    """The same 32 bits in every lane."""
     undefined = ir.Constant(simd.VI32, ir.Undefined)
     lane0 = builder.insert_element(undefined, scalar, ir.Constant(simd.I32, 0))
     mask = simd.repeated(0)

@@ -1,83 +1,101 @@
-"""The CPU kernel that runs other kernels' jobs, one after the other, without leaving the threads.
+"""The CPU kernel that replays a captured graph: ops run one after the other on the same threads.
 
-A job begins when the one before has ended: what it reads, that one has written. A job has ended
-when a thread has found no task left in it and nobody is inside. Who never came is not waited for: a
-thread that has lost its core to another process joins whatever job is under way when it is back.
+An op starts when the one before has ended, whose outputs it reads. An op has ended when a thread
+finds no task left in it and no thread is inside. Threads that never joined the op are not waited
+for: one that lost its core to another process joins the current op when it runs again.
 """
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
 import platform
+from functools import cache
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from kernels.cpu.runtime import kernel_arguments as fields
 from kernels.cpu.runtime import simd
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel
+from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
 from kernels.cpu.runtime.memory import field
 
-# Looks at a job that others are in before a thread offers its core to somebody else: some ten
-# microseconds. Most waits are shorter.
-_LOOKS = 400
+# Arguments, behind the two counters.
+OPS, NUM_OPS = 2, 3
+TEAM_SIZE, SCHED_YIELD = 4, 5  # functions without arguments that return an int32; zero for none
+STATE = 8  # on a cache line of its own, since threads wait for it
+GRAPH_LAYOUT = ArgumentLayout(16)
+# Of each op.
+KERNEL, ARGUMENTS = 0, 1  # addresses
+YIELDS = 2  # whether threads yield their cores behind it
+OP_FIELDS = 4
+
+# Times that a waiting thread reads the state before it yields its core: some ten microseconds. Most
+# waits are shorter.
+_SPINS = 400
 _X86 = platform.machine() in ("x86_64", "AMD64")
-# The tape's state is one number, so that joining a job and learning which one it is are one step:
-# the job under way, and in the lower half how many threads are inside.
+# The state is one number, so that one instruction joins the current op and returns its index: the
+# index in the upper half, and in the lower half the number of threads inside.
 _INSIDE_BITS = 32
 _INSIDE = (1 << _INSIDE_BITS) - 1
 
 
+@cache
+def graph_kernel() -> Kernel:
+    """The kernel that replays captured graphs."""
+    return compile_kernel(graph_tasks, GRAPH_LAYOUT)
+
+
 @njit
-def play_tape(job):
-    """Run all jobs; every thread of the team comes here."""
-    num_entries, team_size = field(job, fields.NUM_ENTRIES), field(job, fields.TEAM_SIZE)
+def graph_tasks(args):
+    """Run all ops; every thread of the team runs this."""
+    num_ops, team_size = field(args, NUM_OPS), field(args, TEAM_SIZE)
     if team_size == 0 or _call(team_size) == 1:
-        for at in range(num_entries):
-            _run_entry(job, at)
+        for index in range(num_ops):
+            _run_op(args, index)
         return
-    state, give_way = job + 8 * fields.STATE, field(job, fields.GIVE_WAY)
-    at = _join(state)
-    while at < num_entries:
-        offered = _run_entry(job, at)
-        _leave(state, at, give_way)
-        if offered != 0 and give_way != 0:
-            # Whoever takes the core now finds this thread in no job: the others go on without it.
-            _call(give_way)
-        at = _join(state)
+    state, sched_yield = args + 8 * STATE, field(args, SCHED_YIELD)
+    index = _join(state)
+    while index < num_ops:
+        yields = _run_op(args, index)
+        _leave(state, index, sched_yield)
+        if yields != 0 and sched_yield != 0:
+            # This thread is inside no op: while it has no core, the others go on without it.
+            _call(sched_yield)
+        index = _join(state)
 
 
 @njit
-def _run_entry(job, at):
-    """Run a job; whether threads are to offer their cores behind it."""
-    entry = field(job, fields.ENTRIES) + 8 * fields.ENTRY_FIELDS * at
-    _run(field(entry, fields.KERNEL), field(entry, fields.JOB))
-    return field(entry, fields.OFFERED)
+def _run_op(args, index):
+    """Run an op; whether threads yield their cores behind it."""
+    op = field(args, OPS) + 8 * OP_FIELDS * index
+    _run(field(op, KERNEL), field(op, ARGUMENTS))
+    return field(op, YIELDS)
 
 
 @njit
 def _join(state):
-    """Go inside the job under way, and say which one it is."""
-    return _add(state, 1) >> _INSIDE_BITS
+    """Go inside the current op; its index."""
+    return _fetch_add(state, 1) >> _INSIDE_BITS
 
 
 @njit
-def _leave(state, at, give_way):
-    """Leave a job that has no tasks left, and wait until it has ended."""
-    if _add(state, -1) & _INSIDE == 1:
-        # Somebody may join in between, find nothing to do and get here, too: one of them succeeds.
-        _replace(state, at << _INSIDE_BITS, (at + 1) << _INSIDE_BITS)
-    looks = 0
-    while _look(state) >> _INSIDE_BITS == at:
-        _relax()
-        looks += 1
-        if looks > _LOOKS and give_way != 0:
+def _leave(state, index, sched_yield):
+    """Leave an op that has no tasks left, and wait until it has ended."""
+    if _fetch_add(state, -1) & _INSIDE == 1:
+        # A thread may join now, find no task and get here too: only one of them succeeds.
+        _compare_exchange(state, index << _INSIDE_BITS, (index + 1) << _INSIDE_BITS)
+    spins = 0
+    while _load_acquire(state) >> _INSIDE_BITS == index:
+        _pause()
+        spins += 1
+        if spins > _SPINS and sched_yield != 0:
             # The thread that is waited for may need this very core.
-            _call(give_way)
+            _call(sched_yield)
 
 
 @intrinsic
-def _run(typingctx, kernel, job):
-    """Call ``void kernel(int64 job)``."""
+def _run(typingctx, kernel, kernel_args):
+    """Call ``void kernel(int64 args)``."""
 
     def codegen(context, builder, signature, args):
         function = ir.FunctionType(ir.VoidType(), (simd.I64,))
@@ -99,8 +117,8 @@ def _call(typingctx, function):
 
 
 @intrinsic
-def _add(typingctx, address, number):
-    """Add to an int64, say what it was, and see what those who changed it before have written."""
+def _fetch_add(typingctx, address, number):
+    """Add to an int64 and return what it was, with acquire and release order."""
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], simd.I64.as_pointer())
@@ -110,7 +128,7 @@ def _add(typingctx, address, number):
 
 
 @intrinsic
-def _replace(typingctx, address, expected, number):
+def _compare_exchange(typingctx, address, expected, number):
     """Write an int64 if it is what is expected."""
 
     def codegen(context, builder, signature, args):
@@ -121,8 +139,8 @@ def _replace(typingctx, address, expected, number):
 
 
 @intrinsic
-def _look(typingctx, address):
-    """An int64, with what those who changed it have written."""
+def _load_acquire(typingctx, address):
+    """An int64, with acquire order."""
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], simd.I64.as_pointer())
@@ -132,8 +150,8 @@ def _look(typingctx, address):
 
 
 @intrinsic
-def _relax(typingctx):
-    """Tell the core that this thread only waits."""
+def _pause(typingctx):
+    """The instruction of spin loops, where there is one."""
 
     def codegen(context, builder, signature, args):
         if _X86:

@@ -1,4 +1,4 @@
-"""Which instructions of this CPU the kernels use."""
+"""The instructions of this CPU that the kernels use."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,28 +16,28 @@ class Dot(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What the kernels are compiled for.
+    """Instructions that kernels are compiled for.
 
     Attributes:
         name: for the log.
         wide: 32 registers of sixteen lanes, instead of 16 of eight.
-        dot: what happens to bfloat16; inputs in float32 are never rounded to it.
-        fours: whether one instruction multiplies and sums four bytes.
+        dot: how bfloat16 is multiplied; inputs in float32 are never rounded to it.
+        int8_dot: whether one instruction multiplies and sums four bytes.
     """
 
     name: str
     wide: bool
     dot: Dot
-    fours: bool = False
+    int8_dot: bool = False
 
 
 def detect() -> Instructions | None:
-    """The best that this CPU has; None if it lacks fused multiply-add in vectors."""
+    """The best that this CPU has; None: it lacks fused multiply-add of vectors."""
     return choose({name for name, has in llvm.get_host_cpu_features().items() if has})
 
 
 def best_dot() -> Dot:
-    """How kernels that run everywhere multiply bfloat16 here."""
+    """How attention multiplies bfloat16 on this CPU."""
     found = detect()
     return Dot.WIDENED if found is None else found.dot
 
@@ -45,8 +45,8 @@ def best_dot() -> Dot:
 def choose(features: set[str]) -> Instructions | None:
     """The best for a CPU with these features, by LLVM's names."""
     if {"avx512f", "avx512bf16", "avx512vl"} <= features:
-        fours = "avx512vnni" in features
-        return Instructions("avx512_bf16", wide=True, dot=Dot.NATIVE, fours=fours)
+        int8_dot = "avx512vnni" in features
+        return Instructions("avx512_bf16", wide=True, dot=Dot.NATIVE, int8_dot=int8_dot)
     if "avx512f" in features:
         return Instructions("avx512", wide=True, dot=Dot.WIDENED)
     if {"avx2", "fma"} <= features:

@@ -1,95 +1,61 @@
-"""What a CPU kernel is told: a row of int64 numbers, mostly addresses and strides in bytes.
+"""Arguments of CPU kernels: one row of int64 numbers, mostly addresses and strides in bytes.
 
-One address crosses from Python to the kernel, instead of ten arrays whose unpacking would cost
-more than a small kernel runs.
+A kernel gets the address of the row, instead of ten arrays whose unpacking by numba would cost more
+than a small kernel runs. Each package of kernels lists its fields and layouts in a module of its
+own; here is what all of them share.
 """
 
 import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
-# Every job starts with two counters that its threads share.
+# Every row begins with two counters, zero before each run, that the kernel's threads share.
 NEXT_TASK = 0
 NEXT_THREAD = 1
 
-# Attention.
-QUERY, QUERY_TOKEN, QUERY_HEAD = 2, 3, 4
-OUT, OUT_TOKEN, OUT_HEAD = 5, 6, 7
-KEY, KEY_BLOCK, KEY_HEAD, KEY_SLOT = 8, 9, 10, 11
-VALUE, VALUE_BLOCK, VALUE_HEAD, VALUE_SLOT = 12, 13, 14, 15
-TABLES, TABLE_ROW = 16, 17
-CONTEXT_LENS, QUERY_STARTS, NUM_SEQS = 18, 19, 20
-NUM_KV_HEADS, GROUP, HEAD_DIM, BLOCK_SIZE = 21, 22, 23, 24
-TILE_TOKENS = 25  # query tokens that one task serves
-WINDOW = 26  # larger than any context where there is none
-SCALE, SOFTCAP = 27, 28  # float32 bits; a soft-cap of zero is none
-SCRATCH, SCRATCH_BYTES = 29, 30  # per thread
-FEWEST_TASKS = 31  # heads share a task as long as there are so many
-COLUMN_ROWS = 32  # from so many rows of a tile on, the lanes of a vector are rows
-ATTEND_FIELDS = 33
 
-# Cache write; KEY* and VALUE* above are the cache.
-NEW_KEY, NEW_KEY_TOKEN, NEW_KEY_HEAD = 2, 3, 4
-NEW_VALUE, NEW_VALUE_TOKEN, NEW_VALUE_HEAD = 5, 6, 7
-SLOTS, NUM_TOKENS = 16, 17
-ROW_BYTES = 18
-WRITE_FIELDS = 25
+class StepField(IntEnum):
+    """Arguments that a step decides, the same for all layers; they index ``CapturedGraph``'s."""
 
-# Moves of whole blocks.
-TENSORS, NUM_TENSORS = 2, 3
-SOURCES, TARGETS, NUM_PAIRS = 4, 5, 6
-MOVE_FIELDS = 7
-# Of each tensor: a block is NUM_OUTER x NUM_INNER pieces.
-FROM, FROM_BLOCK, FROM_OUTER, FROM_INNER = 0, 1, 2, 3
-TO, TO_BLOCK, TO_OUTER, TO_INNER = 4, 5, 6, 7
-NUM_OUTER, NUM_INNER, PIECE_BYTES = 8, 9, 10
-TENSOR_FIELDS = 11
-
-# Lookups of rows, in tables or in packed weights.
-TABLE, TABLE_ROWS = 2, 3
-TABLE_ROW_BYTES = UNPACKED_FEATURES = 4
-INDICES, NUM_INDICES = 5, 6
-LOOKED_UP = 7
-LOOKUP_FIELDS = 8
-# Rows that one task looks up.
-LOOKUP_TASK_ROWS = 8
-
-# A tape: jobs that follow each other.
-ENTRIES, NUM_ENTRIES = 2, 3
-TEAM_SIZE, GIVE_WAY = 4, 5  # functions without arguments that return an int32; zero for none
-STATE = 8  # on a cache line of its own, since threads wait for it
-TAPE_FIELDS = 16
-# Of each job.
-KERNEL, JOB = 0, 1
-OFFERED = 2  # whether threads offer their cores to others behind it
-ENTRY_FIELDS = 4
-
-# Keys whose scores are held at a time. Tiles end at multiples of this position, so that a row's
-# sums do not depend on where its prompt was cut into chunks.
-KV_TILE = 64
-# Query rows (tokens x query heads of a KV head, or of several) that one task handles.
-MAX_TILE_ROWS = 64
-# From so many on it is faster if the lanes of a vector are query rows instead of parts of one head.
-FASTER_COLUMN_ROWS = 9
-# Tokens that one task of a cache write stores.
-WRITE_TOKENS = 32
+    SLOTS = 0
+    TABLES = 1
+    TABLE_ROW = 2
+    CONTEXT_LENS = 3
+    QUERY_STARTS = 4
+    NUM_SEQS = 5
+    TOKEN_IDS = 6
+    POSITIONS = 7
 
 
-def padded_rows(group: int) -> int:
-    """Rows that a thread's scratch holds: a tile, rounded up to whole vectors."""
-    return -(-max(MAX_TILE_ROWS, group) // 16) * 16
+def _no_weights(_: Sequence[int]) -> int:
+    return 0
 
 
-def scratch_bytes(group: int, head_dim: int) -> int:
-    """Scratch of one thread: address tables of two tiles, queries, sums, scores, row statistics.
+@dataclass(frozen=True, slots=True)
+class ArgumentLayout:
+    """Which of a kernel's arguments change from step to step: what a captured graph patches.
 
-    And weights and values in pairs.
+    Attributes:
+        num_fields: numbers in the row.
+        rows: field of the number of rows, a multiple of the step's tokens; None: there is none.
+        chunk_rows: field of the rows that one task handles: all rows, up to ``max_chunk_rows``.
+        scratch: field of the address of the threads' scratch memory; the next field is the number
+            of bytes of each thread.
+        step_fields: other fields, and which of the step's arguments goes there.
+        multiplications: of one row, by the arguments.
     """
-    rows = padded_rows(group)
-    floats = 2 * rows * head_dim + rows * KV_TILE + 3 * rows
-    floats += KV_TILE // 2 * (rows + head_dim)
-    return 2 * 2 * 8 * KV_TILE + 4 * floats
+
+    num_fields: int
+    rows: int | None = None
+    chunk_rows: int | None = None
+    max_chunk_rows: int = 0
+    scratch: int | None = None
+    step_fields: tuple[tuple[int, StepField], ...] = ()
+    multiplications: Callable[[Sequence[int]], int] = _no_weights
 
 
 def float_bits(number: float) -> int:
-    """The bits of a float32, in the low half of an int64."""
+    """The bits of a float32, in the lower half of an int64."""
     bits: int = struct.unpack("<I", struct.pack("<f", number))[0]
     return bits

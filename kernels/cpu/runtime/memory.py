@@ -1,4 +1,4 @@
-"""Memory as the CPU kernels see it: addresses, element tags, counters that threads share."""
+"""Memory in the CPU kernels: loads, stores and copies at addresses, arguments, shared counters."""
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
@@ -7,6 +7,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from kernels.cpu.runtime import simd
+from kernels.cpu.runtime.kernel_arguments import NEXT_TASK, NEXT_THREAD
 
 
 @intrinsic
@@ -51,7 +52,7 @@ def store_i64(typingctx, address, value):
 
 @intrinsic
 def claim(typingctx, address):
-    """Fetch and increment an int64 that threads share: the number claimed is the caller's own."""
+    """Fetch and increment an int64 that threads share, so that each number goes to one thread."""
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], simd.I64.as_pointer())
@@ -120,6 +121,18 @@ def fill_bytes(typingctx, target, byte, count):
 
 
 @njit
-def field(job, index):
-    """One number of a job (see kernel_arguments)."""
-    return load_i64(job + 8 * index)
+def field(args, index):
+    """One of a kernel's arguments (see kernel_arguments)."""
+    return load_i64(args + 8 * index)
+
+
+@njit
+def claim_task(args):
+    """The number of the next task that no thread has claimed."""
+    return claim(args + 8 * NEXT_TASK)
+
+
+@njit
+def claim_thread(args):
+    """The number of this thread in the run, whose scratch memory is its own."""
+    return claim(args + 8 * NEXT_THREAD)

@@ -1,12 +1,11 @@
-"""Vector building blocks for the CPU kernels: what emits LLVM IR for numba's intrinsics.
+"""Vectors in LLVM IR: building blocks of the intrinsics that CPU kernels call.
 
-numba has no vector type and no bfloat16, and whether LLVM vectorises a loop over raw addresses is
-luck. The few inner loops (tile_ir) are therefore spelled out: sixteen float32 lanes (one AVX-512
-register, or two AVX2 ones), bfloat16 widened while it is loaded, register blocks of rows x vectors.
+numba has no vector type and no bfloat16, and LLVM does not reliably vectorise loops over raw
+addresses. So the few inner loops are written in LLVM IR: sixteen float32 lanes (one AVX-512
+register, or two of AVX2), bfloat16 widened while it is loaded, register blocks of rows x vectors.
 
-An *element tag* tells an intrinsic how memory is typed: a numpy scalar whose type alone matters,
-``float32`` for float32 and ``uint16`` for bfloat16 bits. All addresses are int64, all strides are
-in bytes.
+The type of an *element tag*, a numpy scalar, is the type of elements in memory: ``float32`` for
+float32 and ``uint16`` for the bits of bfloat16. All addresses are int64, all strides are in bytes.
 """
 
 import math
@@ -97,7 +96,7 @@ def store_vector(builder, value, address, tag):
 
 
 def rounded_bits(builder, value):
-    """Sixteen float32 whose upper halves are bfloat16, to the nearest, ties to even."""
+    """The bits of sixteen float32, rounded to bfloat16 in the upper half: nearest, ties to even."""
     bits = builder.bitcast(value, VI32)
 
     odd = builder.and_(builder.lshr(bits, repeated(16)), repeated(1))
@@ -129,12 +128,12 @@ def reduce_add(builder, vector):
 
 
 def lane_bits(builder, mask):
-    """Which of sixteen lanes are true: a bit for each in an int64."""
+    """The lanes of a mask as bits of an int64."""
     return builder.zext(builder.bitcast(mask, I16), I64)
 
 
 def larger(builder, a, b):
-    """Lanewise maximum in which a NaN never wins."""
+    """The maximum of each lane; ``b`` where ``a`` is NaN."""
     return builder.select(builder.fcmp_ordered("ogt", a, b), a, b)
 
 
@@ -205,13 +204,13 @@ def tanh(builder, x):
 
 
 def weigh_scores(builder, score, shift):
-    """exp2(score - shift), exactly zero where the score is minus infinity, that is, hidden."""
+    """exp2(score - shift), exactly zero for the minus infinity of a masked score."""
     hidden = builder.fcmp_ordered("oeq", score, vector(-math.inf))
     weight = exp2(builder, builder.fsub(score, shift))
     return builder.select(hidden, vector(0.0), weight)
 
 
 def finite(builder, maximum):
-    """The maximum to subtract: zero where nothing was visible yet."""
+    """The maximum to subtract; zero for rows that have seen no key."""
     empty = builder.fcmp_ordered("oeq", maximum, vector(-math.inf))
     return builder.select(empty, vector(0.0), maximum)

@@ -1,11 +1,11 @@
-"""Runs a compiled kernel on torch's own threads.
+"""Runs a kernel on torch's own threads.
 
 numba's parallel loops bring a second pool of threads (its OpenMP layer even loads a second
-libgomp), and two pools that spin after every region fight over the cores. So the kernels have no
-parallel loops: they claim tasks from a shared counter, and here the same function is entered by
-every thread of the pool that torch's operators run on, through the entry point that compilers use
-for ``#pragma omp parallel``. The pool belongs to the calling thread: attention must be called from
-the thread that runs the model, which it is.
+libgomp), and two pools that spin after every region compete for the cores. So the kernels have no
+parallel loops: their threads claim tasks from a shared counter. Here every thread of the pool that
+torch's operators run on enters the kernel, through the function that compilers call for
+``#pragma omp parallel``. The pool belongs to the calling thread, so attention must be called from
+the thread that runs the model.
 """
 
 import ctypes
@@ -28,42 +28,43 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 @dataclass(frozen=True, slots=True)
 class OpenMP:
-    """Entry points of an OpenMP runtime.
+    """Functions of an OpenMP runtime.
 
     Attributes:
-        parallel_region: enters a function (its address, an argument, threads, flags).
-        team_size: address of what tells a thread, inside, how many have entered.
+        parallel_region: runs a function (its address, an argument, threads, flags) on a team.
+        team_size: address of ``int team_size()``, the number of threads in the calling region.
     """
 
     parallel_region: Callable[[int, int, int, int], None]
     team_size: int
 
 
-class Recorder(Protocol):
-    """Notes jobs."""
+class Capture(Protocol):
+    """Takes kernels and their arguments instead of running them."""
 
-    def note(self, kernel: Kernel, job: int) -> None:
-        """This kernel would run now, with the job at this address."""
+    def add(self, kernel: Kernel, address: int) -> None:
+        """Store a kernel with the arguments at an address."""
 
 
-_recorder: ContextVar[Recorder | None] = ContextVar("_recorder", default=None)
+_capture: ContextVar[Capture | None] = ContextVar("_capture", default=None)
 
 
 @contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
-    """Meanwhile no kernel that this thread calls runs: each is noted."""
-    token = _recorder.set(recorder)
+def capturing(capture: Capture) -> Iterator[None]:
+    """Inside the block, kernels that this thread calls are added to the capture, and do not run."""
+    token = _capture.set(capture)
     try:
         yield
     finally:
-        _recorder.reset(token)
+        _capture.reset(token)
 
 
 def find_openmp() -> OpenMP | None:
-    """The OpenMP runtime that torch is linked to, or None.
+    """The OpenMP runtime that torch is linked to; None: it has none with these functions.
 
-    Looking a symbol up in torch's library searches what that library was linked to, so a second
-    runtime in the process is never hit. LLVM's runtime offers the same entry points on Linux.
+    A symbol that is looked up in torch's library is searched in what that library was linked to,
+    so a second runtime in the process is never found. LLVM's runtime has the same functions on
+    Linux.
     """
     for path in sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")):
         try:
@@ -77,8 +78,8 @@ def find_openmp() -> OpenMP | None:
     return None
 
 
-def find_give_way() -> int:
-    """Address of what lets other threads have the core; 0 where there is none."""
+def find_sched_yield() -> int:
+    """Address of ``int sched_yield()``, which yields the core; 0: there is no such function."""
     try:
         return _address(ctypes.CDLL(None).sched_yield)
     except (AttributeError, OSError, TypeError):
@@ -89,8 +90,8 @@ def _address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
 
-class TeamRunner:
-    """Enters a kernel with one thread, or with all of torch's."""
+class ThreadTeam:
+    """Runs kernels on the calling thread, or on all of torch's threads."""
 
     def __init__(self) -> None:
         self._openmp = find_openmp()
@@ -98,23 +99,23 @@ class TeamRunner:
             logger.warning("torch's OpenMP runtime is not callable: attention runs on one thread")
 
     @property
-    def team_size(self) -> int:
-        """Address of ``int team_size()``, for kernels that run on several threads; 0: none do."""
+    def size_function(self) -> int:
+        """Address of ``int team_size()``, for kernels on several threads; 0: one is all."""
         return 0 if self._openmp is None else self._openmp.team_size
 
     def num_threads(self) -> int:
-        """Threads that a parallel run may enter; scratch must be there for each."""
+        """Threads of a parallel run at most; each needs scratch memory."""
         return torch.get_num_threads() if self._openmp is not None else 1
 
-    def run(self, kernel: Kernel, job: int, num_threads: int) -> None:
-        """Enter a kernel with the job at an address on each of ``num_threads`` threads.
+    def run(self, kernel: Kernel, address: int, num_threads: int) -> None:
+        """Run a kernel with the arguments at an address on each of ``num_threads`` threads.
 
         Returns when all of them are done.
         """
-        recorder = _recorder.get()
-        if recorder is not None:
-            recorder.note(kernel, job)
+        capture = _capture.get()
+        if capture is not None:
+            capture.add(kernel, address)
         elif num_threads == 1 or self._openmp is None:
-            _FUNCTION(kernel.address)(job)
+            _FUNCTION(kernel.address)(address)
         else:
-            self._openmp.parallel_region(kernel.address, job, num_threads, 0)
+            self._openmp.parallel_region(kernel.address, address, num_threads, 0)

@@ -70,7 +70,7 @@ class PrunedArgmax:
         self._bounds = np.empty((max_rows, bounds_row), np.float32)
         self._bounds[:, num_panels:] = -np.inf
         self._found = RowArgmax(np.zeros(max_rows, np.int64), np.zeros(max_rows, np.float32))
-        self._arguments = (ctypes.c_int64 * fields.NUM_ARGUMENTS)()
+        self._arguments = (ctypes.c_int64 * fields.PRUNED_ARGMAX_LAYOUT.num_fields)()
         self._address = ctypes.addressof(self._arguments)
         constants = {
             fields.INPUT_ROW: 2 * num_inputs,

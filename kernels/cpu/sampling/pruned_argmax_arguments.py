@@ -3,6 +3,10 @@
 Three kernels, one after the other, read the same fields.
 """
 
+from collections.abc import Sequence
+
+from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
+
 # Behind the two counters that threads share:
 INPUT, INPUT_ROW = 2, 3  # bfloat16
 NUM_ROWS = 4
@@ -17,7 +21,15 @@ RESIDUAL = 18  # float32 [K], quantization error of a row
 BOUNDS, BOUNDS_ROW = 19, 20  # float32: upper bound of the outputs of each panel
 MAX_PANELS = 21  # that are computed for one row
 TOKENS, VALUES = 22, 23  # int64 and float32, of each row
-NUM_ARGUMENTS = 24
+
+
+def _multiplications(args: Sequence[int]) -> int:
+    return args[IN_FEATURES] * args[OUT_FEATURES] // 3  # one of three kernels multiplies
+
+
+PRUNED_ARGMAX_LAYOUT = ArgumentLayout(
+    24, rows=NUM_ROWS, scratch=SCRATCH, multiplications=_multiplications
+)
 
 # Statistics of one row, in bytes. With q its quantized input and r its quantized residual, the
 # input is SCALE * q + RESIDUAL_SCALE * r + a last residual.

@@ -3,17 +3,17 @@
 from functools import cache
 
 from kernels.cpu.linear.linear_kernel import wide_registers
-from kernels.cpu.runtime.bf16_dot import emulated_four_tag, emulated_pair_tag, four_tag, pair_tag
-from kernels.cpu.runtime.entry_points import Kernel, compile_entry, source_version
+from kernels.cpu.runtime.bf16_dot import BF16_DOT_TAGS, emulated_int8_dot_tag, int8_dot_tag
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel
 from kernels.cpu.runtime.instruction_set import Dot, Instructions
-from kernels.cpu.runtime.kernel_kinds import PRUNED_ARGMAX
+from kernels.cpu.sampling.pruned_argmax_arguments import PRUNED_ARGMAX_LAYOUT
 from kernels.cpu.sampling.pruned_argmax_kernel import argmax_tasks, bound_tasks, quantize_tasks
 
 
 def is_served(instructions: Instructions) -> bool:
     """Whether there are kernels for these instructions."""
     return instructions.dot == Dot.EMULATED or (
-        instructions.dot == Dot.NATIVE and instructions.fours
+        instructions.dot == Dot.NATIVE and instructions.int8_dot
     )
 
 
@@ -24,31 +24,10 @@ def pruned_argmax_kernels(instructions: Instructions) -> tuple[Kernel, Kernel, K
     Args:
         instructions: that are served.
     """
-    version = source_version()
-
-    def quantize(arguments):
-        if version:
-            quantize_tasks(arguments)
-
-    def bound(arguments):
-        if version:
-            bound_tasks(arguments, four_tag, wide_registers)
-
-    def bound_emulated(arguments):
-        if version:
-            bound_tasks(arguments, emulated_four_tag, wide_registers)
-
-    def argmax(arguments):
-        if version:
-            argmax_tasks(arguments, pair_tag)
-
-    def argmax_emulated(arguments):
-        if version:
-            argmax_tasks(arguments, emulated_pair_tag)
-
-    emulated = instructions.dot == Dot.EMULATED
+    int8_tag = emulated_int8_dot_tag if instructions.dot == Dot.EMULATED else int8_dot_tag
+    bf16_tag = BF16_DOT_TAGS[instructions.dot]
     return (
-        compile_entry(quantize, PRUNED_ARGMAX),
-        compile_entry(bound_emulated if emulated else bound, PRUNED_ARGMAX),
-        compile_entry(argmax_emulated if emulated else argmax, PRUNED_ARGMAX),
+        compile_kernel(quantize_tasks, PRUNED_ARGMAX_LAYOUT),
+        compile_kernel(bound_tasks, PRUNED_ARGMAX_LAYOUT, int8_tag, wide_registers),
+        compile_kernel(argmax_tasks, PRUNED_ARGMAX_LAYOUT, bf16_tag),
     )

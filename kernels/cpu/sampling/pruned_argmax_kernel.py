@@ -13,13 +13,12 @@ from numba import njit, types
 from kernels.cpu.linear.linear_arguments import (
     GROUP,
     MOST_BLOCK_ROWS,
-    NEXT_TASK,
-    NEXT_THREAD,
     PANEL,
     TILE_ROW,
 )
 from kernels.cpu.linear.linear_ir import ITS_OWN, NOTHING, accumulate, clear_chunk, round_chunk
 from kernels.cpu.linear.linear_kernel import clear, multiply
+from kernels.cpu.runtime.kernel_arguments import NEXT_TASK, NEXT_THREAD
 from kernels.cpu.runtime.memory import (
     claim,
     field,

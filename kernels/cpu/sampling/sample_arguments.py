@@ -5,6 +5,7 @@ Behind those below come the addresses of sampling parameters, as ``shared.sampli
 
 import zlib
 
+from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
 from shared.sampling import PARAMETERS, Effect
 
 # Behind the two counters that threads share:
@@ -19,7 +20,7 @@ _FIRST_PARAMETER = 12
 
 # Each an array of its column's type with one element per sampled row, in this order.
 SAMPLE_PARAMETERS = tuple(each for each in PARAMETERS.values() if each.effect is Effect.SAMPLE)
-NUM_ARGUMENTS = _FIRST_PARAMETER + len(SAMPLE_PARAMETERS)
+SAMPLE_LAYOUT = ArgumentLayout(_FIRST_PARAMETER + len(SAMPLE_PARAMETERS))
 
 # Tokens are sorted into bins by their distance to the largest logit; what lies farther than the
 # last bin has less than e^-32 of its probability.
@@ -32,7 +33,7 @@ def place_of(name: str) -> int:
     return _FIRST_PARAMETER + [each.name for each in SAMPLE_PARAMETERS].index(name)
 
 
-def layout() -> int:
+def parameters_version() -> int:
     """A number that changes with the places of the parameters."""
     names = " ".join(each.name for each in SAMPLE_PARAMETERS)
     return zlib.crc32(names.encode())

@@ -10,7 +10,7 @@ import math
 import numpy as np
 from numba import carray, njit
 
-from kernels.cpu.linear.linear_arguments import NEXT_TASK, NEXT_THREAD
+from kernels.cpu.runtime.kernel_arguments import NEXT_TASK, NEXT_THREAD
 from kernels.cpu.runtime.memory import (
     claim,
     field,

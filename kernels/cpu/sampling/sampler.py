@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu.runtime.entry_points import Kernel, compile_entry, element_tag, source_version
-from kernels.cpu.runtime.kernel_kinds import SAMPLE
-from kernels.cpu.runtime.thread_team import TeamRunner
+from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
+from kernels.cpu.runtime.thread_team import ThreadTeam
 from kernels.cpu.sampling import sample_arguments
 from kernels.cpu.sampling.sample_kernel import sample_tasks
 
@@ -25,14 +24,10 @@ def sample_kernel(dtype: torch.dtype) -> Kernel:
     Raises:
         ValueError: if there is no kernel for the type.
     """
-    # The places of parameters follow from a table outside of the folder with the version.
-    version, tag = source_version() + sample_arguments.layout(), element_tag(dtype)
-
-    def sample(arguments):
-        if version:
-            sample_tasks(arguments, tag)
-
-    return compile_entry(sample, SAMPLE)
+    # The places of parameters follow from a table outside of the folder of kernels.
+    places = sample_arguments.parameters_version()
+    layout = sample_arguments.SAMPLE_LAYOUT
+    return compile_kernel(sample_tasks, layout, element_tag(dtype), also_version=places)
 
 
 def load() -> None:
@@ -48,9 +43,9 @@ class CpuSampler:
     """
 
     def __init__(self) -> None:
-        self._team = TeamRunner()
+        self._team = ThreadTeam()
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._arguments = (ctypes.c_int64 * sample_arguments.NUM_ARGUMENTS)()
+        self._arguments = (ctypes.c_int64 * sample_arguments.SAMPLE_LAYOUT.num_fields)()
         self._address = ctypes.addressof(self._arguments)
 
     def sample(

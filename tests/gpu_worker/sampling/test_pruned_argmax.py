@@ -9,10 +9,10 @@ import pytest
 
 from gpu_worker.model import layer_kernels
 from gpu_worker.model.fusion.cpu_layers import PackedLinear
-from gpu_worker.model.graph import direct_pass, replayed_layers
-from gpu_worker.model.graph.captured_layers import RecordedLayers
+from gpu_worker.model.graph import direct_pass, replay_check
+from gpu_worker.model.graph.captured_layers import ReplayedLayers
 from gpu_worker.model.graph.direct_pass import DirectPass
-from gpu_worker.model.graph.replayed_layers import play_as_called, trial
+from gpu_worker.model.graph.replay_check import replays_exactly, trial_plans
 from gpu_worker.startup.build import Worker
 from gpu_worker.step.executor import Executor
 from kernels.cpu.runtime.instruction_set import Dot, Instructions, detect
@@ -40,13 +40,13 @@ def instructions() -> Instructions:
 def llama(make_worker: MakeWorker, instructions: Instructions) -> Iterator[Worker]:
     """A tiny Llama in bfloat16, whose executor all tests here get."""
     with pytest.MonkeyPatch.context() as patched:
-        for module in (layer_kernels, replayed_layers):
+        for module in (layer_kernels, replay_check):
             patched.setattr(module, "detect", lambda: instructions)
         yield make_worker("llama", dtype="bfloat16", block_size=8, num_threads=2, num_blocks=128)
 
 
-def short_cut(executor: Executor) -> DirectPass:
-    found = executor._model.short_cut
+def direct(executor: Executor) -> DirectPass:
+    found = executor._model.direct_pass
     assert isinstance(found, DirectPass)
     return found
 
@@ -54,7 +54,7 @@ def short_cut(executor: Executor) -> DirectPass:
 def generate(executor: Executor, num_steps: int = 12) -> tuple[list[list[int]], int]:
     """What some sequences say, prompts of which come while others decode; and steps pruned."""
     executor.reset()
-    before = short_cut(executor)._num_pruned
+    before = direct(executor)._num_pruned
     planner = Planner(executor)
     for handle in range(1, NUM_SEQS + 1):
         tokens = prompt(3 + 4 * handle % 19, seed=handle)
@@ -63,7 +63,7 @@ def generate(executor: Executor, num_steps: int = 12) -> tuple[list[list[int]], 
     for _ in range(num_steps):
         planner.step()
     outputs = [planner.known[handle].output for handle in range(1, NUM_SEQS + 1)]
-    return outputs, short_cut(executor)._num_pruned - before
+    return outputs, direct(executor)._num_pruned - before
 
 
 def test_tokens_are_those_of_all_logits(
@@ -71,7 +71,7 @@ def test_tokens_are_those_of_all_logits(
 ) -> None:
     pruned, num_pruned = generate(executor)
     assert num_pruned == 12  # all in which everybody decodes
-    monkeypatch.setattr(short_cut(executor), "_pruned", None)
+    monkeypatch.setattr(direct(executor), "_pruned", None)
     whole, num_pruned = generate(executor)
     assert num_pruned == 0
     assert pruned == whole
@@ -92,7 +92,7 @@ def test_tokens_are_those_of_all_logits(
 def test_steps_that_need_more_of_logits_than_their_argmax_are_not_pruned(
     executor: Executor, asked: object
 ) -> None:
-    cut, planner = short_cut(executor), Planner(executor)
+    cut, planner = direct(executor), Planner(executor)
     planner.admit(1, prompt(5))
     planner.admit(2, prompt(9, seed=1), asked)  # type: ignore[arg-type]
     planner.step(s1=5, s2=9)
@@ -107,7 +107,7 @@ def test_steps_that_need_more_of_logits_than_their_argmax_are_not_pruned(
 
 
 def test_a_minimum_that_is_reached_is_forgotten(executor: Executor) -> None:
-    cut, planner = short_cut(executor), Planner(executor)
+    cut, planner = direct(executor), Planner(executor)
     planner.admit(1, prompt(5), sampling(min_tokens=4))
     planner.step(s1=5)
     before = cut._num_pruned
@@ -117,7 +117,7 @@ def test_a_minimum_that_is_reached_is_forgotten(executor: Executor) -> None:
 
 
 def test_a_step_in_which_sequences_fork_is_not_pruned(executor: Executor) -> None:
-    cut, planner = short_cut(executor), Planner(executor)
+    cut, planner = direct(executor), Planner(executor)
     planner.admit(1, prompt(5))
     planner.admit(2, prompt(7))
     planner.fork(2, 3, 1)
@@ -133,7 +133,7 @@ def test_undecided_rows_are_left_to_the_output_layer_and_in_the_end_all_are(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected, _ = generate(executor)
-    cut = short_cut(executor)
+    cut = direct(executor)
     pruned = cut._pruned
     assert pruned is not None
     found, steps = pruned.found, itertools.count()
@@ -163,7 +163,7 @@ def test_undecided_rows_are_left_to_the_output_layer_and_in_the_end_all_are(
 def test_a_few_undecided_steps_among_many_change_nothing(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = short_cut(executor)
+    cut = direct(executor)
     monkeypatch.setattr(direct_pass, "_UNDECIDED", 2)
     monkeypatch.setattr(cut, "_num_pruned", 100)
     monkeypatch.setattr(cut, "_num_undecided", 0)
@@ -176,25 +176,25 @@ def test_a_few_undecided_steps_among_many_change_nothing(
 def test_other_tokens_than_those_of_logits_are_noticed_before_anybody_is_served(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (recorded,) = (
-        each for each in executor._model.model.modules() if isinstance(each, RecordedLayers)
+    (captured,) = (
+        each for each in executor._model.model.modules() if isinstance(each, ReplayedLayers)
     )
-    plans, pruned = trial(executor.limits), short_cut(executor)._pruned
+    plans, pruned = trial_plans(executor.limits), direct(executor)._pruned
     assert pruned is not None
-    assert play_as_called(executor, recorded, plans)
+    assert replays_exactly(executor, captured, plans)
     found = pruned.found
     for wrong in (
         lambda n: replace(found(n), tokens=found(n).tokens ^ 1),
         lambda n: replace(found(n), values=found(n).values + 1),
     ):
         monkeypatch.setattr(pruned, "found", wrong)
-        assert not play_as_called(executor, recorded, plans)
+        assert not replays_exactly(executor, captured, plans)
 
 
 def test_logits_that_are_no_numbers_are_told(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cut, planner = short_cut(executor), Planner(executor)
+    cut, planner = direct(executor), Planner(executor)
     planner.admit(1, prompt(5))
     planner.step(s1=5)
     monkeypatch.setattr(cut, "_num_undecided", 0)
@@ -206,10 +206,10 @@ def test_logits_that_are_no_numbers_are_told(
 
 def test_codes_count_as_weights(llama: Worker) -> None:
     model = llama.executor._model
-    pruned = short_cut(llama.executor)._pruned
+    pruned = direct(llama.executor)._pruned
     assert pruned is not None
     assert pruned.nbytes > model.vocab_size * model.config.hidden_size
-    assert isinstance(head := short_cut(llama.executor)._head, PackedLinear)
+    assert isinstance(head := direct(llama.executor)._head, PackedLinear)
     assert model.packed_bytes > pruned.nbytes + head.layers.weight.nbytes
     assert llama.weight_bytes == model.weight_bytes
 
@@ -221,7 +221,7 @@ def test_only_bfloat16_is_pruned(
     instructions: Instructions,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (layer_kernels, replayed_layers):
+    for module in (layer_kernels, replay_check):
         monkeypatch.setattr(module, "detect", lambda: instructions)
-    found = short_cut(make_worker("llama", dtype=dtype).executor)._pruned
+    found = direct(make_worker("llama", dtype=dtype).executor)._pruned
     assert (found is not None) == (dtype == "bfloat16")

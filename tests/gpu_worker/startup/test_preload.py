@@ -25,7 +25,8 @@ for name in ("is_available", "device_count", "get_device_properties", "_lazy_ini
 from gpu_worker.__main__ import prepare
 
 prepare()
-from kernels.cpu.runtime.entry_points import attend_kernel, write_kernel
+from kernels.cpu.attention.attention_kernel import attend_kernel
+from kernels.cpu.attention.cache_write_kernel import write_kernel
 
 loaded = [attend_kernel.cache_info().currsize, write_kernel.cache_info().currsize]
 modules = [name for name in sys.modules if "modeling_" in name]

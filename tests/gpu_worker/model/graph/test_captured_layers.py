@@ -1,4 +1,4 @@
-"""Layers that are recorded and played, against the same layers called one by one."""
+"""Layers that are captured and replayed, against the same layers called one by one."""
 
 import dataclasses
 from pathlib import Path
@@ -13,23 +13,23 @@ from transformers.models.llama import modeling_llama
 from deploy.settings import REPOSITORY
 from gpu_worker.model.attention import PagedStep
 from gpu_worker.model.graph import capture_pass, position_tables
-from gpu_worker.model.graph.captured_layers import EarlierLayer, LayerCall, RecordedLayers
+from gpu_worker.model.graph.captured_layers import LayerCall, PassThroughLayer, ReplayedLayers
 from gpu_worker.model.graph.direct_pass import DirectPass
-from gpu_worker.model.graph.replayed_layers import play_as_called, trial
-from gpu_worker.model.graph.torch_capture import Arena, CannotRecord, Recording
+from gpu_worker.model.graph.replay_check import replays_exactly, trial_plans
+from gpu_worker.model.graph.torch_capture import Arena, CannotCapture, TorchCapture
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import Worker, build_worker
 from kernels.cpu.elementwise.elementwise import CpuElements
-from kernels.cpu.runtime.captured_graph import JobRecorder
+from kernels.cpu.runtime.captured_graph import GraphCapture
 from kernels.cpu.runtime.instruction_set import detect
-from kernels.cpu.runtime.thread_team import TeamRunner, recording
+from kernels.cpu.runtime.thread_team import ThreadTeam, capturing
 from kernels.interface import RaggedBatch
 from tests.gpu_worker.conftest import MakeWorker, ModelPath
 from tests.support.models import SERVED, tiny_model
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
-RECORDED = SERVED
+REPLAYED = SERVED
 # Their code does more around the layers: positions are embedded, too, or logits capped.
 CALLED_AROUND = {
     "opt": "embeddings are not all",
@@ -39,18 +39,18 @@ CALLED_AROUND = {
 BLOCK_SIZE = 8
 
 
-def recorded(worker: Worker) -> RecordedLayers | None:
-    """The layers that are played, if they are."""
+def captured(worker: Worker) -> ReplayedLayers | None:
+    """The model's replayed layers, if it has some."""
     found = [
         module
         for module in worker.executor._model.model.modules()
-        if isinstance(module, RecordedLayers)
+        if isinstance(module, ReplayedLayers)
     ]
     return found[0] if found else None
 
 
 def ragged(sizes: list[int], contexts: list[int]) -> RaggedBatch:
-    """Sequences in blocks that lie scattered, so many new tokens behind what is there already."""
+    """Sequences of so many tokens, the last of them new, in blocks that lie scattered."""
     width = -(-max(contexts) // BLOCK_SIZE)
     tables = torch.arange(len(sizes) * width, dtype=torch.int32).flip(0).view(-1, width)
     slots = [
@@ -86,18 +86,18 @@ def logits(worker: Worker, batch: RaggedBatch, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", RECORDED)
-def test_played_layers_have_the_same_bits_for_steps_of_any_shape(
+@pytest.mark.parametrize("kind", REPLAYED)
+def test_replayed_layers_have_the_same_bits_for_steps_of_any_shape(
     kind: str, dtype: str, threads: int, make_worker: MakeWorker
 ) -> None:
     before = torch.get_num_threads()
     try:
         worker = make_worker(kind, dtype=dtype, block_size=BLOCK_SIZE, num_threads=threads)
-        layers = recorded(worker)
+        layers = captured(worker)
         assert layers is not None
-        assert (worker.executor._model.short_cut is None) == (kind in CALLED_AROUND)
-        assert layers.recorded is not None
-        assert (layers.recorded.before is None) == (kind in CALLED_AROUND)
+        assert (worker.executor._model.direct_pass is None) == (kind in CALLED_AROUND)
+        assert layers.captured is not None
+        assert (layers.captured.embedding_ops is None) == (kind in CALLED_AROUND)
         steps = [
             ([17, 1, 30], [17, 1, 30]),  # prompts
             ([1, 1, 1], [18, 2, 31]),  # decodes
@@ -107,18 +107,20 @@ def test_played_layers_have_the_same_bits_for_steps_of_any_shape(
         ]
         for seed, (sizes, contexts) in enumerate(steps):
             batch = ragged(sizes, contexts)
-            played = logits(worker, batch, seed).clone()
+            replayed = logits(worker, batch, seed).clone()
             with layers.one_by_one():
                 called = logits(worker, batch, seed)
-            assert torch.equal(played, called)
-            assert played.isfinite().all()
+            assert torch.equal(replayed, called)
+            assert replayed.isfinite().all()
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_step_larger_than_recorded_is_computed_layer_by_layer(make_worker: MakeWorker) -> None:
+def test_a_step_larger_than_the_captured_one_is_computed_layer_by_layer(
+    make_worker: MakeWorker,
+) -> None:
     worker = make_worker("llama", block_size=BLOCK_SIZE, max_num_batched_tokens=20)
-    layers = recorded(worker)
+    layers = captured(worker)
     assert layers is not None
     small, large = ragged([20], [20]), ragged([21], [21])
     found = logits(worker, large, 0)
@@ -142,9 +144,9 @@ def test_layers_that_compute_with_torch_are_called_one_by_one(
     path = tiny_model(kind, tmp_path, **change)
     with caplog.at_level("INFO"):
         worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
-    assert recorded(worker) is None
-    (said,) = [each for each in caplog.records if "called one by one" in each.getMessage()]
-    assert "it calls aten" in str(said.__dict__)
+    assert captured(worker) is None
+    (record,) = [each for each in caplog.records if "called one by one" in each.getMessage()]
+    assert "it calls aten" in str(record.__dict__)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +159,16 @@ def test_layers_that_compute_with_torch_are_called_one_by_one(
         ("gemma2", {"hidden_activation": "gelu"}),
     ],
 )
-def test_variants_of_a_family_are_played_too(
+def test_variants_of_a_family_are_replayed_too(
     kind: str, change: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tiny_model(kind, tmp_path, **change)
     worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
-    assert recorded(worker) is not None
+    assert captured(worker) is not None
 
 
-def test_without_compiled_layers_nothing_is_recorded(make_worker: MakeWorker) -> None:
-    assert recorded(make_worker("llama", layer_kernels="off")) is None
+def test_without_cpu_kernels_nothing_is_captured(make_worker: MakeWorker) -> None:
+    assert captured(make_worker("llama", layer_kernels="off")) is None
 
 
 def test_something_between_layers_keeps_them_apart(
@@ -181,21 +183,21 @@ def test_something_between_layers_keeps_them_apart(
     settings = WorkerSettings(model=str(model_path("llama")), device="cpu", num_blocks=8)
     with caplog.at_level("INFO"):
         worker = build_worker(settings)
-    assert recorded(worker) is None
+    assert captured(worker) is None
     assert "something is computed between" in str([each.__dict__ for each in caplog.records])
 
 
 class Scaled(nn.Module):
-    """A layer that does as it is told."""
+    """A layer that multiplies by its argument."""
 
     def forward(self, hidden: torch.Tensor, by: float) -> torch.Tensor:
         return hidden * by
 
 
-def test_each_layer_is_told_what_the_model_told_the_first_of_its_kind() -> None:
+def test_each_layer_gets_the_arguments_of_the_first_layer_called_alike() -> None:
     calls: list[LayerCall] = []
-    first, second = (EarlierLayer(calls, index) for index in range(2))
-    last = RecordedLayers(nn.ModuleList([Scaled() for _ in range(4)]), [0, 1, 2, 1], calls)
+    first, second = (PassThroughLayer(calls, index) for index in range(2))
+    last = ReplayedLayers(nn.ModuleList([Scaled() for _ in range(4)]), [0, 1, 2, 1], calls)
     hidden = torch.ones(1, 1, 1)
     first(hidden, 5.0)  # a pass that is not finished
     for by in (2.0, 7.0):
@@ -203,29 +205,29 @@ def test_each_layer_is_told_what_the_model_told_the_first_of_its_kind() -> None:
         assert out.item() == by * 3 * 10 * 3
 
 
-def test_what_does_not_compute_the_same_is_noticed(make_worker: MakeWorker) -> None:
+def test_a_replay_that_computes_something_else_is_found(make_worker: MakeWorker) -> None:
     worker = make_worker("llama")
-    layers = recorded(worker)
+    layers = captured(worker)
     assert layers is not None
-    assert layers.recorded is not None
-    plans = trial(worker.executor.limits)
-    right = layers.recorded
+    assert layers.captured is not None
+    plans = trial_plans(worker.executor.limits)
+    right = layers.captured
     elsewhere = torch.zeros_like(right.out)
-    assert play_as_called(worker.executor, layers, plans)
-    model, behind = worker.executor._model, right.behind
-    assert isinstance(model.short_cut, DirectPass)
-    assert behind is not None
-    assert behind.logits is not None
+    assert replays_exactly(worker.executor, layers, plans)
+    model, output = worker.executor._model, right.output
+    assert isinstance(model.direct_pass, DirectPass)
+    assert output is not None
+    assert output.logits is not None
     for wrong in (
-        dataclasses.replace(behind, normed=elsewhere),  # prompts
-        dataclasses.replace(behind, logits=torch.zeros_like(behind.logits)),  # decodes
+        dataclasses.replace(output, normed=elsewhere),  # prompts
+        dataclasses.replace(output, logits=torch.zeros_like(output.logits)),  # decodes
     ):
-        model.short_cut._behind = wrong
-        assert not play_as_called(worker.executor, layers, plans)
-    model.short_cut = None  # the model's own code normalizes
-    assert play_as_called(worker.executor, layers, plans)
-    layers.recorded = dataclasses.replace(right, out=elsewhere)
-    assert not play_as_called(worker.executor, layers, plans)
+        model.direct_pass._output = wrong
+        assert not replays_exactly(worker.executor, layers, plans)
+    model.direct_pass = None  # the model's own code normalizes
+    assert replays_exactly(worker.executor, layers, plans)
+    layers.captured = dataclasses.replace(right, out=elsewhere)
+    assert not replays_exactly(worker.executor, layers, plans)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -235,21 +237,21 @@ def test_the_demo_model_is_computed_without_its_own_code(dtype: str) -> None:
         model=str(REPOSITORY / "models" / "demo"), device="cpu", num_blocks=8, dtype=dtype
     )
     worker = build_worker(settings)
-    layers = recorded(worker)
+    layers = captured(worker)
     assert layers is not None
-    assert layers.recorded is not None
-    assert layers.recorded.before is not None  # though its embeddings are the output layer's
-    assert worker.executor._model.short_cut is not None
+    assert layers.captured is not None
+    assert layers.captured.embedding_ops is not None  # though its embeddings are the output layer's
+    assert worker.executor._model.direct_pass is not None
 
 
 def why_called_around(path: Path, caplog: pytest.LogCaptureFixture) -> str:
-    """What a worker says of a model whose own code runs around its layers."""
+    """The log record of a model whose own code runs around its layers."""
     with caplog.at_level("INFO"):
         worker = build_worker(WorkerSettings(model=str(path), device="cpu", num_blocks=8))
-    assert recorded(worker) is not None
-    assert worker.executor._model.short_cut is None
-    (said,) = [each for each in caplog.records if each.getMessage() == "layers recorded"]
-    return str(said.__dict__)
+    assert captured(worker) is not None
+    assert worker.executor._model.direct_pass is None
+    (record,) = [each for each in caplog.records if each.getMessage() == "layers captured"]
+    return str(record.__dict__)
 
 
 @pytest.mark.parametrize("kind", CALLED_AROUND)
@@ -283,18 +285,18 @@ def test_many_rows_of_logits_are_not_kept(
 ) -> None:
     monkeypatch.setattr(capture_pass, "_MOST_LOGITS_BYTES", 4096)
     worker = make_worker("llama", block_size=BLOCK_SIZE)
-    layers = recorded(worker)
+    layers = captured(worker)
     assert layers is not None
-    assert layers.recorded is not None
-    assert layers.recorded.behind is not None
-    assert layers.recorded.behind.logits is None
+    assert layers.captured is not None
+    assert layers.captured.output is not None
+    assert layers.captured.output.logits is None
     prompts = ragged([3, 9], [3, 9])
     direct = logits(worker, prompts, 0)
     with layers.one_by_one():
         assert torch.equal(direct, logits(worker, prompts, 0))
 
 
-def test_what_is_computed_before_the_output_layer_is_noticed(
+def test_a_computation_before_the_output_layer_is_found(
     model_path: ModelPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward = modeling_llama.LlamaModel.forward
@@ -310,13 +312,13 @@ def test_what_is_computed_before_the_output_layer_is_noticed(
     )
 
 
-def test_a_short_cut_that_computes_otherwise_is_not_taken(
+def test_a_direct_pass_that_computes_otherwise_is_not_used(
     model_path: ModelPath, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits = DirectPass.logits
     monkeypatch.setattr(DirectPass, "logits", lambda *args: logits(*args) * 2)
     why_called_around(model_path("llama"), caplog)
-    assert "without, they compute otherwise" in caplog.text
+    assert "a replay computes otherwise" in caplog.text
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3])
@@ -329,7 +331,7 @@ def test_the_smallest_pools_do(num_blocks: int, model_path: ModelPath) -> None:
     assert not worker.executor.batch.taken.any()
 
 
-def test_memory_that_nobody_holds_is_given_out_again() -> None:
+def test_freed_memory_is_given_out_again() -> None:
     arena = Arena()
     first = arena.empty((4, 16), torch.bfloat16)
     view, address = first[1:].transpose(0, 1), first.data_ptr()
@@ -345,24 +347,24 @@ def test_memory_that_nobody_holds_is_given_out_again() -> None:
 
 def test_only_what_is_the_same_in_every_step_is_a_number() -> None:
     arena, factor = Arena(), torch.tensor(3.0)
-    recorder = JobRecorder()
-    with recording(recorder), Recording(arena, CpuElements(TeamRunner())):
+    capture = GraphCapture()
+    with capturing(capture), TorchCapture(arena, CpuElements(ThreadTeam())):
         x = torch.empty(2, 16, dtype=torch.float32)
         x * factor
-        assert len(recorder.jobs) == 1
-        with pytest.raises(CannotRecord, match="mul"):
+        assert len(capture.ops) == 1
+        with pytest.raises(CannotCapture, match="mul"):
             x * x[0, 0]
-        with pytest.raises(CannotRecord, match="copy"):
+        with pytest.raises(CannotCapture, match="copy"):
             x[0, 0].to(torch.bfloat16)
 
 
 def test_nothing_is_looked_up_but_by_token_ids() -> None:
-    table, recorder = torch.zeros(5, 16), JobRecorder()
+    table, capture = torch.zeros(5, 16), GraphCapture()
     token_ids, others = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-    with recording(recorder), Recording(Arena(), CpuElements(TeamRunner()), token_ids):
+    with capturing(capture), TorchCapture(Arena(), CpuElements(ThreadTeam()), token_ids):
         assert functional.embedding(token_ids, table).shape == (3, 16)
-        assert len(recorder.jobs) == 1
-        with pytest.raises(CannotRecord, match="embedding"):
+        assert len(capture.ops) == 1
+        with pytest.raises(CannotCapture, match="embedding"):
             functional.embedding(others, table)
-        with pytest.raises(CannotRecord, match="embedding_renorm"):
+        with pytest.raises(CannotCapture, match="embedding_renorm"):
             functional.embedding(token_ids, table, max_norm=1.0)

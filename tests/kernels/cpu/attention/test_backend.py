@@ -216,7 +216,8 @@ def test_kernels_enter_torchs_own_thread_pool():
 START = """
 import torch
 from kernels.cpu.attention.backend import CpuBackend
-from kernels.cpu.runtime.entry_points import attend_kernel, write_kernel
+from kernels.cpu.attention.attention_kernel import attend_kernel
+from kernels.cpu.attention.cache_write_kernel import write_kernel
 from kernels.cpu.runtime.instruction_set import best_dot
 CpuBackend().warm_up(torch.bfloat16, num_heads=4, num_kv_heads=2, head_dim=32)
 print(attend_kernel(torch.bfloat16, best_dot()).from_cache, write_kernel().from_cache)

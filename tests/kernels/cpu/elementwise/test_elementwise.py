@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import gelu, relu
 
 from kernels.cpu.elementwise.elementwise import Activation, CpuElements
-from kernels.cpu.runtime.thread_team import TeamRunner
+from kernels.cpu.runtime.thread_team import ThreadTeam
 
 DTYPES = [torch.float32, torch.bfloat16]
 FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -20,7 +20,7 @@ FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.fixture(scope="module")
 def elements() -> CpuElements:
-    return CpuElements(TeamRunner())
+    return CpuElements(ThreadTeam())
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Compiled linear layers and normalization against torch in float64."""
+"""Linear layers and normalization on CPUs against torch in float64."""
 
 import os
 import platform
@@ -288,7 +288,7 @@ def compile_for(cpu: str, folder: Path) -> str:
     code = """
 import sys, torch
 from kernels.cpu.runtime.instruction_set import choose
-from kernels.cpu.linear.entry_points import linear_kernel
+from kernels.cpu.linear.linear_kernel import linear_kernel
 instructions = choose({"avx512f", "avx512vl", "avx512bf16"})
 kernel = linear_kernel(torch.bfloat16, torch.bfloat16, instructions)
 sys.stdout.write(kernel.code._library.get_asm_str())
@@ -367,7 +367,8 @@ def test_wide_registers_give_the_bits_of_narrow_ones(
 START = """
 import torch
 from kernels.cpu.runtime.instruction_set import detect
-from kernels.cpu.linear.entry_points import linear_kernel, norm_kernel
+from kernels.cpu.elementwise.norm_kernel import norm_kernel
+from kernels.cpu.linear.linear_kernel import linear_kernel
 kernel = linear_kernel(torch.bfloat16, torch.bfloat16, detect())
 print(kernel.from_cache, norm_kernel(torch.bfloat16).from_cache)
 """

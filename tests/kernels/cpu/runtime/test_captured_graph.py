@@ -1,4 +1,4 @@
-"""Rotary embeddings and sums against torch, and jobs that are noted once and run again."""
+"""Rotary embeddings and sums against torch, and kernels that are captured once and replayed."""
 
 import dataclasses
 from functools import partial
@@ -6,13 +6,16 @@ from functools import partial
 import pytest
 import torch
 
+from kernels.cpu.elementwise.elementwise_arguments import (
+    POSITION_LOOKUP_LAYOUT,
+    TOKEN_LOOKUP_LAYOUT,
+)
 from kernels.cpu.elementwise.table_lookup import CpuLookups
 from kernels.cpu.linear.layers import CpuLayers
 from kernels.cpu.linear.weight_packing import pack
-from kernels.cpu.runtime.captured_graph import JobRecorder, Tape
+from kernels.cpu.runtime.captured_graph import CapturedGraph, GraphCapture
 from kernels.cpu.runtime.instruction_set import detect
-from kernels.cpu.runtime.kernel_kinds import LOOKUP_OF_POSITIONS, LOOKUP_OF_TOKENS
-from kernels.cpu.runtime.thread_team import recording
+from kernels.cpu.runtime.thread_team import capturing
 from kernels.interface import RaggedBatch
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -108,11 +111,11 @@ class Chain:
         self.layers = [kernels.linear(pack([weight]), torch.float32) for weight in weights]
         self.norm = kernels.rms_norm(torch.ones(num_features), 1e-6, torch.float32)
         self.x = random(num_tokens, num_features, seed=9)
-        recorder = JobRecorder()
-        with recording(recorder):
+        capture = GraphCapture()
+        with capturing(capture):
             self.kept, self.out = self.compute(self.x)
-        self.jobs = recorder.jobs
-        self.tape = Tape(self.jobs, num_tokens)
+        self.ops = capture.ops
+        self.graph = CapturedGraph(self.ops, num_tokens)
 
     def compute(self, x: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         """All that was computed on the way, and the last of it."""
@@ -125,44 +128,44 @@ class Chain:
         return kept, x
 
 
-def test_what_is_noted_is_not_run(kernels: CpuLayers) -> None:
-    recorder = JobRecorder()
-    with recording(recorder):
+def test_captured_kernels_do_not_run(kernels: CpuLayers) -> None:
+    capture = GraphCapture()
+    with capturing(capture):
         out = kernels.elements.add(random(64), random(64))
         out.fill_(7)
-    assert len(recorder.jobs) == 1
+    assert len(capture.ops) == 1
     assert (out == 7).all()
     assert not (kernels.elements.add(random(64), random(64)) == 7).any()  # and now all runs again
 
 
 @pytest.mark.parametrize("num_features", [64, 1024])  # one thread is enough, or it is not
-def test_a_tape_computes_what_its_jobs_computed_for_any_number_of_rows(
+def test_a_replay_computes_what_its_kernels_compute_for_any_number_of_rows(
     kernels: CpuLayers, threads: None, num_features: int
 ) -> None:
     chain = Chain(kernels, num_features, num_tokens=200)
     for num_tokens in (200, 1, 2, 97, 1, 200):
         chain.x.copy_(random(200, num_features, seed=num_tokens))
         chain.out.fill_(torch.nan)
-        chain.tape.play(num_tokens, batch(num_tokens))
+        chain.graph.replay(num_tokens, batch(num_tokens))
         _, expected = chain.compute(chain.x[:num_tokens])
         assert torch.equal(chain.out[:num_tokens], expected)
         assert chain.out[num_tokens:].isnan().all()
 
 
-def test_a_tape_can_end_after_so_many_jobs(kernels: CpuLayers, threads: None) -> None:
+def test_a_replay_can_end_after_so_many_ops(kernels: CpuLayers, threads: None) -> None:
     chain = Chain(kernels, 64, num_tokens=3)
     kept, _ = chain.compute(chain.x)
-    for num_jobs in (len(chain.jobs), 4, len(chain.jobs), 1):
+    for num_ops in (len(chain.ops), 4, len(chain.ops), 1):
         for each in chain.kept:
             each.fill_(torch.nan)
-        chain.tape.play(3, batch(3), num_jobs)
+        chain.graph.replay(3, batch(3), num_ops)
         for number, (found, expected) in enumerate(zip(chain.kept, kept, strict=True)):
-            assert torch.equal(found, expected) == (number < num_jobs)
+            assert torch.equal(found, expected) == (number < num_ops)
 
 
 @pytest.mark.parametrize("num_threads", [2, 7])
 def test_threads_never_overtake_each_other(kernels: CpuLayers, num_threads: int) -> None:
-    """Not even where they have to share cores, so that some come when a job has long ended."""
+    """Not even where they share cores, so that some join when an op has long ended."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -170,13 +173,13 @@ def test_threads_never_overtake_each_other(kernels: CpuLayers, num_threads: int)
         _, expected = chain.compute(chain.x)
         for _ in range(300):
             chain.out.fill_(torch.nan)
-            chain.tape.play(2, batch(2))
+            chain.graph.replay(2, batch(2))
             assert torch.equal(chain.out, expected)
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_tape_serves_with_fewer_threads_than_it_was_made_for(kernels: CpuLayers) -> None:
+def test_a_graph_serves_with_fewer_threads_than_it_was_made_for(kernels: CpuLayers) -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(4)
@@ -184,54 +187,54 @@ def test_a_tape_serves_with_fewer_threads_than_it_was_made_for(kernels: CpuLayer
         for num_threads in (2, 1, 4, 6):
             torch.set_num_threads(num_threads)
             _, expected = chain.compute(chain.x)
-            chain.tape.play(3, batch(3))
+            chain.graph.replay(3, batch(3))
             assert torch.equal(chain.out, expected)
     finally:
         torch.set_num_threads(before)
 
 
-def test_a_tape_refuses_steps_that_it_is_not_made_for(kernels: CpuLayers) -> None:
-    tape = Chain(kernels, 64, num_tokens=3).tape
+def test_a_graph_refuses_steps_that_it_is_not_made_for(kernels: CpuLayers) -> None:
+    graph = Chain(kernels, 64, num_tokens=3).graph
     with pytest.raises(ValueError, match="4 tokens"):
-        tape.play(4, batch(4))
+        graph.replay(4, batch(4))
     with pytest.raises(ValueError, match="3 slots for 2 tokens"):
-        tape.play(2, batch(3))
+        graph.replay(2, batch(3))
     wrong = dataclasses.replace(batch(2), block_tables=batch(2).block_tables.long())
     with pytest.raises(ValueError, match="block_tables"):
-        tape.play(2, wrong)
+        graph.replay(2, wrong)
 
 
 def test_rows_must_be_those_of_tokens(kernels: CpuLayers) -> None:
-    jobs = Chain(kernels, 64, num_tokens=3).jobs
+    ops = Chain(kernels, 64, num_tokens=3).ops
     with pytest.raises(ValueError, match="3 rows for 2 tokens"):
-        Tape(jobs, 2)
+        CapturedGraph(ops, 2)
 
 
 def looked_up(
     table: torch.Tensor, angles: torch.Tensor, num_tokens: int
-) -> tuple[Tape, torch.Tensor, torch.Tensor]:
-    """A tape that looks up rows of both, and where they go."""
+) -> tuple[CapturedGraph, torch.Tensor, torch.Tensor]:
+    """A graph that looks up rows of both, and the outputs of its lookups."""
     lookups, nowhere = CpuLookups(), torch.zeros(num_tokens, dtype=torch.int64)
     rows = torch.empty(num_tokens, *table.shape[1:], dtype=table.dtype)
     turns = torch.empty(num_tokens, *angles.shape[1:], dtype=angles.dtype)
-    recorder = JobRecorder()
-    with recording(recorder):
-        lookups.look_up(LOOKUP_OF_TOKENS, table, nowhere, rows)
-        lookups.look_up(LOOKUP_OF_POSITIONS, angles, nowhere, turns)
-    return Tape(recorder.jobs, num_tokens), rows, turns
+    capture = GraphCapture()
+    with capturing(capture):
+        lookups.look_up(TOKEN_LOOKUP_LAYOUT, table, nowhere, rows)
+        lookups.look_up(POSITION_LOOKUP_LAYOUT, angles, nowhere, turns)
+    return CapturedGraph(capture.ops, num_tokens), rows, turns
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 37, 768])
 def test_lookups_are_torchs(size: int, dtype: torch.dtype) -> None:
     table, angles = random(50, size, dtype=dtype), random(20, 3, seed=1)
-    tape, rows, turns = looked_up(table, angles, 30)
+    graph, rows, turns = looked_up(table, angles, 30)
     for num_tokens in (30, 1, 9, 30):
         generator = torch.Generator().manual_seed(num_tokens)
         token_ids = torch.randint(50, (num_tokens,), generator=generator)
         positions = torch.randint(20, (num_tokens,), generator=generator)
         rows.fill_(7)
-        tape.play(num_tokens, batch(num_tokens), looked_up=(token_ids, positions))
+        graph.replay(num_tokens, batch(num_tokens), lookup_indices=(token_ids, positions))
         assert torch.equal(rows[:num_tokens], table[token_ids])
         assert torch.equal(turns[:num_tokens], angles[positions])
         assert (rows[num_tokens:] == 7).all()
@@ -242,14 +245,14 @@ def test_rows_that_a_table_does_not_have_are_no_numbers(dtype: torch.dtype) -> N
     table, far = random(50, 8, dtype=dtype), 1 << 62
     rows = torch.zeros(6, 8, dtype=dtype)
     indices = torch.tensor([-1, 0, 49, 50, far, -far])
-    CpuLookups().look_up(LOOKUP_OF_TOKENS, table, indices, rows)
+    CpuLookups().look_up(TOKEN_LOOKUP_LAYOUT, table, indices, rows)
     assert torch.equal(rows[1:3], table[[0, 49]])
     assert rows[[0, 3, 4, 5]].isnan().all()
 
 
 def test_lookups_refuse_what_does_not_fit() -> None:
     table, indices = random(50, 8), torch.zeros(3, dtype=torch.int64)
-    look_up = partial(CpuLookups().look_up, LOOKUP_OF_TOKENS)
+    look_up = partial(CpuLookups().look_up, TOKEN_LOOKUP_LAYOUT)
     for out in (torch.zeros(3, 9), torch.zeros(2, 8), torch.zeros(3, 8, dtype=torch.bfloat16)):
         with pytest.raises(ValueError, match="cannot hold 3 rows"):
             look_up(table, indices, out)
@@ -259,14 +262,14 @@ def test_lookups_refuse_what_does_not_fit() -> None:
         look_up(table[:, ::2], indices, torch.zeros(3, 4))
 
 
-def test_a_tape_that_looks_up_asks_for_token_ids_and_positions(kernels: CpuLayers) -> None:
-    tape, _, _ = looked_up(random(5, 8), random(5, 8), 3)
+def test_a_graph_with_lookups_needs_token_ids_and_positions(kernels: CpuLayers) -> None:
+    graph, _, _ = looked_up(random(5, 8), random(5, 8), 3)
     ids = torch.zeros(3, dtype=torch.int64)
     with pytest.raises(ValueError, match="token ids and positions"):
-        tape.play(3, batch(3))
+        graph.replay(3, batch(3))
     with pytest.raises(ValueError, match="2 token_ids for 3 tokens"):
-        tape.play(3, batch(3), looked_up=(ids[:2], ids))
+        graph.replay(3, batch(3), lookup_indices=(ids[:2], ids))
     with pytest.raises(ValueError, match="positions"):
-        tape.play(3, batch(3), looked_up=(ids, ids.int()))
+        graph.replay(3, batch(3), lookup_indices=(ids, ids.int()))
     with pytest.raises(ValueError, match="token ids and positions"):
-        Chain(kernels, 64, 3).tape.play(3, batch(3), looked_up=(ids, ids))
+        Chain(kernels, 64, 3).graph.replay(3, batch(3), lookup_indices=(ids, ids))

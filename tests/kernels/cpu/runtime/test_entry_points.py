@@ -1,4 +1,4 @@
-"""The cache key of compiled CPU kernels covers every source that they may be compiled from."""
+"""The cache key of CPU kernels covers every source that they may be compiled from."""
 
 import shutil
 from pathlib import Path

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.cpu.linear.layers import CompiledLinear, CpuLayers
+from kernels.cpu.linear.layers import CpuLayers, CpuLinear
 from kernels.cpu.linear.weight_packing import PackedLayers, pack, pack_gated
 from kernels.cpu.runtime.instruction_set import Dot, Instructions, choose, detect
 from kernels.cpu.sampling import pruned_argmax_arguments as fields
@@ -47,7 +47,7 @@ def pruned_argmax_of(kernels: CpuLayers, layers: PackedLayers) -> PrunedArgmax:
     return pruned
 
 
-def check(linear: CompiledLinear, pruned: PrunedArgmax, x: torch.Tensor) -> Sequence[int]:
+def check(linear: CpuLinear, pruned: PrunedArgmax, x: torch.Tensor) -> Sequence[int]:
     """Compare with all outputs; returns the rows that were decided."""
     outputs = linear(x)[0].float().numpy()
     found = pruned(x)

@@ -1,4 +1,4 @@
-"""Layers that are played instead of called one by one, where that computes the same (CPU)."""
+"""Replays a model's layers instead of calling them, if that computes the same bits (CPU)."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from gpu_worker.batch.plan_checks import Limits
-from gpu_worker.model.graph.captured_layers import RecordedLayers
-from gpu_worker.model.graph.layer_capture import record_layers
-from gpu_worker.model.graph.torch_capture import CannotRecord
+from gpu_worker.model.graph.captured_layers import ReplayedLayers
+from gpu_worker.model.graph.layer_capture import capture_layers
+from gpu_worker.model.graph.torch_capture import CannotCapture
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.warm_up_plans import decode_plan, prefill_plan
@@ -29,26 +29,26 @@ _NUM_DECODES = 2
 log = EventLog(__name__)
 
 
-def play_layers(
+def replay_layers(
     executor: Executor,
     model: RaggedModel,
     shapes: Sequence[LayerShape],
     backend: AttentionBackend,
     settings: WorkerSettings,
 ) -> None:
-    """Play the layers from now on, if they can be recorded; else they stay as they are.
+    """Make the model replay its layers, if they can be captured; else it is unchanged.
 
-    The executor has no sequences; the pools' contents mean nothing.
+    The executor has no sequences; the contents of its pools are overwritten.
     """
     instructions = detect()
     if settings.layer_kernels == "off" or instructions is None:
         return
-    plans = trial(executor.limits)
+    plans = trial_plans(executor.limits)
     if not plans:
         log.info("layers are called one by one", because="the pool has no room to try them out")
         return
     try:
-        layers = record_layers(
+        layers = capture_layers(
             model,
             [shape.module for shape in shapes],
             CpuLayers(instructions),
@@ -57,23 +57,24 @@ def play_layers(
             settings.max_num_batched_tokens,
             executor.limits.max_model_len,
         )
-    except CannotRecord as error:
+    except CannotCapture as error:
         log.info("layers are called one by one", because=error)
         return
-    if play_as_called(executor, layers, plans):
+    if replays_exactly(executor, layers, plans):
         return
-    if model.short_cut is not None:
-        log.warning("the model's own code runs around its layers: without, they compute otherwise")
-        model.short_cut = None
-    if not play_as_called(executor, layers, plans):
-        log.warning("layers are called one by one: recorded they compute something else")
-        layers.recorded = None
+    if model.direct_pass is not None:
+        log.warning("the model's own code runs around its layers: a replay computes otherwise")
+        model.direct_pass = None
+    if not replays_exactly(executor, layers, plans):
+        log.warning("layers are called one by one: a replay computes something else")
+        layers.captured = None
 
 
-def play_as_called(executor: Executor, layers: RecordedLayers, plans: Sequence[StepPlan]) -> bool:
-    """Whether all steps have the same logits, bit for bit.
+def replays_exactly(executor: Executor, layers: ReplayedLayers, plans: Sequence[StepPlan]) -> bool:
+    """Whether replays have the logits of layers that are called one by one, bit for bit.
 
-    The executor has no sequences, neither before nor after; the pools' contents mean nothing.
+    The executor has no sequences, neither before nor after; the contents of its pools are
+    overwritten.
     """
     runner = executor.runner
     executor.runner = both = _Both(runner, layers)
@@ -86,15 +87,15 @@ def play_as_called(executor: Executor, layers: RecordedLayers, plans: Sequence[S
     return both.same
 
 
-def trial(limits: Limits) -> list[StepPlan]:
-    """Two prompts and some decodes, as far as the pool has room; nothing if it has none."""
+def trial_plans(limits: Limits) -> list[StepPlan]:
+    """Plans of two prompts and some decodes, as far as the pool has blocks; none without blocks."""
     kv, longest = limits.kv, limits.max_model_len - _NUM_DECODES - 1
     num_seqs = min(_NUM_SEQS, kv.num_blocks)
     room = kv.num_blocks // num_seqs * kv.block_size
     length = min(_MOST_PROMPT, longest, room - _NUM_DECODES)
     if length < 1:
         return []
-    # Of unequal lengths, so that rows and sequences are told apart.
+    # Lengths differ, so that rows that are taken for sequences show.
     lengths = [max(1, length - 5 * index) for index in range(num_seqs)]
     prompts = [np.arange(n, dtype=np.int32) % limits.vocab_size for n in lengths]
     num_blocks = -(-(length + _NUM_DECODES) // kv.block_size)
@@ -103,18 +104,18 @@ def trial(limits: Limits) -> list[StepPlan]:
 
 
 class _Both:
-    """Computes every step in all ways; each writes the same keys and values."""
+    """Runs every step with and without replay; both write the same keys and values."""
 
-    def __init__(self, runner: StepRunner, layers: RecordedLayers) -> None:
+    def __init__(self, runner: StepRunner, layers: ReplayedLayers) -> None:
         self.same = True
         self._runner = runner
         self._layers = layers
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        played = self._runner.run(inputs).clone()
+        replayed = self._runner.run(inputs).clone()
         with self._layers.one_by_one():
             called = self._runner.run(inputs)
-        self.same &= torch.equal(played, called)
+        self.same &= torch.equal(replayed, called)
         return called
 
     def argmax(self, inputs: StepInputs) -> RowArgmax | torch.Tensor:
