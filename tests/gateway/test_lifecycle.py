@@ -315,7 +315,7 @@ async def test_a_gateway_whose_reader_fails_leaves_with_an_error(make_stage: Mak
     def broken(entry: Entry) -> Sequence[object]:
         raise RuntimeError("a bug")
 
-    engine._sessions.apply = broken  # type: ignore[method-assign,assignment]
+    engine._follower.apply = broken  # type: ignore[method-assign,assignment]
     await stage.engine.start_epoch()
     assert (await waiting).status_code == 503
     assert await stage.running == 1

@@ -40,7 +40,7 @@ def served(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     try:
         running.until(
-            lambda: running.process.poll() is not None or bool(ready_lines(running.said())),
+            lambda: running.process.poll() is not None or bool(ready_lines(running.output())),
             _READY_DEADLINE_S,
             "ready",
         )
