@@ -26,13 +26,13 @@ from shared.sampling import SamplingParams
 _GREEDY = SamplingParams.greedy(1)
 _DRAWN = replace(_GREEDY, temperature=1.0)
 WAYS = {
-    "likeliest": _GREEDY,
+    "greedy": _GREEDY,
     "temperature 1": _DRAWN,
     "and top_p 0.95": replace(_DRAWN, top_p=0.95),
     "and top_k 50": replace(_DRAWN, top_k=50),
     "and min_p 0.05": replace(_DRAWN, min_p=0.05),
     "with penalties": replace(_DRAWN, repetition_penalty=1.1, frequency_penalty=0.5),
-    "likeliest, 5 log-probabilities": replace(_GREEDY, num_logprobs=5),
+    "greedy, 5 log-probabilities": replace(_GREEDY, num_logprobs=5),
 }
 _PROMPT_TOKENS = 128
 _WARM_UP = 2
@@ -58,7 +58,7 @@ def table(found: dict[int, dict[str, list[float]]]) -> Table:
     for way in WAYS:
         cells = []
         for seconds in found.values():
-            step_s, least_s = median(seconds[way]), median(seconds["likeliest"])
+            step_s, least_s = median(seconds[way]), median(seconds["greedy"])
             cells.append(f"{1e3 * step_s:.2f} ms ({step_s / least_s - 1:+.1%})")
         shown.add_row(way, *cells)
     return shown

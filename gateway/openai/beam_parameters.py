@@ -25,7 +25,7 @@ _TAKEN = frozenset(
         *("priority", "deadline_ms", "cache_salt", "user"),
     }
 )
-_NO_SAMPLING = "a beam search follows the likeliest tokens and does not draw; leave it out"
+_NO_SAMPLING = "a beam search follows the likeliest tokens and does not sample; leave it out"
 _REASONS = {
     Effect.SAMPLE: _NO_SAMPLING,
     Effect.LOGITS: "a beam search follows the model's own probabilities; leave it out",

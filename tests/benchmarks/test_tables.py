@@ -24,7 +24,7 @@ RESULTS: dict[str, list[Any]] = {
             }
         }
     ],
-    "smollm2-sampling": [{"16": {"likeliest": [0.01, 0.01], "temperature 1": [0.011, 0.011]}}],
+    "smollm2-sampling": [{"16": {"greedy": [0.01, 0.01], "temperature 1": [0.011, 0.011]}}],
     "smollm2-decoupling": [{"bus 1": {"loop_ms": 5.7, "live_ms": 6.5, "added_percent": 14.03}}],
 }
 LAST_ROWS = {

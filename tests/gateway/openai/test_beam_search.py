@@ -77,11 +77,11 @@ async def test_without_beam_search_nothing_is_searched(stage: Stage) -> None:
 
 REFUSED: list[tuple[str, Any, str]] = [
     # (field, value, what the message says)
-    ("temperature", 1, "does not draw"),
+    ("temperature", 1, "does not sample"),
     ("temperature", 0.5, "give 0"),
-    ("top_p", 0.9, "does not draw"),
-    ("top_k", 1, "does not draw"),
-    ("min_p", 0.1, "does not draw"),
+    ("top_p", 0.9, "does not sample"),
+    ("top_k", 1, "does not sample"),
+    ("min_p", 0.1, "does not sample"),
     ("stop", "END", "stop_token_ids"),
     ("stop", ["END"], "stop_token_ids"),
     ("n", 65, "at most 64 beams"),
