@@ -76,7 +76,7 @@ async def start_epoch(
     # Where requests has lost its end, what comes next has ids below the cursor.
     cursor = min(recovery.requests_cursor, await bus.last_id(keys.requests))
     core = Scheduler(config, cursor)
-    # Many, and nobody else reads them: a new epoch is not to wait for that.
+    # Only a recorder needs the endings, and there may be many.
     known = [] if recorder is None else [encode(message) for message in recovery.endings()]
     states = resume(core, recovery, fence)
     data = [encode(state) for state in states]

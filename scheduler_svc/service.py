@@ -67,7 +67,7 @@ class SchedulerService:
         bus: where the logs are.
         settings: limits of a step.
         observer: gets everything worth counting.
-        recorder: gets everything that a replay needs, if anybody wants one.
+        recorder: records everything that a replay needs; None: nothing is recorded.
         clock_s: monotonic time.
     """
 
@@ -165,9 +165,9 @@ class SchedulerService:
     async def _serve(self, worker: WorkerInfo) -> None:
         """Plan for one worker until it is gone."""
         config = config_for(self._settings, worker)
-        # A worker that comes back under any name has only been silent: paused, or without Redis.
-        # Its name may also be of before a restart of Redis: then it does nothing in this epoch,
-        # and the next one finds that it is alive.
+        # A worker that comes back under any name did not die: it was paused, or without Redis.
+        # Its name may date from before a restart of Redis: then it does nothing in this epoch,
+        # and the next one finds it alive.
         survived = worker.life != "" and worker.life == self._served_life
         suspects, self._suspects = [] if survived else self._suspects, []
         self._served_life = worker.life
@@ -344,7 +344,7 @@ class SchedulerService:
             raise EpochOver(f"{plan} has had no result for {self._progress.stalled_ms(core)} ms")
 
     async def _start_draining(self, epoch: int) -> None:
-        """Tell the core, by way of the log, to admit nobody any more."""
+        """Append a Drain to the requests log, so that the core admits no further request."""
         log.info("draining", timeout_s=self._settings.drain_timeout)
         await self._bus.append(Append(self._keys.requests, [encode(Drain(epoch))]))
 

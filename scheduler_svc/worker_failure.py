@@ -22,7 +22,7 @@ class WorkerFailure:
         self._why = ""
 
     def judge(self, found: WorkerLook) -> WorkerLook:
-        """The same look; its state is that of the engine, to which earlier failures count, too."""
+        """The same snapshot with the engine's state, which depends on earlier failures too."""
         if found.state is EngineState.READY:
             self._since_s = None
             return found

@@ -1,4 +1,4 @@
-"""Which Redis holds the logs, where nobody or somebody says so."""
+"""Finds the Redis that holds the logs: the one that was named, or the launcher's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -41,7 +41,7 @@ class RequestCommands:
                 text = f"its gateway {message.gateway} is gone for too long"
                 self._add_unless_ended(Kind.GATEWAY_LOST, when, text)
             case Drain():
-                text = "the scheduler is about to leave: nobody new is admitted"
+                text = "the scheduler is about to stop: no new request is admitted"
                 self._add_unless_ended(Kind.DRAINING, when, text)
 
     def _attach(self, attach: Attach, when: When) -> None:
