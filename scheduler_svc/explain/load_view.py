@@ -89,7 +89,7 @@ class LoadView:
         """The requests ahead of it and those that run."""
         ahead, running = self.ahead_of(request_id), self.running()
         if not ahead and not running:
-            return "; nobody is ahead of it"
+            return "; no request is ahead of it"
         waiting = f"behind {len(ahead)} that wait ({listed(ahead)})" if ahead else ""
         busy = f"beside {len(running)} that run ({listed(running)})" if running else ""
         return "; " + ", ".join(part for part in (waiting, busy) if part)

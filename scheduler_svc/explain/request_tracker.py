@@ -125,7 +125,7 @@ class RequestTracker:
         facts = {"gateway": submit.gateway, "num_tokens": lengths}
         has = listed([str(length) for length in lengths.values()])
         if not self.request.handles():
-            text = f"how it ended is told to gateway {submit.gateway}"
+            text = f"how it ended is restated for gateway {submit.gateway}"
             self._timeline.add(Kind.TOLD_AGAIN, when, text, **facts)
             self.request.phase = _P.ENDED
             return

@@ -144,7 +144,7 @@ def test_a_quiet_life() -> None:
     )
     assert kinds(timeline) == ["submitted", "accepted", "admitted", "first token", "ended"]
     assert "5 prompt tokens" in timeline.events[0].text
-    assert "nobody is ahead" in timeline.events[1].text
+    assert "no request is ahead" in timeline.events[1].text
     assert (timeline.events[2].facts["num_reused"], timeline.events[2].facts["num_tokens"]) == (
         4,
         5,
