@@ -97,7 +97,7 @@ class RaggedModel:
         step: AttentionStep,
         rows: torch.Tensor | None,  # [R] int64, those whose logits are wanted; None: all
     ) -> torch.Tensor:
-        """Logits [R, vocabulary] in the model's own type; valid until the next call."""
+        """Logits [R, vocabulary], float32 or in the model's own type; valid until the next call."""
         if not torch.is_inference_mode_enabled():
             with torch.inference_mode():
                 return self.forward(token_ids, positions, step, rows)

@@ -1,4 +1,4 @@
-"""The real model in transformers alone, in float32: what PageStream is compared with."""
+"""The real model in transformers alone: what PageStream is compared with."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +13,16 @@ Tokens = list[int]
 class Alone:
     """Transformers' model and tokenizer."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self._folder = folder
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self._model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32
+            folder, local_files_only=True, dtype=dtype
         ).eval()
+
+    def in_bfloat16(self) -> "Alone":
+        """The same model, in bfloat16."""
+        return Alone(self._folder, torch.bfloat16)
 
     def chat(self, question: str) -> Tokens:
         """Token ids of a question in the model's chat format."""
@@ -60,7 +65,7 @@ class Alone:
         """Log-probabilities of what follows each of the last tokens, [num_last, vocab_size]."""
         with torch.inference_mode():
             logits = self._model(torch.tensor([tokens]), logits_to_keep=num_last).logits[0]
-            found: torch.Tensor = logits.log_softmax(-1)
+            found: torch.Tensor = logits.float().log_softmax(-1)
         return found
 
 

@@ -33,10 +33,22 @@ def alone(real_model: Path) -> Alone:
 @pytest.fixture(scope="module")
 def served(real_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """All services, in float32."""
+    yield from _serve(real_model, tmp_path_factory.mktemp("real_model"), "float32")
+
+
+@pytest.fixture(scope="module")
+def served_in_bfloat16(
+    real_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """All services, in bfloat16, the type of the weights."""
+    yield from _serve(real_model, tmp_path_factory.mktemp("bfloat16"), "bfloat16")
+
+
+def _serve(real_model: Path, folder: Path, dtype: str) -> Iterator[Running]:
     running = Running(
-        tmp_path_factory.mktemp("real_model"),
+        folder,
         *("--model", str(real_model), "--served-model-name", NAME),
-        *("--dtype", "float32", "--block-size", str(BLOCK_SIZE), "--num-blocks", str(NUM_BLOCKS)),
+        *("--dtype", dtype, "--block-size", str(BLOCK_SIZE), "--num-blocks", str(NUM_BLOCKS)),
     )
     try:
         running.until(

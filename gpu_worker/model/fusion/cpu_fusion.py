@@ -2,7 +2,8 @@
 
 Linear layers are packed. Those that share an input become one call, a gated MLP two or three calls,
 normalizations and activations one call each. Layers that the kernels would compute differently
-stay the model's own.
+stay the model's own. Logits are not rounded: their differences decide which token is the likeliest,
+and large ones are 0.125 apart in bfloat16.
 """
 
 from collections.abc import Iterable
@@ -104,9 +105,10 @@ def fuse(
         replacer.join_qkv(module)
     for parent, name, module in places(model):
         replacer.replace_mlp(parent, name, module)
-    embeddings = _tied_embeddings(model)
+    embeddings, head = _tied_embeddings(model), _output_layer(model)
     for parent, name, module in places(model):
-        replacer.replace_linear(parent, name, module, embeddings)
+        out_dtype = torch.float32 if module is head else dtype
+        replacer.replace_linear(parent, name, module, embeddings, out_dtype)
         replacer.replace_norm(parent, name, module)
         replacer.replace_activation(parent, name, module)
     return replacer.done
@@ -181,6 +183,7 @@ class _LayerReplacer:
         name: str,
         module: nn.Module,
         embeddings: dict[torch.Tensor, Place],
+        out_dtype: torch.dtype,
     ) -> None:
         """Pack one layer, and let an embedding with the same weight read the packed one."""
         if type(module) not in (nn.Linear, Conv1D):
@@ -191,7 +194,8 @@ class _LayerReplacer:
             self.done.kept += 1
             return
         layers = self._count(pack([weight], [module.bias]))  # type: ignore[list-item]
-        setattr(parent, name, PackedLinear(self._linear(layers)))
+        linear = self._kernels.linear(layers, self._dtype, out_dtype)
+        setattr(parent, name, PackedLinear(linear))
         self.done.packed += 1
         tied = embeddings.get(parameter)
         if tied is None:
@@ -257,6 +261,13 @@ def _packable(linears: list[nn.Linear] | None) -> list[nn.Linear] | None:
     if linears is None or not all(can_pack(linear.weight) for linear in linears):
         return None
     return linears
+
+
+def _output_layer(model: nn.Module) -> nn.Module | None:
+    """The layer whose outputs are logits, if the model names it."""
+    find = getattr(model, "get_output_embeddings", None)
+    found: nn.Module | None = None if find is None else find()
+    return found
 
 
 def _tied_embeddings(model: nn.Module) -> dict[torch.Tensor, Place]:

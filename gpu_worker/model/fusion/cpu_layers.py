@@ -24,6 +24,11 @@ class PackedLinear(nn.Module):
         """Its weight."""
         return self._linear.layers
 
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """The type of its outputs."""
+        return self._linear.out_dtype
+
     def forward(
         self,
         x: torch.Tensor,  # [..., K]

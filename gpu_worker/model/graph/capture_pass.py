@@ -21,7 +21,7 @@ from kernels.cpu.runtime.captured_graph import CapturedGraph, CapturedOp, GraphC
 from kernels.cpu.runtime.thread_team import capturing
 from shared.logs import EventLog
 
-_MOST_LOGITS_BYTES = 1 << 28
+_MOST_LOGITS_BYTES = 1 << 29
 
 log = EventLog(__name__)
 
@@ -149,7 +149,7 @@ def _capture_output(
     normed = ends.norm(out)
     behind_norm, num_tokens = len(capture.ops), out.shape[1]
     # For steps that need the logits of every row; memory that no step needs is never touched.
-    fits = num_tokens * ends.vocab_size * out.itemsize <= _MOST_LOGITS_BYTES
+    fits = num_tokens * ends.vocab_size * torch.float32.itemsize <= _MOST_LOGITS_BYTES
     logits = ends.head(normed) if fits else None
     return CapturedOutput(normed, capture.ops[begin:behind_norm], logits, capture.ops[behind_norm:])
 

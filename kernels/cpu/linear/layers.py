@@ -42,9 +42,14 @@ class CpuLayers:
         self.elements = CpuElements(self._team)
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def linear(self, layers: PackedLayers, dtype: torch.dtype) -> "CpuLinear":
-        """One linear layer, or several that share their input, for inputs of a type."""
-        return CpuLinear(self, layers, dtype)
+    def linear(
+        self, layers: PackedLayers, dtype: torch.dtype, out_dtype: torch.dtype | None = None
+    ) -> "CpuLinear":
+        """One linear layer, or several that share their input, for inputs of a type.
+
+        Outputs have the same type, or are not rounded to it: ``out_dtype`` float32.
+        """
+        return CpuLinear(self, layers, dtype, out_dtype or dtype)
 
     def rms_norm(self, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> "CpuNorm":
         """RMS normalization of rows [D] by a weight [D] float32, for inputs of a type."""
@@ -82,13 +87,23 @@ class CpuLinear:
 
     Attributes:
         layers: their weights.
+        out_dtype: of outputs.
     """
 
-    def __init__(self, kernels: CpuLayers, layers: PackedLayers, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        kernels: CpuLayers,
+        layers: PackedLayers,
+        dtype: torch.dtype,
+        out_dtype: torch.dtype,
+    ) -> None:
+        if out_dtype != dtype and (out_dtype != torch.float32 or layers.gated):
+            raise ValueError(f"no CPU kernel for inputs of {dtype} and outputs of {out_dtype}")
         self._kernels = kernels
         self._kernel = linear_kernel(layers.weight.dtype, dtype, kernels.instructions)
         self.layers = layers
         self._dtype = dtype
+        self.out_dtype = out_dtype
         self._args = (ctypes.c_int64 * fields.LINEAR_LAYOUT.num_fields)()
         self._address = ctypes.addressof(self._args)
         self._in_features = layers.in_features
@@ -118,7 +133,7 @@ class CpuLinear:
         if not x.is_contiguous():
             x = x.contiguous()
         num_rows = x.numel() // self._in_features
-        outputs = [x.new_empty((*shape[:-1], n)) for n in self._out_features]
+        outputs = [x.new_empty((*shape[:-1], n), dtype=self.out_dtype) for n in self._out_features]
         if num_rows == 0:
             return outputs
         chunk = min(num_rows, fields.MOST_CHUNK_ROWS)
@@ -134,7 +149,7 @@ class CpuLinear:
             args[place] = out.data_ptr()
         args[fields.ADDEND] = 0
         if addend is not None:
-            if addend.shape != outputs[0].shape or addend.dtype != self._dtype:
+            if addend.shape != outputs[0].shape or not addend.dtype == x.dtype == self.out_dtype:
                 raise ValueError(f"{tuple(addend.shape)} cannot be added to {outputs[0].shape}")
             addend = addend.contiguous()
             args[fields.ADDEND] = addend.data_ptr()
@@ -148,6 +163,8 @@ class CpuLinear:
         args[fields.WEIGHT] = layers.weight.data_ptr()
         args[fields.IN_FEATURES] = layers.in_features
         args[fields.EPILOGUE] = fields.SILU_GATED if layers.gated else fields.PLAIN
+        if self.out_dtype != self._dtype:
+            args[fields.EPILOGUE] = fields.FLOAT32
         first, at = 0, fields.SEGMENTS
         for groups, out_features, bias in zip(
             layers.groups, layers.out_features, layers.biases, strict=True
@@ -155,7 +172,7 @@ class CpuLinear:
             args[at : at + fields.SEGMENT_FIELDS] = [
                 first,
                 0,
-                out_features * self._dtype.itemsize,
+                out_features * self.out_dtype.itemsize,
                 2 * out_features if layers.gated else out_features,
                 0 if bias is None else bias.data_ptr(),
             ]

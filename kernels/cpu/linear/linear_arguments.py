@@ -12,7 +12,7 @@ WEIGHT = 8  # packed, see weight_packing
 IN_FEATURES = 9
 NUM_GROUPS = 10
 EPILOGUE = 11
-ADDEND, ADDEND_ROW = 12, 13  # added to the output, of the output's type; zero for none
+ADDEND, ADDEND_ROW = 12, 13  # added to the output, of the input's type; zero for none
 # These numbers for each of the layers that share their input; behind the last one NUM_GROUPS.
 SEGMENTS = 14
 FIRST_GROUP, OUT, OUT_ROW, OUT_FEATURES, BIAS = range(5)  # bias: float32, zero for none
@@ -22,6 +22,7 @@ MOST_SEGMENTS = 3
 # Epilogues.
 PLAIN = 0
 SILU_GATED = 1  # panels alternate: sixteen outputs of the gate, sixteen of up
+FLOAT32 = 2  # outputs are not rounded to the input's type
 
 # Outputs of a panel: the lanes of a vector.
 PANEL = 16

@@ -1,7 +1,7 @@
 """The CPU kernel of linear layers: threads claim groups of outputs until none is left.
 
 A task is a group of panels of outputs for a chunk of rows. Sums are in the thread's scratch memory;
-when all inputs are summed, bias, gate and addend follow, and one rounding.
+when all inputs are summed, bias, gate and addend follow, and one rounding, or none.
 """
 
 # ruff: noqa: ARG001 - numba calls an overload with types to choose what to compile
@@ -236,6 +236,9 @@ def _finish(args, tag, tile, first, rows, group):
     if field(args, fields.EPILOGUE) == fields.SILU_GATED:
         _finish_gated(tag, tile, rows, out + column // 2 * item_bytes(tag), out_row, num_outputs)
         return
+    if field(args, fields.EPILOGUE) == fields.FLOAT32:
+        _store(float32_tag, tile, rows, out + 4 * column, out_row, num_outputs)
+        return
     out += column * item_bytes(tag)
     addend, addend_row = field(args, fields.ADDEND), field(args, fields.ADDEND_ROW)
     if addend != 0:
@@ -247,6 +250,11 @@ def _finish(args, tag, tile, first, rows, group):
             addend_row,
             num_outputs,
         )
+    _store(tag, tile, rows, out, out_row, num_outputs)
+
+
+@njit
+def _store(tag, tile, rows, out, out_row, num_outputs):
     for r in range(rows):
         sums = tile + r * fields.TILE_ROW
         target = out + r * out_row

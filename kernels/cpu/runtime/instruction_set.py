@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
+from numba.core import config
 
 
 class Dot(Enum):
@@ -32,7 +33,13 @@ class Instructions:
 
 
 def detect() -> Instructions | None:
-    """The best that this CPU has; None: it lacks fused multiply-add of vectors."""
+    """The best that this CPU has; None: it lacks fused multiply-add of vectors.
+
+    Where ``NUMBA_CPU_FEATURES`` tells numba to compile for fewer, the best of those.
+    """
+    if config.CPU_FEATURES is not None:
+        named = config.CPU_FEATURES.split(",")
+        return choose({name[1:] for name in named if name.startswith("+")})
     return choose({name for name, has in llvm.get_host_cpu_features().items() if has})
 
 

@@ -39,7 +39,7 @@ class RowArgmax:
 
 
 class PrunedArgmax:
-    """Argmax over a layer's outputs for bfloat16 rows; the same as the layer's, bit for bit.
+    """Argmax over a layer's float32 outputs for bfloat16 rows; the layer's own, bit for bit.
 
     Args:
         kernels: of the model, for instructions that ``pruned_argmax_entry_points`` serves.

@@ -39,8 +39,7 @@ RESIDUAL_NORM = 12  # float32, of the last residual
 OFFSET, RESIDUAL_OFFSET = 16, 20  # int32, by which sums are too large: weights have a zero point
 RESIDUAL_ROW = 24  # int32, index of its quantized residual
 SUMS = 64  # float32 [16], of the panel that is computed
-OUTPUTS = 128  # bfloat16 [16]
-STATS_BYTES = 192
+STATS_BYTES = 128
 
 # Up to so many rows, reading weights takes longer than multiplying: residuals cost nothing then.
 FEW_ROWS = 8

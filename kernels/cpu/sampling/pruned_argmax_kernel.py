@@ -16,7 +16,7 @@ from kernels.cpu.linear.linear_arguments import (
     PANEL,
     TILE_ROW,
 )
-from kernels.cpu.linear.linear_ir import ITS_OWN, NOTHING, accumulate, clear_chunk, round_chunk
+from kernels.cpu.linear.linear_ir import ITS_OWN, NOTHING, accumulate, clear_chunk
 from kernels.cpu.linear.linear_kernel import clear, multiply
 from kernels.cpu.runtime.kernel_arguments import NEXT_TASK, NEXT_THREAD
 from kernels.cpu.runtime.memory import (
@@ -47,8 +47,6 @@ _MIN_RESIDUAL = 1e-30
 # Rounding of norms in float32, and of an input's residual, as shares of the input.
 _ROUNDING = 1e-5
 _TINY = 1e-6
-# Outputs are rounded to eight bits: one that is smaller by less than this share may be equal.
-_TIE = 2.0**-7
 UNDECIDED = -1
 
 
@@ -188,8 +186,7 @@ def _argmax(arguments, operand_tag, r, num_panels):
     token, value = _compute(arguments, operand_tag, r, stats, first, token, value)
     left = field(arguments, fields.MAX_PANELS)
     for chunk in range(0, num_panels, 16):
-        threshold = types.float32(value - abs(value) * types.float32(_TIE))
-        found = reached(bounds + 4 * chunk, threshold)
+        found = reached(bounds + 4 * chunk, value)
         panel = chunk
         while found != 0:
             if found & 1 and panel != first:
@@ -210,16 +207,15 @@ def _compute(arguments, operand_tag, r, stats, panel, token, value):
     x = field(arguments, fields.INPUT) + r * x_row
     stride = 2 * PANEL * in_features
     w = field(arguments, fields.WEIGHT) + panel * stride
-    sums, outputs = stats + fields.SUMS, stats + fields.OUTPUTS
+    sums = stats + fields.SUMS
     clear_chunk(sums)
     accumulate(
         bfloat16_tag, operand_tag, 1, 1, 0, x, x_row, w, stride, in_features // 2, ITS_OWN, NOTHING,
         sums, TILE_ROW,
     )  # fmt: skip
-    round_chunk(bfloat16_tag, sums, outputs)
     begin = panel * PANEL
     for n in range(min(PANEL, field(arguments, fields.OUT_FEATURES) - begin)):
-        output = load_element(bfloat16_tag, outputs + 2 * n)
+        output = load_element(float32_tag, sums + 4 * n)
         if output > value or (output == value and begin + n < token):
             token, value = begin + n, output
     return token, value

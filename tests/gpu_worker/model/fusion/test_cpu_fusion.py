@@ -68,7 +68,10 @@ def test_bfloat16_is_as_close_to_float32_as_the_models_own_layers_are(
     exact = load(model_path(kind)).eager_logits(TOKENS)
     own = deviation(load(model_path(kind), "bfloat16").eager_logits(TOKENS), exact)
     model, _ = fused(model_path(kind), kernels, "bfloat16")
-    assert 0 < deviation(model.eager_logits(TOKENS), exact) < 1.25 * own
+    logits = model.eager_logits(TOKENS)
+    assert 0 < deviation(logits, exact) < 1.25 * own
+    assert logits.dtype == torch.float32
+    assert not torch.equal(logits, logits.bfloat16().float())
 
 
 @pytest.mark.parametrize(
@@ -320,8 +323,8 @@ def test_a_model_that_computes_something_else_with_them_is_refused(
 ) -> None:
     forward = CpuLayers.linear
 
-    def wrong(self: CpuLayers, layers: Any, dtype: torch.dtype) -> Any:
-        compiled = forward(self, layers, dtype)
+    def wrong(self: CpuLayers, layers: Any, *dtypes: torch.dtype) -> Any:
+        compiled = forward(self, layers, *dtypes)
         return lambda x: [out * 1.5 for out in compiled(x)]
 
     monkeypatch.setattr(CpuLayers, "linear", wrong)

@@ -12,6 +12,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
+from numba.core import config
 from torch.nn.functional import layer_norm, linear, silu
 
 from kernels.cpu.elementwise.table_lookup import CpuLookups
@@ -54,6 +55,29 @@ def test_equals_products_in_float64(
     expected = linear(x.double(), weight.double(), bias.double())
     error = (out - expected).abs() / expected.abs().clamp_min(in_features**0.5)
     assert error.max() < tolerance(x.dtype, in_features) / in_features**0.5
+
+
+@pytest.mark.parametrize("num_rows", [1, 7, 200])
+def test_outputs_in_float32_are_those_before_rounding(kernels: CpuLayers, num_rows: int) -> None:
+    layers = pack([random(77, 528, kind="bfloat16")], [random(77, kind="bfloat16", seed=1)])
+    x = random(num_rows, 528, kind="bfloat16", seed=2)
+    (wide,) = kernels.linear(layers, torch.bfloat16, torch.float32)(x)
+    (rounded,) = kernels.linear(layers, torch.bfloat16)(x)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.bfloat16(), rounded)
+    assert not torch.equal(wide, rounded.float())
+
+
+def test_outputs_of_other_types_are_refused(kernels: CpuLayers) -> None:
+    weight = random(80, 96)
+    with pytest.raises(ValueError, match=r"inputs of torch.float32 and outputs of torch.bfloat16"):
+        kernels.linear(pack([weight]), torch.float32, torch.bfloat16)
+    with pytest.raises(ValueError, match=r"inputs of torch.bfloat16 and outputs of torch.float32"):
+        kernels.linear(pack_gated(weight, weight), torch.bfloat16, torch.float32)
+    wide = kernels.linear(pack([weight.bfloat16()]), torch.bfloat16, torch.float32)
+    x = random(2, 96, kind="bfloat16")
+    with pytest.raises(ValueError, match="cannot be added"):
+        wide(x, random(2, 80, kind="bfloat16"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -281,6 +305,13 @@ def test_instructions_are_the_best_that_the_cpu_has() -> None:
         assert found is not None
         assert found.name == name
     assert choose({"sse2", "avx"}) is None
+
+
+def test_instructions_are_no_better_than_numba_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+fma,-avx512f")
+    found = detect()
+    assert found is not None
+    assert found.name == "avx2"
 
 
 def compile_for(cpu: str, folder: Path) -> str:

@@ -47,9 +47,13 @@ def pruned_argmax_of(kernels: CpuLayers, layers: PackedLayers) -> PrunedArgmax:
     return pruned
 
 
+def output_layer(kernels: CpuLayers, layers: PackedLayers) -> CpuLinear:
+    return kernels.linear(layers, torch.bfloat16, torch.float32)
+
+
 def check(linear: CpuLinear, pruned: PrunedArgmax, x: torch.Tensor) -> Sequence[int]:
     """Compare with all outputs; returns the rows that were decided."""
-    outputs = linear(x)[0].float().numpy()
+    outputs = linear(x)[0].numpy()
     found = pruned(x)
     decided = np.flatnonzero(found.tokens >= 0)
     assert np.array_equal(found.tokens[decided], outputs.argmax(1)[decided])
@@ -66,7 +70,7 @@ def test_the_likeliest_are_the_layers(
     served: CpuLayers, threads: None, num_outputs: int, num_inputs: int, num_rows: int
 ) -> None:
     layers = pack([random(num_outputs, num_inputs)])
-    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+    linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
     decided: list[int] = []
     for seed in range(3):
         decided += check(linear, pruned, random(num_rows, num_inputs, seed=seed + 1))
@@ -79,21 +83,21 @@ def test_the_first_of_equal_outputs_is_taken(served: CpuLayers) -> None:
     x = weight[[1999]]  # the layer's outputs of it are nowhere as large
     weight[[7, 8, 1203, 2099]] = weight[1999].clone()
     layers = pack([weight])
-    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+    linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
     assert check(linear, pruned, x) == [0]
     assert pruned(x).tokens[0] == 7
 
 
-def test_outputs_that_only_rounding_makes_equal_count_as_equal(served: CpuLayers) -> None:
+def test_outputs_that_bfloat16_would_make_equal_are_told_apart(served: CpuLayers) -> None:
     weight = 0.01 * random(2048, 32)
     x = torch.ones(1, 32, dtype=torch.bfloat16)
     weight[5], weight[1500] = 1.0, 1.0
-    weight[5, 0] = 0.984375  # 31.984 is 32 in bfloat16
+    weight[5, 0] = 0.984375  # the sum is 31.984, and would be 32 in bfloat16
     layers = pack([weight])
-    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
-    assert linear(x)[0][0, 5] == linear(x)[0][0, 1500]
-    check(linear, pruned, x)
-    assert pruned(x).tokens[0] == 5
+    linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
+    assert linear(x)[0][0, 5].bfloat16() == linear(x)[0][0, 1500].bfloat16()
+    assert check(linear, pruned, x) == [0]
+    assert pruned(x).tokens[0] == 1500
 
 
 @settings(max_examples=200, deadline=None)
@@ -115,7 +119,7 @@ def test_whatever_rows_and_weights_are_like(
         weight = (weight.float() / levels).round().clamp(-2, 2).bfloat16() * levels
     x[:, :outliers] *= factor
     layers = pack([weight])
-    linear = kernels.linear(layers, torch.bfloat16)
+    linear = output_layer(kernels, layers)
     decided = check(linear, pruned_argmax_of(kernels, layers), x * scale)
     assert decided or levels < 1 or outliers
 
@@ -150,14 +154,14 @@ def test_what_is_hidden_from_codes_is_allowed_for(
         weight[1500] = 0
         weight[1500, 3] = (x * largest).sum() / 2 / x[3]
         layers = pack([torch.from_numpy(weight).bfloat16()])
-        linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+        linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
         check(linear, pruned, torch.from_numpy(x).bfloat16().expand(num_rows, 64))
 
 
 @pytest.mark.parametrize("tiny", [1e-38, 9.2e-41, 1e-30, 1e-28])
 def test_a_rest_that_is_next_to_nothing_has_no_codes(served: CpuLayers, tiny: float) -> None:
     layers = pack([random(4096, 64)])
-    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+    linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
     x = torch.zeros(2, 64, dtype=torch.bfloat16)
     x[0, 0], x[0, 1] = 127, tiny
     x[1, 0], x[1, 1:] = 127, tiny
@@ -166,7 +170,7 @@ def test_a_rest_that_is_next_to_nothing_has_no_codes(served: CpuLayers, tiny: fl
 
 def test_bounds_are_no_less_than_outputs(served: CpuLayers) -> None:
     layers = pack([random(3000, 400)])
-    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+    linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
     x = random(20, 400, seed=1)
     x[3] *= 1e-3
     x[7, 5] = 300.0
@@ -174,15 +178,14 @@ def test_bounds_are_no_less_than_outputs(served: CpuLayers) -> None:
     pruned(x)
     bounds = torch.from_numpy(pruned._bounds[:20, :188]).double()
     largest = outputs.view(20, 188, 16).amax(2)
-    # Outputs are rounded once more, by half a unit in the last of eight bits.
-    assert (bounds + largest.abs() / 256 >= largest).all()
+    assert (bounds >= largest).all()
     sizes = x.double().norm(dim=1, keepdim=True) * 400**0.5
     assert (bounds - largest < 0.1 * sizes).all()  # and say something
 
 
 def test_rows_with_a_few_large_inputs_have_finer_codes(served: CpuLayers) -> None:
     layers = pack([random(4096, 512)])
-    linear, pruned = served.linear(layers, torch.bfloat16), pruned_argmax_of(served, layers)
+    linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
     x = random(30, 512, seed=1)
     x[[2, 29], 100] = 100.0
     check(linear, pruned, x)
@@ -230,7 +233,7 @@ def test_weights_that_are_zero_are_zero() -> None:
     kernels, weight = CpuLayers(EMULATED), random(2048, 64)
     weight[100:] = 0
     layers = pack([weight])
-    linear, pruned = kernels.linear(layers, torch.bfloat16), pruned_argmax_of(kernels, layers)
+    linear, pruned = output_layer(kernels, layers), pruned_argmax_of(kernels, layers)
     check(linear, pruned, random(5, 64, seed=1))
 
 
