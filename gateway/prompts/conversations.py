@@ -1,8 +1,9 @@
 """Turns the messages of a body into the input of chat templates, and renders them."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
+
+from pydantic_core import from_json
 
 from gateway.openai.request_schema import ChatMessage, ChatTool, ToolCall
 from gateway.prompts.control_tokens import Conversation, RenderedChat
@@ -84,8 +85,9 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
     """The tool call with parsed arguments, since templates write JSON by themselves."""
     arguments: Any = call.function.arguments
     try:
-        parsed = json.loads(arguments)
-    except (ValueError, RecursionError):
+        # The parser of bodies: it refuses deep nesting and lone surrogates, as in all other fields.
+        parsed = from_json(arguments)
+    except ValueError:
         parsed = None
     if isinstance(parsed, dict):
         arguments = parsed
