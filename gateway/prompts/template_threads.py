@@ -14,7 +14,6 @@ from gateway.prompts.fair_threads import FairThreads
 
 _THREADS = 3
 _THREADS_PER_CALLER = 2  # one is left for other callers
-_YIELD_S = 0.001
 
 _T = TypeVar("_T")
 
@@ -95,8 +94,11 @@ class _Job:
                 error = raised
             with self._lock:
                 self._is_over = True
-            while self._is_interrupted:  # the exception must arrive here, and not later
-                time.sleep(_YIELD_S)
+            if self._is_interrupted:
+                # It has arrived, or was swallowed where nothing can be raised (a destructor), or is
+                # pending and must not reach the next job.
+                _raise_in(self._thread, None)
+                raise _TooSlow
         except _TooSlow:
             raise TemplateRefused("it took too long") from None
         if error is not None:
@@ -108,6 +110,10 @@ class _Job:
         with self._lock:
             if not self._is_over:
                 self._is_interrupted = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread), ctypes.py_object(_TooSlow)
-                )
+                _raise_in(self._thread, _TooSlow)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread at its next bytecode; None: drop one that is pending."""
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)

@@ -3,11 +3,7 @@
 import asyncio
 import itertools
 import json
-import threading
-import time
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import pytest
@@ -20,7 +16,6 @@ from gateway.openai.request_schema import ChatMessage, ChatTool, parse_body
 from gateway.openai.request_schema import TokenizeChatBody as Body
 from gateway.prompts.control_tokens import Conversation, TemplateRefused
 from gateway.prompts.conversations import conversation
-from gateway.prompts.template_threads import TemplateThreads
 from gateway.prompts.tokenization import PromptReader
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import DEMO_MODEL, Stage
@@ -273,37 +268,6 @@ async def test_a_template_without_an_end_is_given_up_and_its_thread_freed(templa
     source.chat_template = "{{ messages[0].content }}"
     assert (await prompts.chat([message])).tokens
     prompts.close()
-
-
-async def test_templates_that_find_no_thread_are_refused() -> None:
-    threads = TemplateThreads(0.05)
-    release = threading.Event()
-    stuck = [asyncio.ensure_future(threads.run(release.wait)) for _ in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(ApiError) as caught:
-        await threads.run(lambda: 1)
-    assert caught.value.status == 429
-    for hanging in stuck:
-        with pytest.raises(TemplateRefused):
-            await hanging
-    release.set()
-    assert await threads.run(lambda: 1) == 1
-    threads.close()
-
-
-async def test_an_interruption_never_reaches_the_next_template() -> None:
-    threads = TemplateThreads(0.002)
-
-    def spin(until_s: float) -> int:
-        while time.monotonic() < until_s:
-            pass
-        return 1
-
-    for turn in range(100):
-        until_s = time.monotonic() + 0.0015 + turn * 1e-5
-        with suppress(TemplateRefused, ApiError):
-            assert await threads.run(partial(spin, until_s)) == 1
-    threads.close()
 
 
 def test_tools_are_given_to_the_template() -> None:
