@@ -20,7 +20,7 @@ MOST_FUNCTION_LINES = 60  # kernels are exempt: each is one loop over tiles
 # Longer files, with the reason. Do not add to these.
 LONGER_FILES = {
     "tests/gateway/engine/test_outputs_follower.py": "tests of one module",
-    "tests/gateway/openai/test_beam_search.py": "tests of one behaviour",
+    "tests/gateway/openai/responses/test_beam_search.py": "tests of one behaviour",
     "tests/gpu_worker/sampling/test_penalties.py": "tests of one module",
     "tests/scheduler_svc/explain/test_timeline.py": "tests of one module",
     "tests/scheduler_svc/test_service.py": "tests of one module",

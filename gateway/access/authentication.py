@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.access.api_keys import ApiKeys
 from gateway.http.call import call_in
 from gateway.http.errors import unauthorized
-from gateway.openai.api_docs import DOCS_PATH
+from gateway.openai.endpoints.api_docs import DOCS_PATH
 from shared.metrics import GatewayMetrics
 
 _METRICS_PATH = "/metrics"

@@ -12,11 +12,11 @@ from gateway.access.call_limits import LimitCalls
 from gateway.http.call import AccessLog, call_of, shown_path
 from gateway.http.cors import allow_origins
 from gateway.http.errors import ApiError, failed
-from gateway.openai.api_docs import docs_router
-from gateway.openai.generation_api import generate_router
-from gateway.openai.inspection_api import inspection_router
-from gateway.openai.openapi_description import describe
-from gateway.openai.request_schema import (
+from gateway.openai.endpoints.api_docs import docs_router
+from gateway.openai.endpoints.generation_api import generate_router
+from gateway.openai.endpoints.inspection_api import inspection_router
+from gateway.openai.endpoints.openapi_description import describe
+from gateway.openai.requests.schema import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,

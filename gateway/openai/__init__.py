@@ -1,5 +1,5 @@
-"""OpenAI's API: the schemas of requests and responses, validation, serialization, the endpoints,
-and the generation behind one call.
+"""OpenAI's API: ``requests/`` has the schemas of bodies and what they ask for, ``generation/`` what
+runs for one call, ``responses/`` the answers, ``endpoints/`` the routes and their description.
 
 What a request consists of, from the HTTP call down to one continuation of one prompt::
 
@@ -13,5 +13,6 @@ What a request consists of, from the HTTP call down to one continuation of one p
               ChoiceText    tokens in, text out, cut at a stop string
 
 The engine's client follows each Submit in the outputs log and puts what becomes of it into the
-event queue of its Generation. A Serializer turns deltas of choices into the bytes of the answer.
+event queue of its Generation. ``responses/answers.py`` sends the deltas of its choices to the
+client; a Serializer, one for each format, turns them into bytes.
 """

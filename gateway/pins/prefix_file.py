@@ -17,7 +17,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.http.errors import ApiError, from_validation, shown
-from gateway.openai.request_schema import MAX_SALT_CHARS, ChatMessage, TokenIds, check_message
+from gateway.openai.requests.messages import ChatMessage, check_message
+from gateway.openai.requests.sampling_fields import TokenIds
+from gateway.openai.requests.schema import MAX_SALT_CHARS
 from gateway.pins.pin_requests import Prefix
 from gateway.prompts.control_tokens import TemplateRefused
 from gateway.prompts.conversations import conversation

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from gateway.openai.request_schema import ChatMessage, ChatTool, ToolCall
+from gateway.openai.requests.messages import ChatMessage, ChatTool, ToolCall
 from gateway.prompts.control_tokens import Conversation, RenderedChat
 from gateway.prompts.template_threads import TemplateThreads
 from gateway.text.tokenizer import Tokenizer

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from gateway.engine.engine_status import Engine
 from gateway.http.errors import invalid_value
-from gateway.openai.output_options import OutputOptions
-from gateway.openai.request_schema import ChatBody, GenerationBody
-from gateway.openai.validation import COMPLETION_MAX_TOKENS
+from gateway.openai.requests.output_options import OutputOptions
+from gateway.openai.requests.schema import ChatBody, GenerationBody
+from gateway.openai.requests.validation import COMPLETION_MAX_TOKENS
 from gateway.prompts.prompt import Prompt
 from shared.sampling import BeamParams, SamplingParams, TokenBias
 

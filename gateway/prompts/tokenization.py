@@ -6,7 +6,8 @@ from functools import partial
 from typing import TypeVar, cast
 
 from gateway.http.errors import invalid, too_long
-from gateway.openai.request_schema import ChatMessage, ChatTool, CompletionBody
+from gateway.openai.requests.messages import ChatMessage, ChatTool
+from gateway.openai.requests.schema import CompletionBody
 from gateway.prompts.control_tokens import TemplateRefused
 from gateway.prompts.conversations import DEFAULT_LIMIT_S, ChatRenderer
 from gateway.prompts.fair_threads import FairThreads

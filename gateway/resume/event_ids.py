@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gateway.http.errors import invalid
-from gateway.openai.serializers import StreamEvent
+from gateway.openai.responses.serializer import StreamEvent
 from gateway.text.choice_text import Delta
 
 _CHOICE = r"(?:[0-9]{1,9}[be][0-9a-f]{8})?"

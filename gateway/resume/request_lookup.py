@@ -8,8 +8,8 @@ from gateway.engine.client import EngineClient
 from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue, ServerStopping
 from gateway.engine.events import Attached, EngineUnreachable, Superseded, UnknownRequest
 from gateway.http.errors import shutting_down, taken_over, unavailable
-from gateway.openai.generation import ClientLeft
-from gateway.openai.responses import watch_disconnect
+from gateway.openai.generation.generation import ClientLeft
+from gateway.openai.responses.answers import watch_disconnect
 
 
 class RequestLookup:

@@ -5,9 +5,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gateway.openai.output_options import OutputOptions
-from gateway.openai.request_schema import CompletionBody, GenerationBody
-from gateway.openai.serializers import AnswerHead, ChatSerializer, CompletionSerializer, Serializer
+from gateway.openai.requests.output_options import OutputOptions
+from gateway.openai.requests.schema import CompletionBody, GenerationBody
+from gateway.openai.responses.chat_serializer import ChatSerializer
+from gateway.openai.responses.completion_serializer import CompletionSerializer
+from gateway.openai.responses.serializer import AnswerHead, Serializer
 from gateway.text.tokenizer import Tokenizer
 from shared.codec import Message, decode_as, encode, message
 from shared.errors import DecodeError

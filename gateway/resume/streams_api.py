@@ -9,10 +9,10 @@ from starlette.responses import Response
 from gateway.engine.events import Attached
 from gateway.http.call import call_of, client_of
 from gateway.http.errors import gone, invalid, shutting_down, unavailable, unknown_stream
-from gateway.openai.generation import ClientLeft, Generation
-from gateway.openai.generation_output import GenerationOutput
-from gateway.openai.openapi_description import continues, reads_header
-from gateway.openai.responses import Resumption, StreamAnswer, client_left
+from gateway.openai.endpoints.openapi_description import continues, reads_header
+from gateway.openai.generation.generation import ClientLeft, Generation
+from gateway.openai.generation.generation_output import GenerationOutput
+from gateway.openai.responses.answers import Resumption, StreamAnswer, client_left
 from gateway.prompts.prompt import Prompt
 from gateway.resume.event_ids import StreamPosition
 from gateway.resume.request_lookup import RequestLookup

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gateway.openai.generation import Generation
-from gateway.openai.generation_output import GenerationOutput
+from gateway.openai.generation.generation import Generation
+from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.prompts.prompt import Prompt
 from gateway.resume.stream_context import Display, request_id
 from gateway.service import Service

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from gateway.openai.output_options import OutputOptions
+from gateway.openai.requests.output_options import OutputOptions
 from gateway.resume.stream_context import Display
 
 

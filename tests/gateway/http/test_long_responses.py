@@ -70,7 +70,7 @@ async def test_log_probabilities_of_many_tokens_are_written_on_another_thread(
 ) -> None:
     threads: list[threading.Thread] = []
     monkeypatch.setattr(
-        "gateway.openai.serializers._Frame.whole",
+        "gateway.openai.responses.serializer.Frame.whole",
         lambda _frame, fields: threads.append(threading.current_thread()) or dumped(fields),
     )
     waiting = stage.spawn(stage.complete(n=2, max_tokens=num_tokens, logprobs=1))

@@ -12,9 +12,10 @@ from tokenizers import models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gateway.http.errors import ApiError
-from gateway.openai.request_schema import ChatMessage, ChatTool, parse_body
-from gateway.openai.request_schema import TokenizeChatBody as Body
-from gateway.prompts.control_tokens import Conversation, TemplateRefused
+from gateway.openai.requests.messages import ChatMessage, ChatTool
+from gateway.openai.requests.schema import TokenizeChatBody as Body
+from gateway.openai.requests.schema import parse_body
+from gateway.prompts.control_tokens import Conversation
 from gateway.prompts.conversations import conversation
 from gateway.prompts.tokenization import PromptReader
 from gateway.text.tokenizer import Tokenizer

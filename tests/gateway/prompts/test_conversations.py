@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.openai.request_schema import ChatMessage
+from gateway.openai.requests.messages import ChatMessage
 from gateway.prompts.conversations import conversation
 from gateway.prompts.tokenization import PromptReader
 from gateway.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.errors import ApiError
-from gateway.openai.serializers import StreamEvent
+from gateway.openai.responses.serializer import StreamEvent
 from gateway.resume.event_ids import EventIds, Position, Replay, StreamPosition
 from gateway.text.choice_text import Delta
 from shared.messages.endings import FinishReason

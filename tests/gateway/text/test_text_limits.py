@@ -9,7 +9,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from gateway.http.errors import ApiError
-from gateway.openai.request_schema import ChatMessage, CompletionBody, TextPart
+from gateway.openai.requests.messages import ChatMessage, TextPart
+from gateway.openai.requests.schema import CompletionBody
 from gateway.prompts.tokenization import PromptReader, TokenizeOptions
 from gateway.text.text_limits import text_bound
 from gateway.text.tokenizer import Tokenizer

@@ -8,7 +8,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from gateway.http.errors import ApiError
-from gateway.openai.request_schema import ChatMessage, CompletionBody, TextPart
+from gateway.openai.requests.messages import ChatMessage, TextPart
+from gateway.openai.requests.schema import CompletionBody
 from gateway.prompts.control_tokens import Conversation, TemplateRefused
 from gateway.prompts.tokenization import PromptReader
 from gateway.text.tokenizer import Tokenizer

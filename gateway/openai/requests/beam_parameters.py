@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gateway.http.errors import invalid_value
-from gateway.openai.request_schema import ChatBody, CompletionBody
+from gateway.openai.requests.schema import ChatBody, CompletionBody
 from shared.sampling import PARAMETERS, BeamParams, EarlyStopping, Effect
 
 MAX_BEAMS = 64

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from gateway.openai.response_schema import ErrorAnswer
+from gateway.openai.responses.schema import ErrorAnswer
 
 _REF = "#/components/schemas/{model}"
 _METHODS = ("get", "post")

@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.call import Call
 from gateway.http.errors import ApiError, failed, taken_over
-from gateway.openai.generation import ClientLeft, Generation, TakenOver
-from gateway.openai.generation_output import GenerationOutput
-from gateway.openai.serializers import DONE, Serializer, Usage, error_event
+from gateway.openai.generation.generation import ClientLeft, Generation, TakenOver
+from gateway.openai.generation.generation_output import GenerationOutput
+from gateway.openai.responses.serializer import DONE, Serializer, Usage, error_event
 from gateway.resume.event_ids import EventIds, StreamPosition
 from gateway.text.choice_text import Delta
 from shared.logs import EventLog

@@ -27,8 +27,8 @@ from gateway.http.errors import (
     taken_over,
     unavailable,
 )
-from gateway.openai.generation_output import GenerationOutput
-from gateway.openai.prompt_requests import Choice, HistoryDiffers
+from gateway.openai.generation.generation_output import GenerationOutput
+from gateway.openai.generation.prompt_requests import Choice, HistoryDiffers
 from gateway.resume.client_view import client_views
 from gateway.resume.event_ids import Position, StreamPosition
 from gateway.resume.stream_context import read_display

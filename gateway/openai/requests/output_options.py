@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.http.errors import invalid_value
-from gateway.openai.request_schema import ChatBody, CompletionBody, GenerationBody
+from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,36 +3,21 @@
 An unknown field is refused by name, unless its value can be ignored without changing the answer.
 """
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    create_model,
-)
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
-from gateway.http.errors import (
-    MISSING_FIELD,
-    from_validation,
-    invalid,
-    invalid_value,
-    unsupported,
-)
+from gateway.http.errors import from_validation, invalid, invalid_value
 from gateway.http.malformed_json import not_json
-from gateway.openai.ignored_fields import (
+from gateway.openai.requests.body import Body, refuse_extra
+from gateway.openai.requests.ignored_fields import (
     IGNORED,
-    IGNORED_IN_MESSAGE,
     IGNORED_IN_STREAM_OPTIONS,
-    IgnoredFields,
     describe_ignored,
-    may_be_ignored,
 )
-from shared.sampling import PARAMETERS, Parameter, TokenBias
+from gateway.openai.requests.messages import ChatMessage, ChatTool, check_message
+from gateway.openai.requests.sampling_fields import TokenIds, sampling_field
+from shared.sampling import PARAMETERS
 
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
@@ -41,15 +26,11 @@ MAX_CHOICES = 128
 MAX_SALT_CHARS = 256
 MAX_LENGTH_PENALTY = 100.0
 MAX_MESSAGES = 10_000
-MAX_PARTS = 1_000  # of one message
 MAX_TOOLS = 1_000
-MAX_TOOL_CALLS = 1_000  # of one message
 MAX_PROMPTS = 10_000
 MAX_DEADLINE_MS = 7 * 24 * 3_600_000
 
-_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _NumChoices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
-TokenIds = Annotated[list[_TokenId], Field(fail_fast=True)]
 
 
 def _prompt_kind(value: object) -> str:
@@ -89,65 +70,7 @@ EarlyStop = Annotated[
 ]
 
 
-def _number(kind: type, parameter: Parameter) -> Any:
-    """The type of numbers within a parameter's bounds."""
-    bounds = Field(
-        ge=parameter.minimum,
-        le=parameter.maximum,
-        lt=parameter.below,
-        allow_inf_nan=False if kind is float else None,
-    )
-    return Annotated[kind, bounds]
-
-
-def _biases(parameter: Parameter) -> Any:
-    most = parameter.max_entries
-    assert most is not None
-
-    def few(biases: Any) -> Any:
-        """Refuse too many entries before each is validated."""
-        if isinstance(biases, dict) and len(biases) > most:
-            raise ValueError(f"at most {most} tokens can have a bias")
-        return biases
-
-    token = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
-    mapping: Any = dict
-    return Annotated[
-        mapping[token, _number(float, parameter)],
-        Field(max_length=most, json_schema_extra={"additionalProperties": False}),
-        BeforeValidator(few),
-    ]
-
-
-def _sampling_field(parameter: Parameter) -> tuple[Any, Any]:
-    """Type and default of the field for a sampling parameter."""
-    if parameter.kind == tuple[TokenBias, ...]:
-        kind = _biases(parameter)
-    elif parameter.kind == tuple[int, ...]:
-        kind = Annotated[TokenIds, Field(max_length=parameter.max_entries)]
-    elif parameter.kind is bool:
-        kind = bool
-    else:
-        kind = _number(parameter.kind, parameter)
-    return kind | None, Field(None, description=parameter.description)
-
-
-class _Body(BaseModel):
-    # Extra fields are kept for `_refuse_extra`, which accepts those that may be ignored.
-    model_config = ConfigDict(
-        strict=True,
-        extra="allow",
-        frozen=True,
-        hide_input_in_errors=True,
-        json_schema_extra={"additionalProperties": False},
-    )
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """``stream_options`` of a body."""
 
     model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_STREAM_OPTIONS))
@@ -158,7 +81,7 @@ class StreamOptions(_Body):
     )
 
 
-class _Generation(_Body):
+class _Generation(Body):
     model: str
     n: _NumChoices | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -176,7 +99,7 @@ else:
     _SamplingFields = create_model(
         "_SamplingFields",
         __base__=_Generation,
-        **{name: _sampling_field(parameter) for name, parameter in PARAMETERS.items()},
+        **{name: sampling_field(parameter) for name, parameter in PARAMETERS.items()},
     )
 
 
@@ -226,69 +149,7 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
 
 
-class TextPart(_Part):
-    """A text part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[
-    Annotated[str, Tag("as text")]
-    | Annotated[
-        list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("as parts")
-    ],
-    Discriminator(lambda value: "as parts" if isinstance(value, list) else "as text"),
-]
-
-
-class CalledFunction(_Part):
-    """The function that an assistant called."""
-
-    name: str
-    arguments: str  # JSON, as the model wrote it
-
-
-class ToolCall(_Part):
-    """A tool call in an assistant's message."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-    index: int | None = None  # in the stream from which it was taken
-
-
-class ToolFunction(_Part):
-    """The function of a tool that the chat template describes to the model."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None  # a JSON Schema
-    strict: bool | None = None
-
-
-class ChatTool(_Part):
-    """A tool that the chat template describes to the model."""
-
-    type: Literal["function"]
-    function: ToolFunction
-
-
-class ChatMessage(_Body):
-    """One message of a conversation."""
-
-    model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_MESSAGE))
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = Field(None, description="null only beside an assistant's tool_calls.")
-    name: str | None = None
-    tool_calls: (
-        Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
-    ) = Field(None, description="Of an assistant alone.")
-    tool_call_id: str | None = Field(None, description="Of a tool's message alone.")
-
-
-class _ChatMessages(_Body):
+class _ChatMessages(Body):
     messages: Annotated[
         list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     ]
@@ -308,7 +169,7 @@ class ChatBody(GenerationBody, _ChatMessages):
     )
 
 
-class TokenizeTextBody(_Body):
+class TokenizeTextBody(Body):
     """POST /tokenize with a text."""
 
     prompt: str
@@ -325,14 +186,14 @@ class TokenizeChatBody(_ChatMessages):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """POST /detokenize."""
 
     tokens: TokenIds
     model: str | None = None
 
 
-_B = TypeVar("_B", bound=_Body)
+_B = TypeVar("_B", bound=Body)
 
 
 def parse_body(cls: type[_B], data: bytes) -> _B:
@@ -348,12 +209,12 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
         if first["type"] == "json_invalid":
             raise not_json(data, first["msg"]) from None
         raise from_validation(error) from None
-    _refuse_extra(body, "", IGNORED if isinstance(body, GenerationBody) else {})
+    refuse_extra(body, "", IGNORED if isinstance(body, GenerationBody) else {})
     if isinstance(body, _ChatMessages):
         for index, message in enumerate(body.messages):
             check_message(message, f"messages[{index}].")
     if isinstance(body, GenerationBody) and body.stream_options is not None:
-        _refuse_extra(body.stream_options, "stream_options.", IGNORED_IN_STREAM_OPTIONS)
+        refuse_extra(body.stream_options, "stream_options.", IGNORED_IN_STREAM_OPTIONS)
         if not body.stream:
             raise invalid("stream_options", "stream_options: only allowed when stream is true")
     if isinstance(body, GenerationBody) and body.stream_resume and not body.stream:
@@ -364,29 +225,3 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
         reason = 'with tools it must be "none": answers are text, and no calls of tools'
         raise invalid_value("tool_choice", body.tool_choice, reason)
     return body
-
-
-def check_message(message: ChatMessage, path: str) -> None:
-    """Refuse fields that a message of its role cannot have.
-
-    Raises:
-        ApiError: 400 that names the field.
-    """
-    _refuse_extra(message, path, IGNORED_IN_MESSAGE)
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
-        name = f"{path}content"
-        if "content" not in message.model_fields_set:
-            raise invalid(name, f"{name}: this field is required", MISSING_FIELD)
-        raise invalid_value(name, None, "only an assistant's message with tool_calls has none")
-    if message.tool_calls and message.role != "assistant":
-        reason = "only an assistant's message has any"
-        raise invalid_value(f"{path}tool_calls", message.tool_calls, reason)
-    if message.tool_call_id is not None and message.role != "tool":
-        reason = "only a tool's message has one"
-        raise invalid_value(f"{path}tool_call_id", message.tool_call_id, reason)
-
-
-def _refuse_extra(body: _Body, path: str, ignored: IgnoredFields) -> None:
-    for name, value in (body.model_extra or {}).items():
-        if name not in ignored or not may_be_ignored(value, ignored[name]):
-            raise unsupported(path + name[:80], value)

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.openai.request_schema import MAX_MESSAGES, MAX_PARTS, MAX_PROMPTS
+from gateway.openai.requests.messages import MAX_PARTS
+from gateway.openai.requests.schema import MAX_MESSAGES, MAX_PROMPTS
 from tests.gateway.conftest import MakeStage, Stage, check_error
 from tests.gateway.fake_engine import kv_pool
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.engine.event_queue import ClientDisconnected
 from gateway.engine.events import TokensArrived
-from gateway.openai.generation import ClientLeft
+from gateway.openai.generation.generation import ClientLeft
 from gateway.prompts.prompt import Prompt
 from shared.messages.endings import EndFlag
 from shared.messages.requests import Stop

@@ -14,15 +14,13 @@ from starlette.responses import Response
 from gateway.engine.engine_status import Engine
 from gateway.http.call import MAX_KEY_CHARS, Call, call_of, caller_of, client_of, idempotency_key
 from gateway.http.errors import ApiError
-from gateway.openai.beam_parameters import beam_params
-from gateway.openai.generation import Generation
-from gateway.openai.generation_output import GenerationOutput
-from gateway.openai.openapi_description import generates, reads_header, takes
-from gateway.openai.output_options import OutputOptions, chat_output, completion_output
-from gateway.openai.request_schema import ChatBody, CompletionBody, GenerationBody, parse_body
-from gateway.openai.response_schema import ChatAnswer, CompletionAnswer
-from gateway.openai.responses import Resumption, StreamAnswer, whole_answer
-from gateway.openai.validation import (
+from gateway.openai.endpoints.openapi_description import generates, reads_header, takes
+from gateway.openai.generation.generation import Generation
+from gateway.openai.generation.generation_output import GenerationOutput
+from gateway.openai.requests.beam_parameters import beam_params
+from gateway.openai.requests.output_options import OutputOptions, chat_output, completion_output
+from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody, parse_body
+from gateway.openai.requests.validation import (
     chat_max_tokens,
     check_num_choices,
     check_prompt,
@@ -30,6 +28,8 @@ from gateway.openai.validation import (
     priority_of,
     sampling_params,
 )
+from gateway.openai.responses.answers import Resumption, StreamAnswer, whole_answer
+from gateway.openai.responses.schema import ChatAnswer, CompletionAnswer
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.prompt_length import sampling_of_last, scores_last, truncated
 from gateway.prompts.tokenization import TokenizeOptions

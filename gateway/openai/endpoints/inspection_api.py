@@ -13,14 +13,14 @@ from gateway.engine.readiness import readiness, status_alone
 from gateway.http.call import caller_of
 from gateway.http.errors import MISSING_FIELD, ApiError, invalid_value, unknown_model
 from gateway.http.long_responses import PiecewiseJson, items, members, text, value
-from gateway.openai.openapi_description import answers, plain_text, takes
-from gateway.openai.request_schema import (
+from gateway.openai.endpoints.openapi_description import answers, plain_text, takes
+from gateway.openai.requests.schema import (
     DetokenizeBody,
     TokenizeChatBody,
     TokenizeTextBody,
     parse_body,
 )
-from gateway.openai.response_schema import (
+from gateway.openai.responses.schema import (
     Alive,
     ErrorAnswer,
     ModelCard,

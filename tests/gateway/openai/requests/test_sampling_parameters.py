@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.http.errors import ApiError
-from gateway.openai.beam_parameters import beam_params
-from gateway.openai.request_schema import ChatBody, CompletionBody, parse_body
+from gateway.openai.requests.beam_parameters import beam_params
+from gateway.openai.requests.schema import ChatBody, CompletionBody, parse_body
 from shared.sampling import PARAMETERS, Parameter
 
 NUMBERS = [each for each in PARAMETERS.values() if each.kind in (int, float)]

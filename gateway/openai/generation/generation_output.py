@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from gateway.engine.events import ChoiceFinished, PrefixFound, PromptScored, TokensArrived
 from gateway.http.errors import failed
-from gateway.openai.prompt_requests import Choice, PromptRequest
-from gateway.openai.serializers import Usage
+from gateway.openai.generation.prompt_requests import Choice, PromptRequest
+from gateway.openai.responses.serializer import Usage
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.prompt_logprobs import PromptScores, echoed_scores, prompt_scores
 from gateway.resume.event_ids import Position, StreamPosition

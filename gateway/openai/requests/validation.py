@@ -5,8 +5,8 @@ import secrets
 from gateway.access.priorities import PriorityRange
 from gateway.engine.engine_status import Engine
 from gateway.http.errors import invalid, invalid_value, too_long
-from gateway.openai.output_options import OutputOptions
-from gateway.openai.request_schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
+from gateway.openai.requests.output_options import OutputOptions
+from gateway.openai.requests.schema import MAX_CHOICES, ChatBody, CompletionBody, GenerationBody
 from gateway.prompts.prompt import Prompt
 from shared.sampling import PARAMETERS, BeamParams, Effect, SamplingParams
 

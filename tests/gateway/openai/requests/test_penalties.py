@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.openai.beam_parameters import beam_params
-from gateway.openai.request_schema import CompletionBody, parse_body
+from gateway.openai.requests.beam_parameters import beam_params
+from gateway.openai.requests.schema import CompletionBody, parse_body
 from shared.messages.requests import Submit
 from shared.sampling import PARAMETERS, SamplingParams, TokenBias
 from tests.gateway.conftest import Stage

@@ -1,0 +1,1 @@
+"""The endpoints, and their description in OpenAPI."""

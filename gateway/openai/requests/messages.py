@@ -1,0 +1,94 @@
+"""Schemas of conversations: messages, their parts, tools and calls of tools."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from gateway.http.errors import MISSING_FIELD, invalid, invalid_value
+from gateway.openai.requests.body import Body, Part, refuse_extra
+from gateway.openai.requests.ignored_fields import IGNORED_IN_MESSAGE, describe_ignored
+
+MAX_PARTS = 1_000  # of one message
+MAX_TOOL_CALLS = 1_000  # of one message
+
+
+class TextPart(Part):
+    """A text part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = Annotated[
+    Annotated[str, Tag("as text")]
+    | Annotated[
+        list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS), Tag("as parts")
+    ],
+    Discriminator(lambda value: "as parts" if isinstance(value, list) else "as text"),
+]
+
+
+class CalledFunction(Part):
+    """The function that an assistant called."""
+
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCall(Part):
+    """A tool call in an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None  # in the stream from which it was taken
+
+
+class ToolFunction(Part):
+    """The function of a tool that the chat template describes to the model."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON Schema
+    strict: bool | None = None
+
+
+class ChatTool(Part):
+    """A tool that the chat template describes to the model."""
+
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class ChatMessage(Body):
+    """One message of a conversation."""
+
+    model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_MESSAGE))
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = Field(None, description="null only beside an assistant's tool_calls.")
+    name: str | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
+    ) = Field(None, description="Of an assistant alone.")
+    tool_call_id: str | None = Field(None, description="Of a tool's message alone.")
+
+
+def check_message(message: ChatMessage, path: str) -> None:
+    """Refuse fields that a message of its role cannot have.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    refuse_extra(message, path, IGNORED_IN_MESSAGE)
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        name = f"{path}content"
+        if "content" not in message.model_fields_set:
+            raise invalid(name, f"{name}: this field is required", MISSING_FIELD)
+        raise invalid_value(name, None, "only an assistant's message with tool_calls has none")
+    if message.tool_calls and message.role != "assistant":
+        reason = "only an assistant's message has any"
+        raise invalid_value(f"{path}tool_calls", message.tool_calls, reason)
+    if message.tool_call_id is not None and message.role != "tool":
+        reason = "only a tool's message has one"
+        raise invalid_value(f"{path}tool_call_id", message.tool_call_id, reason)
