@@ -44,11 +44,25 @@ def served_in_bfloat16(
     yield from _serve(real_model, tmp_path_factory.mktemp("bfloat16"), "bfloat16")
 
 
-def _serve(real_model: Path, folder: Path, dtype: str) -> Iterator[Running]:
+@pytest.fixture(scope="module", params=["swap", "recompute"])
+def served_in_a_small_pool(
+    real_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[Running, str]]:
+    """All services, in float32, with blocks for a few short sequences; how they preempt."""
+    flags = ("--preemption", request.param, "--max-model-len", "256")
+    folder = tmp_path_factory.mktemp("small_pool")
+    for running in _serve(real_model, folder, "float32", *flags, num_blocks=20):
+        yield running, request.param
+
+
+def _serve(
+    real_model: Path, folder: Path, dtype: str, *flags: str, num_blocks: int = NUM_BLOCKS
+) -> Iterator[Running]:
     running = Running(
         folder,
         *("--model", str(real_model), "--served-model-name", NAME),
-        *("--dtype", dtype, "--block-size", str(BLOCK_SIZE), "--num-blocks", str(NUM_BLOCKS)),
+        *("--dtype", dtype, "--block-size", str(BLOCK_SIZE), "--num-blocks", str(num_blocks)),
+        *flags,
     )
     try:
         running.until(
