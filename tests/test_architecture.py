@@ -22,8 +22,6 @@ LONGER_FILES = {
     "tests/gateway/engine/test_outputs_follower.py": "tests of one module",
     "tests/gateway/openai/responses/test_beam_search.py": "tests of one behaviour",
     "tests/gpu_worker/sampling/test_penalties.py": "tests of one module",
-    "tests/scheduler_svc/explain/test_timeline.py": "tests of one module",
-    "tests/scheduler_svc/test_service.py": "tests of one module",
     "tests/simulation/deployment/world.py": "the simulated deployment",
 }
 

@@ -1,131 +1,40 @@
-"""Stories told from logs that were made by hand: what is certain, and what is logged not to be."""
+"""Timelines from logs that were made by hand: what is certain, and what is logged not to be."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from scheduler_svc.core.events import Preempted
-from scheduler_svc.explain.log_sources import from_recording
 from scheduler_svc.explain.merged_logs import (
-    LoggedMessage,
     Logs,
     Planned,
     RequestNotFound,
     resolve,
-    timeline_of,
 )
-from scheduler_svc.explain.redis_location import find_redis
-from scheduler_svc.explain.request_tracker import UNNAMED
-from scheduler_svc.explain.timeline import Event, Kind, Timeline
-from shared.bus.api import EntryId
-from shared.codec import Message
-from shared.errors import SettingsError
-from shared.messages.endings import EndFlag
+from scheduler_svc.explain.timeline import Kind
 from shared.messages.outputs import (
-    BeamCandidates,
     BeamsEnded,
     ChoiceEnded,
-    ChoiceState,
     Hypothesis,
     RequestEnded,
-    RequestState,
-    StepResult,
 )
-from shared.messages.plans import EpochStarted, StepPlan
-from shared.messages.requests import Abort, Attach, ChoiceView, GatewayLost, Stop, Submit
+from shared.messages.plans import EpochStarted
+from shared.messages.requests import Abort, Attach, ChoiceView, GatewayLost, Stop
 from shared.sampling import BeamParams
-from shared.state_folder import redis_url_file
+from tests.scheduler_svc.explain.handmade_logs import (
+    EPOCH,
+    STARTED,
+    asked,
+    ints,
+    kinds,
+    only,
+    outputs,
+    plan,
+    result,
+    state,
+    told,
+)
 from tests.support.requests import submit
-from tests.support.walks.recorded import record
-
-EPOCH = 100_000
-STARTED = EpochStarted(EPOCH, "s1", ("w1",))
-
-
-def ints(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
-
-
-def state(
-    request: Submit | str, *handles: int, output: Sequence[int] = (), **changes: Any
-) -> RequestState:
-    """One unfinished choice for each handle, all with this output."""
-    asked = submit(request) if isinstance(request, str) else request
-    choices = [ChoiceState(n, handle, ints(*output), "") for n, handle in enumerate(handles)]
-    return RequestState(asked, tuple(choices), **{"requests_cursor": "0-0", **changes})
-
-
-def result(
-    step: int,
-    *rows: int,
-    ended: Sequence[int] = (),
-    admitted: dict[int, int] | None = None,
-    beams: Sequence[int] = (),
-    step_us: int = 10_000,
-) -> StepResult:
-    """A token for each handle of ``rows``; those of ``ended`` stop."""
-    found = [BeamCandidates(g, ints(0), ints(7), np.zeros(1, np.float32), ints(0)) for g in beams]
-    return StepResult(
-        step=step,
-        handles=ints(*rows),
-        tokens=ints(*(999 for _ in rows)),
-        ended_rows=ints(*(rows.index(handle) for handle in ended)),
-        ended_flags=ints(*(EndFlag.STOP for _ in ended)),
-        beams=tuple(found),
-        logprobs=(),
-        prompt_logprobs=(),
-        admitted_handles=ints(*(admitted or {})),
-        admitted_computed=ints(*(admitted or {}).values()),
-        num_batched_tokens=len(rows),
-        model_us=0,
-        step_us=step_us,
-    )
-
-
-def plan(step: int, now_ms: int, outputs_cursor: str = f"{EPOCH}-0", **changes: Any) -> StepPlan:
-    arrays = (
-        "retired swap_out_device swap_out_host swap_in_host swap_in_device copy_sources "
-        "copy_targets replaced_handles replaced_columns grown_handles grown_blocks fork_parents "
-        "fork_children fork_choices chunk_handles chunk_tokens"
-    )
-    values: dict[str, Any] = dict.fromkeys(arrays.split(), ints())
-    values |= {"beams": (), "admissions": (), "requests_cursor": "0-0", "outputs_min_id": "0-0"}
-    return StepPlan(
-        step=step, now_ms=now_ms, outputs_cursor=outputs_cursor, **{**values, **changes}
-    )
-
-
-def outputs(*messages: Message) -> list[LoggedMessage]:
-    """Entries of one message each; every EpochStarted begins a new numbering."""
-    logged: list[LoggedMessage] = []
-    epoch, seq = EPOCH, 0
-    for message in messages:
-        if isinstance(message, EpochStarted):
-            epoch, seq = message.epoch, 0
-        logged.append(LoggedMessage(EntryId(epoch, seq), message))
-        seq += 1
-    return logged
-
-
-def asked(*messages: tuple[int, Message]) -> list[LoggedMessage]:
-    return [LoggedMessage(EntryId(at_ms, 0), message) for at_ms, message in messages]
-
-
-def told(logs: Logs, request_id: str = "a") -> Timeline:
-    return timeline_of(request_id, logs)
-
-
-def kinds(timeline: Timeline) -> list[str]:
-    return [event.kind for event in timeline.events]
-
-
-def only(timeline: Timeline, kind: Kind) -> Event:
-    [event] = [event for event in timeline.events if event.kind == kind]
-    return event
 
 
 def test_a_quiet_life() -> None:
@@ -195,86 +104,6 @@ def test_those_ahead_are_named_and_the_wait_is_measured() -> None:
     assert accepted.facts["waiting"] == ["earlier", "urgent"]
     assert accepted.facts["running"] == ["running"]
     assert admitted.facts["waited_ms"] == 20
-
-
-def test_a_missing_row_is_a_preemption_and_what_comes_back_tells_its_kind() -> None:
-    lives = outputs(
-        STARTED,
-        state(submit("a", [1] * 9), 1),
-        result(1, 1, admitted={1: 0}),
-        result(2, 1),
-        result(3),
-        result(4),
-        result(5, 1, admitted={1: 8}),
-        result(6, 1),
-    )
-    timeline = told(Logs(outputs=lives, block_size=4))
-    assert kinds(timeline)[-3:] == ["preempted", "admitted again", "resumed"]
-    lost, back = only(timeline, Kind.PREEMPTED), only(timeline, Kind.ADMITTED_AGAIN)
-    assert (lost.facts["step"], lost.facts["by"], lost.facts["num_tokens"]) == (3, None, 11)
-    assert (back.facts["num_tokens"], back.facts["num_reused"]) == (11, 8)
-    assert "recompute" in back.text
-    assert timeline.status == "it is running, 4 tokens generated"
-
-
-@pytest.mark.parametrize(
-    ("block_size", "words"), [(4, "(swap)"), (5, "not certain"), (None, "not")]
-)
-def test_what_comes_back_whole_was_swapped_if_the_cache_cannot_have_had_it(
-    block_size: int | None, words: str
-) -> None:
-    lives = outputs(
-        STARTED,
-        state(submit("a", [1] * 9), 1),
-        result(1, 1, admitted={1: 0}),
-        result(2, 1),
-        result(3),
-        result(4, 1, admitted={1: 10}),
-    )
-    timeline = told(Logs(outputs=lives, block_size=block_size))
-    assert words in only(timeline, Kind.ADMITTED_AGAIN).text
-
-
-def test_a_preemption_while_the_prompt_is_computed_shows_in_a_second_admission() -> None:
-    lives = outputs(
-        STARTED, state("a", 1), result(1, admitted={1: 0}), result(2), result(3, admitted={1: 0})
-    )
-    timeline = told(Logs(outputs=lives))
-    assert "between steps 1 and 3" in only(timeline, Kind.PREEMPTED).text
-
-
-def test_a_plan_tells_who_needed_the_blocks() -> None:
-    lives = outputs(
-        STARTED,
-        state("b", 1),
-        state("a", 2),
-        result(1, 1, 2, admitted={1: 0, 2: 0}),
-        result(2, 1),
-    )
-    plans = [
-        Planned(EPOCH, plan(1, EPOCH + 40)),
-        Planned(EPOCH, plan(2, EPOCH + 50, retired=ints(2), grown_handles=ints(1))),
-    ]
-    # With blocks of 2 it needs none itself: 4 tokens, of which the last is to be computed.
-    lost = only(told(Logs(plans=plans, outputs=lives, block_size=2)), Kind.PREEMPTED)
-    assert (lost.facts["by"], lost.facts["preemption"]) == (["b"], "recompute")
-    lost = only(told(Logs(plans=plans, outputs=lives, block_size=3)), Kind.PREEMPTED)
-    assert lost.facts["by"] == ["a", "b"]
-    assert (lost.when.at_ms, lost.when.is_estimate) == (EPOCH + 50, False)
-
-
-def test_a_replayed_plan_tells_exactly() -> None:
-    lives = outputs(STARTED, state("a", 2), result(1, 2, admitted={2: 0}), result(2))
-    plans = [
-        Planned(EPOCH, plan(1, EPOCH + 40), ()),
-        Planned(EPOCH, plan(2, EPOCH + 50), (Preempted("a", "b", "swap", 17),)),
-    ]
-    lost = only(told(Logs(plans=plans, outputs=lives)), Kind.PREEMPTED)
-    assert (lost.facts["by"], lost.facts["preemption"], lost.facts["num_tokens"]) == (
-        ["b"],
-        "swap",
-        17,
-    )
 
 
 def test_times_are_the_schedulers_where_plans_are_left() -> None:
@@ -471,74 +300,3 @@ def test_the_beginning_of_an_id_is_enough_if_no_other_begins_so() -> None:
         resolve("a", logs)
     with pytest.raises(RequestNotFound, match="nothing is known of a request 'x'"):
         resolve("x", logs)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_what_is_deduced_is_what_a_replay_shows(seed: int, tmp_path: Path) -> None:
-    path = tmp_path / "recording"
-    record(path, seed)
-    logs = from_recording(path)
-    assert all(found.preemptions is not None for found in logs.plans)
-    plans = [Planned(found.epoch, found.plan) for found in logs.plans]
-    with_plans, bare = replace(logs, plans=plans), replace(logs, plans=[])
-    num_exact = num_certain = 0
-    noted = {event.request_id for found in logs.plans for event in found.preemptions or ()}
-    others = sorted(logs.request_ids() - noted)[:10]
-    for request_id in (*sorted(noted), *others):
-        exact = preemptions(timeline_of(request_id, logs))
-        num_exact += len(exact)
-        deduced = preemptions(timeline_of(request_id, with_plans))
-        assert [event.facts["step"] for event in deduced] == [e.facts["step"] for e in exact]
-        for known, found in zip(exact, deduced, strict=True):
-            assert known.facts["by"][0] in found.facts["by"] or UNNAMED in found.facts["by"]
-            assert found.facts["preemption"] in (None, known.facts["preemption"])
-            num_certain += len(found.facts["by"]) == 1
-        steps = {event.facts["step"] for event in preemptions(timeline_of(request_id, bare))}
-        assert steps <= {*(event.facts["step"] for event in exact), None}
-    assert num_exact > 0
-    assert num_certain > 0
-
-
-@pytest.fixture
-def state_dir(tmp_path: Path) -> str:
-    """A folder of ``scripts/serve``, whose Redis has a password."""
-    file = redis_url_file(tmp_path)
-    file.parent.mkdir()
-    file.write_text("redis://user:hidden@left:1/0?password=hidden\n")
-    return str(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("flag", "named", "wins"),
-    [
-        ("redis://flag:1/0", "redis://variable:1/0", "redis://flag:1/0, from --redis-url"),
-        (None, "redis://variable:1/0", "redis://variable:1/0, from REDIS_URL"),
-        (None, "", "redis://left:1/0, from {file}"),
-    ],
-)
-def test_the_redis_that_is_named_is_read_else_that_of_the_launcher(
-    state_dir: str, flag: str | None, named: str, wins: str
-) -> None:
-    environ = {"REDIS_URL": named, "PAGESTREAM_STATE_DIR": state_dir}
-    found = find_redis(flag, None, environ)
-    assert str(found) == wins.format(file=redis_url_file(Path(state_dir)))
-
-
-def test_a_state_folder_that_is_named_counts_more_than_the_variable(state_dir: str) -> None:
-    environ = {"REDIS_URL": "redis://variable:1/0"}
-    found = find_redis(None, state_dir, environ)
-    assert found.url == "redis://user:hidden@left:1/0?password=hidden"
-
-
-def test_without_word_of_a_redis_the_default_is_read_and_that_is_logged(tmp_path: Path) -> None:
-    found = find_redis(None, None, {"PAGESTREAM_STATE_DIR": str(tmp_path)})
-    assert str(found).startswith("redis://127.0.0.1:6379/0, from the default, for scripts/serve")
-    with pytest.raises(SettingsError, match=r"redis\.url"):
-        find_redis(None, str(tmp_path), {})
-
-
-def preemptions(timeline: Timeline) -> list[Event]:
-    """Those that mattered: not of what had ended already, though nobody knew."""
-    ended = [n for n, event in enumerate(timeline.events) if event.kind == Kind.ENDED]
-    until = ended[0] if ended else len(timeline.events)
-    return [event for event in timeline.events[:until] if event.kind == Kind.PREEMPTED]

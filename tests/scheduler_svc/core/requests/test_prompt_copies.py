@@ -7,7 +7,7 @@ from shared.bus.memory import MemoryBus
 from shared.codec import Message, encode
 from shared.messages.outputs import RequestState
 from shared.messages.requests import Attach, Submit
-from tests.scheduler_svc.test_service import KEYS, Peer, Reader, ended, running, service, working
+from tests.scheduler_svc.service.peers import KEYS, Peer, Reader, ended, running, service, working
 from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit
 
