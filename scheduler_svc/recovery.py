@@ -215,7 +215,8 @@ class Recovery:
     def _restate_search(self, request: Unfinished, state: RequestState) -> None:
         submit = request.submit
         assert submit.sampling.beams is not None, "the caller looked"
-        room = self.max_model_len - len(submit.prompt)
+        # A context that is shorter than before may not even have room for the prompt.
+        room = max(self.max_model_len - len(submit.prompt), 1)
         max_output = min(submit.sampling.max_tokens, room)
         request.search = BeamSearch.restored(submit.sampling.beams, max_output, state.choices)
         for known in state.choices:

@@ -104,7 +104,12 @@ class BeamSearch:
     def restored(
         params: BeamParams, max_output: int, choices: Sequence[ChoiceState]
     ) -> "BeamSearch":
-        """The search that ``choices`` of a RequestState describe."""
+        """The search that ``choices`` of a RequestState describe.
+
+        Without any choice it begins anew; without a running beam it is done.
+        """
+        if not choices:
+            return BeamSearch(params, max_output)
         running, finished = [], []
         for choice in choices:
             beam = _restored_beam(choice)
@@ -113,7 +118,9 @@ class BeamSearch:
                 finished.append(FinishedBeam(beam, _penalized(beam, params), reason))
             else:
                 running.append(beam)
-        return BeamSearch(params, max_output, running, finished)
+        search = BeamSearch(params, max_output, running, finished)
+        search.done = not running
+        return search
 
     @property
     def length(self) -> int:

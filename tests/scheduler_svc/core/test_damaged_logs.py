@@ -18,7 +18,14 @@ from shared.bus.keys import EngineKeys
 from shared.bus.memory import MemoryBus
 from shared.codec import Message, decode, encode
 from shared.errors import DecodeError
-from shared.messages.outputs import RequestEnded, StepResult
+from shared.messages.outputs import (
+    BeamCandidates,
+    BeamsEnded,
+    ChoiceState,
+    RequestEnded,
+    RequestState,
+    StepResult,
+)
 from shared.messages.plans import EpochStarted, StepPlan
 from shared.messages.requests import Abort, Attach, ChoiceView, Stop
 from shared.sampling import BeamParams, EarlyStopping
@@ -198,6 +205,37 @@ def test_a_length_penalty_that_no_number_can_hold_ends_no_scheduler(penalty: flo
         engine.turn()
         plans += 1
     assert not core.num_requests
+
+
+@pytest.mark.parametrize("num_finished", [0, 1, 2])
+def test_a_search_without_running_beams_ends(num_finished: int) -> None:
+    asked = submit("beams", range(5), max_tokens=6, num_choices=2, beams=BEAMS)
+    finished = tuple(beam(0, "stop") for _ in range(num_finished))  # and its BeamsEnded is lost
+    engine = Engine()
+    recovery = recovered([STARTED, RequestState(asked, finished, "0-0")], CONFIG.max_model_len)
+    engine.answer(resume(engine.core, recovery, EntryId(6, 0)))
+    engine.run()
+    assert not engine.core.num_requests
+    assert isinstance(engine.outputs[-1], RequestEnded if num_finished == 1 else BeamsEnded)
+
+
+def test_a_search_whose_prompt_is_too_long_for_the_new_worker_ends_with_what_has_finished() -> None:
+    beams = BeamParams(2, 0.5, EarlyStopping.NEVER)
+    asked = submit("beams", range(100), max_tokens=6, num_choices=2, beams=beams)
+    choices = (*(beam(7, "") for _ in range(2)), *(beam(0, "stop") for _ in range(2)))
+    found = BeamCandidates(
+        7, ints(0, 1), ints(3, 4), np.array([-2, -3], np.float32), flags=ints(0, 0)
+    )
+    step = replace(result(1, {}), beams=(found,))
+    state = RequestState(asked, choices, "0-0")
+    recovery = recovered([STARTED, state, step], CONFIG.max_model_len)
+    [answer] = resume(Scheduler(CONFIG), recovery, EntryId(6, 0))
+    assert isinstance(answer, BeamsEnded)
+    assert [found.tokens.tolist() for found in answer.hypotheses] == [[1], [1]]
+
+
+def beam(handle: int, finish_reason: str) -> ChoiceState:
+    return ChoiceState(0, handle, ints(1), finish_reason, np.array([-1], np.float32))
 
 
 def test_choices_of_which_the_log_holds_more_of_one_go_on_together() -> None:
