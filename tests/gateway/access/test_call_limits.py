@@ -12,7 +12,6 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
-from tests.gateway.openai.test_bad_input import check_error
 
 from gateway.access.call_limits import CallLimits, CallQuotas, LimitCalls
 from gateway.http.call import AccessLog, read_body
@@ -20,6 +19,7 @@ from gateway.http.errors import ApiError
 from gateway.http.long_responses import PiecewiseJson, items, members
 from shared.metrics import GatewayMetrics
 from tests.gateway.conftest import MakeStage, Stage
+from tests.gateway.openai.requests.test_bad_input import check_error
 from tests.gateway.test_lifecycle import tokens_of
 
 KEYS = {name: f"ps-the-key-of-{name}" for name in ("alice", "bob")}

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
-from tests.gateway.openai.test_bad_input import check_error
 
 from gateway.http.call import Call
 from gateway.http.request_bodies import BodyReader, count_values
 from tests.gateway.conftest import MakeStage, Stage
+from tests.gateway.openai.requests.test_bad_input import check_error
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text('a"\\,[]{}:é'),
