@@ -21,7 +21,6 @@ MOST_FUNCTION_LINES = 60  # kernels are exempt: each is one loop over tiles
 LONGER_FILES = {
     "tests/gateway/openai/responses/test_beam_search.py": "tests of one behaviour",
     "tests/gpu_worker/sampling/test_penalties.py": "tests of one module",
-    "tests/simulation/deployment/world.py": "the simulated deployment",
 }
 
 MAY_IMPORT = {

@@ -127,7 +127,7 @@ def _told_apart(world: World) -> list[str]:
     """Generations of which two clients that asked under the same key have different tokens."""
     found = []
     for one, other in itertools.combinations(world.clients, 2):
-        if one.request_id != other.request_id or not world.must_agree(one):
+        if one.request_id != other.request_id or not world.allowances.must_agree(one):
             continue
         for ours, theirs in zip(one.tokens, other.tokens, strict=True):
             count = min(len(ours), len(theirs))

@@ -4,28 +4,28 @@ import asyncio
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 from gateway.engine.client import EngineClient
-from gateway.engine.event_queue import ClientDisconnected
 from gpu_worker.service import WorkerService
-from scheduler_svc.core import events
-from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.observer import Observer
 from scheduler_svc.service import SchedulerService, Superseded
-from scheduler_svc.settings import SchedulerSettings
 from shared.bus.keys import EngineKeys
 from shared.errors import BusUnavailable
 from shared.messages.leases import KVGeometry, ModelInfo, Speeds
-from shared.messages.outputs import StepResult
-from shared.metrics import SchedulerMetrics
+from tests.simulation.deployment.allowances import Allowances
 from tests.simulation.deployment.client import Client
-from tests.simulation.deployment.clients import Call, Outcome, Stream
 from tests.simulation.deployment.connection import Connection
 from tests.simulation.deployment.loop import Party, VirtualLoop
 from tests.simulation.deployment.model import BLOCK_SIZE, Model, ModelExecutor
+from tests.simulation.deployment.processes import (
+    GatewayProcess,
+    SchedulerProcess,
+    Silent,
+    Unwatched,
+    Watching,
+    scheduler_settings,
+)
 from tests.simulation.deployment.server import Server
 from tests.simulation.deployment.waiting import Waiting
 from tests.simulation.profile import Fault, Profile
@@ -37,109 +37,6 @@ _PATIENCE_S = 200.0
 _APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
 _MASK = (1 << 64) - 1
 _PRIME = 0x100000001B3
-
-
-class Watching(Observer):
-    """Knows the core of the scheduler that it observes."""
-
-    core: Scheduler | None = None
-
-    def __init__(
-        self,
-        metrics: SchedulerMetrics,
-        clock_s: Callable[[], float],
-        waiting: Waiting,
-        too_much_waits: Callable[[str], None],
-    ) -> None:
-        super().__init__(metrics, clock_s)
-        self._waiting = waiting
-        self._too_much_waits = too_much_waits
-        self.num_epochs = 0
-        self.ended: set[str] = set()
-        self.given_up: set[str] = set()  # pinned prefixes
-
-    def new_epoch(self, epoch: int, kv: KVGeometry, core: Scheduler) -> None:
-        self.num_epochs += 1
-        self._waiting.clear()
-        super().new_epoch(epoch, kv, core)
-
-    def noted(self, taken: list[events.Event]) -> None:
-        for event in taken:
-            if isinstance(event, events.Ended):
-                self.ended.add(event.request_id)
-            elif isinstance(event, events.PrefixGivenUp):
-                self.given_up.add(event.prefix_id)
-        if (fault := self._waiting.too_much(taken)) is not None:
-            self._too_much_waits(fault)
-        super().noted(taken)
-
-    def gauges(self, core: Scheduler, kv: KVGeometry):  # type: ignore[no-untyped-def]
-        self.core = core
-        return super().gauges(core, kv)
-
-
-class Unwatched:
-    """Metrics that are not read."""
-
-    def __getattr__(self, name: str) -> "Unwatched":
-        return self
-
-    def __getitem__(self, name: str) -> "Unwatched":
-        return self
-
-    def __call__(self, *args: object) -> None:
-        return None
-
-
-class _Silent:
-    def snapshot(self) -> None:
-        pass
-
-    def step(self, result: StepResult, snapshot: object, overhead_s: float | None) -> None:
-        pass
-
-
-class GatewayProcess:
-    """A gateway with the calls that it serves."""
-
-    def __init__(self, party: Party, engine: EngineClient) -> None:
-        self.party = party
-        self._engine = engine
-        self._streams: list[Stream] = []
-
-    def __str__(self) -> str:
-        return self.party.name
-
-    @property
-    def num_left(self) -> int:
-        """Requests that it still waits for."""
-        return self._engine.num_open if self.party.is_running else 0
-
-    def connect(self, stream: Stream) -> bool:
-        if not self.party.is_dead:
-            self._streams.append(stream)
-        return not self.party.is_dead
-
-    def serve(self, call: Callable[..., Call], stream: Stream, begin: str) -> None:
-        self.party.spawn(call(self._engine, stream, begin).serve(begin))
-
-    def put(self, stream: Stream, event: ClientDisconnected) -> None:
-        asyncio.get_running_loop().call_soon(stream.queue.put, event, context=self.party.context)
-
-    def reset_connections(self, rng: Random) -> None:
-        """The process is gone; of what it sent, some still arrives."""
-        for stream in self._streams:
-            if not stream.is_broken:
-                stream.break_off(rng.randint(0, len(stream.events)))
-        self._streams.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerProcess:
-    """A scheduler with what is known of its core."""
-
-    party: Party
-    watching: Watching
 
 
 class Link:
@@ -183,6 +80,7 @@ class World:
         script: decides about faults instead of chance.
 
     Attributes:
+        allowances: what clients may lose.
         is_over: everything is taken down.
         over: set when no client waits any more, or one has come to harm.
         history: 64-bit hash of who wrote to which log, who was refused, and of all faults, in
@@ -214,6 +112,9 @@ class World:
         self.gateways: list[GatewayProcess] = []
         self.clients: list[Client] = []
         self.parties: list[Party] = []
+        self.allowances = Allowances(
+            profile, self.server, self.model, self.parties, self.schedulers, self.clients
+        )
         self._metrics: Any = Unwatched()
         self._trace = trace
         self._script = script
@@ -245,7 +146,7 @@ class World:
                 self.model,
                 self.rng,
                 lambda: [found for found in self.gateways if not found.party.is_dead],
-                self._may_be_lost,
+                self.allowances.may_be_lost,
                 self.trace,
                 self.rng.random() < self.profile.is_slow,
                 self._is_served_instead,
@@ -258,26 +159,11 @@ class World:
     def start_scheduler(self) -> Party:
         party = self._party("scheduler")
         profile = self.profile
-        settings = SchedulerSettings(
-            max_num_sequences=profile.max_num_sequences,
-            max_num_batched_tokens=profile.max_num_batched_tokens,
-            max_plans_in_flight=profile.max_plans_in_flight,
-            outputs_retention=profile.outputs_retention,
-            outputs_retention_bytes=profile.outputs_retention_bytes,
-            prefix_caching=profile.cache,
-            preemption=profile.preemption,
-            watermark=0.0,
-            drain_timeout=profile.drain_timeout_s,
-            max_waiting_requests=profile.max_waiting_requests,
-            max_tenant_requests=profile.max_tenant_requests,
-            max_tenant_tokens=profile.max_tenant_tokens,
-            queue_ttl=profile.queue_ttl_s,
-        )
         waiting = Waiting(profile, self._accepted)
         observer = Watching(self._metrics, self.loop.time, waiting, self._too_much_waits)
         service = SchedulerService(
             self.bus_of(party),
-            settings,
+            scheduler_settings(profile),
             observer,
             clock_s=self.loop.time,
         )
@@ -296,7 +182,7 @@ class World:
             MODEL,
             kv,
             Speeds(prefill_tokens_per_s=1e5, swap_bytes_per_s=self.profile.swap_bytes_per_s),
-            _Silent(),
+            Silent(),
             clock_s=self.loop.time,
         )
         self._stops[party] = service.stop
@@ -509,49 +395,3 @@ class World:
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Nobody's action."""
         self.loop.call_later(seconds, action, context=self._home.context)
-
-    def _may_be_lost(self, client: Client, outcome: Outcome, why: str) -> bool:
-        """No process is left that has what the log has lost, or a request killed its workers."""
-        losses = self.server.num_losses
-        if outcome is Outcome.REFUSED:
-            return self.profile.has_bounds
-        if outcome is Outcome.FAILED:
-            # One that was replaced counts as one that has died, one that was only silent does not.
-            num_workers = sum(found.role == "worker" for found in self.parties)
-            deadly = "workers in a row" in why and num_workers > 4
-            return deadly or ("different lengths" in why and losses > 0)
-        is_scored = client.wish.submit.sampling.num_logprobs is not None
-        is_shared = client.wish.submit.num_choices > 1 or self._is_asked_twice(client.request_id)
-        if is_scored and is_shared and client.has_moved:
-            # The log keeps no log-probabilities: who joins has the tokens drawn again, and who has
-            # more of one choice than of another, too. A real model draws the same.
-            return True
-        return client.has_moved and (losses > 0 or self._is_trimmed(client.request_id))
-
-    def _is_asked_twice(self, request_id: str) -> bool:
-        return sum(found.request_id == request_id for found in self.clients) > 1
-
-    def must_agree(self, client: Client) -> bool:
-        """Clients that ask for the same must get the same: the log has it, and none has left."""
-        is_scored = client.wish.submit.sampling.num_logprobs is not None
-        is_forgotten = self.server.num_losses > 0 or self._is_trimmed(client.request_id)
-        return not (is_scored or is_forgotten)
-
-    def _is_trimmed(self, request_id: str) -> bool:
-        """It has ended, and the log that a later scheduler read was too short to tell of it."""
-        watching = [found.watching for found in self.schedulers]
-        return (
-            self.profile.has_short_log
-            and sum(found.num_epochs for found in watching) > 1
-            and (
-                any(request_id in found.ended for found in watching)
-                or self._has_finished(request_id)
-            )
-        )
-
-    def _has_finished(self, request_id: str) -> bool:
-        """Whether or not the scheduler that read it lived to say so."""
-        submits = {wish.submit.request_id: wish.submit for wish in self.profile.wishes}
-        submit = submits[request_id]
-        prompt = tuple(submit.prompt.tolist())
-        return self.model.has_finished(prompt, submit.sampling.max_tokens)
