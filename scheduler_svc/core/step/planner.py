@@ -125,7 +125,8 @@ class StepPlanner:
         except IndexError as error:
             raise ProtocolError(f"result of step {step}: {error}") from None
         for group in self._samples_first.pop(step, ()):
-            self._emit(events.FirstToken(group.request_id))
+            if group.state is not ENDED:
+                self._emit(events.FirstToken(group.request_id))
         for group in self._survives.pop(step, ()):
             group.num_deaths = 0  # it got further than when a worker died
         return self._searches.apply(step, beams)

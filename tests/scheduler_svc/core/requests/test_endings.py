@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduler_svc.core import events
 from shared.bus.api import EntryId
 from shared.messages.outputs import RequestEnded, RequestState
 from shared.messages.requests import Abort, GatewayLost
@@ -19,6 +20,17 @@ def test_an_abort_of_an_earlier_delivery_is_ignored() -> None:
     assert engine.apply(Abort("r", "attachment", "gone")) == []
     [answer] = engine.apply(Abort("r", "second", "gone"))
     assert isinstance(answer, RequestEnded)
+
+
+def test_a_request_that_ended_before_its_first_result_has_no_first_token() -> None:
+    """Observers drop what they know of a request when it ends."""
+    engine = LoggedCore()
+    engine.apply(REQUEST)
+    engine.plan()
+    engine.apply(Abort("r", "attachment", "gone"))
+    engine.apply(engine.worker.execute(engine.plans.popleft()))
+    found = [type(event) for event in engine.core.take_events()]
+    assert found == [events.Accepted, events.Admitted, events.Ended]
 
 
 def test_an_abort_that_overtakes_its_request_ends_it() -> None:
