@@ -22,7 +22,7 @@ from shared.errors import PageStreamError
 
 
 class BadRecording(PageStreamError):
-    """The file is no recording, or its end is missing."""
+    """The file is no recording, or a frame of it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class FileRecorder:
 
 
 def read_frames(path: Path) -> Iterator[Frame]:
-    """The frames of a recording.
+    """The frames of a recording, without a last one of which the end is missing.
 
     Raises:
         BadRecording: a frame cannot be read.

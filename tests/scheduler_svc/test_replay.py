@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.recording import BadRecording
+from scheduler_svc.recording import BadRecording, read_frames
 from scheduler_svc.replay import ReplayDiffers, replay
 from shared.bus.api import EntryId
 from shared.messages.requests import Abort
@@ -83,6 +83,14 @@ def test_a_file_that_is_no_recording_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"\xc1 nonsense")
     with pytest.raises(BadRecording):
         list(replay(path))
+
+
+def test_a_recording_that_was_cut_off_is_read_up_to_its_last_whole_frame(
+    recording: Path, tmp_path: Path
+) -> None:
+    cut = tmp_path / "cut"
+    cut.write_bytes(recording.read_bytes()[:-1])
+    assert len(list(read_frames(cut))) == len(list(read_frames(recording))) - 1
 
 
 def test_the_command_prints_a_timeline(recording: Path) -> None:
