@@ -73,6 +73,7 @@ class Unfinished:
     choices: dict[int, UnfinishedChoice] = field(default_factory=dict)
     ended: dict[int, EndedChoice] = field(default_factory=dict)
     search: BeamSearch | None = None  # instead of choices
+    handle: int = 0  # of the search
     num_deaths: int = 0  # of workers that were computing it, one after the other
     was_admitted: bool = False
     accepted: Acceptance = NOT_KNOWN
@@ -219,9 +220,10 @@ class Recovery:
         room = max(self.max_model_len - len(submit.prompt), 1)
         max_output = min(submit.sampling.max_tokens, room)
         request.search = BeamSearch.restored(submit.sampling.beams, max_output, state.choices)
-        for known in state.choices:
-            if not known.finish_reason:
-                self._searches[known.handle] = request
+        handles = [known.handle for known in state.choices if not known.finish_reason]
+        if handles:  # all beams have the same
+            request.handle = handles[0]
+            self._searches[request.handle] = request
 
     def _continue(self, step: Step) -> None:
         for handle, _ in step.admissions():
@@ -290,9 +292,8 @@ class Recovery:
             return None
         for choice in request.choices.values():
             self._forget_handle(choice)
-        if request.search is not None:
-            for handle in [h for h, found in self._searches.items() if found is request]:
-                del self._searches[handle]
+        if self._searches.get(request.handle) is request:
+            del self._searches[request.handle]
         return request
 
     def _forget_handle(self, choice: UnfinishedChoice) -> None:
