@@ -27,10 +27,10 @@ log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What has begun.
+    """An epoch that has begun.
 
     Attributes:
-        core: knows what is unfinished.
+        core: has all unfinished requests.
         history: what earlier epochs left in ``outputs``.
     """
 

@@ -11,8 +11,8 @@ _LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the 
 
 def config_for(settings: SchedulerSettings, worker: WorkerInfo) -> SchedulerConfig:
     """Limits of an epoch with this worker, which is ready."""
-    assert worker.model is not None, "a ready worker says what it serves"
-    assert worker.kv is not None, "a ready worker says how large its pool is"
+    assert worker.model is not None, "a ready worker's lease has its model"
+    assert worker.kv is not None, "a ready worker's lease has its pool's size"
     config = SchedulerConfig(
         num_blocks=worker.kv.num_blocks,
         block_size=worker.kv.block_size,

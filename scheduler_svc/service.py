@@ -66,7 +66,7 @@ class SchedulerService:
     Args:
         bus: where the logs are.
         settings: limits of a step.
-        observer: gets everything worth counting.
+        observer: logs and counts what happens.
         recorder: records everything that a replay needs; None: nothing is recorded.
         clock_s: monotonic time.
     """
@@ -133,7 +133,7 @@ class SchedulerService:
                 await self._pause()
             except StaleWriter as error:
                 raise Superseded(str(error)) from None
-        await self._say_goodbye()
+        await self._publish_stop()
 
     # ---------------------------------------------------------------- a worker
 
@@ -389,7 +389,7 @@ class SchedulerService:
         )
         await self._bus.put(self._keys.info, encode(info), _LEASE_MS)
 
-    async def _say_goodbye(self) -> None:
+    async def _publish_stop(self) -> None:
         try:
             await self._publish(EngineState.STARTING, "the scheduler was stopped", epoch=0)
         except BusUnavailable as error:

@@ -1,1 +1,1 @@
-"""What happened to one request, told from its engine's logs or from a recording."""
+"""Explains what happened to one request, from its engine's logs or from a recording."""

@@ -50,7 +50,7 @@ def main() -> None:
 def _show(text: str) -> None:
     try:
         print(text, flush=True)
-    except BrokenPipeError:  # whoever reads has seen enough; Python must not try again at its end
+    except BrokenPipeError:  # the reader has stopped; Python must not flush again at its exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

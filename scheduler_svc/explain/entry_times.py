@@ -13,9 +13,9 @@ from shared.messages.plans import EpochStarted, StepPlan, Tick
 class Clock:
     """Moments of entries, in the order of the log.
 
-    A plan says what the scheduler had read at which time. Where no plan is left, the time is at
-    least that of what is known to have come before: an epoch's start, a request that was
-    read, and the steps since then, one after the other.
+    A plan has a time, and the entries that the scheduler had read by then. Where no plan is left,
+    the time is at least that of what is known to have come before: an epoch's start, a request
+    that was read, and the steps since then, one after the other.
 
     Args:
         plans: all that are left, earliest first.

@@ -15,7 +15,7 @@ _STATE_DIR_VARIABLE = "PAGESTREAM_STATE_DIR"  # as the launcher reads it
 
 @dataclass(frozen=True, slots=True)
 class RedisPlace:
-    """A Redis, and who named it."""
+    """A Redis, and the setting or file that named it."""
 
     url: str
     named_by: str
@@ -40,7 +40,7 @@ def find_redis(
         port: of ``scripts/serve``, whose state folder may depend on it.
 
     Raises:
-        SettingsError: there is no word of a Redis in the state folder that was given.
+        SettingsError: the state folder that was given names no Redis.
     """
     if redis_url is not None:
         return RedisPlace(redis_url, "--redis-url")
