@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 MISSING_FIELD = "missing_field"
@@ -242,13 +241,10 @@ def failed(message: str, code: str = "generation_failed") -> ApiError:
     return ApiError(500, message, code=code, headers=headers)
 
 
-def from_validation(error: ValidationError) -> ApiError:
-    """The error for a body that pydantic refused, from its first finding."""
-    details = error.errors(include_url=False)[0]
+def from_validation(details: ErrorDetails) -> ApiError:
+    """The error for a body that is JSON and was refused by pydantic, from its first finding."""
     kind = details["type"]
     param = _path(details)
-    if kind == "json_invalid":
-        return invalid(None, f"The body is not valid JSON: {details['msg']}", "invalid_json")
     if param is None:
         return invalid(None, f"The body must be a JSON object, got {shown(details['input'])}")
     if kind == "missing":

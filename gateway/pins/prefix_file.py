@@ -87,7 +87,7 @@ def _parse(text: str) -> _Line:
     try:
         line = _Line.model_validate(data)
     except ValidationError as error:
-        raise from_validation(error) from None
+        raise from_validation(error.errors(include_url=False)[0]) from None
     for index, message in enumerate(line.messages or ()):
         check_message(message, f"messages[{index}].")
     given = [kind for kind in _KINDS if getattr(line, kind) is not None]

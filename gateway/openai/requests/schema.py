@@ -205,10 +205,10 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
     try:
         body = cls.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        first = error.errors(include_url=False)[0]  # of as many as a client likes: made only once
         if first["type"] == "json_invalid":
             raise not_json(data, first["msg"]) from None
-        raise from_validation(error) from None
+        raise from_validation(first) from None
     refuse_extra(body, "", IGNORED if isinstance(body, GenerationBody) else {})
     if isinstance(body, _ChatMessages):
         for index, message in enumerate(body.messages):
