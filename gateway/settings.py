@@ -50,26 +50,26 @@ class GatewaySettings(ServiceSettings):
         None,
         "File of the API keys that clients need, one NAME sha256:HEX in each line, read again on "
         "SIGHUP; python -m gateway.access.api_keys makes them. A single key can be given in the "
-        "variable PAGESTREAM_API_KEY. With neither, everybody is let in.",
+        "variable PAGESTREAM_API_KEY. With neither, clients need none.",
     )
     api_key: str | None = setting(None, "One API key, in plain text.", secret=True)
     metrics_key: str | None = setting(
         None,
-        "What /metrics on --port asks for instead of a client's API key, in plain text; it opens "
-        "nothing else.",
+        "The key that /metrics on --port requires instead of a client's API key, in plain text; it "
+        "is valid for nothing else.",
         secret=True,
     )
     cors_origins: str | None = setting(
         None,
-        "Origins whose pages browsers may let call this gateway, such as https://chat.example.org, "
-        "with commas between them, or * for all; auto allows none.",
+        "Origins whose pages may call this gateway from a browser, such as "
+        "https://chat.example.org, separated by commas, or * for all; auto allows none.",
         parse=_origins,
     )
     priorities: str | None = setting(
         None,
-        "Values of priority that requests may ask for, LOW..HIGH or none, where their line in the "
-        "file of API keys has no priority=LOW..HIGH of its own; write --priorities=-10..10. By "
-        "default none with API keys, and any without.",
+        "Priorities that requests may have, LOW..HIGH, or none for the default one alone; write "
+        "--priorities=-10..10. A line in the file of API keys can allow others with "
+        "priority=LOW..HIGH. By default none with API keys, and any without.",
         parse=checked_range,
     )
     gateway_metrics_host: str = setting("127.0.0.1", "Address of the gateway's own /metrics.")
@@ -85,21 +85,22 @@ class GatewaySettings(ServiceSettings):
     )
     max_connections: int = setting(
         4096,
-        "Most open connections. Beyond it, those that are idle longest make room for new ones; if "
-        "none is idle, new ones are answered 503.",
+        "Most open connections. Beyond it, a new one replaces the one that has been idle longest; "
+        "if none is idle, new ones are answered 503.",
         minimum=16,
     )
     max_address_connections: int | None = setting(
         None,
-        "Most open connections from one address (IPv6: from one /64); beyond it, its idle ones "
-        "make room, or new ones are answered 429. By default a quarter of --max-connections.",
+        "Most open connections from one address (IPv6: from one /64); beyond it, a new one "
+        "replaces an idle one of them, or is answered 429. By default a quarter of "
+        "--max-connections.",
         minimum=1,
     )
     trusted_proxies: str = setting(
         "127.0.0.0/8,::1",
         "Addresses and networks of reverse proxies, separated by commas, or none: their "
-        "connections are not limited by --max-address-connections, and they are believed whom "
-        "they connect for (X-Forwarded-For).",
+        "connections are not limited by --max-address-connections, and their header "
+        "X-Forwarded-For gives the address of the client.",
         parse=checked_networks,
     )
     max_head_bytes: int = setting(
@@ -110,7 +111,7 @@ class GatewaySettings(ServiceSettings):
     )
     write_timeout: float = setting(
         120.0,
-        "Seconds that a client may leave what it was sent unread; then it is cut off.",
+        "Seconds that a client may leave an answer unread; then its connection is closed.",
         minimum=0.05,
     )
     max_body_bytes: int = setting(
@@ -118,7 +119,8 @@ class GatewaySettings(ServiceSettings):
     )
     max_total_body_bytes: int = setting(
         512 * 2**20,
-        "Request bodies of all calls in progress together; what is more is answered 429.",
+        "Most bytes in the request bodies of all calls in progress together; calls beyond it are "
+        "answered 429.",
         parse=byte_size,
         minimum=1024,
     )
@@ -130,7 +132,8 @@ class GatewaySettings(ServiceSettings):
     )
     max_total_tokenize_bytes: int = setting(
         8 * 2**20,
-        "Request bodies of all calls of /tokenize and /detokenize in progress together.",
+        "Most bytes in the request bodies of all calls of /tokenize and /detokenize in progress "
+        "together.",
         parse=byte_size,
         minimum=1024,
     )
@@ -158,9 +161,9 @@ class GatewaySettings(ServiceSettings):
     )
     bus_patience: float = setting(
         60.0,  # a process that is paused for half a minute causes no failure
-        "Seconds that Redis may be away before open requests are given up, and that a new or "
-        "resumed one waits for the engine's first word. What the engine has accepted is waited "
-        "for, however long it is silent.",
+        "Seconds that Redis may be unreachable before open requests fail, and that a new or "
+        "resumed request waits for the engine's first answer. A request that the engine has "
+        "accepted waits without a limit.",
         minimum=0,
     )
     resume_window: float = setting(
@@ -175,7 +178,8 @@ class GatewaySettings(ServiceSettings):
     )
     max_log_lag: float = setting(
         10.0,
-        "Seconds without a look into the log, while clients wait, after which it is not ready.",
+        "Seconds since the outputs log was last read to its end, while clients wait, after which "
+        "the gateway is not ready.",
         minimum=2.0,
     )
     template_timeout: float = setting(
@@ -187,7 +191,7 @@ class GatewaySettings(ServiceSettings):
     special_tokens_in_messages: bool = setting(
         False,
         "Read names of special tokens in the messages of chats, such as <|im_start|>, as those "
-        "tokens. By default they are plain text there, so that no message can pose as another's.",
+        "tokens. By default they are plain text there, so that no message can forge another.",
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
 
