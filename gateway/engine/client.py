@@ -87,8 +87,8 @@ class EngineClient:
     def status(self) -> Engine | EngineAway:
         """The engine as it was polled last.
 
-        Looks are half a second apart. While Redis takes questions and does not answer, a look
-        lasts until they time out, some ten seconds at most, and this is what it was before.
+        Polls are half a second apart. While Redis accepts commands and does not answer, a poll
+        lasts until they time out, some ten seconds at most, and this is the result before it.
         """
         if not self._positioned.is_set() and isinstance(self._status, Engine):
             return EngineAway("the log of outputs was not found yet")
@@ -106,8 +106,8 @@ class EngineClient:
     async def submit(self, submits: Sequence[Submit], queue: EventQueue) -> None:
         """Append requests, all or none; their events will arrive in ``queue``.
 
-        If it is unknown whether they were, they are attached to, and a Attached of each will tell
-        what became of them. An EngineUnreachable comes if the engine does not answer.
+        If it is unknown whether they were, they are attached to, and an Attached of each follows if
+        the engine has it or takes it now. An EngineUnreachable comes if the engine does not answer.
         """
         for submit in submits:
             self._deliveries.open(submit, queue, patience_s=self.patience_s)
@@ -131,7 +131,7 @@ class EngineClient:
     ) -> None:
         """Deliver a request that may be known to the engine from here on.
 
-        A Attached or an EngineUnreachable will tell whether that works.
+        An Attached follows if that works, an EngineUnreachable if the engine does not answer.
 
         Args:
             views: by choice, what the client has, empty for nothing at all; None if it is
