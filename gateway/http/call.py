@@ -10,6 +10,7 @@ from typing import Any, cast
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access.networks import address_of, subscriber_of
 from gateway.access.priorities import PriorityRange
 from gateway.http.errors import body_too_large, invalid, unsupported_encoding
 from shared.logs import EventLog
@@ -69,9 +70,12 @@ def client_of(request: Request) -> str:
 
 
 def caller_of(request: Request) -> str:
-    """Name by which threads are shared: of the API key, or the address where no key is required."""
-    address = "" if request.client is None else request.client.host
-    return call_of(request).tenant or address
+    """Name by which threads are shared: of the API key, or the subscriber if none is required."""
+    tenant = call_of(request).tenant
+    if tenant or request.client is None:
+        return tenant
+    address = address_of(request.client.host)
+    return request.client.host if address is None else subscriber_of(address)
 
 
 def idempotency_key(request: Request) -> str | None:

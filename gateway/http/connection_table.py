@@ -1,14 +1,11 @@
 """Counts connections by address, and closes idle ones to make room for new ones."""
 
-import ipaddress
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.access.networks import Network
+from gateway.access.networks import Network, address_of, subscriber_of
 from gateway.http.errors import ApiError, busy, busy_address
-
-_SUBSCRIBER_BITS = 64  # prefix of an IPv6 address, which belongs to one subscriber
 
 
 class Connection(Protocol):
@@ -101,14 +98,7 @@ class ConnectionTable:
 
     def _origin_of(self, address: str | None) -> str:
         """The address or network by which a connection is counted, "" for no limit."""
-        try:
-            found = ipaddress.ip_address((address or "").partition("%")[0])
-        except ValueError:
+        found = address_of(address or "")
+        if found is None or any(found in network for network in self._trusted):
             return ""
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        if any(found in network for network in self._trusted):
-            return ""
-        if isinstance(found, ipaddress.IPv6Address):
-            return str(ipaddress.ip_network((found, _SUBSCRIBER_BITS), strict=False))
-        return str(found)
+        return subscriber_of(found)
