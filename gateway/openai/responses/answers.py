@@ -154,7 +154,7 @@ class StreamAnswer(Response):
             async for new in deltas:
                 # Both are sums over the whole call, and so the same for all choices.
                 usage = output.usage if output.display.continuous_usage else None
-                cached_tokens = output.cached_tokens
+                cached_tokens = 0 if ids is None else output.cached_tokens
                 data = [self._chunk(index, delta, usage, cached_tokens) for index, delta in new]
                 await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
         end = b""
