@@ -1,4 +1,4 @@
-"""Linear layers and normalization on CPUs against torch in float64."""
+"""Linear layers on CPUs against torch in float64."""
 
 import os
 import platform
@@ -12,13 +12,12 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
-from numba.core import config
-from torch.nn.functional import layer_norm, linear, silu
+from torch.nn.functional import linear, silu
 
 from kernels.cpu.elementwise.table_lookup import CpuLookups
 from kernels.cpu.linear.layers import CpuLayers
 from kernels.cpu.linear.weight_packing import PackedLayers, is_narrow, pack, pack_gated
-from kernels.cpu.runtime.instruction_set import Dot, Instructions, choose, detect
+from kernels.cpu.runtime.instruction_set import Dot, Instructions, detect
 
 DTYPES = [torch.float32, torch.bfloat16]
 # float32 inputs with weights of either type, and bfloat16.
@@ -207,56 +206,6 @@ def test_any_shape_is_served(
         assert ((out - expected).abs() < 2 * tolerance(dtype, in_features)).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_rows", "dim"), [(1, 16), (3, 768), (700, 128)])
-def test_normalization_equals_float64(
-    kernels: CpuLayers, threads: None, dtype: torch.dtype, num_rows: int, dim: int
-) -> None:
-    x, weight = random(num_rows, dim).to(dtype), random(dim, seed=1)
-    norm = kernels.rms_norm(weight, 1e-5, dtype)
-    out = norm(x)
-    mean = x.double().pow(2).mean(-1, keepdim=True)
-    expected = x.double() * (mean + 1e-5).rsqrt() * weight
-    rtol = 1e-6 if dtype == torch.float32 else 2**-8
-    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=1e-6)
-    assert torch.equal(norm(x[:1]), out[:1])
-    assert torch.equal(norm(x.view(1, num_rows, dim)[:, ::2]), out[None, ::2])
-    heads = random(1, num_rows, 3, dim, seed=2).to(dtype)
-    assert torch.equal(norm(heads.transpose(1, 2)), norm(heads).transpose(1, 2))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("num_rows", "dim"), [(0, 32), (1, 16), (3, 768), (700, 128)])
-def test_normalization_by_mean_and_variance_equals_float64(
-    kernels: CpuLayers, threads: None, dtype: torch.dtype, num_rows: int, dim: int
-) -> None:
-    x, weight, bias = random(num_rows, dim).add(3).to(dtype), *random(2, dim, seed=1)
-    norm = kernels.layer_norm(weight, bias, 1e-5, dtype)
-    out = norm(x)
-    expected = layer_norm(x.double(), (dim,), weight.double(), bias.double(), 1e-5)
-    rtol, atol = (1e-5, 5e-6) if dtype == torch.float32 else (2**-8, 1e-5)
-    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
-    assert torch.equal(norm(x[:1]), out[:1])
-
-
-def test_rows_far_from_zero_keep_their_variance(kernels: CpuLayers) -> None:
-    x = random(4, 512) + 1000
-    ones, zeros = torch.ones(512), torch.zeros(512)
-    out = kernels.layer_norm(ones, zeros, 1e-5, torch.float32)(x)
-    expected = layer_norm(x.double(), (512,), eps=1e-5)
-    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_equal_numbers_are_normalized_to_the_bias(kernels: CpuLayers) -> None:
-    ones, bias = torch.ones(32), random(32)
-    x = torch.full((2, 32), 7.0)
-    assert torch.equal(kernels.layer_norm(ones, bias, 1e-6, torch.float32)(x), bias.expand(2, 32))
-
-
-def test_a_row_of_zeros_is_normalized_to_zeros(kernels: CpuLayers) -> None:
-    assert not kernels.rms_norm(torch.ones(32), 1e-6, torch.float32)(torch.zeros(2, 32)).any()
-
-
 def test_inputs_that_do_not_fit_are_refused(kernels: CpuLayers) -> None:
     compiled = kernels.linear(pack([random(40, 32)]), torch.float32)
     with pytest.raises(ValueError, match=r"48.*expected.*32"):
@@ -290,28 +239,6 @@ def test_packed_weights_lie_where_huge_pages_can_be() -> None:
     assert "sh" not in flags  # shared memory has none by default
     if Path("/sys/kernel/mm/transparent_hugepage").exists():
         assert "hg" in flags
-
-
-def test_instructions_are_the_best_that_the_cpu_has() -> None:
-    avx2 = {"avx2", "fma"}
-    avx512 = avx2 | {"avx512f", "avx512vl"}
-    for features, name in (
-        (avx2, "avx2"),
-        (avx512, "avx512"),
-        (avx512 | {"avx512bf16"}, "avx512_bf16"),
-        ({"neon", "fp-armv8"}, "neon"),
-    ):
-        found = choose(features)
-        assert found is not None
-        assert found.name == name
-    assert choose({"sse2", "avx"}) is None
-
-
-def test_instructions_are_no_better_than_numba_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+fma,-avx512f")
-    found = detect()
-    assert found is not None
-    assert found.name == "avx2"
 
 
 def compile_for(cpu: str, folder: Path) -> str:

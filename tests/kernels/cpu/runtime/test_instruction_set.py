@@ -1,0 +1,28 @@
+"""The instructions that kernels are compiled for."""
+
+import pytest
+from numba.core import config
+
+from kernels.cpu.runtime.instruction_set import choose, detect
+
+
+def test_instructions_are_the_best_that_the_cpu_has() -> None:
+    avx2 = {"avx2", "fma"}
+    avx512 = avx2 | {"avx512f", "avx512vl"}
+    for features, name in (
+        (avx2, "avx2"),
+        (avx512, "avx512"),
+        (avx512 | {"avx512bf16"}, "avx512_bf16"),
+        ({"neon", "fp-armv8"}, "neon"),
+    ):
+        found = choose(features)
+        assert found is not None
+        assert found.name == name
+    assert choose({"sse2", "avx"}) is None
+
+
+def test_instructions_are_no_better_than_numba_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+fma,-avx512f")
+    found = detect()
+    assert found is not None
+    assert found.name == "avx2"
