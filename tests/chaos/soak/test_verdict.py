@@ -27,6 +27,23 @@ def test_what_grows_and_grows_is_a_leak() -> None:
     assert found == "worker of 107 MiB grows by 1.00 MiB a minute"
 
 
+def test_what_fluctuates_more_than_it_grows_is_no_leak() -> None:
+    sizes = [168, 168, 223, 250, 211, 192, 235, 188, 182, 182, 300, 256, 217, 199, 247, 177, 185]
+    sizes += [197, 259, 273, 269, 228, 262]
+    samples = [sample(n, gateway=held(1, size)) for n, size in enumerate(sizes)]
+    slope = slope_per_min([(float(n), held(1, size)) for n, size in enumerate(sizes)])
+    assert slope is not None
+    assert slope > 0.005 * 262 * MIB
+    assert leaks(samples, 500) == []
+    leaking = [sample(n, gateway=held(1, size + 20 * n)) for n, size in enumerate(sizes)]
+    assert any("gateway" in found for found in leaks(leaking, 500))
+
+
+def test_a_process_that_lived_for_minutes_only_has_no_slope() -> None:
+    samples = [sample(n, gateway=held(1, 100 + 30 * n)) for n in range(6)]
+    assert leaks(samples, 500) == []
+
+
 def test_a_process_that_was_started_anew_begins_anew() -> None:
     samples = [sample(n, gateway=held(n // 3, 50 + 20 * (n % 3))) for n in range(12)]
     assert leaks(samples, 500) == []

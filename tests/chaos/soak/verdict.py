@@ -10,7 +10,11 @@ from benchmarks.serving.processes import Held, Kept
 
 _WARM_UP = 2  # first samples of a process that do not count: caches and the pool fill
 _FEWEST = 4  # samples for a slope
+_LEAST_MINUTES = 5.0  # between the first of these samples and the last
 _MOST_PER_MINUTE = 0.005  # tolerated growth of a process, relative to its size
+# A gateway under attack holds more or less at each sample, as large answers come and go. What it
+# has grown by must exceed its typical deviation from its own trend by this factor.
+_NOT_BY_CHANCE = 3.0
 _MOST_REDIS_GROWTH = 1.5  # between the first samples and the last
 _SPARE_BYTES = 4 * 2**20  # smaller growth of Redis is no leak
 _SPARE_FDS = 6  # connections to Redis stay open, as many as were ever needed at once
@@ -66,10 +70,10 @@ def lives(samples: Sequence[Sample]) -> list[tuple[str, list[tuple[float, Held]]
 def slope_per_min(life: Sequence[tuple[float, Held]]) -> float | None:
     """Bytes per minute by which a warm process grows: the median over all pairs of samples.
 
-    None if it has too few samples.
+    None if it has too few samples, or did not live long enough.
     """
     warm = life[_WARM_UP:]
-    if len(warm) < _FEWEST:
+    if len(warm) < _FEWEST or warm[-1][0] - warm[0][0] < _LEAST_MINUTES:
         return None
     pairs = itertools.combinations(warm, 2)
     return median((b.rss_bytes - a.rss_bytes) / (t - s) for (s, a), (t, b) in pairs)
@@ -112,13 +116,20 @@ def _grown(name: str, life: Sequence[tuple[float, Held]]) -> list[str]:
         return []
     found = []
     size = life[-1][1].rss_bytes
-    if slope > _MOST_PER_MINUTE * size:
+    if slope > _MOST_PER_MINUTE * size and _exceeds_chance(slope, life[_WARM_UP:]):
         found.append(f"{name} of {size / 2**20:.0f} MiB grows by {slope / 2**20:.2f} MiB a minute")
     fds = [held.num_fds for _, held in life[1:]]
     half = len(fds) // 2
     if median(fds[half:]) > median(fds[:half]) + _SPARE_FDS:
         found.append(f"{name} has ever more descriptors: {fds}")
     return found
+
+
+def _exceeds_chance(slope: float, warm: Sequence[tuple[float, Held]]) -> bool:
+    """Whether the growth stands out of the fluctuation around it."""
+    around = [held.rss_bytes - slope * at_min for at_min, held in warm]
+    deviation = median(abs(each - median(around)) for each in around)
+    return slope * (warm[-1][0] - warm[0][0]) > _NOT_BY_CHANCE * deviation
 
 
 def _kept_too_much(samples: Sequence[Sample], outputs_retention: int) -> list[str]:
