@@ -234,6 +234,7 @@ class SamplingParams:
             description="Added to the logits of tokens, by their ids.",
         ),
     ] = ()
+    grammar: str = ""  # that the text follows, as llguidance reads it; the gateway has compiled it
 
     @property
     def is_greedy(self) -> bool:

@@ -43,6 +43,7 @@ class SlotArrays:
     decodes: Annotated[npt.NDArray[np.bool_], False]
     ended: Annotated[npt.NDArray[np.bool_], False]
     penalized: Annotated[npt.NDArray[np.bool_], False]  # its logits are changed, see ``Penalties``
+    has_grammar: Annotated[npt.NDArray[np.bool_], False]
     wants_logprobs: Annotated[npt.NDArray[np.bool_], False]
     num_logprobs: Annotated[npt.NDArray[np.int64], 0]
     beam_width: Annotated[npt.NDArray[np.int64], 0]  # of its group; 0: it is no beam
@@ -107,6 +108,7 @@ class SlotArrays:
         if sampling.is_greedy:
             self.temperature[slot] = 0
         self.penalized[slot] = sampling.changes_logits
+        self.has_grammar[slot] = sampling.grammar != ""
         self.wants_logprobs[slot] = sampling.num_logprobs is not None
         self.num_logprobs[slot] = sampling.num_logprobs or 0
         self.beam_width[slot] = 0 if sampling.beams is None else sampling.beams.width

@@ -22,19 +22,23 @@ def beam_candidates(
     logits: torch.Tensor,  # [B, V] of all beams, group by group
     groups: Sequence[BeamRows],
     batch: SlotArrays,
+    allowed: torch.Tensor | None = None,  # [B, V] bool, what may follow each beam; None: all
 ) -> tuple[tuple[BeamCandidates, ...], Slots]:
     """Candidates of each group, best first, and slots of beams whose logits are not finite.
 
     Such a beam continues with a stopgap: tokens with finite logits, or any if there are none.
     """
-    parts = torch.split(logits, [len(group.slots) for group in groups])
+    sizes = [len(group.slots) for group in groups]
+    parts = torch.split(logits, sizes)
+    masks = repeat(None, len(groups)) if allowed is None else torch.split(allowed, sizes)
     ends = [batch.ends_of(int(group.slots[0])) for group in groups]
     found, broken = [], [np.empty(0, np.int64)]
-    tops = _on_host([_top(*of) for of in zip(parts, groups, ends, repeat(batch))])
-    for part, group, group_ends, top in zip(parts, groups, ends, tops, strict=True):
+    of_groups = list(zip(parts, groups, ends, masks, strict=True))
+    tops = _on_host([_top(*of, batch) for of in of_groups])
+    for (part, group, group_ends, mask), top in zip(of_groups, tops, strict=True):
         if np.isnan(top[0][0]):  # one NaN makes its row NaN, and ranks above all numbers
             broken.append(group.slots[(~part.amax(1).isfinite()).cpu().numpy()])
-            (top,) = _on_host([_top(_numbers(part), group, group_ends, batch)])
+            (top,) = _on_host([_top(_numbers(part), group, group_ends, mask, batch)])
         found.append(_candidates(top, group, group_ends, batch, part.shape[1]))
     return tuple(found), np.concatenate(broken)
 
@@ -43,11 +47,14 @@ def _top(
     logits: torch.Tensor,  # [w, V]
     group: BeamRows,
     ends: Slots,  # [num_ends] tokens
+    allowed: torch.Tensor | None,  # [w, V] bool
     batch: SlotArrays,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores [k] of the best continuations, and their indices [k] in [w * V]."""
     device = logits.device
     totals = logits.float().log_softmax(dim=-1)
+    if allowed is not None:
+        totals.masked_fill_(~allowed, _BANNED)
     short = np.flatnonzero(batch.num_tokens[group.slots] < batch.min_length[group.slots])
     if len(short) and len(ends):
         banned = np.ix_(short, ends)

@@ -45,6 +45,7 @@ class RowSampling:
     has_min_tokens: bool  # some row may not end yet
     logprob_rows: Slots  # rows whose log-probabilities are requested
     penalized: PenalizedRows | None = None  # rows whose logits are changed
+    has_grammar: bool = False  # some row follows a grammar
 
     @staticmethod
     def of(
@@ -67,12 +68,13 @@ class RowSampling:
             has_min_tokens=bool(below_min_tokens(batch, slots).any()),
             logprob_rows=np.flatnonzero(batch.wants_logprobs[slots]),
             penalized=penalties.rows(penalized, batch.handle[slots[penalized]]),
+            has_grammar=bool(batch.has_grammar[slots].any()),
         )
 
     @property
     def only_argmax(self) -> bool:
         """Whether the argmax of the model's logits is all that is needed of them."""
-        changed = self.has_min_tokens or self.penalized is not None
+        changed = self.has_min_tokens or self.has_grammar or self.penalized is not None
         return not (changed or len(self.random_rows) or len(self.logprob_rows))
 
 

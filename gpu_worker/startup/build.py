@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from gpu_worker.batch.plan_checks import Limits
+from gpu_worker.grammar.tokenizer import load_grammar_tokenizer
 from gpu_worker.kv.allocation import Allocator, choose_allocator
 from gpu_worker.kv.memory import KVMemory, check_block_size
 from gpu_worker.kv.pool_sizes import choose_num_blocks, choose_num_host_blocks, memory_left
@@ -88,21 +89,29 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     memory = _allocate(settings, shapes, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
-    info = ModelInfo(
-        name=model_name(settings.model, settings.served_model_name),
-        vocab_size=model.vocab_size,
-        max_model_len=max_model_len,
-        dtype=str(model.dtype).removeprefix("torch."),
-        eos_token_ids=eos,
-    )
+    tokenizer = load_grammar_tokenizer(settings.model, model.vocab_size, eos)
+    info = _model_info(settings, model, limits, takes_grammars=tokenizer is not None)
     largest = StepLimits(settings.max_num_batched_tokens, settings.max_num_sequences)
-    executor = Executor(model, memory, backend, limits, largest)
+    executor = Executor(model, memory, backend, limits, largest, grammar_tokenizer=tokenizer)
     if buckets is not None:
         executor.capture_graphs(buckets)
     if device.type == "cpu":
         replay_layers(executor, model, shapes, backend, settings)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
     return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
+
+
+def _model_info(
+    settings: WorkerSettings, model: RaggedModel, limits: Limits, takes_grammars: bool
+) -> ModelInfo:
+    return ModelInfo(
+        name=model_name(settings.model, settings.served_model_name),
+        vocab_size=model.vocab_size,
+        max_model_len=limits.max_model_len,
+        dtype=str(model.dtype).removeprefix("torch."),
+        eos_token_ids=limits.eos_token_ids,
+        takes_grammars=takes_grammars,
+    )
 
 
 def _load_sampling_kernels() -> None:

@@ -28,6 +28,8 @@ class BegunStep:
         logprobs: of sampled tokens, for requests that want them.
         scored: log-probabilities of prompt tokens.
         ended_before: handles of sequences that, as was found later, had ended before this step.
+        grammar_rows: rows that follow a grammar; None: there are none.
+        taken: whether grammars have their tokens.
     """
 
     plan: StepPlan
@@ -39,6 +41,8 @@ class BegunStep:
     logprobs: Sequence[TokenLogprobs]
     scored: tuple[PromptLogprobs, ...]
     ended_before: list[int] = field(default_factory=list)
+    grammar_rows: npt.NDArray[np.int64] | None = None
+    taken: bool = False
 
     def wait(self) -> None:
         """Wait until the device has finished the step; callable from any thread."""

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from llguidance import LLTokenizer
 
 from gpu_worker.batch.batch import BatchState
 from gpu_worker.batch.plan_checks import Limits
 from gpu_worker.batch.rows import Indices, Rows
+from gpu_worker.grammar.grammars import Grammars
 from gpu_worker.kv.memory import KVMemory
 from gpu_worker.kv.premap_demand import premap_demand
 from gpu_worker.model.ragged_model import RaggedModel
@@ -35,6 +37,7 @@ from gpu_worker.sampling.sampler import (
 from gpu_worker.step.begun_step import BegunStep
 from gpu_worker.step.buckets import Buckets
 from gpu_worker.step.cuda_graphs import GraphRunner
+from gpu_worker.step.grammar_masks import StepMasks, begin_masks, take_tokens
 from gpu_worker.step.input_buffers import StepBuffers, StepSize
 from gpu_worker.step.inputs import InputWriter, StepInputs, first
 from gpu_worker.step.last_tokens import LastTokens
@@ -81,6 +84,7 @@ class Executor:
         limits: of the model and the pools.
         largest: step that buffers are allocated for.
         buckets: sizes that steps are padded to; None: no padding.
+        grammar_tokenizer: for structured output; None: there is none.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Executor:
         limits: Limits,
         largest: StepLimits | None = None,
         buckets: Buckets | None = None,
+        grammar_tokenizer: LLTokenizer | None = None,
     ) -> None:
         largest = largest or StepLimits()
         self.limits = limits
@@ -104,12 +109,14 @@ class Executor:
         self._outcomes = Outcomes(model.device, largest.num_seqs)
         self._last_tokens = LastTokens(model.device)
         self._penalties = Penalties(limits.vocab_size, largest.num_seqs, model.device)
+        self._grammars = Grammars(
+            grammar_tokenizer, limits.vocab_size, limits.eos_token_ids, model.device
+        )
         self._row_sampling: RowSampling | None = None
         self._row_version = -1
         self._under_way: deque[BegunStep] = deque()
         self._ended_s = 0.0  # when the last step ended
-        # `_placing` guards the mapping from sequences to batch rows, which premapping reads on
-        # another thread.
+        # Guards the mapping from sequences to batch rows, which another thread premaps by.
         self._placing = threading.Condition()
         self._step = 0  # the step that was placed last; 0 while one is being placed
 
@@ -125,6 +132,7 @@ class Executor:
             self.batch.reset()
             self.memory.keep(self.batch.taken)
         self._penalties.reset()
+        self._grammars.reset()
         self._row_version = -1
         self._under_way.clear()
 
@@ -175,6 +183,7 @@ class Executor:
         began_s = time.perf_counter()
         rows, placement = self._place(plan)
         self._penalties.follow(plan)
+        self._grammars.follow(plan)
         outcome = self._outcomes.next()
         if placement is None:
             begun = self._begin_nothing(plan, began_s, rows, outcome)
@@ -191,6 +200,7 @@ class Executor:
         if len(broken):
             handles = begun.advanced.handles[broken].tolist()
             log.error("logits are not finite", step=begun.plan.step, handles=handles)
+        take_tokens(self._grammars, begun)
         flags = self.batch.settle(begun.advanced, tokens)
         self._under_way.popleft()
         for later in self._under_way:
@@ -216,6 +226,7 @@ class Executor:
         only_samples = not num_scored and not rows.beams
         inputs = self._writer.write(rows, placement, wanted, keys, only_samples)
         num_wanted = rows.num_tokens if wanted is None else len(wanted)
+        masks = begin_masks(self._grammars, self.batch, rows, self._under_way)
         outcome.model_begins()
         every_row_samples = rows.sizes is None and rows.only_decodes
         only_argmax = every_row_samples and sampling is not None and sampling.only_argmax
@@ -230,19 +241,21 @@ class Executor:
         logits = first(found, num_wanted)
         scored = _score(rows, logits[:num_scored]) if num_scored else ()
         last = num_wanted - sum(len(group.rows) for group in rows.beams)
-        candidates = self._rank(plan.step, rows, logits[last:]) if rows.beams else ()
+        candidates = self._rank(plan.step, rows, logits[last:], masks) if rows.beams else ()
         logprobs: tuple[TokenLogprobs, ...] = ()
         if sampling is None:
             outcome.sampled(None)
         else:
             chosen, logprobs = self._sample(
-                rows, first(logits, last)[num_scored:], sampling, keys, inputs
+                rows, first(logits, last)[num_scored:], sampling, keys, inputs, masks
             )
             outcome.sampled(chosen)
         advanced = self.batch.advance(rows)
-        return BegunStep(
+        begun = BegunStep(
             plan, began_s, rows.num_tokens, advanced, outcome, candidates, logprobs, scored
         )
+        begun.grammar_rows = None if masks is None else masks.sampled
+        return begun
 
     def _begin_nothing(
         self, plan: StepPlan, began_s: float, rows: Rows, outcome: Outcome
@@ -297,6 +310,7 @@ class Executor:
         sampling: RowSampling,
         keys: npt.NDArray[np.int32],  # [2, N]
         inputs: StepInputs,
+        masks: StepMasks | None,
     ) -> tuple[ChosenTokens, tuple[TokenLogprobs, ...]]:
         """The next token [R] of each row that samples, and log-probabilities where wanted."""
         batch, slots = self.batch, rows.sampled
@@ -309,6 +323,8 @@ class Executor:
             logits = penalized.changed(logits)
         if sampling.has_min_tokens:
             ban_ends(logits, batch, slots)
+        if masks is not None:
+            masks.ban(logits)
         chosen = choose(logits, sampling, keys, inputs.keys)
         if penalized is not None:
             penalized.count(chosen.tokens)
@@ -327,9 +343,11 @@ class Executor:
         step: int,
         rows: Rows,
         logits: torch.Tensor,  # [B, V]
+        masks: StepMasks | None,
     ) -> tuple[BeamCandidates, ...]:
         """The candidates for the next tokens of each beam group."""
-        candidates, broken = beam_candidates(logits, rows.beams, self.batch)
+        allowed = None if masks is None else masks.allowed_of_beams(len(logits))
+        candidates, broken = beam_candidates(logits, rows.beams, self.batch, allowed)
         if len(broken):
             handles = self.batch.handle[broken].tolist()
             log.error("logits are not finite", step=step, beams=handles)

@@ -33,6 +33,7 @@ class ModelInfo:
     max_model_len: int  # tokens, prompt and output together
     dtype: str
     eos_token_ids: tuple[int, ...]
+    takes_grammars: bool = False  # whether the worker limits texts to a request's grammar
 
 
 @dataclass(frozen=True, slots=True)

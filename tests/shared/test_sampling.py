@@ -16,7 +16,7 @@ EACH = pytest.mark.parametrize("parameter", PARAMETERS.values(), ids=lambda each
 def test_the_gateway_fills_the_fields_that_are_no_parameters() -> None:
     others = [field.name for field in dataclasses.fields(SamplingParams)]
     assert set(others) - set(PARAMETERS) == {
-        *("max_tokens", "num_logprobs", "num_prompt_logprobs", "beams"),
+        *("max_tokens", "num_logprobs", "num_prompt_logprobs", "beams", "grammar"),
     }
 
 

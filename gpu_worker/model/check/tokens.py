@@ -47,14 +47,15 @@ def text_tokens(model: str) -> list[int]:
     try:
         from tokenizers import Tokenizer
 
-        ids: list[int] = Tokenizer.from_file(str(_tokenizer_file(model))).encode(_TEXT).ids
+        ids: list[int] = Tokenizer.from_file(str(tokenizer_file(model))).encode(_TEXT).ids
     except Exception as error:  # the tokenizers library raises plain Exceptions
         log.info("checked with random tokens only", because=error)
         return []
     return ids
 
 
-def _tokenizer_file(model: str) -> Path:
+def tokenizer_file(model: str) -> Path:
+    """The file of a folder's or a hub id's fast tokenizer."""
     if Path(model).is_dir():
         return Path(model) / "tokenizer.json"
     from huggingface_hub import hf_hub_download

@@ -1,0 +1,1 @@
+"""Structured output: which tokens a sequence with a grammar may choose next."""
