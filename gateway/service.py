@@ -6,6 +6,7 @@ from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallQuotas
 from gateway.engine.client import EngineClient
 from gateway.engine.engine_status import Engine, EngineAway
+from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.errors import ApiError, overloaded, shutting_down, unavailable, unknown_model
 from gateway.http.request_bodies import BodyReader
 from gateway.prompts.tokenization import PromptReader
@@ -48,6 +49,7 @@ class Service:
     resume_window_s: float
     tokenizer: Tokenizer
     prompts: PromptReader
+    grammars: GrammarCompiler
     engine: EngineClient
     metrics: GatewayMetrics
     keys: ApiKeys

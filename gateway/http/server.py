@@ -15,6 +15,7 @@ from gateway.access.call_limits import CallLimits, CallQuotas
 from gateway.access.priorities import PriorityRange
 from gateway.engine.client import EngineClient
 from gateway.engine.readiness import readiness
+from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.app import create_app
 from gateway.http.connection_limits import connections_that_fit
 from gateway.http.management import management_app
@@ -63,6 +64,7 @@ class Server:
             created=int(time.time()),
             resume_window_s=settings.resume_window,
             tokenizer=tokenizer,
+            grammars=GrammarCompiler(tokenizer.as_json),
             prompts=PromptReader(
                 tokenizer,
                 settings.max_prompts,
@@ -125,6 +127,7 @@ class Server:
         finally:
             tasks = (engine, *serving, leaving, announcing)
             ended_well = [await _end(task) for task in tasks]
+            self.service.grammars.close()
             self.service.prompts.close()
             self.service.bodies.close()
         return 1 if failed or not all(ended_well) else 0

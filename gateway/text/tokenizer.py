@@ -1,7 +1,7 @@
 """Encodes and decodes with the model's tokenizer and renders its chat template."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.prompts.chat_encoder import LiteralTextEncoder
@@ -71,6 +71,11 @@ class Tokenizer:
         except Exception as error:  # transformers raises many unrelated types
             raise ModelUnsupported(f"no tokenizer for {model}: {error}") from error
         return Tokenizer(source, special_in_messages)
+
+    @property
+    def as_json(self) -> Callable[[], str] | None:
+        """Makes the text of its ``tokenizer.json``; None: it has none."""
+        return None if self._backend is None else self._backend.to_str
 
     @property
     def has_chat_template(self) -> bool:

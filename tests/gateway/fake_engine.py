@@ -39,7 +39,12 @@ INFO = EngineInfo(
     state="ready",
     detail="",
     model=ModelInfo(
-        "demo", vocab_size=4096, max_model_len=256, dtype="float32", eos_token_ids=(1,)
+        "demo",
+        vocab_size=4096,
+        max_model_len=256,
+        dtype="float32",
+        eos_token_ids=(1,),
+        takes_grammars=True,
     ),
     kv=kv_pool(64),
     max_num_sequences=16,

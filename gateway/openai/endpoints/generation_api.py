@@ -20,8 +20,10 @@ from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.openai.requests.beam_parameters import beam_params
 from gateway.openai.requests.output_options import OutputOptions, chat_output, completion_output
 from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody, parse_body
+from gateway.openai.requests.structured_output import constraint_of
 from gateway.openai.requests.validation import (
     chat_max_tokens,
+    check_goes_with_structure,
     check_num_choices,
     check_prompt,
     completion_max_tokens,
@@ -90,6 +92,7 @@ async def _complete(service: Service, request: Request) -> Response:
     num_prompts = service.prompts.count(body)
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
+    grammar = await _grammar(service, request, body, num_prompts * output.num_candidates, engine)
     prompts, sampling = [], []
     options = _tokenize_options(request, body, engine)
     for whole in await service.prompts.completion(body, options):
@@ -100,7 +103,7 @@ async def _complete(service: Service, request: Request) -> Response:
         max_tokens = (
             1 if prompt.scores_last else completion_max_tokens(body, prompt, output, engine)
         )
-        params = sampling_params(body, output, beams, max_tokens, engine)
+        params = sampling_params(body, output, beams, max_tokens, engine, grammar)
         sampling.append(sampling_of_last(prompt, params) if prompt.scores_last else params)
         prompts.append(prompt)
     return await _answer(service, request, body, prompts, sampling, output, priority)
@@ -114,17 +117,34 @@ async def _chat(service: Service, request: Request) -> Response:
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
+    grammar = await _grammar(service, request, body, output.num_candidates, engine)
     options = _tokenize_options(request, body, engine)
     whole = await service.prompts.chat(body.messages, body.tools, options)
     prompt = truncated(whole, body, engine)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
-    sampling = sampling_params(body, output, beams, max_tokens, engine)
+    sampling = sampling_params(body, output, beams, max_tokens, engine, grammar)
     return await _answer(service, request, body, [prompt], [sampling], output, priority)
 
 
 def _priority(service: Service, request: Request, body: GenerationBody) -> int:
     return priority_of(body, call_of(request).priorities, service.keys.open_priorities)
+
+
+async def _grammar(
+    service: Service, request: Request, body: GenerationBody, num_choices: int, engine: Engine
+) -> str:
+    """The grammar of the answer, compiled; "" if it may be anything.
+
+    Raises:
+        ApiError: 400.
+    """
+    found = constraint_of(body)
+    if found is None:
+        return ""
+    path, constraint = found
+    check_goes_with_structure(body, path, engine)
+    return await service.grammars.compile(caller_of(request), path, constraint, num_choices)
 
 
 def _tokenize_options(request: Request, body: GenerationBody, engine: Engine) -> TokenizeOptions:

@@ -20,6 +20,8 @@ _TAKEN = frozenset(
         *("model", "prompt", "messages", "tools", "tool_choice", "truncate_prompt_tokens"),
         *("use_beam_search", "n", "best_of", "length_penalty", "early_stopping"),
         *("max_tokens", "max_completion_tokens", "stop", "include_stop_str_in_output"),
+        *("response_format", "structured_outputs"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
         *("echo", "logprobs", "top_logprobs", "prompt_logprobs", "return_token_ids"),
         *("stream", "stream_options", "stream_resume"),
         *("priority", "deadline_ms", "cache_salt", "user"),

@@ -14,7 +14,6 @@ IGNORED: IgnoredFields = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": bool,  # answers never have any
     "tools": ([],),

@@ -17,6 +17,7 @@ from gateway.openai.requests.ignored_fields import (
 )
 from gateway.openai.requests.messages import ChatMessage, ChatTool, check_message
 from gateway.openai.requests.sampling_fields import TokenIds, sampling_field
+from gateway.openai.requests.structured_output import StructuredFields
 from shared.sampling import PARAMETERS
 
 MAX_LOGPROBS = 20
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
         # Those that are read by name.
         seed: int | None
         min_tokens: int | None
+        ignore_eos: bool | None
         logit_bias: dict[str, float] | None
 
 else:
@@ -103,7 +105,7 @@ else:
     )
 
 
-class GenerationBody(_SamplingFields):
+class GenerationBody(_SamplingFields, StructuredFields):
     """What both ways to generate have in common; sampling parameters as in ``PARAMETERS``."""
 
     model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED))

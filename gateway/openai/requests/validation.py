@@ -98,6 +98,7 @@ def sampling_params(
     beams: BeamParams | None,
     max_tokens: int,
     engine: Engine,
+    grammar: str = "",
 ) -> SamplingParams:
     """The engine's part of the request."""
     min_tokens = body.min_tokens or 0
@@ -117,8 +118,26 @@ def sampling_params(
             output.num_prompt_logprobs, output.num_logprobs if output.echo else None
         ),
         beams=beams,
+        grammar=grammar,
         **values,
     )
+
+
+def check_goes_with_structure(body: GenerationBody, path: str, engine: Engine) -> None:
+    """Refuse what would let a text go on behind the end of its structure, or end it before.
+
+    Args:
+        path: of the field that asks for structured output.
+
+    Raises:
+        ApiError: 400.
+    """
+    if not engine.model.takes_grammars:
+        raise invalid(path, f"{path}: the worker of this model has no structured output")
+    if body.ignore_eos:
+        raise invalid_value("ignore_eos", True, f"not with {path}: its text has an end")
+    if body.min_tokens:
+        raise invalid_value("min_tokens", body.min_tokens, f"not with {path}: its text has an end")
 
 
 def check_prompt(prompt: Prompt, output: OutputOptions, engine: Engine) -> None:

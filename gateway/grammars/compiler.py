@@ -1,0 +1,125 @@
+"""Compiles what requests ask for, on threads, and remembers what was compiled."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+
+from llguidance import LLMatcher, LLTokenizer
+
+from gateway.grammars.constraints import Constraint
+from gateway.http.errors import invalid
+from gateway.prompts.fair_threads import FairThreads
+
+MAX_BYTES = 64 * 1024
+"""Of a grammar. llguidance bounds its own work; so many bytes keep it at some ten milliseconds."""
+
+MAX_BYTES_OF_CALL = 1024 * 1024
+"""Of the grammars of all choices of a call: each choice carries its own to the worker."""
+
+_THREADS = 2
+_THREADS_PER_CALLER = 1
+_REMEMBERED_BYTES = 4 * 1024 * 1024
+_SHOWN_CHARS = 400  # of llguidance's reason, which may quote all of the grammar
+
+
+class GrammarCompiler:
+    """Compiles constraints for one tokenizer.
+
+    Args:
+        tokenizer: makes the text of a ``tokenizer.json``; None: the tokenizer has none.
+    """
+
+    def __init__(self, tokenizer: Callable[[], str] | None) -> None:
+        self._text = tokenizer
+        self._tokenizer: LLTokenizer | None = None
+        self._lock = Lock()
+        self._threads = FairThreads(_THREADS, _THREADS_PER_CALLER, "grammar")
+        self._compiled: OrderedDict[str, None] = OrderedDict()  # grammars, the oldest first
+        self._num_bytes = 0
+
+    async def compile(
+        self, caller: str, path: str, constraint: Constraint, num_choices: int
+    ) -> str:
+        """The grammar of a constraint.
+
+        Args:
+            caller: threads are shared fairly between callers.
+            path: of the field, for errors.
+            constraint: to compile.
+            num_choices: of the call.
+
+        Raises:
+            ApiError: 400 with the reason.
+        """
+        if self._text is None:
+            raise invalid(path, f"{path}: this model's tokenizer is not one for structured output")
+        try:
+            return await self._threads.run(caller, lambda: self._compile(constraint, num_choices))
+        except ValueError as error:
+            raise invalid(path, f"{path}: {_shown(str(error))}") from None
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.close()
+
+    def _compile(self, constraint: Constraint, num_choices: int) -> str:
+        """The same, on a thread.
+
+        Raises:
+            ValueError: the reason.
+        """
+        try:
+            grammar = constraint.grammar()
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        num_bytes = len(grammar.encode("utf-8", "surrogatepass"))
+        if num_bytes > MAX_BYTES:
+            raise ValueError(f"it is a grammar of {num_bytes} bytes; at most {MAX_BYTES} may be")
+        if num_bytes * num_choices > MAX_BYTES_OF_CALL:
+            raise ValueError(
+                f"it is a grammar of {num_bytes} bytes for each of {num_choices} choices; "
+                f"together at most {MAX_BYTES_OF_CALL} may be"
+            )
+        if self._is_remembered(grammar):
+            return grammar
+        try:
+            matcher = LLMatcher(self._own_tokenizer(), grammar, log_level=0)
+        except UnicodeEncodeError as error:
+            raise ValueError(str(error)) from None
+        if matcher.is_error():
+            raise ValueError(f"it cannot be compiled: {matcher.get_error()}")
+        matcher.compute_bitmask()  # a grammar without any text is noticed here
+        if matcher.is_error():
+            raise ValueError("no text satisfies it")
+        self._remember(grammar, num_bytes)
+        return grammar
+
+    def _own_tokenizer(self) -> LLTokenizer:
+        """Made when it is first needed: it takes a while, and some memory."""
+        with self._lock:
+            if self._tokenizer is None:
+                assert self._text is not None
+                self._tokenizer = LLTokenizer(self._text())
+            return self._tokenizer
+
+    def _is_remembered(self, grammar: str) -> bool:
+        with self._lock:
+            if grammar not in self._compiled:
+                return False
+            self._compiled.move_to_end(grammar)
+            return True
+
+    def _remember(self, grammar: str, num_bytes: int) -> None:
+        with self._lock:
+            if grammar not in self._compiled:
+                self._compiled[grammar] = None
+                self._num_bytes += num_bytes
+            while self._num_bytes > _REMEMBERED_BYTES:
+                oldest, _ = self._compiled.popitem(last=False)
+                self._num_bytes -= len(oldest.encode())
+
+
+def _shown(reason: str) -> str:
+    """The reason without llguidance's state, and of bounded length."""
+    line = reason.partition("\n<state>")[0].strip()
+    return line if len(line) <= _SHOWN_CHARS else line[:_SHOWN_CHARS] + "…"
