@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallQuotas
+from gateway.answers.answer_formats import AnswerFormats
 from gateway.engine.client import EngineClient
 from gateway.engine.engine_status import Engine, EngineAway
 from gateway.grammars.compiler import GrammarCompiler
@@ -34,6 +35,7 @@ class Service:
     Attributes:
         model_root: the model's folder or hub id.
         created: when it started, seconds since 1970.
+        answers: the formats in which the model answers.
         quotas: limits on calls in progress, and what they hold.
         max_token_bytes: largest body of a call that tokenizes or detokenizes.
         max_prompts: in one call.
@@ -50,6 +52,7 @@ class Service:
     tokenizer: Tokenizer
     prompts: PromptReader
     grammars: GrammarCompiler
+    answers: AnswerFormats
     engine: EngineClient
     metrics: GatewayMetrics
     keys: ApiKeys

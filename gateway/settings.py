@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from gateway.access.networks import networks_of
 from gateway.access.priorities import PriorityRange
+from gateway.answers.formats import AUTO, CALL_CHOICES, REASONING_CHOICES
 from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
 
@@ -192,6 +193,18 @@ class GatewaySettings(ServiceSettings):
         False,
         "Read names of special tokens in the messages of chats, such as <|im_start|>, as those "
         "tokens. By default they are plain text there, so that no message can forge another.",
+    )
+    tool_call_parser: str = setting(
+        AUTO,
+        "How the model writes calls of tools: auto takes the response template of its tokenizer, "
+        "or recognizes the format from its chat template; none refuses tools.",
+        choices=CALL_CHOICES,
+    )
+    reasoning_parser: str = setting(
+        AUTO,
+        "How the model marks its reasoning, which is shown apart from the answer: auto as above, "
+        "none leaves it in the answer.",
+        choices=REASONING_CHOICES,
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
 

@@ -55,6 +55,9 @@ class Server:
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
         keys = ApiKeys(settings.api_keys, settings.api_key, priorities=_priorities(settings))
+        answers = tokenizer.answer_formats(settings.tool_call_parser, settings.reasoning_parser)
+        calls = (answers.calls if answers.describes_tools else None) or "none"
+        _log.info("formats of answers chosen", calls=calls, reasoning=answers.reasoning or "none")
         self.port = 0
         self.connections: set[Any] = set()
         self.service = Service(
@@ -71,6 +74,7 @@ class Server:
                 settings.template_timeout,
                 settings.max_prompt_chars,
             ),
+            answers=answers,
             engine=EngineClient(
                 bus,
                 settings.engine_id,

@@ -74,6 +74,9 @@ def _plain_message(message: ChatMessage) -> dict[str, Any]:
     }
     if message.name is not None:
         plain["name"] = message.name
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        plain["reasoning_content"] = reasoning
     if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:

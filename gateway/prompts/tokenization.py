@@ -231,4 +231,7 @@ def _then_release_memory(work: Callable[[], _T]) -> _T:
 
 def _num_chars(message: ChatMessage) -> int:
     content = message.content or ""
-    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
+    reasoning = len(message.reasoning_content or message.reasoning or "")
+    if isinstance(content, str):
+        return len(content) + reasoning
+    return sum(len(part.text) for part in content) + reasoning

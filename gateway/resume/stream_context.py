@@ -5,9 +5,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from gateway.answers.answer_formats import id_chars
+from gateway.answers.options import AnswerOptions
 from gateway.openai.requests.output_options import OutputOptions
 from gateway.openai.requests.schema import CompletionBody, GenerationBody
-from gateway.openai.responses.chat_serializer import ChatSerializer
+from gateway.openai.responses.chat_serializer import CallIds, ChatSerializer
 from gateway.openai.responses.completion_serializer import CompletionSerializer
 from gateway.openai.responses.serializer import AnswerHead, Serializer
 from gateway.text.tokenizer import Tokenizer
@@ -36,6 +38,7 @@ class Display(Message):
     num_prompt_tokens: int = 0  # of all prompts together; 0: written by an older version
     continuous_usage: bool = False  # every chunk of a stream has the usage so far
     scored_token: int | None = None  # the prompt's last token, which the engine generates
+    answers: AnswerOptions | None = None  # how texts are parsed; None: they are not
 
     def packed(self, prompt_text: str | None, scored_token: int | None = None) -> bytes:
         """Encoded for the Submit of one prompt."""
@@ -52,7 +55,10 @@ class Display(Message):
             token_ids=self.output.token_ids,
             prompt_tokens=[tokens for tokens in prompts for _ in range(self.output.num_choices)],
         )
-        return (ChatSerializer if self.is_chat else CompletionSerializer)(head, tokenizer)
+        if not self.is_chat:
+            return CompletionSerializer(head, tokenizer)
+        chars = 0 if self.answers is None else id_chars(self.answers.calls)
+        return ChatSerializer(head, tokenizer, CallIds(self.call_id, chars))
 
 
 def read_display(data: bytes) -> Display | None:

@@ -124,7 +124,13 @@ def _continued(
         for number, state in enumerate(found)
     ]
     output = GenerationOutput(
-        service.tokenizer, service.metrics, display, prompts, submits, call.started_s
+        service.tokenizer,
+        service.metrics,
+        display,
+        prompts,
+        submits,
+        call.started_s,
+        service.answers,
     )
     generation = Generation(service.engine, service.metrics, output)
     serializer = display.serializer(service.tokenizer, [prompt.tokens for prompt in prompts])

@@ -6,7 +6,7 @@ tokens. No piece ends inside a character. Work per token is bounded.
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -142,3 +142,34 @@ class WindowDetokenizer:
                 break
         self._done = kept[start:]
         self._pending.clear()
+
+
+class MarkerDetokenizer:
+    """Another detokenizer, with the names of some special tokens in the text.
+
+    Args:
+        new: a detokenizer for text that continues these tokens.
+        names: of the special tokens that are shown.
+        context: the tokens before the text.
+    """
+
+    def __init__(
+        self,
+        new: Callable[[Sequence[int]], Detokenizer],
+        names: Mapping[int, str],
+        context: Sequence[int],
+    ) -> None:
+        self._new = new
+        self._names = names
+        self._inner = new(context)
+
+    def push(self, token: int) -> str:
+        name = self._names.get(token)
+        if name is None:
+            return self._inner.push(token)
+        text = self._inner.finish() + name
+        self._inner = self._new(())
+        return text
+
+    def finish(self) -> str:
+        return self._inner.finish()

@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gateway.answers.answer_formats import AnswerFormats, texts_of
+from gateway.answers.model_template import preload_parser, read_model_template
 from gateway.prompts.chat_encoder import LiteralTextEncoder
 from gateway.prompts.control_tokens import (
     ControlTokens,
@@ -12,7 +14,7 @@ from gateway.prompts.control_tokens import (
     TemplateRefused,
 )
 from gateway.prompts.template_analysis import writes_names_whole
-from gateway.text.detokenizer import Detokenizer
+from gateway.text.detokenizer import Detokenizer, MarkerDetokenizer
 from gateway.text.text_limits import TextBound, text_bound
 from gateway.text.vocabulary import Vocabulary, vocabulary_of
 from shared.errors import ModelUnsupported
@@ -56,6 +58,7 @@ class Tokenizer:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         assert AutoTokenizer, PreTrainedTokenizerFast
+        preload_parser()
 
     @staticmethod
     def load(model: str, trust_remote_code: bool, special_in_messages: bool = False) -> "Tokenizer":
@@ -120,9 +123,32 @@ class Tokenizer:
         """The bytes of one token by itself."""
         return self._vocabulary.token_bytes(token)
 
-    def detokenizer(self, context: Sequence[int] = ()) -> Detokenizer:
-        """A detokenizer for text that continues the text of ``context``."""
-        return self._vocabulary.detokenizer(context)
+    def detokenizer(self, context: Sequence[int] = (), shown: Sequence[str] = ()) -> Detokenizer:
+        """A detokenizer for text that continues the text of ``context``.
+
+        Args:
+            shown: names of special tokens that are part of the text.
+        """
+        if not shown:
+            return self._vocabulary.detokenizer(context)
+        names = {self._source.convert_tokens_to_ids(name): name for name in shown}
+        return MarkerDetokenizer(self._vocabulary.detokenizer, names, context)
+
+    def answer_formats(self, calls: str, reasoning: str) -> AnswerFormats:
+        """The formats in which the model answers.
+
+        Args:
+            calls: format of calls of tools, one of ``CALL_CHOICES``.
+            reasoning: format of reasoning, one of ``REASONING_CHOICES``.
+        """
+        added = self._source.added_tokens_decoder.values()
+        return AnswerFormats(
+            texts_of(self._source.chat_template),
+            {token.content: token.special for token in added},
+            read_model_template(self._source),
+            calls,
+            reasoning,
+        )
 
     def render_chat(self, chat: Conversation) -> str:
         """The prompt for a conversation, special tokens included.

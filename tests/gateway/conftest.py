@@ -107,7 +107,12 @@ async def make_stage(tokenizer: Tokenizer) -> AsyncIterator[MakeStage]:
     """Opens stages with settings of their own."""
     async with AsyncExitStack() as stack:
 
-        async def make(bus: Bus | None = None, ready: bool = True, **changes: Any) -> Stage:
+        async def make(
+            bus: Bus | None = None,
+            ready: bool = True,
+            tokenizer: Tokenizer = tokenizer,
+            **changes: Any,
+        ) -> Stage:
             bus = bus or MemoryBus(lambda: time.time_ns() // 1_000_000)
             stage: Stage = await stack.enter_async_context(
                 _open_stage(tokenizer, bus, ready, **changes)

@@ -25,6 +25,12 @@ def generation_of(service: Service, prompts: Sequence[Prompt], display: Display)
         for position, prompt in enumerate(prompts)
     ]
     output = GenerationOutput(
-        service.tokenizer, service.metrics, display, prompts, submits, started_s=0.0
+        service.tokenizer,
+        service.metrics,
+        display,
+        prompts,
+        submits,
+        started_s=0.0,
+        formats=service.answers,
     )
     return Generation(service.engine, service.metrics, output)

@@ -11,6 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from gateway.answers.options import AnswerOptions
 from gateway.engine.engine_status import Engine
 from gateway.http.call import MAX_KEY_CHARS, Call, call_of, caller_of, client_of, idempotency_key
 from gateway.http.errors import ApiError
@@ -21,6 +22,7 @@ from gateway.openai.requests.beam_parameters import beam_params
 from gateway.openai.requests.output_options import OutputOptions, chat_output, completion_output
 from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.openai.requests.structured_output import constraint_of
+from gateway.openai.requests.tool_parameters import answer_options
 from gateway.openai.requests.validation import (
     chat_max_tokens,
     check_goes_with_structure,
@@ -114,6 +116,7 @@ async def _chat(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     priority = _priority(service, request, body)
     beams = beam_params(body)
+    answers = answer_options(body, service.answers)
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
@@ -124,7 +127,7 @@ async def _chat(service: Service, request: Request) -> Response:
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine, grammar)
-    return await _answer(service, request, body, [prompt], [sampling], output, priority)
+    return await _answer(service, request, body, [prompt], [sampling], output, priority, answers)
 
 
 def _priority(service: Service, request: Request, body: GenerationBody) -> int:
@@ -161,6 +164,7 @@ async def _answer(
     sampling: Sequence[SamplingParams],
     output: OutputOptions,
     priority: int,
+    answers: AnswerOptions | None = None,
 ) -> Response:
     call = call_of(request)
     key, client = idempotency_key(request), client_of(request)
@@ -169,11 +173,18 @@ async def _answer(
     if key is not None and body.seed is None:
         sampling = [_with_seed(params, seed_of(call.id)) for params in sampling]
     display = _display(service, call, body, prompts, output, is_repeatable=key is not None)
+    display = replace(display, answers=answers)
     call.fields["stream"] = bool(body.stream)
     service.ready_engine()  # much may have happened while a long prompt was tokenized
     submits = _submits(service, call, body, prompts, sampling, display, priority)
     result = GenerationOutput(
-        service.tokenizer, service.metrics, display, prompts, submits, call.started_s
+        service.tokenizer,
+        service.metrics,
+        display,
+        prompts,
+        submits,
+        call.started_s,
+        service.answers,
     )
     generation = Generation(service.engine, service.metrics, result)
     serializer = display.serializer(service.tokenizer, [prompt.tokens for prompt in prompts])

@@ -1,8 +1,10 @@
 """What a generation shows to its client: what is new by choice, usage, and scores."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from gateway.answers.answer_formats import AnswerFormats, UnknownFormat
+from gateway.answers.events import AnswerParser
 from gateway.engine.events import ChoiceFinished, PrefixFound, PromptScored, TokensArrived
 from gateway.http.errors import failed
 from gateway.openai.generation.prompt_requests import Choice, PromptRequest
@@ -18,6 +20,8 @@ from shared.messages.endings import FinishReason
 from shared.messages.requests import Submit
 from shared.metrics import GatewayMetrics
 
+_PROMPT_END_TOKENS = 256  # of a prompt, in which the answer's message may have begun
+
 
 class GenerationOutput:
     """Turns the engine's events into deltas of choices.
@@ -27,6 +31,7 @@ class GenerationOutput:
     Args:
         submits: one for each prompt.
         started_s: monotonic time at which the call arrived.
+        formats: None where no answers are parsed.
 
     Attributes:
         display: how the answer is shown.
@@ -42,12 +47,14 @@ class GenerationOutput:
         prompts: Sequence[Prompt],
         submits: Sequence[Submit],
         started_s: float,
+        formats: AnswerFormats | None = None,
     ) -> None:
         self.display = display
         self._options = display.output
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._started_s = started_s
+        self._formats = formats
         self._cached_before = 0
         stops = StopStrings(self._options.stops)
         self.requests = [
@@ -209,7 +216,7 @@ class GenerationOutput:
     ) -> PromptRequest:
         """The request for the prompt at a position in the call."""
         shown = self._options
-        echo = self._echo_text(prompt)
+        echo, answers = self._echo_text(prompt), self.display.answers
         ends_silently = not shown.include_stop and submit.sampling.beams is None
         options = TextOptions(
             stops,
@@ -219,16 +226,32 @@ class GenerationOutput:
             show_scores=shown.num_logprobs is not None,
             include_stop=shown.include_stop,
             silent_tokens=submit.sampling.stop_token_ids if ends_silently else (),
+            ends_with_call=answers is not None and not answers.parallel,
         )
         context = () if self.display.is_chat else prompt.tokens  # that the text continues
         first = position * shown.num_candidates
+        new_parser, names = self._parsing(prompt)
         choices = [
             Choice(
-                first + number, number, ChoiceText(self._tokenizer.detokenizer(context), options)
+                first + number,
+                number,
+                ChoiceText(self._tokenizer.detokenizer(context, names), options, new_parser()),
             )
             for number in range(shown.num_candidates)
         ]
         return PromptRequest(prompt, submit, choices, echo)
+
+    def _parsing(self, prompt: Prompt) -> tuple[Callable[[], AnswerParser | None], Sequence[str]]:
+        """What makes the parsers of the choices, and names of special tokens that they must see."""
+        answers, formats = self.display.answers, self._formats
+        if answers is None or formats is None:
+            return lambda: None, ()
+        last = prompt.tokens[-_PROMPT_END_TOKENS:]
+        try:
+            new = formats.parsers(answers, self._tokenizer.decode(last, skip_special=False))
+        except UnknownFormat as error:
+            raise failed(f"this gateway does not parse answers of the format {error}") from None
+        return new, formats.shown_tokens(answers)
 
     def _echo_text(self, prompt: Prompt) -> str:
         if not self._options.echo:

@@ -17,7 +17,8 @@ _EARLY_STOPPING = {
 # others are refused, also those that bodies may have one day.
 _TAKEN = frozenset(
     {
-        *("model", "prompt", "messages", "tools", "tool_choice", "truncate_prompt_tokens"),
+        *("model", "prompt", "messages", "tools", "tool_choice", "parallel_tool_calls"),
+        "truncate_prompt_tokens",
         *("use_beam_search", "n", "best_of", "length_penalty", "early_stopping"),
         *("max_tokens", "max_completion_tokens", "stop", "include_stop_str_in_output"),
         *("response_format", "structured_outputs"),

@@ -17,7 +17,7 @@ IGNORED: IgnoredFields = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": bool,  # answers never have any
     "tools": ([],),
-    "tool_choice": ("none", "auto"),  # of no tools
+    "tool_choice": ("none", "auto"),  # of completions, which have no tools
     "parallel_tool_calls": bool,
     "functions": ([],),
     "function_call": ("none", "auto"),

@@ -1,5 +1,6 @@
 """Schemas of conversations: messages, their parts, tools and calls of tools."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
@@ -10,6 +11,7 @@ from gateway.openai.requests.ignored_fields import IGNORED_IN_MESSAGE, describe_
 
 MAX_PARTS = 1_000  # of one message
 MAX_TOOL_CALLS = 1_000  # of one message
+MAX_NAME_CHARS = 256  # of a tool
 
 
 class TextPart(Part):
@@ -47,7 +49,7 @@ class ToolCall(Part):
 class ToolFunction(Part):
     """The function of a tool that the chat template describes to the model."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     description: str | None = None
     parameters: dict[str, Any] | None = None  # a JSON Schema
     strict: bool | None = None
@@ -58,6 +60,26 @@ class ChatTool(Part):
 
     type: Literal["function"]
     function: ToolFunction
+
+
+class NamedFunction(Part):
+    """The function of the tool that the model must call."""
+
+    name: str
+
+
+class NamedTool(Part):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("as word")]
+    | Annotated[NamedTool, Tag("as tool")],
+    Discriminator(lambda value: "as tool" if isinstance(value, dict | NamedTool) else "as word"),
+]
 
 
 class ChatMessage(Body):
@@ -72,6 +94,8 @@ class ChatMessage(Body):
         Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
     ) = Field(None, description="Of an assistant alone.")
     tool_call_id: str | None = Field(None, description="Of a tool's message alone.")
+    reasoning_content: str | None = Field(None, description="Of an assistant alone.")
+    reasoning: str | None = Field(None, description="The same as reasoning_content.")
 
 
 def check_message(message: ChatMessage, path: str) -> None:
@@ -89,6 +113,30 @@ def check_message(message: ChatMessage, path: str) -> None:
     if message.tool_calls and message.role != "assistant":
         reason = "only an assistant's message has any"
         raise invalid_value(f"{path}tool_calls", message.tool_calls, reason)
+    for field in ("reasoning_content", "reasoning"):
+        if getattr(message, field) is not None and message.role != "assistant":
+            reason = "only an assistant's message has it"
+            raise invalid_value(f"{path}{field}", getattr(message, field), reason)
     if message.tool_call_id is not None and message.role != "tool":
         reason = "only a tool's message has one"
         raise invalid_value(f"{path}tool_call_id", message.tool_call_id, reason)
+
+
+def check_tools(tools: Sequence[ChatTool], choice: "ToolChoice | None") -> None:
+    """Refuse tools of the same name, and the choice of a tool that is not there.
+
+    Raises:
+        ApiError: 400 that names the field.
+    """
+    first: dict[str, int] = {}
+    for index, tool in enumerate(tools):
+        earlier = first.setdefault(tool.function.name, index)
+        if earlier != index:
+            reason = f"tools[{earlier}] has the same name"
+            raise invalid_value(f"tools[{index}].function.name", tool.function.name, reason)
+    if isinstance(choice, NamedTool):
+        if choice.function.name not in first:
+            reason = "no tool in tools has this name"
+            raise invalid_value("tool_choice.function.name", choice.function.name, reason)
+    elif choice == "required" and not tools:
+        raise invalid_value("tool_choice", choice, "needs tools")

@@ -15,7 +15,13 @@ from gateway.openai.requests.ignored_fields import (
     IGNORED_IN_STREAM_OPTIONS,
     describe_ignored,
 )
-from gateway.openai.requests.messages import ChatMessage, ChatTool, check_message
+from gateway.openai.requests.messages import (
+    ChatMessage,
+    ChatTool,
+    ToolChoice,
+    check_message,
+    check_tools,
+)
 from gateway.openai.requests.sampling_fields import TokenIds, sampling_field
 from gateway.openai.requests.structured_output import StructuredFields
 from shared.sampling import PARAMETERS
@@ -166,8 +172,11 @@ class ChatBody(GenerationBody, _ChatMessages):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tool_choice: Literal["none", "auto"] | None = Field(
-        None, description="none, where there are tools: answers are text, and no calls of tools."
+    tool_choice: ToolChoice | None = Field(
+        None, description="auto, the default with tools: the model decides. none: no calls."
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: the answer ends with the first call of a tool."
     )
 
 
@@ -223,7 +232,6 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
         raise invalid("stream_resume", "stream_resume: only allowed when stream is true")
     if isinstance(body, GenerationBody) and body.truncate_prompt_tokens == 0:
         raise invalid_value("truncate_prompt_tokens", 0, "must be at least 1, or -1")
-    if isinstance(body, ChatBody) and body.tools and body.tool_choice != "none":
-        reason = 'with tools it must be "none": answers are text, and no calls of tools'
-        raise invalid_value("tool_choice", body.tool_choice, reason)
+    if isinstance(body, ChatBody):
+        check_tools(body.tools or (), body.tool_choice)
     return body

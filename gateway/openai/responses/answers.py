@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.answers.events import joined_calls
 from gateway.http.call import Call
 from gateway.http.errors import ApiError, failed, taken_over
 from gateway.openai.generation.generation import ClientLeft, Generation, TakenOver
@@ -249,6 +250,9 @@ def _joined(deltas: list[Delta]) -> Delta:
         scored=[item for delta in deltas for item in delta.scored],
         finish_reason=deltas[-1].finish_reason,
         beam_score=deltas[-1].beam_score,
+        reasoning="".join(delta.reasoning for delta in deltas),
+        calls=joined_calls(delta.calls for delta in deltas),
+        has_calls=deltas[-1].has_calls,
     )
 
 

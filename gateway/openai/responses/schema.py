@@ -108,12 +108,30 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunctionAnswer(_Answer):
+    """The function that the model calls."""
+
+    name: str
+    arguments: str  # JSON, as the model wrote it
+
+
+class ToolCallAnswer(_Answer):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunctionAnswer
+
+
 class AssistantMessage(_Answer):
     """The message that the model generated."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null if there are only calls of tools
     refusal: None
+    reasoning_content: str | None = None
+    reasoning: str | None = None  # the same
+    tool_calls: list[ToolCallAnswer] | None = None
 
 
 class ChatChoice(_Answer):
@@ -122,7 +140,7 @@ class ChatChoice(_Answer):
     index: _Count
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: _FinishReason
+    finish_reason: _FinishReason | Literal["tool_calls"]
     beam_score: float | None = None
     token_ids: list[int] | None = None
 

@@ -1,0 +1,60 @@
+"""Tokenizers of models that call tools, and a tool."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from gateway.text.tokenizer import Tokenizer
+
+DEMO_MODEL = str(Path(__file__).parents[3] / "models" / "demo")
+HERMES = """
+{%- if tools %}{{ '<|system|>Tools: ' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
+{{- ' Answer with <tool_call>' }}{% endif %}
+{%- for message in messages %}{{ '<|' + message.role + '|>' }}
+{%- if message.reasoning_content %}
+{{- '<think>' + message.reasoning_content + '</think>' }}{% endif %}
+{{- message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>' }}{{ call.function | tojson }}{{ '</tool_call>' }}
+{%- endfor %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
+"""
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+
+
+def demo_tokenizer(
+    template: str | None = HERMES,
+    special: tuple[str, ...] = (),
+    response_template: dict[str, Any] | None = None,
+) -> Tokenizer:
+    """The demo model's tokenizer with another chat template.
+
+    Args:
+        template: None: its own, which describes no tools.
+        special: names of further special tokens.
+        response_template: its own way to read answers.
+    """
+    source = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    if template is not None:
+        source.chat_template = template
+    if special:
+        source.add_special_tokens({"additional_special_tokens": list(special)})
+    source.response_template = response_template
+    return Tokenizer(source)
+
+
+def call_text(arguments: str, name: str = "add") -> str:
+    """A call in the format of Hermes and Qwen."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
