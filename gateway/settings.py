@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gateway.access.networks import networks_of
 from gateway.access.priorities import PriorityRange
-from gateway.answers.formats import AUTO, CALL_CHOICES, REASONING_CHOICES
+from gateway.answers.parser_names import AUTO, CALL_CHOICES, REASONING_CHOICES
 from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
 

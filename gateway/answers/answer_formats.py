@@ -7,15 +7,14 @@ from typing import Any
 from gateway.answers.events import AnswerParser
 from gateway.answers.family_parser import FamilyParser
 from gateway.answers.formats import (
-    AUTO,
     CALL_FORMATS,
-    NONE,
     REASONING_FORMATS,
     call_format_of,
     reasoning_format_of,
 )
 from gateway.answers.model_template import ModelTemplate, ModelTemplateParser
 from gateway.answers.options import AnswerOptions
+from gateway.answers.parser_names import AUTO, NONE
 
 MODEL = "model"  # the response template that comes with the tokenizer
 

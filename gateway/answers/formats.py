@@ -82,10 +82,6 @@ REASONING_FORMATS = {
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
 }
 
-AUTO, NONE = "auto", "none"  # in settings
-CALL_CHOICES = (AUTO, NONE, *CALL_FORMATS)
-REASONING_CHOICES = (AUTO, NONE, *REASONING_FORMATS)
-
 
 def call_format_of(templates: Iterable[str]) -> str | None:
     """The name of the format that a model's chat templates use, None if none is recognized."""

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from gateway.answers.answer_formats import AnswerFormats
 from gateway.answers.events import AnswerEvent, CallBegun, CallEnded, merged
+from gateway.answers.formats import CALL_FORMATS, REASONING_FORMATS
 from gateway.answers.options import AnswerOptions, ToolShape
+from gateway.answers.parser_names import AUTO, CALL_CHOICES, NONE, REASONING_CHOICES
 
 TOOLS = (ToolShape("now", ()), ToolShape("add", ("note",)))
 AB = '{"a": 1, "b": [2, "}"]}'
@@ -312,6 +314,11 @@ def test_what_was_shown_stays(case: str) -> None:
             assert name_now == name_before
             assert arguments.startswith(earlier)
         before = now
+
+
+def test_settings_name_all_formats() -> None:
+    assert set(CALL_CHOICES) == {AUTO, NONE, *CALL_FORMATS}
+    assert set(REASONING_CHOICES) == {AUTO, NONE, *REASONING_FORMATS}
 
 
 def test_arguments_are_shown_while_they_arrive() -> None:
