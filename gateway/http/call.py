@@ -1,6 +1,7 @@
 """One HTTP call: its id, its body, and its line in the access log."""
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +22,8 @@ _SCOPE_KEY = "pagestream.call"
 QUIET_PATHS = ("/health", "/metrics")
 MAX_KEY_CHARS = 255
 _SHOWN_PATH_CHARS = 200
+# Nothing that would need quoting in a header, a log line or a query.
+_CLIENTS_ID = re.compile(rb"[A-Za-z0-9._:/@+=-]{1,128}")
 _DISCARD_BYTES = 64 * 2**20
 _DISCARD_S = 2.0
 
@@ -31,7 +34,10 @@ class Call:
 
     Attributes:
         id: 128 bits in hex, random unless the client gave an ``Idempotency-Key``; shown in logs
-            and in the ``X-Request-Id`` header.
+            and, unless the client gave a name, in the ``X-Request-Id`` header.
+        clients_id: the client's own name for the call, from its ``X-Request-Id`` header; None if it
+            gave none or one that is not kept. It names the call in the answer and in logs alone:
+            ids of requests are secrets, and clients cannot choose them.
         received_ms: wall clock at its start.
         tenant: name of its API key, "" where none is required.
         priorities: priorities that its API key allows, None where no key is required.
@@ -43,6 +49,7 @@ class Call:
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     started_s: float = field(default_factory=time.monotonic)
     received_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    clients_id: str | None = None
     tenant: str = ""
     priorities: PriorityRange | None = None
     discards_body: bool = False
@@ -150,6 +157,14 @@ async def _discard(body: AsyncIterator[bytes]) -> None:
         return
 
 
+def _clients_id(scope: Scope) -> str | None:
+    """The client's own name for a call, None if there is none, or several, or one of other form."""
+    given = [text for name, text in scope["headers"] if name == b"x-request-id"]
+    if len(given) != 1 or not _CLIENTS_ID.fullmatch(given[0]):
+        return None
+    return str(given[0], "ascii")
+
+
 class AccessLog:
     """Middleware that gives every call an id, and logs one line at its end."""
 
@@ -160,13 +175,13 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = Call()
+        call = Call(clients_id=_clients_id(scope))
         scope[_SCOPE_KEY] = call
 
         async def send_and_record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
-                header = (b"x-request-id", call.id.encode())
+                header = (b"x-request-id", (call.clients_id or call.id).encode())
                 message["headers"] = [*message.get("headers", ()), header]
             await send(message)
 
@@ -182,9 +197,11 @@ class AccessLog:
     def _write(scope: Scope, call: Call) -> None:
         path = shown_path(scope)
         write = _log.debug if path.startswith(QUIET_PATHS) else _log.info
+        named = {} if call.clients_id is None else {"client_id": call.clients_id}
         write(
             "call",
             id=call.id,
+            **named,
             method=scope["method"],
             path=path,
             status=call.status,

@@ -18,7 +18,7 @@ _REF = "#/components/schemas/{model}"
 _METHODS = ("get", "post")
 _REQUEST_ID = {
     "X-Request-Id": {
-        "description": "Names the call in the logs of all services.",
+        "description": "The one of the call if it had one, else an id that all services log.",
         "schema": {"type": "string"},
     }
 }

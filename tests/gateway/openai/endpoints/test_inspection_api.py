@@ -135,6 +135,36 @@ async def test_every_call_has_an_id_that_the_log_repeats(
     assert "secret" not in str(fields)
 
 
+async def test_the_clients_name_of_a_call_is_in_its_answer_and_the_log_but_is_no_request_id(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.answer_text("Good day")
+    name = "job-7/" + "a" * 122
+    call = {"model": "demo", "prompt": "hi", "max_tokens": 4}
+    with caplog.at_level("INFO", "gateway.access"):
+        response = await stage.http.post(
+            "/v1/completions", json=call, headers={"X-Request-Id": name}
+        )
+    assert response.headers.get_list("x-request-id") == [name]
+    [record] = [record for record in caplog.records if record.name == "gateway.access"]
+    fields = record.fields  # type: ignore[attr-defined]
+    assert fields["client_id"] == name
+    assert re.fullmatch("[0-9a-f]{32}", fields["id"])
+    assert response.json()["id"] == f"cmpl-{fields['id']}"
+    refused = await stage.http.get("/v1/nothing", headers={"X-Request-Id": name})
+    assert (refused.status_code, refused.headers["x-request-id"]) == (404, name)
+
+
+@pytest.mark.parametrize(
+    "names", [[""], ["a b"], ["a" * 129], ["a\tb"], ['a"b'], ["\xe9"], ["one", "two"]], ids=ascii
+)
+async def test_a_name_of_another_form_is_not_repeated(stage: Stage, names: list[str]) -> None:
+    headers = [(b"X-Request-Id", name.encode("latin-1")) for name in names]
+    response = await stage.http.get("/version", headers=headers)
+    [answered] = response.headers.get_list("x-request-id")
+    assert re.fullmatch("[0-9a-f]{32}", answered)
+
+
 async def test_latencies_and_lengths_are_measured(stage: Stage) -> None:
     stage.answer_text("Good day to you")
     body = (await stage.complete(max_tokens=40)).json()
