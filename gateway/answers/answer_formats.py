@@ -1,6 +1,6 @@
 """The formats in which one model answers, and parsers for them."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ class AnswerFormats:
 
     Args:
         templates: its chat templates.
-        tokens: names of its added tokens, with True for special ones.
+        tokens: ids of its special tokens, by name; None for other added tokens.
         model: its own response template, if it has one.
         calls: the format of calls, or AUTO or NONE.
         reasoning: the format of reasoning, or AUTO or NONE.
@@ -42,14 +42,14 @@ class AnswerFormats:
     def __init__(
         self,
         templates: Sequence[str],
-        tokens: dict[str, bool],
+        tokens: Mapping[str, int | None],
         model: ModelTemplate | None = None,
         calls: str = AUTO,
         reasoning: str = AUTO,
     ) -> None:
         own = MODEL if model is not None else None
         self._model = model
-        self._special = [name for name, is_special in tokens.items() if is_special]
+        self._special = {name: token for name, token in tokens.items() if token is not None}
         self.calls = _chosen(calls, own or call_format_of(templates))
         self.reasoning = _chosen(reasoning, own or reasoning_format_of(templates, tokens))
         self.describes_tools = any("tools" in template for template in templates)
@@ -82,10 +82,10 @@ class AnswerFormats:
         in_reasoning = reasoning is not None and prompt_end.rstrip().endswith(reasoning.open)
         return partial(FamilyParser, calls, reasoning, strings, in_reasoning)
 
-    def shown_tokens(self, options: AnswerOptions) -> list[str]:
-        """Names of special tokens that the parser must see in the text."""
+    def shown_tokens(self, options: AnswerOptions) -> Mapping[str, int]:
+        """Special tokens that the parser must see in the text, by name."""
         text = "\n".join(self._markers(options)).replace("\\", "")
-        return [name for name in self._special if name in text]
+        return {name: token for name, token in self._special.items() if name in text}
 
     def _markers(self, options: AnswerOptions) -> Iterable[str]:
         if MODEL in (options.calls, options.reasoning) and self._model is not None:

@@ -16,6 +16,24 @@ class Body(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class CallWrapper:
+    """How calls are written where an answer must have some.
+
+    Attributes:
+        before, after: text around the calls, or around each.
+        between: text between calls; "": there is only one.
+        each: every call has the text around it.
+        arguments: the key of the arguments.
+    """
+
+    before: str
+    after: str
+    between: str = ", "
+    each: bool = False
+    arguments: str = "arguments"
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a family of models writes calls.
 
@@ -25,6 +43,7 @@ class CallFormat:
         in_template: one of these in the chat template shows that the model writes so.
         bare: an answer that begins with ``{`` is a call if it names a tool of the request.
         tags: of ``Body.TAGS``.
+        wrapper: None: that an answer must have calls cannot be asked for.
         id_chars: characters of a call's id, where the chat template takes no others; 0: any.
     """
 
@@ -34,6 +53,7 @@ class CallFormat:
     body: Body = Body.JSON
     bare: bool = False
     tags: Tags | None = None
+    wrapper: CallWrapper | None = None
     id_chars: int = 0
 
     @property
@@ -54,7 +74,14 @@ class ReasoningFormat:
 
 # In the order in which they are tried: the first whose sign is in the chat template is taken.
 CALL_FORMATS = {
-    "mistral": CallFormat(("[TOOL_CALLS]",), (), ("[TOOL_CALLS]",), body=Body.NAMED, id_chars=9),
+    "mistral": CallFormat(
+        ("[TOOL_CALLS]",),
+        (),
+        ("[TOOL_CALLS]",),
+        body=Body.NAMED,
+        wrapper=CallWrapper("[TOOL_CALLS][", "]"),
+        id_chars=9,
+    ),
     "glm": CallFormat(
         ("<tool_call>",),
         ("</tool_call>",),
@@ -69,11 +96,30 @@ CALL_FORMATS = {
         body=Body.TAGS,
         tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), True),
     ),
-    "phi4": CallFormat(("<|tool_call|>",), ("<|/tool_call|>",), ("<|/tool_call|>",)),
-    "granite": CallFormat(("<|tool_call|>", "<tool_call>"), ("</tool_call>",), ("<|tool_call|>",)),
-    "hermes": CallFormat(("<tool_call>",), ("</tool_call>",), ("<tool_call>",)),
+    "phi4": CallFormat(
+        ("<|tool_call|>",),
+        ("<|/tool_call|>",),
+        ("<|/tool_call|>",),
+        wrapper=CallWrapper("<|tool_call|>[", "]<|/tool_call|>"),
+    ),
+    "granite": CallFormat(
+        ("<|tool_call|>", "<tool_call>"),
+        ("</tool_call>",),
+        ("<|tool_call|>",),
+        wrapper=CallWrapper("<|tool_call|>[", "]"),
+    ),
+    "hermes": CallFormat(
+        ("<tool_call>",),
+        ("</tool_call>",),
+        ("<tool_call>",),
+        wrapper=CallWrapper("<tool_call>\n", "\n</tool_call>", between="\n", each=True),
+    ),
     "llama3": CallFormat(
-        ("<|python_tag|>",), (), ("<|python_tag|>", '"parameters": dictionary'), bare=True
+        ("<|python_tag|>",),
+        (),
+        ("<|python_tag|>", '"parameters": dictionary'),
+        bare=True,
+        wrapper=CallWrapper("", "", between="; ", arguments="parameters"),
     ),
 }
 

@@ -7,6 +7,7 @@ from threading import Lock
 from llguidance import LLMatcher, LLTokenizer
 
 from gateway.grammars.constraints import Constraint
+from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.errors import invalid
 from gateway.prompts.fair_threads import FairThreads
 
@@ -38,7 +39,7 @@ class GrammarCompiler:
         self._num_bytes = 0
 
     async def compile(
-        self, caller: str, path: str, constraint: Constraint, num_choices: int
+        self, caller: str, path: str, constraint: Constraint | ToolCalls, num_choices: int
     ) -> str:
         """The grammar of a constraint.
 
@@ -62,7 +63,7 @@ class GrammarCompiler:
         """Stop the threads."""
         self._threads.close()
 
-    def _compile(self, constraint: Constraint, num_choices: int) -> str:
+    def _compile(self, constraint: Constraint | ToolCalls, num_choices: int) -> str:
         """The same, on a thread.
 
         Raises:

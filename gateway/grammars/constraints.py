@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # end of a line and its indentation.
 _WHITESPACE = r"(\n[ ]{0,16}|[ ])?"
 # Keywords that llguidance does not know are errors, whatever a schema asks of it.
-_JSON_OPTIONS: "JsonCompileOptions" = {
+JSON_OPTIONS: "JsonCompileOptions" = {
     "whitespace_flexible": True,
     "whitespace_pattern": _WHITESPACE,
     "lenient": False,
@@ -37,7 +37,7 @@ class JsonSchema:
             ValueError: the reason why it is none.
         """
         check_schema(self.schema)
-        return LLMatcher.grammar_from_json_schema(json.dumps(self.schema), overrides=_JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(json.dumps(self.schema), overrides=JSON_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

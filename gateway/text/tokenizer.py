@@ -1,7 +1,7 @@
 """Encodes and decodes with the model's tokenizer and renders its chat template."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.answers.answer_formats import AnswerFormats, texts_of
@@ -123,15 +123,17 @@ class Tokenizer:
         """The bytes of one token by itself."""
         return self._vocabulary.token_bytes(token)
 
-    def detokenizer(self, context: Sequence[int] = (), shown: Sequence[str] = ()) -> Detokenizer:
+    def detokenizer(
+        self, context: Sequence[int] = (), shown: Mapping[str, int] | None = None
+    ) -> Detokenizer:
         """A detokenizer for text that continues the text of ``context``.
 
         Args:
-            shown: names of special tokens that are part of the text.
+            shown: special tokens that are part of the text, by name.
         """
         if not shown:
             return self._vocabulary.detokenizer(context)
-        names = {self._source.convert_tokens_to_ids(name): name for name in shown}
+        names = {token: name for name, token in shown.items()}
         return MarkerDetokenizer(self._vocabulary.detokenizer, names, context)
 
     def answer_formats(self, calls: str, reasoning: str) -> AnswerFormats:
@@ -141,10 +143,10 @@ class Tokenizer:
             calls: format of calls of tools, one of ``CALL_CHOICES``.
             reasoning: format of reasoning, one of ``REASONING_CHOICES``.
         """
-        added = self._source.added_tokens_decoder.values()
+        added = self._source.added_tokens_decoder.items()
         return AnswerFormats(
             texts_of(self._source.chat_template),
-            {token.content: token.special for token in added},
+            {info.content: token if info.special else None for token, info in added},
             read_model_template(self._source),
             calls,
             reasoning,

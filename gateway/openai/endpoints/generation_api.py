@@ -13,8 +13,10 @@ from starlette.responses import Response
 
 from gateway.answers.options import AnswerOptions
 from gateway.engine.engine_status import Engine
+from gateway.grammars.constraints import Constraint
+from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.call import MAX_KEY_CHARS, Call, call_of, caller_of, client_of, idempotency_key
-from gateway.http.errors import ApiError
+from gateway.http.errors import ApiError, invalid
 from gateway.openai.endpoints.openapi_description import generates, reads_header, takes
 from gateway.openai.generation.generation import Generation
 from gateway.openai.generation.generation_output import GenerationOutput
@@ -22,7 +24,11 @@ from gateway.openai.requests.beam_parameters import beam_params
 from gateway.openai.requests.output_options import OutputOptions, chat_output, completion_output
 from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.openai.requests.structured_output import constraint_of
-from gateway.openai.requests.tool_parameters import answer_options
+from gateway.openai.requests.tool_parameters import (
+    answer_options,
+    check_begins_with_call,
+    tools_constraint,
+)
 from gateway.openai.requests.validation import (
     chat_max_tokens,
     check_goes_with_structure,
@@ -120,10 +126,13 @@ async def _chat(service: Service, request: Request) -> Response:
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    grammar = await _grammar(service, request, body, output.num_candidates, engine)
+    calls = tools_constraint(body, answers, service.answers)
+    grammar = await _grammar(service, request, body, output.num_candidates, engine, calls)
     options = _tokenize_options(request, body, engine)
     whole = await service.prompts.chat(body.messages, body.tools, options)
     prompt = truncated(whole, body, engine)
+    if calls is not None:
+        check_begins_with_call(prompt, service.answers, service.tokenizer)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine, grammar)
@@ -135,14 +144,23 @@ def _priority(service: Service, request: Request, body: GenerationBody) -> int:
 
 
 async def _grammar(
-    service: Service, request: Request, body: GenerationBody, num_choices: int, engine: Engine
+    service: Service,
+    request: Request,
+    body: GenerationBody,
+    num_choices: int,
+    engine: Engine,
+    calls: tuple[str, ToolCalls] | None = None,
 ) -> str:
     """The grammar of the answer, compiled; "" if it may be anything.
 
     Raises:
         ApiError: 400.
     """
-    found = constraint_of(body)
+    found: tuple[str, Constraint | ToolCalls] | None = constraint_of(body)
+    if found is not None and calls is not None:
+        reason = f"{found[0]} asks for structured output already; give one"
+        raise invalid(calls[0], f"{calls[0]}: {reason}")
+    found = found or calls
     if found is None:
         return ""
     path, constraint = found

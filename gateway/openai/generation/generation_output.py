@@ -1,6 +1,6 @@
 """What a generation shows to its client: what is new by choice, usage, and scores."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.answers.answer_formats import AnswerFormats, UnknownFormat
@@ -241,11 +241,13 @@ class GenerationOutput:
         ]
         return PromptRequest(prompt, submit, choices, echo)
 
-    def _parsing(self, prompt: Prompt) -> tuple[Callable[[], AnswerParser | None], Sequence[str]]:
-        """What makes the parsers of the choices, and names of special tokens that they must see."""
+    def _parsing(
+        self, prompt: Prompt
+    ) -> tuple[Callable[[], AnswerParser | None], Mapping[str, int]]:
+        """What makes the parsers of the choices, and the special tokens that they must see."""
         answers, formats = self.display.answers, self._formats
         if answers is None or formats is None:
-            return lambda: None, ()
+            return lambda: None, {}
         last = prompt.tokens[-_PROMPT_END_TOKENS:]
         try:
             new = formats.parsers(answers, self._tokenizer.decode(last, skip_special=False))

@@ -2,10 +2,16 @@
 
 from gateway.answers.answer_formats import AnswerFormats
 from gateway.answers.call_body import is_name
+from gateway.answers.formats import CALL_FORMATS, REASONING_FORMATS
 from gateway.answers.options import AnswerOptions, ToolShape
+from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.errors import ApiError, invalid, invalid_value
 from gateway.openai.requests.messages import ChatTool, NamedTool
 from gateway.openai.requests.schema import ChatBody
+from gateway.prompts.prompt import Prompt
+from gateway.text.tokenizer import Tokenizer
+
+_PROMPT_END_TOKENS = 32
 
 
 def answer_options(body: ChatBody, formats: AnswerFormats) -> AnswerOptions | None:
@@ -19,16 +25,52 @@ def answer_options(body: ChatBody, formats: AnswerFormats) -> AnswerOptions | No
         return AnswerOptions("", reasoning) if reasoning else None
     if not formats.describes_tools or formats.calls is None:
         raise _no_tools(formats)
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-        given = body.tool_choice if body.tool_choice == "required" else "a tool"
-        reason = 'the model decides by itself; give "auto" or "none"'
-        raise invalid_value("tool_choice", given, reason)
     for index, tool in enumerate(body.tools):
         if not is_name(tool.function.name, None):
             reason = "a name has letters, digits, and _ . : / -"
             raise invalid_value(f"tools[{index}].function.name", tool.function.name, reason)
     shapes = tuple(map(_shape, body.tools)) if formats.reads_tools(formats.calls) else ()
     return AnswerOptions(formats.calls, reasoning, shapes, body.parallel_tool_calls is not False)
+
+
+def tools_constraint(
+    body: ChatBody, answers: AnswerOptions | None, formats: AnswerFormats
+) -> tuple[str, ToolCalls] | None:
+    """What an answer that must call tools looks like, and the field that asks for it; None: any.
+
+    Raises:
+        ApiError: 400, calls in the model's format cannot be asked for.
+    """
+    choice = body.tool_choice
+    if answers is None or not answers.calls or choice in (None, "auto"):
+        return None
+    named = choice.function.name if isinstance(choice, NamedTool) else None
+    known = CALL_FORMATS.get(answers.calls)
+    if known is None or known.wrapper is None:
+        reason = f'in the format {answers.calls} the model decides by itself; give "auto" or "none"'
+        raise invalid_value("tool_choice", named or "required", reason)
+    tools = [
+        (tool.function.name, tool.function.parameters or {})
+        for tool in body.tools or ()
+        if named in (None, tool.function.name)
+    ]
+    several = answers.parallel and named is None
+    return "tool_choice", ToolCalls(known.wrapper, tools, several, formats.shown_tokens(answers))
+
+
+def check_begins_with_call(prompt: Prompt, formats: AnswerFormats, tokenizer: Tokenizer) -> None:
+    """Refuse a prompt behind which the model reasons first, where an answer must call a tool.
+
+    Raises:
+        ApiError: 400.
+    """
+    known = REASONING_FORMATS.get(formats.reasoning or "")
+    if known is None:
+        return
+    end = tokenizer.decode(prompt.tokens[-_PROMPT_END_TOKENS:], skip_special=False)
+    if end.rstrip().endswith(known.open):
+        reason = "the chat template begins with reasoning, so the answer cannot begin with a call"
+        raise invalid("tool_choice", f'tool_choice: {reason}; give "auto"')
 
 
 def _no_tools(formats: AnswerFormats) -> ApiError:

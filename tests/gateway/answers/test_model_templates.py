@@ -108,7 +108,7 @@ class Source:
 def formats_of(template: dict[str, Any]) -> AnswerFormats:
     model = read_model_template(Source(template))
     assert model is not None
-    return AnswerFormats(["{{ tools }}"], {"<|end|>": True, "<|x|>": True}, model)
+    return AnswerFormats(["{{ tools }}"], {"<|end|>": 3, "<|x|>": 4}, model)
 
 
 def parsed(template: dict[str, Any], pieces: Sequence[str], end: str = "") -> Any:
@@ -149,7 +149,7 @@ def test_a_template_that_cannot_be_read_is_left_out(template: Any) -> None:
 
 def test_only_special_tokens_of_markers_are_shown() -> None:
     formats = formats_of(JSON)
-    assert formats.shown_tokens(AnswerOptions(MODEL, MODEL)) == ["<|end|>"]
+    assert formats.shown_tokens(AnswerOptions(MODEL, MODEL)) == {"<|end|>": 3}
     assert formats.calls == formats.reasoning == MODEL
 
 
