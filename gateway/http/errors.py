@@ -90,6 +90,16 @@ def unknown_model(name: str) -> ApiError:
     )
 
 
+def no_embeddings(name: str) -> ApiError:
+    """404: the model generates text, and no vectors."""
+    return ApiError(
+        404,
+        f"The model {shown(name)} generates text: it has no embeddings, and no other model is here",
+        code="unsupported_endpoint",
+        rejection="invalid",
+    )
+
+
 def body_too_large(limit: int) -> ApiError:
     """413; the connection is closed, as the rest of the body is not read."""
     return ApiError(

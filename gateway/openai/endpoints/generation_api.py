@@ -16,7 +16,7 @@ from gateway.engine.engine_status import Engine
 from gateway.grammars.constraints import Constraint
 from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.call import MAX_KEY_CHARS, Call, call_of, caller_of, client_of, idempotency_key
-from gateway.http.errors import ApiError, invalid
+from gateway.http.errors import ApiError, invalid, no_embeddings
 from gateway.openai.endpoints.openapi_description import generates, reads_header, takes
 from gateway.openai.generation.generation import Generation
 from gateway.openai.generation.generation_output import GenerationOutput
@@ -76,6 +76,11 @@ def generate_router(service: Service) -> APIRouter:
         """Answer in a conversation."""
         with _counting(service):
             return await _chat(service, request)
+
+    @router.post("/v1/embeddings", include_in_schema=False)
+    async def embeddings() -> Response:
+        with _counting(service):
+            raise no_embeddings(service.model_name)
 
     return router
 
