@@ -144,10 +144,22 @@ class WorkerService:
             log.warning("instance over", instance=self._instance, reason=reason)
         except LeaseTaken as taken:
             log.warning("standing by", instance=self._instance, reason=taken)
-            while not self._stopping.is_set() and await self._lease.is_held_by_other():
-                await self._pause()
+            await self._stand_by()
         except BusUnavailable as error:
             log.warning("waiting for Redis", error=error)
+            await self._pause()
+
+    async def _stand_by(self) -> None:
+        """Wait until no other worker holds the lease, through outages of Redis, or until ``stop``.
+
+        If this process ended instead, its restart would take the engine back.
+        """
+        while not self._stopping.is_set():
+            try:
+                if not await self._lease.is_held_by_other():
+                    return
+            except BusUnavailable as error:
+                log.warning("waiting for Redis", error=error)
             await self._pause()
 
     async def _run_instance(self) -> None:

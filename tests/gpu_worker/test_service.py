@@ -206,6 +206,23 @@ async def test_a_later_worker_takes_over_and_the_earlier_stands_by() -> None:
     await asyncio.wait_for(stage.task, 5)
 
 
+async def test_a_worker_that_stands_by_survives_an_outage_of_redis(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_worker.service._RETRY_S", 0.001)
+    mine = await stage.instance()
+    await Lease(stage.bus, KEYS, 0).acquire("later", MODEL, KV, SPEEDS)
+    stage.service._lease._due_s = 0.0
+    await stage.start_epoch(10, "later")
+    await stage.until(lambda: stage.service._lease._ready is None)
+    stage.bus.is_down = True
+    await stage.until(lambda: stage.bus.num_refused > 2 or stage.task.done())
+    assert not stage.task.done()
+    stage.bus.is_down = False
+    stage.clock.now_ms += 10_000  # the later worker's lease runs out
+    assert await stage.instance() not in (mine, "later")
+
+
 async def test_states_before_ready_leave_a_living_workers_lease_alone() -> None:
     clock = Clock()
     bus = MemoryBus(clock)

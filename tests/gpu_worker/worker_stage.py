@@ -35,11 +35,16 @@ class Clock:
 
 
 class FlakyBus(MemoryBus):
-    """A bus whose next append can be made to fail, before or after it was carried out."""
+    """A bus whose next append can be made to fail, before or after it was carried out.
+
+    While ``is_down`` is set, keys cannot be read either.
+    """
 
     def __init__(self, clock_ms: Callable[[], int]) -> None:
         super().__init__(clock_ms)
         self.fail: str = ""
+        self.is_down = False
+        self.num_refused = 0  # reads while it was down
         self.server = "first"
 
     async def append(self, append: Append) -> EntryId:
@@ -50,6 +55,12 @@ class FlakyBus(MemoryBus):
         if fail == "after":
             raise BusUnavailable("reply lost")
         return found
+
+    async def get(self, key: str) -> bytes | None:
+        if self.is_down:
+            self.num_refused += 1
+            raise BusUnavailable("connection refused")
+        return await super().get(key)
 
     async def run_id(self) -> str:
         return self.server
