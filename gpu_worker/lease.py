@@ -106,10 +106,13 @@ class Lease:
         return True
 
     async def release(self) -> None:
-        """Give the lease up, so that the scheduler need not wait until it expires."""
-        if self._ready is not None:
+        """Give the lease up, so that the scheduler need not wait until it expires.
+
+        A lease that another worker has taken meanwhile is left alone.
+        """
+        if self._ready is not None and not await self.is_held_by_other():
             await self._bus.put(self._key, self._ready, _NOW_MS)
-            self._ready = None
+        self._ready = None
 
     async def is_held_by_other(self) -> bool:
         """Whether another worker holds the lease and is ready."""

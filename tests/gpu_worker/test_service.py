@@ -223,6 +223,18 @@ async def test_a_worker_that_stands_by_survives_an_outage_of_redis(
     assert await stage.instance() not in (mine, "later")
 
 
+async def test_a_worker_that_ends_leaves_the_lease_of_its_successor_alone(stage: Stage) -> None:
+    await stage.instance()
+    await Lease(stage.bus, KEYS, 0).acquire("later", MODEL, KV, SPEEDS)
+    stage.service.stop()
+    await stage.start_epoch(10, "later")  # wakes the loop
+    await asyncio.wait_for(stage.task, 5)
+    stage.clock.now_ms += 2
+    lease = await stage.lease()
+    assert lease is not None
+    assert lease.instance == "later"
+
+
 async def test_states_before_ready_leave_a_living_workers_lease_alone() -> None:
     clock = Clock()
     bus = MemoryBus(clock)
