@@ -52,6 +52,8 @@ class Grammars:
         width = -(-vocab_size // _BITS)
         self._only_end = np.zeros(width, np.uint32)
         for token in eos_token_ids:
+            if not 0 <= token < vocab_size:
+                continue  # configurations may name tokens that the model does not have
             self._only_end[token // _BITS] |= np.uint32(1 << token % _BITS)
 
     def __len__(self) -> int:

@@ -8,18 +8,21 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from deploy.settings import REPOSITORY
+from gpu_worker.grammar.grammars import Grammars
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
 from gpu_worker.step.executor import Executor
 from shared.messages.endings import EndFlag
+from shared.messages.plans import Admission
 from shared.sampling import SamplingParams, TokenBias
 from tests.gpu_worker.beam_search import BeamSearch, beam_sampling, search
 from tests.gpu_worker.overlapping import Overlapping
-from tests.gpu_worker.planner import Planner, sampling
+from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
 
 DEMO = REPOSITORY / "models" / "demo"
 MOST_TOKENS = 160
@@ -246,3 +249,11 @@ def test_a_model_without_a_tokenizer_takes_no_grammars(tmp_path: Path, executor:
     settings = WorkerSettings(model=str(tmp_path), device="cpu", num_blocks=200)
     assert not build_worker(settings).model.takes_grammars
     assert build_worker(replace(settings, model=str(DEMO))).model.takes_grammars
+
+
+def test_ends_outside_the_vocabulary_are_left_out() -> None:
+    grammars = Grammars(None, 96, (2, -1, 96, 200), torch.device("cpu"))
+    new = Admission(1, 0, ints(5), 1, 0, ints(), sampling(grammar="{}"))
+    grammars.follow(step_plan(1, admissions=(new,)))
+    (allowed,) = grammars.unpack(grammars.masks(ints(1)))
+    assert allowed.nonzero().flatten().tolist() == [2]
