@@ -20,7 +20,6 @@ MOST_FUNCTION_LINES = 60  # kernels are exempt: each is one loop over tiles
 # Longer files, with the reason. Do not add to these.
 LONGER_FILES = {
     "tests/gateway/openai/responses/test_beam_search.py": "tests of one behaviour",
-    "tests/gpu_worker/sampling/test_penalties.py": "tests of one module",
 }
 
 MAY_IMPORT = {
