@@ -1,18 +1,17 @@
-"""Compiles what requests ask for, on threads, and remembers what was compiled."""
+"""Compiles what requests ask for, in processes of their own, and remembers what was compiled."""
 
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
 
-from llguidance import LLMatcher, LLTokenizer
-
+from gateway.grammars.compile_child import CompileChild
 from gateway.grammars.constraints import Constraint
 from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.errors import invalid
 from gateway.prompts.fair_threads import FairThreads
 
 MAX_BYTES = 64 * 1024
-"""Of a grammar. llguidance bounds its own work; so many bytes keep it at some ten milliseconds."""
+"""Of a grammar: as many take some ten milliseconds to compile, some a few hundred."""
 
 MAX_BYTES_OF_CALL = 1024 * 1024
 """Of the grammars of all choices of a call: each choice carries its own to the worker."""
@@ -31,8 +30,9 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: Callable[[], str] | None) -> None:
-        self._text = tokenizer
-        self._tokenizer: LLTokenizer | None = None
+        self._has_tokenizer = tokenizer is not None
+        # One for each thread; a thread takes any that is free.
+        self._children = [CompileChild(tokenizer) for _ in range(_THREADS)] if tokenizer else []
         self._lock = Lock()
         self._threads = FairThreads(_THREADS, _THREADS_PER_CALLER, "grammar")
         self._compiled: OrderedDict[str, None] = OrderedDict()  # grammars, the oldest first
@@ -52,7 +52,7 @@ class GrammarCompiler:
         Raises:
             ApiError: 400 with the reason.
         """
-        if self._text is None:
+        if not self._has_tokenizer:
             raise invalid(path, f"{path}: this model's tokenizer is not one for structured output")
         try:
             return await self._threads.run(caller, lambda: self._compile(constraint, num_choices))
@@ -60,8 +60,11 @@ class GrammarCompiler:
             raise invalid(path, f"{path}: {_shown(str(error))}") from None
 
     def close(self) -> None:
-        """Stop the threads."""
+        """Stop the threads and processes."""
         self._threads.close()
+        with self._lock:
+            for child in self._children:
+                child.close()
 
     def _compile(self, constraint: Constraint | ToolCalls, num_choices: int) -> str:
         """The same, on a thread.
@@ -83,25 +86,15 @@ class GrammarCompiler:
             )
         if self._is_remembered(grammar):
             return grammar
+        with self._lock:
+            child = self._children.pop()
         try:
-            matcher = LLMatcher(self._own_tokenizer(), grammar, log_level=0)
-        except UnicodeEncodeError as error:
-            raise ValueError(str(error)) from None
-        if matcher.is_error():
-            raise ValueError(f"it cannot be compiled: {matcher.get_error()}")
-        matcher.compute_bitmask()  # a grammar without any text is noticed here
-        if matcher.is_error():
-            raise ValueError("no text satisfies it")
+            child.check(grammar)
+        finally:
+            with self._lock:
+                self._children.append(child)
         self._remember(grammar, num_bytes)
         return grammar
-
-    def _own_tokenizer(self) -> LLTokenizer:
-        """Made when it is first needed: it takes a while, and some memory."""
-        with self._lock:
-            if self._tokenizer is None:
-                assert self._text is not None
-                self._tokenizer = LLTokenizer(self._text())
-            return self._tokenizer
 
     def _is_remembered(self, grammar: str) -> bool:
         with self._lock:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-@pytest.fixture
-def compiler() -> GrammarCompiler:
-    return GrammarCompiler(lambda: TOKENIZER)
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    made = GrammarCompiler(lambda: TOKENIZER)
+    yield made
+    made.close()
 
 
 def compile_(compiler: GrammarCompiler, constraint: Constraint, num_choices: int = 1) -> str:
@@ -110,6 +113,14 @@ def test_what_cannot_be_compiled_is_refused_with_the_reason(
     assert len(str(raised.value)) < 500
 
 
+def test_a_grammar_that_takes_too_long_ends_only_itself(compiler: GrammarCompiler) -> None:
+    endless = Grammar("start: A\nA: /.*a.{20}/ & /.*b.{19}/ & ~/.*c.{18}/")
+    for _ in range(3):  # more often than there are processes
+        with pytest.raises(ApiError, match="takes more than 1 s or too much memory"):
+            compile_(compiler, endless)
+    assert compile_(compiler, Regex("a+"))
+
+
 def test_the_grammars_of_all_choices_are_bounded_together(compiler: GrammarCompiler) -> None:
     large = JsonSchema({"enum": ["x" * (MAX_BYTES // 2)]})
     compile_(compiler, large, num_choices=8)
@@ -122,10 +133,12 @@ def test_without_a_tokenizer_there_is_no_structured_output() -> None:
         compile_(GrammarCompiler(None), Regex("a"))
 
 
-def test_what_is_remembered_is_bounded(compiler: GrammarCompiler) -> None:
+def test_what_is_remembered_is_bounded() -> None:
+    compiler = GrammarCompiler(lambda: TOKENIZER)
     for number in range(100):
         compile_(compiler, JsonSchema({"enum": [number, "x" * (MAX_BYTES - 1_000)]}))
     held = sum(len(grammar) for grammar in compiler._compiled)
     assert held == compiler._num_bytes
     assert held < 5 * 2**20
     assert json.loads(next(reversed(compiler._compiled)))
+    compiler.close()
