@@ -1,13 +1,12 @@
 """The state folder of one launcher.
 
-run/serve.pid          the launcher; locked while it lives
+run/serve.pid          the launcher; locked while it runs
 run/<service>.pid      its services
 run/redis.url          URL of the Redis that they use, or used last
 log/<service>.log      their output since this start; older output in <service>.log.1 to .3
 redis/                 data of the launcher's own Redis, kept between starts
 """
 
-import contextlib
 import fcntl
 import math
 import os
@@ -32,7 +31,8 @@ class StateDir:
     """Exclusive use of a state folder, as a context manager.
 
     Raises (on entering):
-        PageStreamError: another launcher uses it, or it cannot be written.
+        PageStreamError: another launcher uses it, it cannot be written, or a service of an earlier
+            start cannot be ended.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,11 +50,15 @@ class StateDir:
         except OSError as error:
             raise PageStreamError(f"cannot use the state folder {self.path}: {error}") from None
         self._claim(self._lock)
-        for pid_file in (self.path / "run").glob("*.pid"):
-            if pid_file.name != "serve.pid":
-                _end_leftover(pid_file)
-        for log in (self.path / "log").glob("*.log"):
-            rotate(log)
+        try:
+            for pid_file in (self.path / "run").glob("*.pid"):
+                if pid_file.name != "serve.pid":
+                    _end_leftover(pid_file)
+            for log in (self.path / "log").glob("*.log"):
+                rotate(log)
+        except BaseException:
+            self._release(self._lock)
+            raise
         return self
 
     def __exit__(
@@ -64,8 +68,7 @@ class StateDir:
         trace: TracebackType | None,
     ) -> None:
         if self._lock is not None:
-            self._lock.truncate(0)
-            self._lock.close()
+            self._release(self._lock)
 
     @property
     def redis(self) -> Path:
@@ -99,6 +102,11 @@ class StateDir:
         lock.write(f"{os.getpid()}\n")
         lock.flush()
 
+    @staticmethod
+    def _release(lock: IO[str]) -> None:
+        lock.truncate(0)
+        lock.close()
+
 
 @dataclass(frozen=True, slots=True)
 class _Process:
@@ -119,8 +127,15 @@ def _end_leftover(pid_file: Path) -> None:
     deadline = time.monotonic() + _LEFTOVER_DEADLINE_S
     while left := _left_of(pid, written):
         if pid in left:
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.killpg(pid, signal.SIGKILL)  # each service leads a process group
+            except ProcessLookupError:
+                pass
+            except PermissionError as error:
+                raise PageStreamError(
+                    f"process {pid} of an earlier start cannot be ended: {error.strerror} "
+                    f"({pid_file})"
+                ) from None
         if time.monotonic() > deadline:
             raise PageStreamError(
                 f"process {left[0]} of an earlier start does not end ({pid_file})"

@@ -120,6 +120,23 @@ def test_a_process_that_only_has_the_same_id_is_left_alone(
     assert sleeper.poll() is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_service_that_may_not_be_ended_is_named(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "run" / "redis.pid"
+    left.parent.mkdir()
+    left.write_text(str(sleeper.pid))
+
+    def refuse(*_: int) -> None:  # as for a process of another user
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    problem = rf"process {sleeper.pid} .* cannot be ended: Operation not permitted \(.*redis.pid\)"
+    with pytest.raises(PageStreamError, match=problem), StateDir(tmp_path):
+        pass
+
+
 def test_logs_of_the_start_before_are_kept_beside_the_new_ones(tmp_path: Path) -> None:
     with StateDir(tmp_path) as state:
         state.log("worker").write_text("old")
