@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.micro.no_observer import NoObserver
 from gpu_worker.service import WorkerService
 from gpu_worker.startup.build import Worker
 from scheduler_svc.observer import Observer
@@ -29,16 +30,6 @@ _MAX_ENTRIES = 100
 
 class RequestFailed(PageStreamError):
     """The engine ended a request for another reason than its length."""
-
-
-class _NoObserver:
-    """An observer that records nothing."""
-
-    def snapshot(self) -> None:
-        """Nothing."""
-
-    def step(self, result: StepResult, snapshot: object, overhead_s: float | None) -> None:
-        """Nothing."""
 
 
 class _Follower:
@@ -112,7 +103,7 @@ async def run_live(
     bus = MemoryBus(lambda: time.monotonic_ns() // 1_000_000)
     engine_id, kv = settings.engine_id, worker.executor.limits.kv
     worker_service = WorkerService(
-        bus, engine_id, worker.executor, worker.model, kv, worker.speeds, _NoObserver()
+        bus, engine_id, worker.executor, worker.model, kv, worker.speeds, NoObserver()
     )
     observer = Observer(SchedulerMetrics(worker.model.name, engine_id))
     recorder = FileRecorder(recording)

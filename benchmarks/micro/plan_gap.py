@@ -19,8 +19,10 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from benchmarks.micro.no_observer import NoObserver
 from benchmarks.micro.plain_result import plain_result
 from benchmarks.serving.launched_services import answering
+from benchmarks.serving.server_process import end
 from deploy.redis.ports import free_port
 from deploy.redis.server import Endpoint, configure, find_redis_server
 from gpu_worker.service import WorkerService
@@ -88,16 +90,6 @@ class NullExecutor:
         return result
 
 
-class _NoObserver:
-    """An observer that records nothing."""
-
-    def snapshot(self) -> None:
-        """Nothing."""
-
-    def step(self, result: StepResult, snapshot: object, overhead_s: float | None) -> None:
-        """Nothing."""
-
-
 def _submit(number: int) -> Submit:
     sampling = SamplingParams.greedy(_OUTPUT)
     prompt = np.arange(number, number + _PROMPT, dtype=np.int32)
@@ -111,7 +103,7 @@ async def measure(url: str, step_s: float, num_sequences: int) -> np.ndarray:
     executor = NullExecutor(step_s, num_sequences)
     model = ModelInfo("null", 32_000, 2_048, "none", ())
     kv = KVGeometry(num_sequences * 64, 16, 1, 0)
-    worker = WorkerService(bus, _ENGINE, executor, model, kv, Speeds(1e6, 1e9), _NoObserver())
+    worker = WorkerService(bus, _ENGINE, executor, model, kv, Speeds(1e6, 1e9), NoObserver())
     running = asyncio.create_task(worker.run())
     data = [encode(_submit(number)) for number in range(num_sequences)]
     await bus.append(Append(EngineKeys(_ENGINE).requests, data))
@@ -145,10 +137,8 @@ def main() -> None:
         try:
             gaps = uvloop.run(measure(url, args.step_ms / 1_000, args.sequences))
         finally:
-            scheduler.terminate()
-            scheduler.wait(10)
-            redis.terminate()
-            redis.wait(10)
+            end(scheduler)
+            end(redis)
     _report(1e6 * gaps, args.json)
 
 

@@ -10,13 +10,12 @@ With ``--rounds`` the servers alternate, so that a change in the machine's speed
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,11 @@ from rich.table import Table
 from benchmarks.models.model_folder import MODEL_HELP, model_folder
 from benchmarks.serving.http_stream import StreamFailed, Target, ask
 from benchmarks.serving.latencies import medians
+from benchmarks.serving.server_process import NotServed, ready_server
 from deploy.redis.ports import free_port
 from shared.errors import PageStreamError
 
 _HERE = Path(__file__).parent
-_POLL_S = 0.5
-_END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,42 +62,30 @@ _FIGURES = (
 _OPENMP = ("OMP_", "GOMP_", "KMP_")
 
 
-class ServerFailed(PageStreamError):
-    """A server did not start, or answered wrongly."""
+class LoadFailed(PageStreamError):
+    """A request of the load failed."""
 
 
 @contextmanager
 def running(name: str, model: Path, options: Sequence[str], start_s: float) -> Iterator[str]:
-    """Run a server inside the block, and yield its URL once it answers; all its processes end then.
+    """Run a server inside the block, and yield its URL; all its processes end with the block.
 
     Raises:
-        ServerFailed: with the end of its log.
+        NotServed: it does not answer; with the end of its log.
     """
     port = free_port()
     command = [str(_HERE / f"{name}.sh"), str(model.absolute()), str(port), *options]
-    # Threads wait as each server chooses: a setting for one server made another two fifths slower.
-    # fifths of its speed.
+    # How threads wait is each server's choice: a setting for one made another two fifths slower.
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_OPENMP)}
-    with tempfile.NamedTemporaryFile("w+", suffix=f"-{name}.log") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environ,
-        )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            deadline_s = time.monotonic() + start_s
-            while not uvloop.run(_answers(url, _model_name(name, model))):
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    tail = Path(output.name).read_text(errors="replace")[-2_000:]
-                    raise ServerFailed(f"{name} does not answer:\n{tail}")
-                time.sleep(_POLL_S)  # polling interval of the condition
+    url = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        return uvloop.run(_answers(url, _model_name(name, model)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / f"{name}.log"
+        with ready_server(name, command, environ, log, is_ready, start_s):
             yield url
-        finally:
-            _end(process)
 
 
 def _model_name(server: str, model: Path) -> str:
@@ -116,22 +102,11 @@ async def _answers(url: str, model: str) -> bool:
     return len(answer.events) > 1
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the process, then kill all processes of its session."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def measure(url: str, name: str, model: Path, load: Sequence[str]) -> dict[str, Any]:
     """The results of ``benchmarks.serving.load``, by concurrency.
 
     Raises:
-        ServerFailed: a request failed.
+        LoadFailed: a request failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
@@ -141,7 +116,7 @@ def measure(url: str, name: str, model: Path, load: Sequence[str]) -> dict[str, 
             [*command, *SERVERS[name].flags], stdout=subprocess.DEVNULL, check=False
         )
         if done.returncode:
-            raise ServerFailed(f"the load on {name} failed")
+            raise LoadFailed(f"the load on {name} failed")
         concurrency: dict[str, Any] = json.loads(found.read_text())["concurrency"]
         return concurrency
 
@@ -211,7 +186,7 @@ def main() -> None:
                     console.print(f"ready after {time.monotonic() - began_s:.0f} s")
                     time.sleep(args.settle_s)
                     rounds[name].append(measure(url, name, model, load))
-            except ServerFailed as error:
+            except (NotServed, LoadFailed) as error:
                 console.print(str(error), style="red", markup=False)
                 failed.add(name)
     found = {name: merge(each) for name, each in rounds.items() if each}

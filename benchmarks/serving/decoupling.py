@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,9 +28,11 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
+from benchmarks.micro.no_observer import NoObserver
 from benchmarks.models.model_folder import MODEL_HELP, model_folder
 from benchmarks.serving.http_stream import StreamFailed, Target, ask
 from benchmarks.serving.launched_services import answering
+from benchmarks.serving.server_process import end
 from deploy.redis.ports import free_port
 from deploy.redis.server import Endpoint, configure, find_redis_server
 from gpu_worker.model.loader import choose_device
@@ -89,16 +91,6 @@ class TimedExecutor:
         self._executor.reset()
 
 
-class _NoObserver:
-    """An observer that records nothing."""
-
-    def snapshot(self) -> None:
-        """Nothing."""
-
-    def step(self, result: StepResult, snapshot: object, overhead_s: float | None) -> None:
-        """Nothing."""
-
-
 class Stage:
     """A worker, and connections to the processes around it.
 
@@ -132,7 +124,7 @@ class Stage:
             worker.model,
             worker.executor.limits.kv,
             worker.speeds,
-            _NoObserver(),
+            NoObserver(),
             thread=self._thread,
         )
         running = asyncio.create_task(service.run())
@@ -231,20 +223,13 @@ def _processes(model: str, with_gateway: bool) -> Iterator[tuple[str, str | None
         if with_gateway:
             flags = ["--model", model, "--port", str(gateway_port)]
             commands.append([sys.executable, "-m", "gateway", *flags])
-        started = [
-            subprocess.Popen(
-                configure(find_redis_server(), Endpoint(None, port), Path(folder)),
-                stdout=subprocess.DEVNULL,
-            )
-        ]
-        for command in commands:
-            started.append(subprocess.Popen([*command, "--log-level", "error"], env=environ))
-        try:
+        redis = configure(find_redis_server(), Endpoint(None, port), Path(folder))
+        with ExitStack() as started:
+            started.callback(end, subprocess.Popen(redis, stdout=subprocess.DEVNULL))
+            for command in commands:
+                service = subprocess.Popen([*command, "--log-level", "error"], env=environ)
+                started.callback(end, service)
             yield url, f"http://127.0.0.1:{gateway_port}" if with_gateway else None
-        finally:
-            for process in reversed(started):
-                process.terminate()
-                process.wait(60)
 
 
 def measure(
@@ -280,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=model_folder, required=True, help=MODEL_HELP)
     parser.add_argument("--concurrency", default="1,16,64", help="sequences that decode")
-    parser.add_argument("--through", default="bus,http", help="what the plans and tokens travel")
+    parser.add_argument("--through", default="bus,http", help="bus: Redis and scheduler alone")
     parser.add_argument("--rounds", type=int, default=3, help="live runs, each with its loop")
     parser.add_argument("--kv-memory-bytes", type=int, default=2**30, help="size of the pool")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -2,30 +2,25 @@
 
 import asyncio
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.serving.processes import service_pid
+from benchmarks.serving.server_process import ready_server
 from deploy.settings import REPOSITORY
 from shared.bus.redis_bus import RedisBus
-from shared.errors import BusUnavailable, PageStreamError
+from shared.errors import BusUnavailable
 
 SERVICES = ("redis", "scheduler", "worker", "gateway")
-_READY_DEADLINE_S = 300.0
-
-
-class NotServed(PageStreamError):
-    """The services did not become ready."""
+_START_S = 300.0  # the first start compiles kernels
+_REDIS_START_S = 30.0
 
 
 @contextmanager
 def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
-    """Run all services inside the block.
+    """Run all services inside the block, with default settings beside ``flags``.
 
     Args:
         folder: for their state and their log.
@@ -37,30 +32,34 @@ def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
     """
     command = [sys.executable, "-m", "deploy.serve", "--state-dir", str(folder)]
     command += ["--port", str(port), "--scheduler-metrics-port", "0", "--worker-metrics-port", "0"]
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
-    environ.pop("REDIS_URL", None)
-    with (folder / "serve.log").open("w+") as log:
-        launcher = subprocess.Popen([*command, *flags], env=environ, stdout=log, stderr=log)
-        try:
-            until_s = time.monotonic() + _READY_DEADLINE_S
-            while "ready: " not in (folder / "serve.log").read_text():
-                if launcher.poll() is not None or time.monotonic() > until_s:
-                    raise NotServed((folder / "serve.log").read_text()[-2_000:])
-                time.sleep(0.2)  # polling interval of the condition
-            yield
-        finally:
-            launcher.send_signal(signal.SIGTERM)
-            launcher.wait()
+    environ = {
+        name: text
+        for name, text in os.environ.items()
+        if name != "REDIS_URL" and not name.startswith("PAGESTREAM_")
+    }
+    environ |= {"PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
+    log = folder / "serve.log"
+
+    def is_ready() -> bool:
+        return "] ready: " in log.read_text()
+
+    with ready_server("scripts/serve", [*command, *flags], environ, log, is_ready, _START_S):
+        yield
 
 
 async def answering(bus: RedisBus) -> None:
-    """Wait until a Redis that was just started answers."""
-    while True:
-        try:
-            await bus.check_server()
-            return
-        except BusUnavailable:
-            await asyncio.sleep(0.02)  # polling interval of the condition
+    """Wait until a Redis that was just started answers.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    async with asyncio.timeout(_REDIS_START_S):
+        while True:
+            try:
+                await bus.check_server()
+                return
+            except BusUnavailable:
+                await asyncio.sleep(0.02)  # polling interval of the condition
 
 
 def service_pids(folder: Path) -> Mapping[str, int]:

@@ -31,9 +31,10 @@ import uvloop
 
 from benchmarks.serving.http_stream import RawAnswer, StreamFailed, Target, exchange
 from benchmarks.serving.latencies import read_answer, summarize
-from benchmarks.serving.launched_services import SERVICES, NotServed, service_pids, serving
+from benchmarks.serving.launched_services import SERVICES, service_pids, serving
 from benchmarks.serving.load import Load
 from benchmarks.serving.processes import held_by, kept_in_redis
+from benchmarks.serving.server_process import NotServed
 from deploy.redis.ports import free_port
 from deploy.redis.server import private_endpoint
 

@@ -26,9 +26,10 @@ import uvloop
 
 from benchmarks.serving.http_stream import StreamFailed, Target, ask
 from benchmarks.serving.latencies import read_answer, summarize
-from benchmarks.serving.launched_services import NotServed, service_pids, serving
+from benchmarks.serving.launched_services import service_pids, serving
 from benchmarks.serving.load import Load
 from benchmarks.serving.processes import held_by
+from benchmarks.serving.server_process import NotServed
 from deploy.redis.ports import free_port
 
 _LOAD = Load("completions", "demo", prompt_tokens=32, output_tokens=32)

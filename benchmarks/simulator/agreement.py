@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.simulator.options import positive, whole
 from benchmarks.simulator.pagestream import PageStream, PageStreamConfig
-from benchmarks.simulator.served import Engine, Served
+from benchmarks.simulator.served import Served, running_engine
 from benchmarks.simulator.system import SimRequest
 from benchmarks.simulator.virtual_clock import run
 from benchmarks.simulator.worker.drift import DriftingEngine, DriftingWorker, slowdowns
@@ -95,7 +95,7 @@ def compare(num_requests: int, rate: float, num_blocks: int, seed: int) -> Compa
     alone = [SimRequest(number, 0.0, 32, 1) for number in range(_NUM_ALONE)]
     with tempfile.TemporaryDirectory(prefix="pagestream-") as folder:
         flags = _flags(config, num_blocks)
-        with Engine(Path(folder), flags) as engine:
+        with running_engine(Path(folder), flags) as engine:
             engine.serve(_requests(_WARM_UP, rate, random, first_id=1_000))
             outside = [engine.serve([request])[0].latency_s for request in alone]
             engine.serve(earlier)

@@ -2,31 +2,19 @@
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from benchmarks.serving.http_stream import Target, ask
+from benchmarks.serving.launched_services import serving
 from benchmarks.simulator.system import SimRequest
 from deploy.redis.ports import free_port
-from deploy.settings import REPOSITORY
-from shared.errors import PageStreamError
 
-_READY_S = 300.0  # the first start compiles kernels
-_STOP_S = 120.0
-_POLL_S = 0.1
 _VOCABULARY = 4_096  # of the demo model
 _FIRST_TOKEN = 8  # those below are special ones
-
-
-class ServeError(PageStreamError):
-    """The services did not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,58 +27,16 @@ class Served:
 
 
 class Engine:
-    """``scripts/serve`` in a folder of its own; a context manager.
+    """Clients of an engine.
 
     Args:
-        folder: for state, logs and the recording.
-        flags: of the services.
+        port: of its gateway.
+        recording: the file that its scheduler writes.
     """
 
-    def __init__(self, folder: Path, flags: Sequence[str]) -> None:
-        self.recording = folder / "recording"
-        port = free_port()
+    def __init__(self, port: int, recording: Path) -> None:
+        self.recording = recording
         self._target = Target.of(f"http://127.0.0.1:{port}", "/v1/completions", None)
-        self._output = folder / "output"
-        self._command = [
-            *(sys.executable, "-m", "deploy.serve"),
-            *("--state-dir", str(folder / "state"), "--port", str(port)),
-            *("--scheduler-metrics-port", "0", "--worker-metrics-port", "0"),
-            *("--record", str(self.recording)),
-            *flags,
-        ]
-
-    def __enter__(self) -> "Engine":
-        kept = {name: text for name, text in os.environ.items() if name != "REDIS_URL"}
-        environ = {k: text for k, text in kept.items() if not k.startswith("PAGESTREAM_")}
-        with self._output.open("w") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=REPOSITORY,
-                env=environ,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        deadline = time.monotonic() + _READY_S
-        while "] ready: " not in self._output.read_text():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.__exit__(None, None, None)
-                raise ServeError(f"the engine did not start:\n{self._output.read_text()}")
-            time.sleep(_POLL_S)  # polling interval of the condition
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
 
     def serve(self, requests: Sequence[SimRequest]) -> list[Served]:
         """Send requests at their arrival times, and wait for all answers.
@@ -126,3 +72,19 @@ def _prompt(request: SimRequest) -> list[int]:
     span = _VOCABULARY - _FIRST_TOKEN
     begin = [_FIRST_TOKEN + request.id % span, _FIRST_TOKEN + request.id // span]
     return (begin + [_FIRST_TOKEN + 1] * request.prompt_tokens)[: request.prompt_tokens]
+
+
+@contextmanager
+def running_engine(folder: Path, flags: Sequence[str]) -> Iterator[Engine]:
+    """Run ``scripts/serve`` inside the block.
+
+    Args:
+        folder: for state, logs and the recording.
+        flags: of the services.
+
+    Raises:
+        NotServed: the services do not become ready.
+    """
+    port, recording = free_port(), folder / "recording"
+    with serving(folder, port, ["--record", str(recording), *flags]):
+        yield Engine(port, recording)

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.peers import compare
+from benchmarks.serving.server_process import NotServed
 
 ROOT = Path(__file__).parents[3]
 
@@ -33,7 +34,7 @@ def test_the_table_has_the_first_server_as_multiples_of_the_others() -> None:
     assert "2.50" in text
 
 
-def test_a_server_that_ends_at_once_is_told_with_its_last_words(
+def test_a_server_that_ends_at_once_is_an_error_with_the_end_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "vllm.sh"
@@ -41,7 +42,7 @@ def test_a_server_that_ends_at_once_is_told_with_its_last_words(
     script.chmod(0o755)
     monkeypatch.setattr(compare, "_HERE", tmp_path)
     with (
-        pytest.raises(compare.ServerFailed, match="no such model"),
+        pytest.raises(NotServed, match="no such model"),
         compare.running("vllm", tmp_path, [], start_s=30),
     ):
         pass
