@@ -13,8 +13,12 @@ from gateway.http.call import Call
 from gateway.http.errors import ApiError, failed, taken_over
 from gateway.openai.generation.generation import ClientLeft, Generation, TakenOver
 from gateway.openai.generation.generation_output import GenerationOutput
+from gateway.openai.generation.origin import Origin
+from gateway.openai.generation.start import Started
 from gateway.openai.responses.serializer import DONE, Serializer, Usage, error_event
 from gateway.resume.event_ids import EventIds, StreamPosition
+from gateway.resume.stream_ids import stream_id_of
+from gateway.service import Service
 from gateway.text.choice_text import Delta
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
@@ -180,6 +184,24 @@ class StreamAnswer(Response):
     async def _send(self, send: Send, body: bytes, more: bool) -> None:
         if self._client_is_there:
             await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def answer(service: Service, origin: Origin, started: Started) -> Response:
+    """The response of a call, when the engine has accepted it: a stream, or all of it.
+
+    Raises:
+        ApiError: it is refused, or it failed before the response began.
+    """
+    generation, display = started.generation, started.display
+    serializer = display.serializer(service.tokenizer, started.prompts)
+    if not started.is_stream:
+        return await whole_answer(generation, serializer, origin.call, origin.receive)
+    resumption = None
+    if display.resumable:
+        stream_id = stream_id_of(started.secret, origin.client)
+        resumption = Resumption(stream_id, service.resume_window_s, StreamPosition())
+    stream = StreamAnswer(generation, serializer, origin.call, resumption)
+    return await stream.accepted(origin.receive)
 
 
 def client_left(call: Call) -> Response:

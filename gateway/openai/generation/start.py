@@ -1,0 +1,243 @@
+"""Starts a generation: from a body to the requests that the engine has."""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gateway.answers.options import AnswerOptions
+from gateway.engine.engine_status import Engine
+from gateway.grammars.constraints import Constraint
+from gateway.grammars.tool_calls import ToolCalls
+from gateway.http.call import Call
+from gateway.http.errors import invalid
+from gateway.openai.generation.generation import Generation
+from gateway.openai.generation.generation_output import GenerationOutput
+from gateway.openai.generation.origin import Origin
+from gateway.openai.requests.beam_parameters import beam_params
+from gateway.openai.requests.output_options import OutputOptions, chat_output, completion_output
+from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody
+from gateway.openai.requests.structured_output import constraint_of
+from gateway.openai.requests.tool_parameters import (
+    answer_options,
+    check_begins_with_call,
+    tools_constraint,
+)
+from gateway.openai.requests.validation import (
+    chat_max_tokens,
+    check_goes_with_structure,
+    check_num_choices,
+    check_prompt,
+    completion_max_tokens,
+    sampling_params,
+)
+from gateway.prompts.prompt import Prompt
+from gateway.prompts.prompt_length import sampling_of_last, scores_last, truncated
+from gateway.prompts.tokenization import TokenizeOptions
+from gateway.resume.stream_context import Display, fingerprint, request_id, seed_of
+from gateway.resume.stream_ids import call_id_of, secret_of_key
+from gateway.service import Service
+from shared.messages.requests import Submit
+from shared.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A generation that the engine was asked for.
+
+    Attributes:
+        display: how the answer is shown.
+        prompts: tokens of each prompt.
+        secret: makes the id of a stream that can be resumed, with the client's name.
+        is_stream: the answer is to be streamed.
+    """
+
+    generation: Generation
+    display: Display
+    prompts: Sequence[list[int]]
+    secret: str
+    is_stream: bool
+
+
+async def start_completion(service: Service, origin: Origin, body: CompletionBody) -> Started:
+    """Ask the engine to continue one or several prompts.
+
+    Raises:
+        ApiError: the body is refused, or the engine is away.
+    """
+    service.check_model(body.model)
+    beams = beam_params(body)
+    output = completion_output(body)
+    num_prompts = service.prompts.count(body)
+    check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
+    engine = service.ready_engine()
+    grammar = await _grammar(service, origin, body, num_prompts * output.num_candidates, engine)
+    prompts, sampling = [], []
+    options = _tokenize_options(origin, body, engine)
+    for whole in await service.prompts.completion(body, options):
+        prompt = truncated(whole, body, engine)
+        if scores_last(prompt, output, beams, engine):
+            prompt = replace(prompt, scores_last=True)
+        check_prompt(prompt, output, engine)
+        max_tokens = (
+            1 if prompt.scores_last else completion_max_tokens(body, prompt, output, engine)
+        )
+        params = sampling_params(body, output, beams, max_tokens, engine, grammar)
+        sampling.append(sampling_of_last(prompt, params) if prompt.scores_last else params)
+        prompts.append(prompt)
+    return await _start(service, origin, body, prompts, sampling, output)
+
+
+async def start_chat(service: Service, origin: Origin, body: ChatBody) -> Started:
+    """Ask the engine for the answer in a conversation.
+
+    Raises:
+        ApiError: the body is refused, or the engine is away.
+    """
+    service.check_model(body.model)
+    beams = beam_params(body)
+    answers = answer_options(body, service.answers)
+    output = chat_output(body)
+    check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
+    engine = service.ready_engine()
+    calls = tools_constraint(body, answers, service.answers)
+    grammar = await _grammar(service, origin, body, output.num_candidates, engine, calls)
+    options = _tokenize_options(origin, body, engine)
+    whole = await service.prompts.chat(body.messages, body.tools, options)
+    prompt = truncated(whole, body, engine)
+    if calls is not None:
+        check_begins_with_call(prompt, service.answers, service.tokenizer)
+    check_prompt(prompt, output, engine)
+    max_tokens = chat_max_tokens(body, prompt, output, engine)
+    sampling = sampling_params(body, output, beams, max_tokens, engine, grammar)
+    return await _start(service, origin, body, [prompt], [sampling], output, answers)
+
+
+async def _grammar(
+    service: Service,
+    origin: Origin,
+    body: GenerationBody,
+    num_choices: int,
+    engine: Engine,
+    calls: tuple[str, ToolCalls] | None = None,
+) -> str:
+    """The grammar of the answer, compiled; "" if it may be anything.
+
+    Raises:
+        ApiError: 400.
+    """
+    found: tuple[str, Constraint | ToolCalls] | None = constraint_of(body)
+    if found is not None and calls is not None:
+        reason = f"{found[0]} asks for structured output already; give one"
+        raise invalid(calls[0], f"{calls[0]}: {reason}")
+    found = found or calls
+    if found is None:
+        return ""
+    path, constraint = found
+    check_goes_with_structure(body, path, engine)
+    return await service.grammars.compile(origin.caller, path, constraint, num_choices)
+
+
+def _tokenize_options(origin: Origin, body: GenerationBody, engine: Engine) -> TokenizeOptions:
+    # What is cut off may have any length.
+    is_cut = body.truncate_prompt_tokens is not None
+    return TokenizeOptions(origin.caller, None if is_cut else engine.model.max_model_len)
+
+
+async def _start(
+    service: Service,
+    origin: Origin,
+    body: GenerationBody,
+    prompts: Sequence[Prompt],
+    sampling: Sequence[SamplingParams],
+    output: OutputOptions,
+    answers: AnswerOptions | None = None,
+) -> Started:
+    call, key = origin.call, origin.key
+    secret = call.id if key is None else secret_of_key(key)
+    call.id = call_id_of(secret, origin.client)
+    if key is not None and body.seed is None:
+        sampling = [_with_seed(params, seed_of(call.id)) for params in sampling]
+    display = _display(service, call, body, prompts, output, is_repeatable=key is not None)
+    display = replace(display, answers=answers)
+    call.fields["stream"] = bool(body.stream)
+    service.ready_engine()  # much may have happened while a long prompt was tokenized
+    submits = _submits(service, call, body, prompts, sampling, display, origin.priority)
+    result = GenerationOutput(
+        service.tokenizer,
+        service.metrics,
+        display,
+        prompts,
+        submits,
+        call.started_s,
+        service.answers,
+    )
+    generation = Generation(service.engine, service.metrics, result)
+    if key is None:
+        await generation.submit()
+    else:
+        generation.attach()
+    tokens = [prompt.tokens for prompt in prompts]
+    return Started(generation, display, tokens, secret, bool(body.stream))
+
+
+def _with_seed(params: SamplingParams, seed: int) -> SamplingParams:
+    """The same with a seed for sampling; a beam search does not sample."""
+    return params if params.beams is not None else replace(params, seed=seed)
+
+
+def _submits(
+    service: Service,
+    call: Call,
+    body: GenerationBody,
+    prompts: Sequence[Prompt],
+    sampling: Sequence[SamplingParams],
+    display: Display,
+    priority: int,
+) -> list[Submit]:
+    """The messages that ask the engine for each prompt."""
+    attachment, received_ms = secrets.token_hex(8), int(time.time() * 1000)
+    return [
+        Submit(
+            request_id=request_id(call.id, position),
+            gateway=service.engine.instance,
+            attachment=attachment,
+            prompt=np.asarray(prompt.engine_tokens, dtype=np.int32),
+            sampling=params,
+            received_ms=received_ms,
+            num_choices=display.output.num_candidates,
+            priority=priority,
+            cache_salt=body.cache_salt or "",
+            tenant=call.tenant,
+            deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,
+            display=display.packed(prompt.text, prompt.scored_token),
+        )
+        for position, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+    ]
+
+
+def _display(
+    service: Service,
+    call: Call,
+    body: GenerationBody,
+    prompts: Sequence[Prompt],
+    output: OutputOptions,
+    is_repeatable: bool,
+) -> Display:
+    options = body.stream_options
+    return Display(
+        call_id=call.id,
+        is_chat=isinstance(body, ChatBody),
+        model=service.model_name,
+        created=int(time.time()),
+        num_prompts=len(prompts),
+        prompt_text=None,
+        output=output,
+        include_usage=bool(options and options.include_usage),
+        resumable=bool(body.stream_resume),
+        fingerprint=fingerprint(body) if is_repeatable else "",
+        num_prompt_tokens=sum(len(prompt.tokens) for prompt in prompts),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+    )
