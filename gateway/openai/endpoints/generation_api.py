@@ -11,7 +11,7 @@ from gateway.http.call import MAX_KEY_CHARS, call_of, caller_of, client_of, idem
 from gateway.http.errors import ApiError, no_embeddings
 from gateway.openai.endpoints.openapi_description import generates, reads_header, takes
 from gateway.openai.generation.origin import Origin
-from gateway.openai.generation.start import start_chat, start_completion
+from gateway.openai.generation.prepare import prepare_chat, prepare_completion
 from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.openai.requests.validation import priority_of
 from gateway.openai.responses.answers import answer
@@ -35,7 +35,8 @@ def generate_router(service: Service) -> APIRouter:
         with _counting(service):
             body = await service.bodies.read(request, partial(parse_body, CompletionBody))
             origin = _origin(service, request, body)
-            return await answer(service, origin, await start_completion(service, origin, body))
+            prepared = await prepare_completion(service, origin, body)
+            return await answer(service, origin, prepared)
 
     @router.post(
         "/v1/chat/completions",
@@ -47,7 +48,8 @@ def generate_router(service: Service) -> APIRouter:
         with _counting(service):
             body = await service.bodies.read(request, partial(parse_body, ChatBody))
             origin = _origin(service, request, body)
-            return await answer(service, origin, await start_chat(service, origin, body))
+            prepared = await prepare_chat(service, origin, body)
+            return await answer(service, origin, prepared)
 
     @router.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Response:

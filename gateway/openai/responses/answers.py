@@ -1,7 +1,7 @@
 """Sends a generation to its client, as a stream or in one piece, until the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,8 +14,8 @@ from gateway.http.errors import ApiError, failed, taken_over
 from gateway.openai.generation.generation import ClientLeft, Generation, TakenOver
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.openai.generation.origin import Origin
-from gateway.openai.generation.start import Started
-from gateway.openai.responses.serializer import DONE, Serializer, Usage, error_event
+from gateway.openai.generation.prepare import Prepared
+from gateway.openai.responses.serializer import Serializer, Usage
 from gateway.resume.event_ids import EventIds, StreamPosition
 from gateway.resume.stream_ids import stream_id_of
 from gateway.service import Service
@@ -45,6 +45,7 @@ class StreamAnswer(Response):
 
     Args:
         resumption: None if the stream cannot be continued by another call.
+        before_end: awaited when all is generated, before the last events are sent.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class StreamAnswer(Response):
         serializer: Serializer,
         call: Call,
         resumption: Resumption | None = None,
+        before_end: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         headers = dict(_STREAM_HEADERS)
         if resumption is not None:
@@ -64,6 +66,7 @@ class StreamAnswer(Response):
         self._output = generation.output
         self._call = call
         self._resumption = resumption
+        self._before_end = before_end
         self._client_is_there = True
         self._ids: EventIds | None = None
         if resumption is not None:
@@ -113,17 +116,17 @@ class StreamAnswer(Response):
             self._call.fields["error"] = "taken over"
             generation.output.count_unfinished(FinishReason.ABORT)
             # A client that can resume has done so; any other must not take this for the end.
-            error = b"" if self._ids is not None else error_event(taken_over().body())
+            error = b"" if self._ids is not None else self._serializer.error(taken_over())
             await self._send(send, error, more=False)
         except ApiError as error:
             self._call.fields["error"] = error
             generation.output.count_unfinished(_reason(error))
-            await self._send(send, error_event(error.body()), more=False)
+            await self._send(send, self._serializer.error(error), more=False)
         except Exception as error:
             _log.exception("stream failed", id=self._call.id)
             self._call.fields["error"] = type(error).__name__
             generation.output.count_unfinished(FinishReason.ERROR)
-            await self._send(send, error_event(failed("internal error").body()), more=False)
+            await self._send(send, self._serializer.error(failed("internal error")), more=False)
         finally:
             self._close()
             _log_usage(self._call, generation.output)
@@ -162,8 +165,10 @@ class StreamAnswer(Response):
                 cached_tokens = 0 if ids is None else output.cached_tokens
                 data = [self._chunk(index, delta, usage, cached_tokens) for index, delta in new]
                 await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
+        if self._before_end is not None:
+            await self._before_end()
         end = b""
-        done = DONE
+        done = self._serializer.done(output.usage)
         has_usage = self._resumption is not None and self._resumption.start.has_usage
         if output.display.include_usage and not has_usage:
             end = self._serializer.usage_chunk(output.usage)
@@ -186,21 +191,34 @@ class StreamAnswer(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-async def answer(service: Service, origin: Origin, started: Started) -> Response:
-    """The response of a call, when the engine has accepted it: a stream, or all of it.
+async def answer(
+    service: Service,
+    origin: Origin,
+    prepared: Prepared,
+    serializer: Serializer | None = None,
+    before_end: Callable[[], Awaitable[None]] | None = None,
+) -> Response:
+    """Ask the engine for a generation, and return its response: a stream, or all of it.
+
+    Args:
+        serializer: of another format than the one that the generation's display names.
+        before_end: awaited when all is generated, before the end of the response is sent.
 
     Raises:
         ApiError: it is refused, or it failed before the response began.
     """
-    generation, display = started.generation, started.display
-    serializer = display.serializer(service.tokenizer, started.prompts)
-    if not started.is_stream:
-        return await whole_answer(generation, serializer, origin.call, origin.receive)
+    generation, display = prepared.generation, prepared.display
+    serializer = serializer or display.serializer(service.tokenizer, prepared.prompts)
+    await prepared.submit()
+    if not prepared.is_stream:
+        return await whole_answer(
+            generation, serializer, origin.call, origin.receive, before_end=before_end
+        )
     resumption = None
     if display.resumable:
-        stream_id = stream_id_of(started.secret, origin.client)
+        stream_id = stream_id_of(prepared.secret, origin.client)
         resumption = Resumption(stream_id, service.resume_window_s, StreamPosition())
-    stream = StreamAnswer(generation, serializer, origin.call, resumption)
+    stream = StreamAnswer(generation, serializer, origin.call, resumption, before_end)
     return await stream.accepted(origin.receive)
 
 
@@ -211,7 +229,11 @@ def client_left(call: Call) -> Response:
 
 
 async def whole_answer(
-    generation: Generation, serializer: Serializer, call: Call, receive: Receive
+    generation: Generation,
+    serializer: Serializer,
+    call: Call,
+    receive: Receive,
+    before_end: Callable[[], Awaitable[None]] | None = None,
 ) -> Response:
     """Waits for a generation's end and returns the answer in one piece.
 
@@ -230,6 +252,8 @@ async def whole_answer(
             answer = await asyncio.to_thread(serializer.whole, choices, usage, prompts)
         else:
             answer = serializer.whole(choices, usage, prompts)
+        if before_end is not None:
+            await before_end()
         return Response(answer, media_type="application/json")
     except ClientLeft:
         output.count_unfinished(FinishReason.ABORT)

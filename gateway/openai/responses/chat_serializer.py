@@ -12,6 +12,7 @@ from gateway.openai.responses.logprobs import finite, prompt_logprobs_body
 from gateway.openai.responses.serializer import (
     AnswerHead,
     Frame,
+    OpenAIStreamEnd,
     StreamEvent,
     Usage,
     beam_score,
@@ -44,7 +45,7 @@ class CallIds:
         return digest[: self.num_chars] if self.num_chars else f"call_{digest[:_CALL_ID_CHARS]}"
 
 
-class ChatSerializer:
+class ChatSerializer(OpenAIStreamEnd):
     """Writes ``chat.completion`` objects and their chunks."""
 
     def __init__(self, head: AnswerHead, tokenizer: Tokenizer, call_ids: CallIds) -> None:

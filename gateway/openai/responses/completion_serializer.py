@@ -9,6 +9,7 @@ from gateway.openai.responses.logprobs import finite, prompt_logprobs_body
 from gateway.openai.responses.serializer import (
     AnswerHead,
     Frame,
+    OpenAIStreamEnd,
     StreamEvent,
     Usage,
     beam_score,
@@ -20,7 +21,7 @@ from gateway.text.choice_text import Delta, ScoredToken
 from gateway.text.tokenizer import Tokenizer
 
 
-class CompletionSerializer:
+class CompletionSerializer(OpenAIStreamEnd):
     """Writes ``text_completion`` objects."""
 
     def __init__(self, head: AnswerHead, tokenizer: Tokenizer) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from gateway.http.errors import ApiError
 from gateway.http.long_responses import dumped
 from gateway.prompts.prompt_logprobs import PromptScores
 from gateway.text.choice_text import Delta
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class StreamEvent(NamedTuple):
 
 
 class Serializer(Protocol):
-    """One of OpenAI's formats."""
+    """A format of answers."""
 
     def resume(self, begun: Iterable[int]) -> None:
         """Continue a stream in which these choices have begun already."""
@@ -77,6 +78,12 @@ class Serializer(Protocol):
     def usage_chunk(self, usage: Usage) -> bytes:
         """The event that shows the usage at the end of a stream."""
 
+    def done(self, usage: Usage) -> bytes:
+        """The events at the end of a stream that ended well."""
+
+    def error(self, error: ApiError) -> bytes:
+        """The event at the end of a stream that did not."""
+
     def whole(
         self, choices: Sequence[Delta], usage: Usage, prompts: Sequence[PromptScores]
     ) -> bytes:
@@ -86,6 +93,16 @@ class Serializer(Protocol):
             prompts: scores of each prompt, empty if they are not shown; all prompts have the same
                 number of choices.
         """
+
+
+class OpenAIStreamEnd:
+    """How streams of OpenAI's two older formats end."""
+
+    def done(self, usage: Usage) -> bytes:  # noqa: ARG002
+        return _DONE
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + json.dumps(error.body()).encode("ascii") + b"\n\n"
 
 
 class Frame:
@@ -118,11 +135,6 @@ class Frame:
     def whole(self, fields: dict[str, Any]) -> bytes:
         """The answer in one piece, with these fields."""
         return dumped({**self._whole, **fields})
-
-
-def error_event(body: dict[str, Any]) -> bytes:
-    """The last event of a stream that failed."""
-    return b"data: " + json.dumps(body).encode("ascii") + b"\n\n"
 
 
 def finish_json(delta: Delta) -> str:

@@ -1,4 +1,4 @@
-"""Starts a generation: from a body to the requests that the engine has."""
+"""From a body to a generation that the engine can be asked for."""
 
 import secrets
 import time
@@ -44,13 +44,14 @@ from shared.sampling import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A generation that the engine was asked for.
+class Prepared:
+    """A generation that was checked, and that the engine has not been asked for.
 
     Attributes:
         display: how the answer is shown.
         prompts: tokens of each prompt.
         secret: makes the id of a stream that can be resumed, with the client's name.
+        is_repeatable: another call may have asked for it before.
         is_stream: the answer is to be streamed.
     """
 
@@ -58,11 +59,23 @@ class Started:
     display: Display
     prompts: Sequence[list[int]]
     secret: str
+    is_repeatable: bool
     is_stream: bool
 
+    async def submit(self) -> None:
+        """Ask the engine for it.
 
-async def start_completion(service: Service, origin: Origin, body: CompletionBody) -> Started:
-    """Ask the engine to continue one or several prompts.
+        Raises:
+            ApiError: 422, there is one by its name from another body.
+        """
+        if self.is_repeatable:
+            self.generation.attach()
+        else:
+            await self.generation.submit()
+
+
+async def prepare_completion(service: Service, origin: Origin, body: CompletionBody) -> Prepared:
+    """The generation that continues one or several prompts.
 
     Raises:
         ApiError: the body is refused, or the engine is away.
@@ -87,11 +100,11 @@ async def start_completion(service: Service, origin: Origin, body: CompletionBod
         params = sampling_params(body, output, beams, max_tokens, engine, grammar)
         sampling.append(sampling_of_last(prompt, params) if prompt.scores_last else params)
         prompts.append(prompt)
-    return await _start(service, origin, body, prompts, sampling, output)
+    return _prepare(service, origin, body, prompts, sampling, output)
 
 
-async def start_chat(service: Service, origin: Origin, body: ChatBody) -> Started:
-    """Ask the engine for the answer in a conversation.
+async def prepare_chat(service: Service, origin: Origin, body: ChatBody) -> Prepared:
+    """The generation of the answer in a conversation.
 
     Raises:
         ApiError: the body is refused, or the engine is away.
@@ -112,7 +125,7 @@ async def start_chat(service: Service, origin: Origin, body: ChatBody) -> Starte
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine, grammar)
-    return await _start(service, origin, body, [prompt], [sampling], output, answers)
+    return _prepare(service, origin, body, [prompt], [sampling], output, answers)
 
 
 async def _grammar(
@@ -146,7 +159,7 @@ def _tokenize_options(origin: Origin, body: GenerationBody, engine: Engine) -> T
     return TokenizeOptions(origin.caller, None if is_cut else engine.model.max_model_len)
 
 
-async def _start(
+def _prepare(
     service: Service,
     origin: Origin,
     body: GenerationBody,
@@ -154,7 +167,7 @@ async def _start(
     sampling: Sequence[SamplingParams],
     output: OutputOptions,
     answers: AnswerOptions | None = None,
-) -> Started:
+) -> Prepared:
     call, key = origin.call, origin.key
     secret = call.id if key is None else secret_of_key(key)
     call.id = call_id_of(secret, origin.client)
@@ -175,12 +188,8 @@ async def _start(
         service.answers,
     )
     generation = Generation(service.engine, service.metrics, result)
-    if key is None:
-        await generation.submit()
-    else:
-        generation.attach()
     tokens = [prompt.tokens for prompt in prompts]
-    return Started(generation, display, tokens, secret, bool(body.stream))
+    return Prepared(generation, display, tokens, secret, key is not None, bool(body.stream))
 
 
 def _with_seed(params: SamplingParams, seed: int) -> SamplingParams:
