@@ -69,7 +69,8 @@ PIECES: Mapping[str, tuple[Replacement, ...]] = {
     "huge_pages": (
         ("kernels.cpu.linear.weight_packing", "on_large_pages", torch.Tensor.contiguous),
     ),
-    # Up to four rows: weights a little before they are read.
+    # Up to four rows: weights a little before they are read, into the first cache alone. It helps
+    # the processes beside the worker, which shows only over HTTP.
     "own_weights": (_SKIP_NONE, (_LINEAR, "read_once_cache", lambda: None)),
     # More rows: the next panels, while the first blocks of rows are multiplied.
     "next_weights": (_SKIP_NONE, (_LINEAR, "Cache", SimpleNamespace(L2=None))),

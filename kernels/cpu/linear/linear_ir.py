@@ -28,7 +28,8 @@ from kernels.cpu.runtime.simd import LANES
 
 _LINE_BYTES = 64
 _PAIR_BYTES = 4 * LANES  # a pair of inputs, or one float32 input, for sixteen outputs
-# Values of ``ahead`` that are no addresses: prefetch nothing, or the panel's own weights.
+# Values of ``ahead`` that are no addresses: prefetch nothing, or the panel's own weights, which
+# then do not push the code and data of other processes out of the larger caches.
 NOTHING = 0
 ITS_OWN = 1
 # The distance of prefetches from reads: lines that are closer come too late, and lines farther away
