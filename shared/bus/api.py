@@ -113,6 +113,20 @@ class Bus(Protocol):
     async def get(self, key: str) -> bytes | None:
         """Value of a key, None if it is not there or has expired."""
 
+    async def expire(self, key: str, ttl_ms: int) -> bool:
+        """Let a log or a value expire after so long, whatever was said before; False: not there."""
+
+    async def delete(self, *keys: str) -> None:
+        """Delete logs and values; those that are not there are skipped."""
+
+    async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:
+        """Add to a bucket of a tally, and return the sum of all.
+
+        Args:
+            oldest: buckets with smaller numbers are dropped.
+            ttl_ms: after which the tally expires, unless it is used again.
+        """
+
     async def add_engine(self, engine_id: str) -> None:
         """Make an engine known to all gateways."""
 

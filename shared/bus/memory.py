@@ -12,6 +12,7 @@ from shared.errors import StaleWriter
 class _Log:
     entries: list[Entry] = field(default_factory=list)
     last: EntryId = START
+    expires_ms: int | None = None
 
 
 class MemoryBus:
@@ -25,12 +26,14 @@ class MemoryBus:
         self._clock_ms = clock_ms
         self._logs: dict[str, _Log] = {}
         self._values: dict[str, tuple[bytes, int]] = {}
+        self._tallies: dict[str, dict[int, int]] = {}
         self._engines: set[str] = set()
         self._appended = asyncio.Event()
 
     async def append(self, append: Append) -> EntryId:
         if not append.messages:
             raise ValueError("an entry needs at least one message")
+        self._drop_expired(append.log)
         log = self._logs.setdefault(append.log, _Log())
         entry_id = self._next_id(log, append)
         if entry_id <= log.last:
@@ -88,6 +91,7 @@ class MemoryBus:
         return 0.0
 
     async def last_id(self, log: str) -> EntryId:
+        self._drop_expired(log)
         return self._logs[log].last if log in self._logs else START
 
     async def length(self, log: str) -> int:
@@ -99,6 +103,29 @@ class MemoryBus:
     async def get(self, key: str) -> bytes | None:
         value, expires_ms = self._values.get(key, (None, 0))
         return value if expires_ms > self._clock_ms() else None
+
+    async def expire(self, key: str, ttl_ms: int) -> bool:
+        self._drop_expired(key)
+        expires_ms = self._clock_ms() + ttl_ms
+        if key in self._logs:
+            self._logs[key].expires_ms = expires_ms
+        elif await self.get(key) is not None:
+            self._values[key] = (self._values[key][0], expires_ms)
+        else:
+            return False
+        return True
+
+    async def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._logs.pop(key, None)
+            self._values.pop(key, None)
+
+    async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:  # noqa: ARG002
+        buckets = self._tallies.setdefault(key, {})
+        buckets[bucket] = buckets.get(bucket, 0) + amount
+        for old in [number for number in buckets if number < oldest]:
+            del buckets[old]
+        return sum(buckets.values())
 
     async def add_engine(self, engine_id: str) -> None:
         self._engines.add(engine_id)
@@ -114,6 +141,13 @@ class MemoryBus:
 
     async def close(self) -> None:
         pass
+
+    def _drop_expired(self, log: str) -> None:
+        found = self._logs.get(log)
+        if found is None or found.expires_ms is None:
+            return
+        if found.expires_ms <= self._clock_ms():
+            del self._logs[log]
 
     def _next_id(self, log: _Log, append: Append) -> EntryId:
         if append.epoch is None:

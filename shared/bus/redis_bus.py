@@ -145,6 +145,29 @@ class RedisBus:
         found: bytes | None = await self._ask("GET", key)
         return found
 
+    async def expire(self, key: str, ttl_ms: int) -> bool:
+        return bool(await self._ask("PEXPIRE", key, ttl_ms))
+
+    async def delete(self, *keys: str) -> None:
+        await self._ask("UNLINK", *keys)
+
+    async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:
+        commands: list[Command] = [
+            ("HINCRBY", key, bucket, amount),
+            ("PEXPIRE", key, ttl_ms),
+            ("HGETALL", key),
+        ]
+        replies = _executed(await self._replies(*_transaction(commands)))
+        for reply in replies:
+            if isinstance(reply, ResponseError):
+                raise _refused(reply)
+        found = replies[-1]
+        buckets = dict(zip(map(int, found[::2]), map(int, found[1::2]), strict=True))
+        old = [number for number in buckets if number < oldest]
+        if old:
+            await self._ask("HDEL", key, *old)
+        return sum(amount for number, amount in buckets.items() if number >= oldest)
+
     async def add_engine(self, engine_id: str) -> None:
         [reply] = await self._replies(("SADD", ENGINES, engine_id))
         if isinstance(reply, ResponseError) and engine_id not in await self.engines():

@@ -122,6 +122,37 @@ async def test_keys_expire(bus: Bus) -> None:
         await asyncio.sleep(0.001)
 
 
+async def test_logs_and_values_expire_when_they_are_told_to(bus: Bus) -> None:
+    await bus.append(Append("log", [b"x"]))
+    await bus.put("value", b"x", 60_000)
+    assert not await bus.expire("neither", 1)
+    for name in ("log", "value"):
+        assert await bus.expire(name, 60_000)
+        assert await bus.expire(name, 1)
+    deadline = asyncio.get_running_loop().time() + 5
+    while await bus.get("value") is not None or await bus.last_id("log") != START:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.001)
+    assert await bus.read({"log": START}, 0, 10) == {}
+
+
+async def test_what_is_deleted_is_gone(bus: Bus) -> None:
+    await bus.append(Append("log", [b"x"]))
+    await bus.put("value", b"x", 60_000)
+    await bus.delete("log", "value", "neither")
+    assert await bus.last_id("log") == START
+    assert await bus.get("value") is None
+
+
+async def test_a_tally_adds_up_without_its_oldest_buckets(bus: Bus) -> None:
+    assert await bus.tally("tally", 7, 0, 0, 60_000) == 0
+    assert await bus.tally("tally", 7, 5, 0, 60_000) == 5
+    assert await bus.tally("tally", 8, 3, 7, 60_000) == 8
+    assert await bus.tally("tally", 8, -1, 7, 60_000) == 7
+    assert await bus.tally("tally", 9, 1, 8, 60_000) == 3
+    assert await bus.tally("tally", 9, 0, 0, 60_000) == 3, "old buckets are dropped"
+
+
 async def test_engines_are_listed_once(bus: Bus) -> None:
     for engine in ("b", "a", "b"):
         await bus.add_engine(engine)
