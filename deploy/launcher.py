@@ -33,7 +33,7 @@ _PRIVATE = 0o077
 _GRACE_S = 15.0
 _POLL_S = 0.1  # interval of polling for conditions that send no signal
 _IDLE_S = 5.0
-_NEWS_EVERY_S = 2.0
+_PROGRESS_EVERY_S = 2.0
 
 
 class Launcher:
@@ -102,8 +102,8 @@ class Launcher:
         # Imported late, so that --help works before redis is installed.
         from deploy.redis.external_server import check_redis
 
-        for doubt in check_redis(url):
-            self._terminal.warn(f"warning: {doubt}")
+        for warning in check_redis(url):
+            self._terminal.warn(f"warning: {warning}")
         self._state.record_redis_url(url)
 
     def _start_redis(self) -> None:
@@ -115,8 +115,8 @@ class Launcher:
         self._state.record_redis_url(endpoint.url)
         redis = self._start("redis", configure(server.path, endpoint, folder, log))
 
-        # The holders of leases ended with the last run of this Redis. A lease that did not expire
-        # then is still in the data, and a gateway would take its holder for alive.
+        # Services of the last run have ended. A lease of theirs that had not expired is still in
+        # the data, and a gateway would take its holder for alive.
         engine = EngineKeys(self._options.gateway.engine_id)
         leases = (engine.info, engine.worker(0))
 
@@ -135,12 +135,12 @@ class Launcher:
     def _await_ready(self) -> None:
         """Wait until the gateway would serve requests, and print one line."""
         gateway = self._options.gateway
-        news_at = self._terminal.age_s + _NEWS_EVERY_S
+        next_progress_s = self._terminal.age_s + _PROGRESS_EVERY_S
 
         def settled() -> bool:
-            nonlocal news_at
-            if self._terminal.age_s >= news_at:
-                news_at += _NEWS_EVERY_S
+            nonlocal next_progress_s
+            if self._terminal.age_s >= next_progress_s:
+                next_progress_s += _PROGRESS_EVERY_S
                 self._show_progress()
             return self._has_failed() or is_ready(*health_address(gateway))
 
@@ -157,7 +157,7 @@ class Launcher:
         )
 
     def _show_progress(self) -> None:
-        """Print the last line of each log that matters at start, if it is new."""
+        """Print the last line of the worker's and the gateway's log, where it is a new one."""
         for name in ("worker", "gateway"):
             supervisor = self._services[name]
             last = supervisor.log_tail(1) or ["importing packages"]

@@ -16,7 +16,7 @@ from deploy.redis.ports import Wanted, check_ports, free_port, is_loopback, pref
 from deploy.service_probe import health_address, http_url
 from deploy.state_dir import StateDir
 from deploy.terminal import Terminal
-from shared.cpu_turns import wait_for_turns
+from shared.cpu_priority import never_preempt_others
 from shared.errors import PageStreamError, SettingsError
 from shared.settings import exit_with
 
@@ -24,7 +24,7 @@ from shared.settings import exit_with
 def main() -> int:
     """Start, serve and drain; the exit code."""
     given, options = options_or_exit()
-    wait_for_turns()  # Redis inherits it
+    never_preempt_others()  # Redis inherits it
     terminal = Terminal()
     try:
         state_path = given.launcher.state_path(given.gateway.port)

@@ -21,14 +21,14 @@ class LauncherSettings:
 
     max_log_bytes: int = setting(
         64 * 2**20,
-        "Size at which a service's log file is replaced by a new one; three older ones are kept.",
+        "Size at which a service's log file is replaced by a new one; three older files are kept.",
         parse=byte_size,
         minimum=1024,
     )
     redis_port: int = setting(
         0,
-        "Port of loopback on which the Redis that is started listens as well, with the password "
-        "in the state folder's run/redis.url; 0: none, only a socket that is this user's alone.",
+        "Port on loopback of the Redis that scripts/serve starts, with the password that is in "
+        "run/redis.url of the state folder. 0: only a socket, which other users cannot open.",
         minimum=0,
         maximum=65535,
     )

@@ -13,7 +13,7 @@ from gateway.text.memory_release import limit_free_memory
 from gateway.text.tokenizer import Tokenizer
 from gateway.unserved import serve_unserved
 from shared.bus.redis_bus import RedisBus
-from shared.cpu_turns import wait_for_turns
+from shared.cpu_priority import never_preempt_others
 from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
 from shared.logs import EventLog, setup_logging
 from shared.settings import exit_with, load_or_exit
@@ -39,8 +39,8 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callabl
     bus = RedisBus(settings.redis_url)
     try:
         _log.info("connected to Redis", version=await bus.check_server())
-        for doubt in await bus.doubts():
-            _log.warning(doubt)
+        for warning in await bus.settings_warnings():
+            _log.warning(warning)
     except BusUnavailable as error:
         # The server keeps trying to connect, and is not ready until then.
         _log.warning("starting without Redis", error=error)
@@ -67,7 +67,7 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
     """
     settings = _settings()
     limit_free_memory()
-    wait_for_turns()
+    never_preempt_others()
     try:
         with _without_torch():
             tokenizer = Tokenizer.load(

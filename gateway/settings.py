@@ -56,8 +56,8 @@ class GatewaySettings(ServiceSettings):
     api_key: str | None = setting(None, "One API key, in plain text.", secret=True)
     metrics_key: str | None = setting(
         None,
-        "The key that /metrics on --port requires instead of a client's API key, in plain text; it "
-        "is valid for nothing else.",
+        "Key of /metrics on --port, in plain text, required there instead of a client's API key. "
+        "It is valid for nothing else.",
         secret=True,
     )
     cors_origins: str | None = setting(
@@ -76,8 +76,8 @@ class GatewaySettings(ServiceSettings):
     gateway_metrics_host: str = setting("127.0.0.1", "Address of the gateway's own /metrics.")
     gateway_metrics_port: int = setting(
         0,
-        "Port on which the gateway answers /metrics and /health/* without an API key; 0 for none: "
-        "they are on --port in any case, where only /health/live needs no key.",
+        "Port on which the gateway answers /metrics and /health/* without an API key; 0 for none. "
+        "They are on --port as well, where /health and /health/live need no key.",
         minimum=0,
         maximum=65535,
     )
@@ -140,8 +140,8 @@ class GatewaySettings(ServiceSettings):
     )
     max_key_share: float = setting(
         0.5,
-        "Part of --max-concurrent-calls, --max-total-body-bytes and --max-total-tokenize-bytes "
-        "that one API key may use; a single one may use all.",
+        "Share of --max-concurrent-calls, --max-total-body-bytes and --max-total-tokenize-bytes "
+        "that one API key may use if there are several keys.",
         minimum=0.001,
         maximum=1.0,
     )
@@ -169,7 +169,7 @@ class GatewaySettings(ServiceSettings):
     )
     resume_window: float = setting(
         60.0,
-        "Seconds that a stream which can be resumed goes on without its client.",
+        "Seconds for which a resumable stream continues without its client.",
         minimum=0,
     )
     max_stall: float = setting(
@@ -185,25 +185,25 @@ class GatewaySettings(ServiceSettings):
     )
     template_timeout: float = setting(
         2.0,
-        "Seconds that the model's chat template may take for one conversation; longer ones are "
+        "Seconds that the model's chat template may take for one conversation; then the call is "
         "answered 400.",
         minimum=0.05,
     )
     special_tokens_in_messages: bool = setting(
         False,
-        "Read names of special tokens in the messages of chats, such as <|im_start|>, as those "
-        "tokens. By default they are plain text there, so that no message can forge another.",
+        "Encode names of special tokens in the messages of chats, such as <|im_start|>, as those "
+        "tokens. By default they are plain text, so that no message can imitate another one.",
     )
     tool_call_parser: str = setting(
         AUTO,
-        "How the model writes calls of tools: auto takes the response template of its tokenizer, "
-        "or recognizes the format from its chat template; none refuses tools.",
+        "Format in which the model writes tool calls: auto takes the response template of its "
+        "tokenizer, or recognizes the format from its chat template; none refuses tools.",
         choices=CALL_CHOICES,
     )
     reasoning_parser: str = setting(
         AUTO,
-        "How the model marks its reasoning, which is shown apart from the answer: auto as above, "
-        "none leaves it in the answer.",
+        "Format in which the model marks its reasoning, which is returned apart from the answer: "
+        "auto as for --tool-call-parser; none leaves it in the answer.",
         choices=REASONING_CHOICES,
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")

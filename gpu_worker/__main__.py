@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from gpu_worker.settings import WorkerSettings
-from shared.cpu_turns import wait_for_turns
+from shared.cpu_priority import never_preempt_others
 from shared.errors import SettingsError
 from shared.logs import setup_logging
 from shared.settings import exit_with, load_or_exit
@@ -40,7 +40,7 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
         0 after a signal, 78 if a restart cannot help, else 1. Exits with 2 on bad settings.
     """
     settings = _settings()
-    wait_for_turns()
+    never_preempt_others()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: sys.exit(0))  # until the loop runs and takes them over
     os.environ.setdefault(*_OPENMP)

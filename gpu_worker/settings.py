@@ -8,9 +8,11 @@ from shared.settings import byte_size, power_of_two, setting
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings(StepSettings):
-    """One model on one device, with one KV pool."""
+    """Settings of one worker process, which has one model, one device and one KV pool."""
 
-    device: str | None = setting(None, "cpu, cuda, cuda:1; auto takes cuda if it is there.")
+    device: str | None = setting(
+        None, "Device: cpu, cuda, or cuda:1; auto takes cuda if there is a GPU."
+    )
     dtype: str | None = setting(
         None,
         "Type of weights and KV cache; auto takes the model's own.",
@@ -18,14 +20,15 @@ class WorkerSettings(StepSettings):
     )
     attention_backend: str | None = setting(
         None,
-        "Kernels; auto takes triton on GPUs and cpu elsewhere, sdpa needs virtual memory.",
+        "Attention kernels; auto takes triton on GPUs and cpu elsewhere. sdpa needs --kv-memory "
+        "virtual.",
         choices=("reference", "cpu", "triton", "sdpa"),
     )
     layer_kernels: str = setting(
         "auto",
-        "Layers around attention: auto takes PageStream's linear layers and norms on CPUs that "
-        "have the instructions, and fused projections, norms and rotary embeddings on GPUs; off "
-        "takes torch's.",
+        "Layers around attention: auto takes PageStream's linear layers and norms on CPUs with "
+        "AVX2 or AVX-512, and fused projections, norms and rotary embeddings on GPUs; off takes "
+        "torch's.",
         choices=("auto", "off"),
     )
     kv_memory: str = setting(
@@ -44,37 +47,37 @@ class WorkerSettings(StepSettings):
         False,
         "A sequence's logits do not depend, bit for bit, on the other sequences in the batch. On "
         "GPUs contexts are then split by their own length alone, and all linear layers use tiles "
-        "of one size, which is slower; PageStream's layers on CPUs do so anyway. On CPUs logits "
-        "do not depend either on whether tokens were computed by decodes or in chunks; on CPUs "
-        "without bf16 dot products decodes are slower for it.",
+        "of one size, which is slower; PageStream's layers on CPUs have this property anyway. On "
+        "CPUs, logits are also equal for tokens computed by decodes and in chunks; without bf16 "
+        "dot products this makes decodes slower.",
     )
     block_size: int = setting(
         16, "Tokens in a KV block, a power of two.", parse=power_of_two, minimum=1, maximum=256
     )
     num_blocks: int | None = setting(
-        None, "Blocks in the KV pool; auto derives them from kv-memory-bytes.", minimum=1
+        None, "Blocks in the KV pool; auto derives them from --kv-memory-bytes.", minimum=1
     )
     kv_memory_bytes: int | None = setting(
         None,
-        "Memory for the KV pool; auto takes a share of what is free.",
+        "Memory for the KV pool; auto takes a share of the free memory.",
         parse=byte_size,
         minimum=1,
     )
     num_host_blocks: int | None = setting(
         None,
-        "Blocks in the host pool, for swapping; auto derives them from host-kv-memory-bytes.",
+        "Blocks in the host pool, for swapping; auto derives them from --host-kv-memory-bytes.",
         minimum=0,
     )
     host_kv_memory_bytes: int | None = setting(
         None,
-        "Memory for the host pool, 0 for no swapping; auto takes a share of what is free.",
+        "Memory for the host pool, 0 for no swapping; auto takes a share of the free memory.",
         parse=byte_size,
         minimum=0,
     )
     gpu_memory_utilization: float = setting(
         0.9,
-        "Share of a GPU's memory that may be used, other processes included; the KV pool gets "
-        "what weights and the largest step leave of it.",
+        "Share of a GPU's memory that may be used, other processes included; the KV pool gets what "
+        "is left beside weights and the largest step.",
         minimum=0.05,
         maximum=1.0,
     )

@@ -13,7 +13,7 @@ from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
-from shared.cpu_turns import wait_for_turns
+from shared.cpu_priority import never_preempt_others
 from shared.errors import BusUnavailable, SettingsError
 from shared.logs import EventLog, setup_logging
 from shared.metrics import SchedulerMetrics
@@ -36,8 +36,8 @@ async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
         loop.add_signal_handler(signum, service.stop)
     try:
         log.info("connected to Redis", version=await bus.check_server())
-        for doubt in await bus.doubts():
-            log.warning(doubt)
+        for warning in await bus.settings_warnings():
+            log.warning(warning)
         ready()
         await service.run()
     except (Superseded, BusUnavailable) as error:
@@ -65,7 +65,7 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
         0 when told to stop, else 1; exits with 2 on bad settings.
     """
     settings = _settings()
-    wait_for_turns()
+    never_preempt_others()
     try:
         return uvloop.run(_serve(settings, ready))
     except SettingsError as error:

@@ -1,7 +1,7 @@
-"""Dataclasses to msgpack maps and back.
+"""Encodes dataclasses as msgpack maps, and decodes them.
 
 Every message is a map ``{"t": type name, "v": version, field: value, ...}``. Arrays are packed,
-little-endian, in msgpack binary. Decoding trusts no bytes: every fault becomes a DecodeError.
+little-endian, in msgpack binary. Any bytes that are not a valid message raise a DecodeError.
 A missing field gets its default, if it has one, and an unknown field is ignored. So services of
 neighbouring versions work together while they are replaced one by one.
 """
@@ -48,7 +48,7 @@ class _Field:
     name: str
     encode: _Convert
     decode: _Convert
-    is_required: bool  # has no default: all writers send it
+    is_required: bool  # it has no default
 
 
 class _Schema:

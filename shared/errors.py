@@ -5,7 +5,7 @@ PageStreamError
 ├── DecodeError         bytes are not a valid message
 ├── BusError
 │   ├── BusUnavailable  Redis cannot be reached, or is too old
-│   │   └── LoginRefused    it rejects the user or password
+│   │   └── LoginRefused    Redis rejects the user or password
 │   └── StaleWriter     an append was refused: another writer has taken over the log
 └── ModelUnsupported    a model cannot be served, with the reason
 """
@@ -34,7 +34,8 @@ class SettingsError(PageStreamError):
 class DecodeError(PageStreamError):
     """Bytes that are not a valid message.
 
-    ``request_id`` is set if it can be read, so that the sender gets an answer.
+    Attributes:
+        request_id: of the message, if it can be read; the sender of the request gets an error then.
     """
 
     def __init__(self, reason: str, request_id: str | None = None) -> None:
@@ -59,4 +60,4 @@ class StaleWriter(BusError):
 
 
 class ModelUnsupported(PageStreamError):
-    """The model cannot be served correctly; the text has the reason."""
+    """The model cannot be served correctly; the message has the reason."""

@@ -37,10 +37,10 @@ def _value(value: Any) -> str:
 
 
 class _Output(logging.StreamHandler[TextIO]):
-    """Writes to standard error; if that is a file, to the file that has its name at the moment.
+    """Writes to standard error; if that is a log file, reopens it when it has been replaced.
 
     Args:
-        path: of the file, which may be renamed and replaced at any time; "": it is no file.
+        path: of the log file, which may be renamed and replaced at any time; "": there is none.
     """
 
     def __init__(self, path: str) -> None:
@@ -49,10 +49,10 @@ class _Output(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         if self._path:
-            self._follow()
+            self._reopen_if_replaced()
         super().emit(record)
 
-    def _follow(self) -> None:
+    def _reopen_if_replaced(self) -> None:
         try:
             if os.path.samestat(os.stat(self._path), os.fstat(_STDERR)):
                 return

@@ -1,6 +1,6 @@
 """The metrics of all services. The only module that imports prometheus_client.
 
-Names are vLLM's behind another prefix, so that its dashboards and autoscalers need little change.
+Names are those of vLLM with another prefix, so that dashboards and autoscalers need little change.
 Each service has one of the classes below; the launcher and Docker scrape each of them.
 """
 
@@ -76,8 +76,8 @@ class _Server(ThreadingTCPServer):
 
 
 def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
-    # prometheus_client's own server answers Prometheus in a format that turns colons in names into
-    # underscores. The gateway's metrics would have other names than all others then.
+    # prometheus_client's own server answers Prometheus in a format that replaces colons in names by
+    # underscores. The names would differ from those of the gateway, which does not use that server.
     class Handler(BaseHTTPRequestHandler):
         timeout = 10  # seconds of silence; each connection has a thread
 
@@ -205,7 +205,8 @@ class SchedulerMetrics(_Metrics):
             "kv_pinned_blocks", "Blocks of pinned prefixes, also those that requests use now."
         )
         self.prefixes_given_up = self._counter(
-            "pinned_prefixes_given_up", "Pinned prefixes without which alone a request could run."
+            "pinned_prefixes_given_up",
+            "Pinned prefixes that were dropped because a request could not run otherwise.",
         )
         self.prefix_cache_queries = self._counter(
             "prefix_cache_queries", "Tokens looked up in the prefix cache."
@@ -214,7 +215,7 @@ class SchedulerMetrics(_Metrics):
             "prefix_cache_hits", "Tokens found in the prefix cache."
         )
         self.shared_blocks = self._gauge(
-            "kv_blocks_saved_by_sharing", "Blocks that would be needed more without sharing."
+            "kv_blocks_saved_by_sharing", "Blocks that would be needed in addition without sharing."
         )
         self.copied_blocks = self._counter("kv_copy_on_write_blocks", "Blocks copied on write.")
         self.swapped_blocks = self._counters(
@@ -229,7 +230,7 @@ class SchedulerMetrics(_Metrics):
             "iteration_tokens_total", "Tokens in one step.", _TOKENS
         )
         self.schedule_seconds = self._histogram(
-            "scheduler_step_seconds", "Time in schedule and apply, per look at the logs.", _STEP_S
+            "scheduler_step_seconds", "Time in schedule and apply, per read of the logs.", _STEP_S
         )
         self.round_trip_seconds = self._histogram(
             "plan_round_trip_seconds", "From appending a plan to reading its result.", _STEP_S
@@ -267,7 +268,7 @@ class WorkerMetrics(_Metrics):
         )
         self.steps = self._counter("worker_steps", "Plans executed.")
         self.resident_sequences = self._gauge(
-            "worker_resident_sequences", "Sequences that the worker knows."
+            "worker_resident_sequences", "Sequences that are resident on the worker."
         )
         self.kv_map_seconds = self._histogram(
             "worker_kv_map_seconds",

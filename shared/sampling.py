@@ -43,16 +43,16 @@ class Effect(Enum):
 
 
 class EarlyStopping(StrEnum):
-    """When a beam search ends that has as many finished beams as it is wide."""
+    """When a beam search ends that has as many finished beams as its width."""
 
     AT_ONCE = "true"
     ESTIMATED = "false"  # once a running beam, scored at its present length, cannot be among them
-    NEVER = "never"  # the same, scored at the length that suits it best
+    NEVER = "never"  # the same, scored at the length with its highest score
 
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """Beam search in the words, and with the meaning, of transformers' ``generate``."""
+    """Parameters of a beam search, named and defined as those of transformers' ``generate``."""
 
     width: int  # beams kept, >= 1
     length_penalty: float  # a finished beam's score is its log-probability / length ** this
@@ -61,7 +61,7 @@ class BeamParams:
 
 @dataclass(frozen=True, slots=True)
 class TokenBias:
-    """What is added to the logit of one token."""
+    """A number that is added to the logit of one token."""
 
     token: int
     bias: float
@@ -114,10 +114,10 @@ def _biases(given: Mapping[str, float]) -> tuple[TokenBias, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling parameters of a sequence, validated by the gateway; the worker trusts them.
+    """The sampling parameters of a sequence, validated by the gateway and not by the worker.
 
     The sampled token is a pure function of the logits and of (``seed``, index of the choice,
-    position, token id). So a request that is preempted, recovered or moved gets the same tokens.
+    position, token id). So a request that is preempted, recovered or moved gets equal tokens.
 
     A field that is added needs a default with no effect: older writers do not send it.
     """
@@ -184,7 +184,7 @@ class SamplingParams:
     ]
     num_logprobs: int | None  # None: no log-probabilities; k: the chosen token's and the top k
     num_prompt_logprobs: int | None  # likewise for every prompt token but the first
-    beams: BeamParams | None = None  # a beam search: what it does not take is neutral
+    beams: BeamParams | None = None  # None: no beam search
     presence_penalty: Annotated[
         float,
         Parameter(
@@ -234,7 +234,7 @@ class SamplingParams:
             description="Added to the logits of tokens, by their ids.",
         ),
     ] = ()
-    grammar: str = ""  # that the text follows, as llguidance reads it; the gateway has compiled it
+    grammar: str = ""  # that the text follows, in llguidance's format; "": none
 
     @property
     def is_greedy(self) -> bool:

@@ -13,16 +13,17 @@ class ServiceSettings:
 
     model: str = setting(
         DEMO_MODEL,
-        "Model to serve: a folder or a hub id; scripts/serve also knows demo, and smollm2, which "
-        "answers questions and is made from a package of 93 MB at its first use.",
+        "Model to serve: a folder or a hub id. scripts/serve also takes the names demo and "
+        "smollm2; the latter answers questions and is made from a package of 93 MB at its first "
+        "use.",
     )
     served_model_name: str | None = setting(
-        None, "Name that clients give; by default the last part of the model's path."
+        None, "Name of the model for clients; by default the last part of its path."
     )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "Redis to use.", env="REDIS_URL")
-    engine_id: str = setting("engine-0", "Engine that is served or used.")
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "URL of Redis.", env="REDIS_URL")
+    engine_id: str = setting("engine-0", "Name of the engine, which prefixes its keys in Redis.")
     log_level: str = setting(
-        "info", "Least severe log lines.", choices=("debug", "info", "warning", "error")
+        "info", "Least severe level that is logged.", choices=("debug", "info", "warning", "error")
     )
 
 
@@ -34,5 +35,5 @@ class StepSettings(ServiceSettings):
         256, "Sequences that may run at once.", minimum=1, maximum=65_536
     )
     max_num_batched_tokens: int = setting(
-        512, "Tokens in one step at most; long prompts are cut into chunks.", minimum=1
+        512, "Most tokens in one step; long prompts are cut into chunks.", minimum=1
     )

@@ -50,11 +50,11 @@ def setting(
     """A field of a settings dataclass.
 
     Args:
-        parse: text to value; raises ValueError with what is expected. By default as the type is
-            written; ``auto`` is None where the type allows it.
+        parse: converts the text; raises ValueError with what is expected. By default the field's
+            type decides, and ``auto`` is None if the type allows None.
         minimum, maximum: inclusive bounds of numbers.
         env: name of the environment variable if it is not ``PAGESTREAM_<NAME>``.
-        secret: there is no flag, which all users of the machine could read.
+        secret: there is no flag, because all users of a machine can read command lines.
     """
     meta = _Meta(help_text, parse, minimum, maximum, choices, env, secret)
     return dataclasses.field(default=default, metadata={"setting": meta})

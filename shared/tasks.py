@@ -1,29 +1,29 @@
 """Cancels tasks until they have ended.
 
-A task may miss a cancellation: code below it that catches too many exceptions swallows it. Tasks
-that must end before a process exits are cancelled again until they have ended.
+A library that catches too many exceptions may swallow a cancellation. Tasks that must end before a
+process exits are therefore cancelled repeatedly.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-_AGAIN_S = 1.0  # longer than any clean-up, which another cancellation would interrupt
+_REPEAT_S = 1.0  # longer than any clean-up, which another cancellation would interrupt
 
 
 async def cancel_until_done(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel tasks, and again those that continue, until all have ended; errors stay in them."""
+    """Cancel tasks repeatedly until all have ended; their exceptions are not raised here."""
     left = {task for task in tasks if not task.done()}
     while left:
         for task in left:
             task.cancel()
-        _, left = await asyncio.wait(left, timeout=_AGAIN_S)
+        _, left = await asyncio.wait(left, timeout=_REPEAT_S)
 
 
 async def run_together(*coroutines: Coroutine[Any, Any, None]) -> None:
     """Run until one fails, all have ended, or the caller is cancelled; then cancel the others.
 
-    Unlike in a TaskGroup, one that missed its cancellation is cancelled again.
+    Unlike in a TaskGroup, a task that swallowed its cancellation is cancelled again.
 
     Raises:
         Exception: of the first that failed.

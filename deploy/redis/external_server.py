@@ -28,7 +28,7 @@ async def _check(url: str) -> Sequence[str]:
         while True:
             try:
                 await bus.check_server()
-                return await bus.doubts()
+                return await bus.settings_warnings()
             except LoginRefused as error:
                 raise PageStreamError(f"REDIS_URL: {error}") from None
             except BusUnavailable as error:

@@ -2,7 +2,7 @@
 
 A log is a list of entries in the order of their ids. A reader keeps its own cursor; nothing is
 acknowledged and nothing is consumed. Writers put the epoch into the id, so that the log itself
-refuses a writer whose time is over.
+refuses a writer of an earlier epoch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ class EntryId(NamedTuple):
 
 
 ENTRY_BYTES = 32
-"""What the server needs for an entry beside its messages: 12 to 74, measured with Valkey 9.1."""
+"""Memory of an entry beside its messages: 12 to 74 bytes were measured with Valkey 9.1."""
 
 START = EntryId(0, 0)
 """Before the first entry of any log."""
@@ -45,19 +45,19 @@ class Entry(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """About what the server needs for it."""
+        """Approximate memory of the entry in the server."""
         return ENTRY_BYTES + sum(map(len, self.messages))
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What to append where.
+    """An entry to append to a log.
 
     Attributes:
-        epoch: id becomes ``<epoch>-<next>``; None takes the bus's clock.
+        epoch: the id becomes ``<epoch>-<next>``; None: the bus's clock gives the id.
         seq: with ``epoch``: the exact second half of the id.
-        trim_below: entries with smaller ids are dropped if, and only if, the append succeeds, or
-            was refused for lack of memory; then it is tried once more.
+        trim_below: entries with smaller ids are dropped if the append succeeds. If the server has
+            no memory for it, they are dropped first, and the append is tried once more.
     """
 
     log: str
@@ -81,7 +81,7 @@ class Bus(Protocol):
         """Append in one transaction: no reader sees one entry without the others.
 
         Raises:
-            StaleWriter: at least one was refused (the others were carried out).
+            StaleWriter: at least one was refused; the others were executed.
         """
 
     async def read(
@@ -89,13 +89,14 @@ class Bus(Protocol):
     ) -> dict[str, list[Entry]]:
         """Entries after each log's cursor, at most ``max_entries`` per log.
 
-        Waits up to ``block_ms`` for a first one; 0 does not wait.
+        Waits up to ``block_ms`` for the first entry; 0 does not wait.
         """
 
     async def trim(self, log: str, below: EntryId) -> int:
-        """Drop entries with smaller ids, of which nothing is needed any more; how many there were.
+        """Drop entries with smaller ids; their number.
 
-        For when memory is short. Otherwise appends trim, so that a refused writer trims nothing.
+        Only for when memory is short. Otherwise appends trim, so that a refused writer trims
+        nothing.
         """
 
     async def memory_share(self) -> float:
@@ -105,39 +106,42 @@ class Bus(Protocol):
         """Id of the last entry ever appended, START for a new log."""
 
     async def length(self, log: str) -> int:
-        """Number of entries held."""
+        """Number of entries in the log."""
 
     async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
-        """Set a key that expires by itself; without memory, an old value lives on instead."""
+        """Set a key that expires after ``ttl_ms``.
+
+        If the server has no memory for the value, the key keeps its old one for as long.
+        """
 
     async def get(self, key: str) -> bytes | None:
         """Value of a key, None if it is not there or has expired."""
 
     async def expire(self, key: str, ttl_ms: int) -> bool:
-        """Let a log or a value expire after so long, whatever was said before; False: not there."""
+        """Set when a log or a value expires, in place of an earlier time; False: it is missing."""
 
     async def delete(self, *keys: str) -> None:
-        """Delete logs and values; those that are not there are skipped."""
+        """Delete logs and values; missing ones are skipped."""
 
     async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:
-        """Add to a bucket of a tally, and return the sum of all.
+        """Add ``amount`` to a bucket of a tally; the sum of all its buckets.
 
         Args:
             oldest: buckets with smaller numbers are dropped.
-            ttl_ms: after which the tally expires, unless it is used again.
+            ttl_ms: the tally expires so long after its last use.
         """
 
     async def add_engine(self, engine_id: str) -> None:
-        """Make an engine known to all gateways."""
+        """Add an engine to the set of all engines."""
 
     async def engines(self) -> list[str]:
-        """All engines ever made known, sorted."""
+        """All engines that were ever added, sorted."""
 
     async def now_ms(self) -> int:
-        """The bus's own clock, the only one that epochs are drawn from."""
+        """The bus's own clock, from which all numbers of epochs come."""
 
     async def run_id(self) -> str:
-        """Changes when the server restarts."""
+        """An id that changes when the server restarts."""
 
     async def close(self) -> None:
         """Release connections. No method may be called afterwards."""

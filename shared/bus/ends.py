@@ -1,4 +1,4 @@
-"""Logs that have lost their end although the server is the same.
+"""Detects logs that have lost their end although the server was not restarted.
 
 An operator may delete a log, or flush the server. Ids then begin anew, below those that were read
 or written before: a reader whose cursor is above them gets nothing, for ever.
@@ -10,10 +10,10 @@ from shared.bus.api import Bus, EntryId
 
 
 class LogEnds:
-    """Compares the ends of logs with what is known to have been there.
+    """Compares the last ids of logs with ids that were read or written.
 
-    A log that has grown since the last look is not asked for: what is new was read behind the
-    cursor. So a look costs nothing while there is traffic.
+    The last id is requested only of logs that have not grown since the check before: in others,
+    new entries were read behind the cursor. So a check costs nothing while there is traffic.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -21,7 +21,7 @@ class LogEnds:
         self._seen: dict[str, EntryId] = {}
 
     async def lost(self, known: Mapping[str, EntryId]) -> str | None:
-        """Name of a log whose last entry is below one that was there; None if all is well.
+        """Name of a log whose last id is below an id that was in it; None if there is none.
 
         Args:
             known: of each log an entry that was read or written.

@@ -6,7 +6,7 @@
     {E}:info       string  EngineInfo, expires
     {E}:worker:R   string  WorkerInfo of rank R, expires
     {E}:gateway:I  string  lease of the gateway instance I, expires
-    engines        set     ids of all engines that ever were, for operators
+    engines        set     ids of all engines that ever existed, for operators
 
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
 """

@@ -1,4 +1,4 @@
-"""The bus within one process: for tests and simulation, with the rules of the real one."""
+"""The bus in the memory of one process, for tests and simulation, with the rules of Redis."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

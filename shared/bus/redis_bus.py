@@ -10,15 +10,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 
 from shared.bus.api import START, Append, Entry, EntryId
+from shared.bus.connections import Command, ServerConnection, ServerConnections
 from shared.bus.keys import ENGINES
-from shared.bus.line import Command, Line, Lines
-from shared.bus.server_settings import doubts
+from shared.bus.server_settings import settings_warnings
 from shared.errors import BusUnavailable, LoginRefused, SettingsError, StaleWriter
 
 _OLDEST_SERVER = (7, 0)  # the first with explicit epochs and automatic sequence: <epoch>-*
 _REPLY_TIMEOUT_S = 5.0
 _MAX_APPENDS = 32  # at once; each has a connection of its own
-# Redis says so when an id is not above the log's last one.
+# Part of Redis's error for an id that is not above the log's last one.
 _REFUSED = "equal or smaller"
 _NO_KEY = "no such key"
 
@@ -40,7 +40,7 @@ class RedisBus:
     def __init__(self, url: str, max_block_ms: int = 5_000) -> None:
         # No retries: an append whose reply was lost must not be sent again. No socket timeout,
         # either: redis-py keeps it with ``asyncio.wait_for``, which on Python 3.11 loses a
-        # cancellation that arrives together with the end of a write. A line has a timeout itself.
+        # cancellation that arrives together with the end of a write. ServerConnection has its own.
         try:
             self._pool = ConnectionPool.from_url(
                 url,
@@ -53,15 +53,15 @@ class RedisBus:
         except ValueError:
             wanted = "expected redis[s]://[user:password@]host:port/0"
             raise SettingsError("REDIS_URL", _without_login(url), wanted) from None
-        self._lines = Lines(self._line)
-        self._patience_s = max_block_ms / 1000 + _REPLY_TIMEOUT_S  # a read may be a blocking one
+        self._connections = ServerConnections(self._connect)
+        self._timeout_s = max_block_ms / 1000 + _REPLY_TIMEOUT_S  # a read may be a blocking one
         self._appends = asyncio.Semaphore(_MAX_APPENDS)
 
     async def check_server(self) -> str:
-        """Version of the server.
+        """Check that the server can be used; its version.
 
         Raises:
-            BusUnavailable: it does not answer, or is too old for our entry ids.
+            BusUnavailable: it does not answer, or is too old for these entry ids.
         """
         info = await self._info()
         version = info.get("valkey_version", info["redis_version"])
@@ -70,27 +70,27 @@ class RedisBus:
             raise BusUnavailable(f"Redis {version} is too old: {needed} or newer is needed")
         return version
 
-    async def doubts(self) -> Sequence[str]:
-        """What in the server's settings may lose requests.
+    async def settings_warnings(self) -> Sequence[str]:
+        """Warnings on settings of the server with which requests may be lost.
 
         Raises:
             BusUnavailable: it does not answer.
         """
-        return doubts(await self._info("default"))
+        return settings_warnings(await self._info("default"))
 
     async def append(self, append: Append) -> EntryId:
         return (await self.append_all([append]))[0]
 
     async def append_all(self, appends: Sequence[Append]) -> list[EntryId]:
         commands = _transaction([_xadd(append) for append in appends])
-        await self._take_turn()
+        await self._begin_append()
         try:
-            replies = await self._replies(*commands, patience_s=self._patience_s)
+            replies = await self._execute_all(*commands, timeout_s=self._timeout_s)
             if any(isinstance(reply, OutOfMemoryError) for reply in replies):
-                # It was refused before anything was carried out, also of a transaction.
-                if not await self._make_room(appends):
+                # Redis refuses before it executes anything, also of a transaction.
+                if not await self._trim_for(appends):
                     raise _refused(next(r for r in replies if isinstance(r, OutOfMemoryError)))
-                replies = await self._replies(*commands, patience_s=self._patience_s)
+                replies = await self._execute_all(*commands, timeout_s=self._timeout_s)
         finally:
             self._appends.release()
         if len(appends) != 1:
@@ -107,13 +107,13 @@ class RedisBus:
         if block_ms > 0:
             command += ["BLOCK", block_ms]
         command += ["STREAMS", *cursors, *(str(cursor) for cursor in cursors.values())]
-        [reply] = await self._replies(command, patience_s=self._patience_s)
+        [reply] = await self._execute_all(command, timeout_s=self._timeout_s)
         if isinstance(reply, ResponseError):
             raise _refused(reply)
         return {_text(name): [_entry(raw) for raw in entries] for name, entries in reply or ()}
 
     async def trim(self, log: str, below: EntryId) -> int:
-        return int(await self._ask("XTRIM", log, "MINID", "=", str(below)))
+        return int(await self._execute("XTRIM", log, "MINID", "=", str(below)))
 
     async def memory_share(self) -> float:
         found = await self._info("memory")
@@ -123,7 +123,7 @@ class RedisBus:
         return used / limit if limit else 0.0
 
     async def last_id(self, log: str) -> EntryId:
-        [reply] = await self._replies(("XINFO", "STREAM", log))
+        [reply] = await self._execute_all(("XINFO", "STREAM", log))
         if isinstance(reply, ResponseError):
             if _NO_KEY in str(reply):
                 return START
@@ -132,24 +132,24 @@ class RedisBus:
         return EntryId.parse(found[b"last-generated-id"])
 
     async def length(self, log: str) -> int:
-        return int(await self._ask("XLEN", log))
+        return int(await self._execute("XLEN", log))
 
     async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
-        [reply] = await self._replies(("SET", key, value, "PX", ttl_ms))
-        if isinstance(reply, OutOfMemoryError) and await self._ask("PEXPIRE", key, ttl_ms):
-            return  # a lease must not end for that
+        [reply] = await self._execute_all(("SET", key, value, "PX", ttl_ms))
+        if isinstance(reply, OutOfMemoryError) and await self._execute("PEXPIRE", key, ttl_ms):
+            return  # the key keeps its old value, so that a lease does not expire
         if isinstance(reply, ResponseError):
             raise _refused(reply)
 
     async def get(self, key: str) -> bytes | None:
-        found: bytes | None = await self._ask("GET", key)
+        found: bytes | None = await self._execute("GET", key)
         return found
 
     async def expire(self, key: str, ttl_ms: int) -> bool:
-        return bool(await self._ask("PEXPIRE", key, ttl_ms))
+        return bool(await self._execute("PEXPIRE", key, ttl_ms))
 
     async def delete(self, *keys: str) -> None:
-        await self._ask("UNLINK", *keys)
+        await self._execute("UNLINK", *keys)
 
     async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:
         commands: list[Command] = [
@@ -157,7 +157,7 @@ class RedisBus:
             ("PEXPIRE", key, ttl_ms),
             ("HGETALL", key),
         ]
-        replies = _executed(await self._replies(*_transaction(commands)))
+        replies = _executed(await self._execute_all(*_transaction(commands)))
         for reply in replies:
             if isinstance(reply, ResponseError):
                 raise _refused(reply)
@@ -165,51 +165,52 @@ class RedisBus:
         buckets = dict(zip(map(int, found[::2]), map(int, found[1::2]), strict=True))
         old = [number for number in buckets if number < oldest]
         if old:
-            await self._ask("HDEL", key, *old)
+            await self._execute("HDEL", key, *old)
         return sum(amount for number, amount in buckets.items() if number >= oldest)
 
     async def add_engine(self, engine_id: str) -> None:
-        [reply] = await self._replies(("SADD", ENGINES, engine_id))
+        [reply] = await self._execute_all(("SADD", ENGINES, engine_id))
         if isinstance(reply, ResponseError) and engine_id not in await self.engines():
             raise _refused(reply)
 
     async def engines(self) -> list[str]:
-        return sorted(map(_text, await self._ask("SMEMBERS", ENGINES)))
+        return sorted(map(_text, await self._execute("SMEMBERS", ENGINES)))
 
     async def now_ms(self) -> int:
-        seconds, micros = await self._ask("TIME")
+        seconds, micros = await self._execute("TIME")
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def run_id(self) -> str:
         return (await self._info())["run_id"]
 
     async def close(self) -> None:
-        await self._lines.close()
+        await self._connections.close()
 
-    async def _take_turn(self) -> None:
-        """Wait until one more may append.
+    async def _begin_append(self) -> None:
+        """Wait until fewer than the most allowed appends are in progress.
 
         Raises:
-            BusUnavailable: those before had no reply all the while; nothing was sent.
+            BusUnavailable: none of them got a reply in time; nothing was sent.
         """
         if not self._appends.locked():
-            await self._appends.acquire()  # at once, and without a timer, several times in a step
+            # The common case, several times in a step: no timer is started.
+            await self._appends.acquire()
             return
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._timeout_s):
                 await self._appends.acquire()
         except TimeoutError:
-            why = f"{_MAX_APPENDS} appends had no reply within {self._patience_s:g} s"
+            why = f"{_MAX_APPENDS} appends had no reply within {self._timeout_s:g} s"
             raise BusUnavailable(f"Redis does not answer: {why}") from None
 
-    def _line(self) -> Line:
+    def _connect(self) -> ServerConnection:
         connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
-        return Line(connection)
+        return ServerConnection(connection)
 
-    async def _make_room(self, appends: Sequence[Append]) -> bool:
-        """Trim what refused appends would have trimmed; whether that was anything.
+    async def _trim_for(self, appends: Sequence[Append]) -> bool:
+        """Trim the logs of refused appends as these would have; whether any entry was dropped.
 
-        A writer whose time is over trims nothing: a later one may still need it.
+        A log in which a later epoch has begun is not trimmed: its writer may need the entries.
         """
         num_dropped = 0
         for append in appends:
@@ -221,33 +222,35 @@ class RedisBus:
         return num_dropped > 0
 
     async def _info(self, section: str = "server") -> dict[str, str]:
-        """What the server tells of itself."""
-        lines = _text(await self._ask("INFO", section)).splitlines()
+        """Fields of the server's INFO, by name."""
+        lines = _text(await self._execute("INFO", section)).splitlines()
         pairs = (line.partition(":") for line in lines if ":" in line)
         return {key: value for key, _, value in pairs}
 
-    async def _ask(self, *command: str | bytes | int) -> Any:
-        """The reply to one command that the server answers at once.
+    async def _execute(self, *command: str | bytes | int) -> Any:
+        """The reply to one command that does not block.
 
         Raises:
-            BusUnavailable: there is none, or it is an error.
+            BusUnavailable: there is no reply, or it is an error.
         """
-        [reply] = await self._replies(command)
+        [reply] = await self._execute_all(command)
         if isinstance(reply, ResponseError):
             raise _refused(reply)
         return reply
 
-    async def _replies(self, *commands: Command, patience_s: float | None = None) -> list[Any]:
-        """The replies to commands, errors among them.
+    async def _execute_all(self, *commands: Command, timeout_s: float | None = None) -> list[Any]:
+        """The replies to commands; errors of the server are returned, not raised.
 
         Args:
-            patience_s: the longest that they may take together.
+            timeout_s: the longest that they may take together.
 
         Raises:
-            BusUnavailable: there are none.
+            BusUnavailable: there are no replies.
         """
         try:
-            return await self._lines.ask(*commands, patience_s=patience_s or _REPLY_TIMEOUT_S)
+            return await self._connections.execute(
+                *commands, timeout_s=timeout_s or _REPLY_TIMEOUT_S
+            )
         except AuthenticationError as error:
             raise LoginRefused(f"Redis refused user or password: {error}") from error
         except ResponseError as error:  # to the login
@@ -257,25 +260,25 @@ class RedisBus:
 
 
 def _transaction(commands: list[Command]) -> list[Command]:
-    """Nobody sees one of them carried out without the others."""
+    """The commands as one transaction: other clients see the effects of all of them, or of none."""
     return commands if len(commands) == 1 else [("MULTI",), *commands, ("EXEC",)]
 
 
 def _executed(replies: list[Any]) -> list[Any]:
-    """The replies to a transaction's commands.
+    """The replies to the commands of a transaction.
 
     Raises:
-        BusUnavailable: none was carried out.
+        BusUnavailable: none of them was executed.
     """
     for reply in replies:
         if isinstance(reply, ResponseError):
-            raise _refused(reply)  # the first says why, EXEC's own only that there is a reason
+            raise _refused(reply)  # the first error has the reason, EXEC's does not
     executed: list[Any] = replies[-1]
     return executed
 
 
 def _refused(error: Exception) -> BusUnavailable:
-    """Out of memory, read only, still loading: the server is there, but of no use now."""
+    """The error for a reply such as out of memory, read only, or still loading."""
     return BusUnavailable(f"Redis refused: {error}")
 
 
@@ -306,7 +309,7 @@ def _entry(raw: Any) -> Entry:
 
 
 def _without_login(url: str) -> str:
-    """A URL as it may be shown."""
+    """A URL without user and password, for messages."""
     scheme, _, rest = url.rpartition("://")
     place = rest.rpartition("@")[2] if "@" in rest else "..."
     return f"{scheme}://{place}"

@@ -1,12 +1,16 @@
-"""What a Redis server's settings mean for the logs in it."""
+"""Checks a Redis server's settings: whether logs and leases are safe in it."""
 
 from collections.abc import Mapping, Sequence
 
 _WANTED_POLICY = "noeviction"
 
 
-def doubts(info: Mapping[str, str]) -> Sequence[str]:
-    """What may lose requests, by the fields of the server's INFO; those it leaves out are fine."""
+def settings_warnings(info: Mapping[str, str]) -> Sequence[str]:
+    """Warnings on settings with which requests may be lost.
+
+    Args:
+        info: fields of the server's INFO; a missing field gives no warning.
+    """
     found = []
     policy = info.get("maxmemory_policy", _WANTED_POLICY)
     if policy != _WANTED_POLICY:

@@ -1,1 +1,1 @@
-"""Every message that stands in a log or a key."""
+"""All messages in logs and keys."""

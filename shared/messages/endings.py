@@ -1,10 +1,10 @@
-"""Why what was asked for has ended."""
+"""Reasons for the end of requests, choices and sequences."""
 
 from enum import IntEnum, StrEnum
 
 
 class FinishReason(StrEnum):
-    """Why a choice ended, in OpenAI's words where there is one."""
+    """Why a choice ended; OpenAI's names where there is one."""
 
     STOP = "stop"  # end-of-sequence, stop token or stop string
     LENGTH = "length"
@@ -12,7 +12,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
     DEADLINE = "deadline"  # the request's own, or the queue's
     OVERLOADED = "overloaded"  # never accepted: too much is waiting
-    UNKNOWN = "unknown"  # an Attach to what is not remembered
+    UNKNOWN = "unknown"  # the request of an Attach is not remembered
 
 
 class EndFlag(IntEnum):
@@ -22,5 +22,5 @@ class EndFlag(IntEnum):
     LENGTH = 2
 
     def finish_reason(self) -> FinishReason:
-        """The same in the words of the API."""
+        """The finish reason that this flag stands for."""
         return FinishReason.STOP if self is EndFlag.STOP else FinishReason.LENGTH

@@ -1,4 +1,4 @@
-"""What stands in keys with a time to live: WorkerInfo (by rank) and EngineInfo."""
+"""Leases, which are messages in keys that expire: WorkerInfo (one per rank) and EngineInfo."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,16 +6,16 @@ from enum import StrEnum
 from shared.codec import Message, message
 
 PROTOCOL = 2
-"""What the services of one engine must agree on.
+"""Number of the protocol, which is equal in all services of an engine.
 
-Readers ignore fields that they do not know, so most changes need no other number. Where that would
-not do, the number is raised: services of another one are refused by their leases, before an epoch
-begins and before a request is taken.
+Readers ignore unknown fields, so most changes keep the number. A change that does not work with
+older services raises it. A lease with another number is refused: the scheduler starts no epoch with
+such a worker, and a gateway sends no request to such a scheduler.
 """
 
 
 def why_incompatible(service: str, protocol: int) -> str | None:
-    """None if a service that names this protocol in its lease can be worked with."""
+    """An error if the lease of a service has another protocol than this process, else None."""
     if protocol == PROTOCOL:
         return None
     return (
@@ -26,19 +26,19 @@ def why_incompatible(service: str, protocol: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What gateways and scheduler must know of the model."""
+    """The properties of the model that gateways and scheduler need."""
 
-    name: str  # as clients name it
+    name: str  # that clients give
     vocab_size: int
     max_model_len: int  # tokens, prompt and output together
     dtype: str
     eos_token_ids: tuple[int, ...]
-    takes_grammars: bool = False  # whether the worker limits texts to a request's grammar
+    takes_grammars: bool = False  # whether the worker can enforce a request's grammar
 
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """The device pool."""
+    """Sizes of the device pool and the host pool."""
 
     num_blocks: int
     block_size: int  # tokens
@@ -54,7 +54,7 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What preemption costs on this machine, measured at start."""
+    """Speeds on which the costs of preemption depend, measured at start."""
 
     prefill_tokens_per_s: float
     swap_bytes_per_s: float  # between the two pools, either way
@@ -72,29 +72,29 @@ class WorkerInfo(Message):
     model: ModelInfo | None
     kv: KVGeometry | None
     speeds: Speeds | None
-    life: str = ""  # shared by instances that followed each other though no plan had failed
-    protocol: int = 1  # that of leases which name none
+    life: str = ""  # equal in successive instances of a process in which no plan failed
+    protocol: int = 1  # of leases without this field
 
 
 class EngineState(StrEnum):
     STARTING = "starting"  # no worker yet
     READY = "ready"
-    FAILED = "failed"  # no worker can serve the model; what is open ends with an error
+    FAILED = "failed"  # no worker can serve the model; open requests end with an error
 
 
 class PrefixState(StrEnum):
     PENDING = "pending"  # not all of its blocks are computed
     PINNED = "pinned"
-    REFUSED = "refused"  # it cannot be pinned; the scheduler's log says why
+    REFUSED = "refused"  # it cannot be pinned; the scheduler's log has the reason
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixStatus:
-    """What became of a Pin."""
+    """The state of a pinned prefix."""
 
     prefix_id: str
     state: str  # PrefixState
-    num_blocks: int  # full ones; the rest of a prefix is not pinned
+    num_blocks: int  # full blocks; the rest of a prefix is not pinned
 
 
 @message
@@ -109,10 +109,10 @@ class EngineInfo(Message):
     detail: str
     model: ModelInfo | None
     kv: KVGeometry | None
-    max_num_sequences: int  # that run at once: a request cannot have more choices
+    max_num_sequences: int  # sequences that run at once; a request cannot have more choices
     num_running: int
     num_waiting: int
-    prefixes: tuple[PrefixStatus, ...] = ()  # those of this epoch that need no further Pin
-    stalled_ms: int = 0  # how long there has been work without a step; 0: all is well
-    draining: bool = False  # what is accepted is finished, nothing new is accepted
-    protocol: int = 1  # that of leases which name none
+    prefixes: tuple[PrefixStatus, ...] = ()  # whose Pin this epoch has read
+    stalled_ms: int = 0  # how long there has been work without a step; 0: not stalled
+    draining: bool = False  # accepted requests are finished, new ones are not accepted
+    protocol: int = 1  # of leases without this field

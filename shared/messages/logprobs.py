@@ -1,8 +1,7 @@
-"""Log-probabilities of many positions, which travel as columns.
+"""Log-probabilities of many positions, encoded as columns.
 
-A prompt of thousands of tokens has as many positions. As a map for each they would be several
-times as large, and every reader of the log, also one that needs none of them, would make an object
-of each.
+A prompt of thousands of tokens has as many positions. One map per position would be several times
+as large, and every reader of the log would build an object for each position, needed or not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,18 +20,18 @@ class TokenLogprobs:
     """Log-probabilities at one position."""
 
     row: int  # index into StepResult.handles, or the position in the prompt
-    logprob: float  # of the token that stands there; float32 on the wire
+    logprob: float  # of the token at this position; float32 on the wire
     top_ids: IntArray  # [k] descending
     top_logprobs: FloatArray  # [k]
 
 
 class LogprobColumns(Sequence[TokenLogprobs]):
-    """Positions as they were read; each becomes an object when it is asked for.
+    """Decoded positions; the object of a position is made when it is accessed.
 
     Args:
         rows: [n]
         logprobs: [n]
-        counts: [n] of the likeliest tokens at each position
+        counts: [n] number of top tokens at each position
         top_ids: [sum of counts]
         top_logprobs: [sum of counts]
     """
@@ -77,7 +76,7 @@ class LogprobColumns(Sequence[TokenLogprobs]):
 
 
 class _Wire:
-    """A map of packed columns; an empty list where there is nothing, as in nearly all results."""
+    """Wire format: a map of packed columns, or an empty list if there are no positions."""
 
     def encode(self, items: Sequence[TokenLogprobs]) -> Any:
         if not items:
@@ -102,7 +101,7 @@ class _Wire:
         num_top = int(counts.sum(dtype=np.int64))
         lengths = (len(rows), len(logprobs), len(counts), len(top_ids), len(top_logprobs))
         if lengths != (len(rows),) * 3 + (num_top,) * 2 or (counts < 0).any():
-            raise DecodeError(f"columns of {lengths} numbers do not go together")
+            raise DecodeError(f"columns of {lengths} numbers do not match")
         return LogprobColumns(rows, logprobs, counts, top_ids, top_logprobs)
 
 

@@ -1,4 +1,4 @@
-"""What stands in ``{E}:outputs``, from workers and the scheduler to gateways."""
+"""Messages of ``{E}:outputs``, from workers and the scheduler to gateways."""
 
 from dataclasses import dataclass, field
 
@@ -23,23 +23,23 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class BeamCandidates:
-    """The likeliest continuations of a beam group, best first.
+    """The most likely continuations of a beam group, best first.
 
-    ``max(2, 1 + number of end tokens) * width`` of them, so that ``width`` beams can go on however
-    many end, or all there are.
+    There are k = ``max(2, 1 + number of end tokens) * width`` of them, so that ``width`` beams can
+    continue however many end; fewer if there are no more.
     """
 
     group: int
     parents: IntArray  # [k] index into BeamStep.handles
     tokens: IntArray  # [k]
     scores: FloatArray  # [k] sum of log-probabilities, the parent's included
-    flags: IntArray  # [k] EndFlag, 0 where the beam could go on
+    flags: IntArray  # [k] EndFlag, 0 where the beam could continue
 
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult(Message):
-    """What one step produced. Entry id ``<epoch>-*``; steps are dense within an epoch."""
+    """The result of one step. Entry id ``<epoch>-*``; steps are dense within an epoch."""
 
     step: int
     handles: IntArray  # [num_sampled]
@@ -49,7 +49,7 @@ class StepResult(Message):
     beams: tuple[BeamCandidates, ...]  # one for each BeamStep of the plan
     logprobs: LogprobList
     prompt_logprobs: tuple[PromptLogprobs, ...]
-    admitted_handles: IntArray  # [a] sequences that the plan admitted, and
+    admitted_handles: IntArray  # [a] sequences that the plan admitted
     admitted_computed: IntArray  # [a] how many of their tokens came from the prefix cache
     num_batched_tokens: int
     model_us: int  # forward pass
@@ -58,13 +58,13 @@ class StepResult(Message):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceState:
-    """One choice of a request, as the log knows it; in a beam search, one beam.
+    """The state of one choice of a request; in a beam search, of one beam.
 
-    Beams that run come in their order, then those that have finished, best first.
+    Running beams come first, in their order, then finished ones, best first.
     """
 
-    choice: int  # index in its request; of a beam: among those that run, or have finished
-    handle: int  # StepResults speak of the choice, or of its beam group, under this from here on
+    choice: int  # index in its request; of a beam: among the running, or the finished ones
+    handle: int  # of the choice, or of its beam group, in all later StepResults
     output: IntArray  # [num_generated]
     finish_reason: str  # "" while it runs
     # [num_generated] sums of log-probabilities up to each token, of a beam
@@ -74,39 +74,39 @@ class ChoiceState:
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestState(Message):
-    """All of an unfinished request at this position of the log.
+    """The whole state of an unfinished request at this position of the log.
 
-    Written on acceptance, after a new epoch and before trimming. It replaces whatever a reader
-    knew of the request, and retires its earlier handles. Where an entry in front of it that is kept
-    as long has the prompt, the Submit is without it.
+    Written on acceptance, after a new epoch and before trimming. It replaces the state that a
+    reader has of the request, and retires its earlier handles. The Submit is without its prompt if
+    an earlier entry, which is kept as long as this one, has the prompt.
     """
 
     submit: Submit
     choices: tuple[ChoiceState, ...]
-    requests_cursor: str  # requests up to here are in outputs: gateways may trim them
-    num_deaths: int = 0  # of workers, one after the other, that were computing it
+    requests_cursor: str  # requests up to here are reflected in outputs: gateways may trim them
+    num_deaths: int = 0  # workers in a row that died while they computed it
     was_admitted: bool = False  # it was admitted once, even if it has no token yet
-    step: int = 0  # of the epoch: what its handles got up to here is in it
-    arrival: int = 0  # requests were accepted in the order of these numbers, in all epochs
-    accepted_ms: int = 0  # when, by the engine's clock
+    step: int = 0  # of the epoch: the state includes results up to this step
+    arrival: int = 0  # rises in the order of acceptance, across epochs
+    accepted_ms: int = 0  # time of acceptance by the engine's clock
 
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestEnded(Message):
-    """A request ended otherwise than by the flags of its StepResults. The first one counts."""
+    """A request ended for another reason than a flag of a StepResult. The first one counts."""
 
     request_id: str
     reason: str  # FinishReason
     error: str  # "" unless something went wrong
     requests_cursor: str
-    for_all: bool = False  # OVERLOADED: any other request would be refused, too
+    for_all: bool = False  # OVERLOADED: any other request would be refused as well
 
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceEnded(Message):
-    """One of several choices ended otherwise than by a flag; the request goes on."""
+    """One of several choices ended for another reason than a flag; the request continues."""
 
     request_id: str
     choice: int
@@ -127,7 +127,7 @@ class Hypothesis:
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class BeamsEnded(Message):
-    """A beam search is over: all of its choices at once, best first. The request has ended."""
+    """The end of a beam search, with all choices of the request, best first."""
 
     request_id: str
     hypotheses: tuple[Hypothesis, ...]  # as many as the request has choices
@@ -135,4 +135,4 @@ class BeamsEnded(Message):
 
 
 OutputsMessage = RequestState | ChoiceEnded | BeamsEnded | RequestEnded
-"""What stands in ``outputs`` beside EpochStarted and StepResult, each with a requests cursor."""
+"""Messages of ``outputs`` with a requests cursor: all but EpochStarted and StepResult."""

@@ -1,4 +1,4 @@
-"""What stands in ``{E}:plans``, from the scheduler to workers; EpochStarted in outputs, too."""
+"""Messages of ``{E}:plans``, from the scheduler to workers; EpochStarted is in outputs, too."""
 
 from dataclasses import dataclass, field
 
@@ -15,9 +15,10 @@ def _no_ints() -> IntArray:
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochStarted(Message):
-    """A new regime: only the parties named here may act, on entries after this one.
+    """The start of an epoch, in which only the instances named here read and write the logs.
 
-    Stands in both ``plans`` and ``outputs``, written in one MULTI, with id ``<epoch>-0``.
+    The first entry of the epoch in both ``plans`` and ``outputs``, with id ``<epoch>-0``; one MULTI
+    appends both.
     """
 
     epoch: int
@@ -25,20 +26,20 @@ class EpochStarted(Message):
     workers: tuple[str, ...]  # instances, by rank
     suspects: IntArray = field(default_factory=_no_ints)  # [n] handles, of the epoch before, of
     #                                       sequences in plans that the worker did not survive
-    nonce: str = ""  # tells it from one of the same number that the log has lost
+    nonce: str = ""  # differs from that of a lost epoch with the same number
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """All that a worker must know of a sequence; it travels once.
+    """A sequence that begins to run, with all data that the worker needs of it; sent once.
 
-    The same record serves new, recomputed and recovered sequences: what differs is only how many
-    tokens there are and how many of them have their keys and values in the block table.
+    New, recomputed and recovered sequences differ only in the number of tokens, and in how many of
+    them have keys and values in the block table.
     """
 
     handle: int  # never reused in an epoch
     choice: int  # index in its request, part of the sampling noise
-    tokens: IntArray  # [num_tokens] prompt and what was generated so far
+    tokens: IntArray  # [num_tokens] prompt, and tokens generated so far
     num_prompt_tokens: int
     num_computed: int  # tokens whose K/V already lie in the blocks
     block_table: IntArray  # [num_blocks]
@@ -49,11 +50,11 @@ class Admission:
 class BeamStep:
     """The beams of one group, which compute their last tokens in this step.
 
-    Each has an entry in ``chunk_handles``. None of them samples: the worker reports the likeliest
-    continuations of all together.
+    Each has an entry in ``chunk_handles``. None of them samples: the worker reports the most likely
+    continuations of all of them together.
     """
 
-    group: int  # under which results speak of the group; never reused in an epoch
+    group: int  # number of the group in results; never reused in an epoch
     handles: IntArray  # [w] its beams, in their order
     scores: FloatArray  # [w] sum of the log-probabilities of what each has generated
     parents: IntArray  # [w] sequences that the beams continue: a beam that is not its own parent
@@ -64,7 +65,7 @@ class BeamStep:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A moment at which the core was asked for a plan, and what it had applied by then."""
+    """A call of the core for a plan: its time, and the last entries applied before it."""
 
     now_ms: int
     requests_cursor: str  # last entry applied of requests
@@ -74,37 +75,37 @@ class Tick:
 @message
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan(Message):
-    """One step, as the difference to the step before. Entry id ``<epoch>-<step>``.
+    """The plan of one step, as the difference to the step before. Entry id ``<epoch>-<step>``.
 
     The worker applies the parts in the order of the fields, then computes:
-      * for each entry of ``chunk_handles`` that many next tokens of the sequence. A chunk that
-        reaches the sequence's last token samples one, and the sequence decodes from then on. A
-        beam does neither: it has a BeamStep then, and a token or its end from a later plan;
-      * for every other resident sequence that decodes and has not ended: its one last token,
-        sampling the next. Such a sequence is not in the plan.
+      * for each entry of ``chunk_handles``, the given number of next tokens of the sequence. If the
+        chunk reaches the sequence's last token, a token is sampled, and the sequence decodes from
+        then on. A beam does neither: it has a BeamStep, and a later plan continues or ends it;
+      * for every other resident sequence that decodes and has not ended, its last token, from which
+        the next one is sampled. Such a sequence is not in the plan.
     """
 
     step: int  # dense, 1 is the first of an epoch
-    now_ms: int  # the time that the scheduler core was given
+    now_ms: int  # time of planning
     requests_cursor: str  # last entries applied before planning
     outputs_cursor: str
     outputs_min_id: str  # the worker trims outputs below this when it appends its result
-    retired: IntArray  # [n] handles to forget; their blocks may be handed out again below
-    beams: tuple[BeamStep, ...]  # first all new beams are made from their parents, then all grow
-    swap_out_device: IntArray  # [o] blocks whose content goes
-    swap_out_host: IntArray  # [o] to these blocks of the host pool, before anything else
-    swap_in_host: IntArray  # [i] blocks of the host pool whose content then comes
-    swap_in_device: IntArray  # [i] back to these; a host block may go to several
-    copy_sources: IntArray  # [p] blocks to copy before anything is computed (copy-on-write);
-    copy_targets: IntArray  # [p] no block is both a source and a target
-    replaced_handles: IntArray  # [p] whose table gets the copy
-    replaced_columns: IntArray  # [p] at this index
+    retired: IntArray  # [n] handles to drop; later parts of this plan may use their blocks
+    beams: tuple[BeamStep, ...]  # new beams are forked from their parents, then all are extended
+    swap_out_device: IntArray  # [o] blocks to copy to the host pool, before all other copies
+    swap_out_host: IntArray  # [o] their targets
+    swap_in_host: IntArray  # [i] blocks of the host pool to copy back, after that
+    swap_in_device: IntArray  # [i] their targets; a host block may have several
+    copy_sources: IntArray  # [p] blocks to copy before anything is computed (copy-on-write)
+    copy_targets: IntArray  # [p] their targets; no block is both a source and a target
+    replaced_handles: IntArray  # [p] the sequence whose table gets the target
+    replaced_columns: IntArray  # [p] its index in that table
     admissions: tuple[Admission, ...]
-    grown_handles: IntArray  # [m] one entry per new block, appended to the handle's table
-    grown_blocks: IntArray  # [m]
+    grown_handles: IntArray  # [m] sequences whose tables get another block
+    grown_blocks: IntArray  # [m] these blocks
     fork_parents: IntArray  # [f] handles of sequences that sample in this step
-    fork_children: IntArray  # [f] new sequences, equal to the parent in tokens and blocks, that
-    fork_choices: IntArray  # [f] sample from the same logits with the noise of their own choice
+    fork_children: IntArray  # [f] new sequences, equal to the parent in tokens and blocks
+    fork_choices: IntArray  # [f] their choices; each samples the parent's logits with its own noise
     chunk_handles: IntArray  # [c]
     chunk_tokens: IntArray  # [c]
-    idle_turns: tuple[Tick, ...] = ()  # ticks since the plan before, which led to no plan
+    idle_turns: tuple[Tick, ...] = ()  # calls since the plan before that gave no plan

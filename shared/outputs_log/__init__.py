@@ -1,1 +1,1 @@
-"""The one reader of the outputs log: entries in, typed events out, with epochs and gaps checked."""
+"""Reads the outputs log: turns entries into typed events, and checks epochs and gaps."""

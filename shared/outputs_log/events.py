@@ -27,7 +27,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A message that cannot be decoded, contradicts itself or does not belong into ``outputs``."""
+    """A message that cannot be decoded, is inconsistent, or does not belong in ``outputs``."""
 
     at: EntryId
     error: str

@@ -1,4 +1,4 @@
-"""The position of a reader in the outputs log, and whether what it reads next follows."""
+"""The position of a reader in the outputs log, and whether the next message follows it."""
 
 from enum import Enum, auto
 
@@ -6,18 +6,18 @@ from shared.bus.api import START, EntryId
 
 
 class Continuity(Enum):
-    """How a message relates to what was read before it."""
+    """How a message relates to the messages that were read before it."""
 
     FOLLOWS = auto()
-    PASSED = auto()  # repeated, or of an epoch that is not valid: to be ignored
+    PASSED = auto()  # repeated, or of an invalid epoch: it is ignored
     GAP = auto()  # something before it is missing
 
 
 class LogPosition:
     """How far a reader has read, by entry, epoch and step.
 
-    Entries of an epoch are dense by their ids, results by their steps; so whatever is missing is
-    noticed, though Redis skips trimmed entries silently.
+    Ids of entries are dense within an epoch, and so are steps of results. So a missing entry is
+    detected, although Redis skips trimmed entries silently.
 
     Attributes:
         cursor: last entry that was read.
@@ -85,9 +85,9 @@ class LogPosition:
         return Continuity.GAP
 
     def read_state(self, step: int) -> None:
-        """Take a RequestState, which includes what its request got up to this step.
+        """Take a RequestState, which includes the tokens of its request up to this step.
 
-        Where no result was read yet, the earliest of these steps tells which result comes next.
+        If no result was read yet, the next result follows the earliest of these steps.
         """
         if self._step is None:
             stated = self._stated_step
@@ -103,13 +103,13 @@ class LogPosition:
         return Continuity.FOLLOWS if is_next else Continuity.GAP
 
     def log_deleted(self) -> None:
-        """Start over: the log begins anew, written by the epoch that is under way or later ones."""
+        """Start over: the log begins anew, in the current epoch or a later one."""
         self.cursor = START
         self._forget_step()
 
     def server_restarted(self, last: EntryId) -> None:
-        """Take note that the server was restarted; ``last`` is the log's last entry now."""
-        # What comes next may follow other results than those that were read.
+        """Adapt to a restart of the server; ``last`` is the log's last entry now."""
+        # The next result may follow other results than those that were read.
         self._forget_step()
         if last < self.cursor:
             # The end of the log is lost. Ids below the cursor will be given out again, to other

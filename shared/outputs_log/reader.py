@@ -30,7 +30,7 @@ def check_output(at: EntryId, message: Message, vocab_size: int = 0) -> None:
         vocab_size: of the model; 0: any token is valid.
 
     Raises:
-        DecodeError: it contradicts itself, or belongs into another log.
+        DecodeError: it is inconsistent, or belongs in another log.
     """
     if isinstance(message, EpochStarted):
         if message.epoch != at.epoch:
@@ -48,8 +48,8 @@ def check_output(at: EntryId, message: Message, vocab_size: int = 0) -> None:
 class OutputsReader:
     """One reader of one outputs log. It does no I/O.
 
-    What is repeated, or of an epoch that is over, gives no event. A message that is missing, or
-    cannot be read, gives a Gap or a Damaged.
+    A message that is repeated, or of an epoch that is over, gives no event. A missing message gives
+    a Gap, one that cannot be decoded a Damaged.
 
     Args:
         vocab_size: of the model; 0: any token is valid.
@@ -68,8 +68,8 @@ class OutputsReader:
     def read(self, entry: Entry) -> Iterator[OutputsEvent]:
         """Events of the next entry.
 
-        They are made one after the other: what a caller changes at ``position`` after an event,
-        such as ``await_epoch`` after a Damaged, holds for the next message of the same entry.
+        This is a generator: a call such as ``position.await_epoch`` after an event applies to the
+        next message of the same entry already.
         """
         self.position.read(entry.id)
         for data in entry.messages:

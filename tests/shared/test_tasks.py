@@ -9,7 +9,7 @@ from shared import tasks
 
 @pytest.fixture(autouse=True)
 def _again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(tasks, "_REPEAT_S", 0.01)
 
 
 async def _deaf(num_missed: int) -> None:

@@ -31,7 +31,7 @@ async def until_blocked(bus: Bus) -> None:
 
 
 async def num_blocked(bus: RedisBus) -> int:
-    text: bytes = await bus._ask("INFO", "clients")
+    text: bytes = await bus._execute("INFO", "clients")
     return int(text.partition(b"blocked_clients:")[2].split()[0])
 
 

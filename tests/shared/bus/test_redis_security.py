@@ -67,11 +67,11 @@ async def test_a_user_with_few_rights_is_enough(guarded_url: str) -> None:
 async def test_settings_with_which_redis_may_lose_requests_are_named(guarded_url: str) -> None:
     admin = redis.Redis.from_url(guarded_url.replace(f"{USER}:{PASSWORD}@", ""))
     bus = RedisBus(guarded_url)  # a user who may not ask for CONFIG
-    assert not await bus.doubts()
+    assert not await bus.settings_warnings()
     try:
         admin.config_set("maxmemory-policy", "allkeys-lru")
         admin.config_set("appendonly", "no")
-        policy, append_only = await bus.doubts()
+        policy, append_only = await bus.settings_warnings()
     finally:
         admin.config_set("maxmemory-policy", "noeviction")
         admin.config_set("appendonly", "yes")

@@ -1,11 +1,11 @@
-"""Lets services share cores with threads that compute."""
+"""The scheduling policy of services that share cores with threads that compute."""
 
 import os
 from contextlib import suppress
 
 
-def wait_for_turns() -> None:
-    """Make this process and its children wait for a core instead of preempting other threads.
+def never_preempt_others() -> None:
+    """Let this process and its children wait for a core instead of preempting other threads.
 
     A thread that is preempted during a matrix product delays all threads that compute with it, for
     much longer than the few hundred microseconds that a service needs. Threads that compute yield
