@@ -84,6 +84,11 @@ class EngineClient:
         return self._memory_share > _FULL_SHARE
 
     @property
+    def memory_share(self) -> float:
+        """Share of Redis' memory limit that is in use; 0.0 if it has none."""
+        return self._memory_share
+
+    @property
     def status(self) -> Engine | EngineAway:
         """The engine as it was polled last.
 

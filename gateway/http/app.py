@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from gateway.access.authentication import OPEN_PATHS, RequireKey
 from gateway.access.call_limits import LimitCalls
@@ -23,12 +24,15 @@ from gateway.openai.requests.schema import (
     TokenizeChatBody,
     TokenizeTextBody,
 )
+from gateway.responses.endpoints import responses_router
+from gateway.responses.request.body import ResponseBody
+from gateway.responses.service import Responses
 from gateway.resume.streams_api import streams_router
 from gateway.service import Service
 from shared.version import version
 
 
-def create_app(service: Service) -> FastAPI:
+def create_app(service: Service, responses: Responses) -> FastAPI:
     """The application that serves one gateway's clients."""
     # Redirects would trust the Host header.
     # FastAPI's own page of the API loads scripts from other hosts, and sends no key.
@@ -42,6 +46,7 @@ def create_app(service: Service) -> FastAPI:
     app.include_router(docs_router())
     app.include_router(generate_router(service))
     app.include_router(streams_router(service))
+    app.include_router(responses_router(service, responses))
     app.include_router(inspection_router(service, version()))
     app.add_middleware(
         LimitCalls,
@@ -64,6 +69,7 @@ def create_app(service: Service) -> FastAPI:
     bodies: list[type[BaseModel]] = [
         CompletionBody,
         ChatBody,
+        ResponseBody,
         TokenizeTextBody,
         TokenizeChatBody,
         DetokenizeBody,
@@ -93,7 +99,19 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     known = {404: f"there is no {path}", 405: f"{path} is not allowed"}
     message = known.get(error.status_code, str(error.detail))
     body = ApiError(error.status_code, message).body()
-    return JSONResponse(body, error.status_code, error.headers)
+    headers = error.headers
+    if error.status_code == 405:
+        headers = {"Allow": ", ".join(_methods(request))}
+    return JSONResponse(body, error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Methods that this path takes; Starlette names those of the first route alone."""
+    path, found = request.scope["path"], set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.path_regex.match(path):
+            found |= route.methods or set()
+    return sorted(found)
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001

@@ -23,6 +23,7 @@ from gateway.http.request_bodies import BodyReader
 from gateway.http.uvicorn_server import LAST_EVENTS_S, HttpServer, connection_limits
 from gateway.pins.prefix_file import read_prefixes
 from gateway.prompts.tokenization import PromptReader
+from gateway.responses.service import Responses
 from gateway.service import ReadyLimits, Service
 from gateway.settings import GatewaySettings
 from gateway.text.tokenizer import Tokenizer
@@ -94,6 +95,7 @@ class Server:
             max_choices=settings.max_choices,
             ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),
         )
+        self._responses = Responses(self.service, bus, settings)
         fit = connections_that_fit(settings.max_connections)
         self._limits = connection_limits(settings, fit)
         self._settings = settings
@@ -107,20 +109,23 @@ class Server:
             ready: called when connections are accepted.
         """
         settings = self._settings
-        app = create_app(self.service)
+        app = create_app(self.service, self._responses)
         http = HttpServer(app, settings.host, settings.port, self._limits)
         self.connections = http.server_state.connections
         engine = asyncio.create_task(self.service.engine.run())
+        background = asyncio.create_task(self._responses.run())
         servers = [http, *self._management()]
         serving = [asyncio.create_task(server.serve()) for server in servers]
         leaving = asyncio.create_task(self._stopping.wait())
         announcing = asyncio.create_task(self._announce(http, ready))
         failed = False
         try:
-            working = (engine, leaving, *serving)
+            working = (engine, leaving, background, *serving)
             await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
             # Without the reader of the log, streams would wait forever.
             failed = not leaving.done()
+            self.service.draining = True
+            await cancel_until_done(background)
             await self._drain(0.0 if failed else settings.drain_timeout)
             for server in servers:
                 server.should_exit = True
@@ -129,7 +134,7 @@ class Server:
                 async with asyncio.timeout(LAST_EVENTS_S):
                     await self._flush(engine)
         finally:
-            tasks = (engine, *serving, leaving, announcing)
+            tasks = (background, engine, *serving, leaving, announcing)
             ended_well = [await _end(task) for task in tasks]
             self.service.grammars.close()
             self.service.prompts.close()
@@ -161,7 +166,6 @@ class Server:
         return [HttpServer(app, host, port, self._limits)]
 
     async def _drain(self, timeout_s: float) -> None:
-        self.service.draining = True
         engine = self.service.engine
         _log.info("draining", open_requests=engine.num_open, timeout_s=timeout_s)
         try:

@@ -6,6 +6,10 @@
     {E}:info       string  EngineInfo, expires
     {E}:worker:R   string  WorkerInfo of rank R, expires
     {E}:gateway:I  string  lease of the gateway instance I, expires
+    {E}:response:ID        stream  ResponseAsked, ResponseTokens, ..., ResponseEnded; expires
+    {E}:response-lease:ID  string  the gateway that finishes it in the background, expires
+    {E}:response-queue     stream  QueuedResponse
+    {E}:response-bytes:T   hash    bytes of an API key's responses, by time; expires
     engines        set     ids of all engines that ever existed, for operators
 
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
@@ -45,3 +49,20 @@ class EngineKeys:
     def gateway(self, instance: str) -> str:
         """Lease of a gateway that has requests here."""
         return f"{{{self.engine_id}}}:gateway:{instance}"
+
+    def response(self, response_id: str) -> str:
+        """What became of a response of the Responses API."""
+        return f"{{{self.engine_id}}}:response:{response_id}"
+
+    def response_lease(self, response_id: str) -> str:
+        """Lease of the gateway that finishes a response in the background."""
+        return f"{{{self.engine_id}}}:response-lease:{response_id}"
+
+    @property
+    def response_queue(self) -> str:
+        """Responses in the background that may not have ended."""
+        return f"{{{self.engine_id}}}:response-queue"
+
+    def response_bytes(self, tenant: str) -> str:
+        """Bytes that the responses of an API key hold."""
+        return f"{{{self.engine_id}}}:response-bytes:{tenant}"

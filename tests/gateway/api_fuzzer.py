@@ -29,6 +29,7 @@ _CHECKS = (
     *("unsupported_method", "allow_header_conformance", "ignored_auth"),
 )
 _DONE = "[DONE]"
+_ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
 _PATIENCE_S = 60.0  # whatever is silent for longer hangs
 
 
@@ -50,7 +51,7 @@ class _Hooks:
     def change(self, case: schemathesis.Case[Any]) -> None:
         """Make a request cheap, or one that can succeed."""
         if isinstance(case.body, dict):
-            self._make_short(case.body)
+            self._make_short(case.body, case.path == "/v1/responses")
         is_stream = case.path == "/v1/streams/{stream_id}"
         if is_stream and self.resumable and _mode(case) is GenerationMode.POSITIVE:
             self._turn += 1
@@ -67,15 +68,20 @@ class _Hooks:
         """
         if "text/event-stream" not in str(response.headers.get("content-type")):
             return
+        if not response.content and "starting_after" in str(response.request.url):
+            return  # there is nothing after that event
         ids = list(read_events(response.content.decode("ascii")))
         [url] = response.headers.get("x-stream-url", [""])
         if url and ids:
             self.resumable = [*self.resumable[-40:], (url, ids[len(ids) // 2])]
 
     @staticmethod
-    def _make_short(body: dict[str, Any]) -> None:
+    def _make_short(body: dict[str, Any], is_response: bool) -> None:
         if isinstance(body.get("model"), str):
             body["model"] = MODEL
+        if is_response:
+            body["max_output_tokens"] = _LIMITS["max_tokens"]
+            return
         if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
             body["max_tokens"] = _LIMITS["max_tokens"]
         if body.get("stream") is True and body.get("stream_resume") is None:
@@ -96,13 +102,17 @@ def read_events(text: str) -> Iterator[str]:
     last = ""
     for block in blocks:
         fields = dict(line.partition(": ")[::2] for line in block.split("\n"))
-        if rest or not {"data"} <= fields.keys() <= {"id", "data"}:
+        if rest or not {"data"} <= fields.keys() <= {"id", "event", "data"}:
             raise StreamIsBroken(f"no event: {block[:200]!r}")
         last = fields["data"]
-        if last != _DONE:
-            json.loads(last)
+        kind = None if last == _DONE else json.loads(last).get("type")
+        if kind != fields.get("event"):
+            raise StreamIsBroken(f"another name: {block[:200]!r}")
         yield fields.get("id", "")
-    if last != _DONE and "error" not in json.loads(last or "{}"):
+    if last == _DONE:
+        return
+    end = json.loads(last or "{}")
+    if "error" not in end and end.get("type") not in _ENDS:
         raise StreamIsBroken(f"the stream ended with {last[:200]!r}")
 
 

@@ -15,7 +15,7 @@ from pydantic.json_schema import models_json_schema
 from gateway.openai.responses.schema import ErrorAnswer
 
 _REF = "#/components/schemas/{model}"
-_METHODS = ("get", "post")
+_METHODS = ("get", "post", "delete")
 _REQUEST_ID = {
     "X-Request-Id": {
         "description": "The one of the call if it had one, else an id that all services log.",
@@ -74,6 +74,15 @@ def reads_header(name: str, text: str, **limits: int) -> dict[str, Any]:
     return {"parameters": [header | {"schema": schema}]}
 
 
+def reads_query(**schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """``openapi_extra`` of an endpoint that reads these parameters of the query."""
+    found = [
+        {"name": name, "in": "query", "required": False, "schema": dict(schema)}
+        for name, schema in schemas.items()
+    ]
+    return {"parameters": found}
+
+
 def answers(
     body: Any, *errors: int, has_body: bool = False, unready: Any = ErrorAnswer
 ) -> dict[int | str, dict[str, Any]]:
@@ -98,7 +107,14 @@ def answers(
 
 def generates(body: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
     """``responses`` of an endpoint that generates text, in one piece or as a stream."""
-    described = answers(body, 404, 409, 422, 500, has_body=True)
+    return gives_stream(body, 404, 409, 422, 500, has_body=True)
+
+
+def gives_stream(
+    body: type[BaseModel], *errors: int, has_body: bool = False
+) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of an endpoint that gives a body, or a stream; arguments as of ``answers``."""
+    described = answers(body, *errors, has_body=has_body)
     return described | {200: described[200] | streams()}
 
 

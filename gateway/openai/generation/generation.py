@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+import numpy as np
+
 from gateway.engine.client import EngineClient
 from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue, ServerStopping
 from gateway.engine.events import (
@@ -34,7 +36,7 @@ from gateway.resume.event_ids import Position, StreamPosition
 from gateway.resume.stream_context import read_display
 from gateway.text.choice_text import Delta
 from shared.messages.endings import FinishReason
-from shared.messages.requests import Stop, Submit
+from shared.messages.requests import ChoiceView, Stop, Submit
 from shared.metrics import GatewayMetrics
 
 _EVENTS_AT_ONCE = 256  # some 10 us each, with a few log-probabilities 50
@@ -95,6 +97,16 @@ class Generation:
         self._metrics.open_streams.inc(len(submits))
         for submit in submits:
             self._engine.attach(submit, self.queue)
+
+    def attach_behind(self, tokens: Sequence[int]) -> None:
+        """Like ``attach``, for a call with one choice, of which its client has these tokens."""
+        [request] = self.output.requests
+        [choice] = request.choices
+        self._metrics.open_streams.inc()
+        self.output.resume_at(StreamPosition((Position().after(tokens),)))
+        choice.skip_replayed(tokens)
+        views = [ChoiceView(np.asarray(tokens, np.int32), "")] if tokens else None
+        self._engine.attach(request.submit, self.queue, views)
 
     def resume(self, found: Sequence[Attached | None], position: StreamPosition) -> None:
         """Continue where another call stopped.

@@ -1,7 +1,7 @@
 """Sends a generation to its client, as a stream or in one piece, until the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
@@ -29,6 +29,10 @@ _FEW_SCORED = 256  # tokens with log-probabilities, which take some 20 us each t
 _CLIENT_CLOSED = 499  # the access log's status of a client that left; never sent
 
 
+BeforeEnd = Callable[[Sequence[Delta]], Awaitable[None]]
+"""Takes all of each choice; nothing, if they were streamed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """How a client that lost the stream can continue it."""
@@ -45,7 +49,7 @@ class StreamAnswer(Response):
 
     Args:
         resumption: None if the stream cannot be continued by another call.
-        before_end: awaited when all is generated, before the last events are sent.
+        before_end: awaited when all is generated, before the last events are made.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class StreamAnswer(Response):
         serializer: Serializer,
         call: Call,
         resumption: Resumption | None = None,
-        before_end: Callable[[], Awaitable[None]] | None = None,
+        before_end: BeforeEnd | None = None,
     ) -> None:
         headers = dict(_STREAM_HEADERS)
         if resumption is not None:
@@ -164,9 +168,11 @@ class StreamAnswer(Response):
                 usage = output.usage if output.display.continuous_usage else None
                 cached_tokens = 0 if ids is None else output.cached_tokens
                 data = [self._chunk(index, delta, usage, cached_tokens) for index, delta in new]
-                await self._send(send, data[0] if len(data) == 1 else b"".join(data), more=True)
+                shown = data[0] if len(data) == 1 else b"".join(data)
+                if shown:
+                    await self._send(send, shown, more=True)
         if self._before_end is not None:
-            await self._before_end()
+            await self._before_end(())
         end = b""
         done = self._serializer.done(output.usage)
         has_usage = self._resumption is not None and self._resumption.start.has_usage
@@ -196,13 +202,13 @@ async def answer(
     origin: Origin,
     prepared: Prepared,
     serializer: Serializer | None = None,
-    before_end: Callable[[], Awaitable[None]] | None = None,
+    before_end: BeforeEnd | None = None,
 ) -> Response:
     """Ask the engine for a generation, and return its response: a stream, or all of it.
 
     Args:
         serializer: of another format than the one that the generation's display names.
-        before_end: awaited when all is generated, before the end of the response is sent.
+        before_end: awaited when all is generated, before the end of the response is made.
 
     Raises:
         ApiError: it is refused, or it failed before the response began.
@@ -233,7 +239,7 @@ async def whole_answer(
     serializer: Serializer,
     call: Call,
     receive: Receive,
-    before_end: Callable[[], Awaitable[None]] | None = None,
+    before_end: BeforeEnd | None = None,
 ) -> Response:
     """Waits for a generation's end and returns the answer in one piece.
 
@@ -246,14 +252,14 @@ async def whole_answer(
             await generation.accepted()
             candidates = await _collect(generation)
         choices = [candidates[index] for index in output.best()]
+        if before_end is not None:
+            await before_end(choices)
         prompts, usage = output.prompt_scores(), output.usage
         num_scored = sum(len(choice.scored) for choice in choices)
         if output.scores_prompts or num_scored > _FEW_SCORED:  # would block the event loop
             answer = await asyncio.to_thread(serializer.whole, choices, usage, prompts)
         else:
             answer = serializer.whole(choices, usage, prompts)
-        if before_end is not None:
-            await before_end()
         return Response(answer, media_type="application/json")
     except ClientLeft:
         output.count_unfinished(FinishReason.ABORT)

@@ -20,12 +20,20 @@ class Played:
 
     Args:
         tokens: of each choice; the last one ends it.
+        flag: how it ends.
     """
 
-    def __init__(self, engine: FakeEngine, *tokens: Sequence[int], scored: bool = False) -> None:
+    def __init__(
+        self,
+        engine: FakeEngine,
+        *tokens: Sequence[int],
+        scored: bool = False,
+        flag: EndFlag = EndFlag.LENGTH,
+    ) -> None:
         self.engine = engine
         self.tokens = [list(some) for some in tokens]
         self.scored = scored
+        self.flag = flag
         self.known: dict[str, Submit] = {}
 
     async def serve(self) -> None:
@@ -47,7 +55,7 @@ class Played:
             return
         self.known[attach.request_id] = submit
         if not attach.exact:
-            done = dict.fromkeys(range(len(self.tokens)), "length")
+            done = dict.fromkeys(range(len(self.tokens)), self.flag.finish_reason().value)
             await self.engine.accept_attach(attach, *self.tokens, submit=submit, ended=done)
             return
         views = [view.tokens.tolist() for view in attach.views] or [[] for _ in self.tokens]
@@ -73,7 +81,7 @@ class Played:
                 if starts[number] <= position < len(tokens):
                     step[row] = tokens[position]
                     if position == len(tokens) - 1:
-                        ended[row] = EndFlag.LENGTH
+                        ended[row] = self.flag
             found_scores = {row: scores(t, -0.25 * t, {}) for row, t in step.items()}
             await self.engine.step(
                 step, ended, found_scores if self.scored else None, prompts if step else None

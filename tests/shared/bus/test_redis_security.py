@@ -23,6 +23,7 @@ USER, PASSWORD = "pagestream", "correct-horse"
 RULES = (
     *("on", f">{PASSWORD}", "~{*}:*", "~engines", "-@all", "+@connection", "+info", "+time"),
     *("+xadd", "+xread", "+xlen", "+xinfo", "+xtrim", "+exists", "+get", "+set", "+del", "+mget"),
+    *("+unlink", "+hincrby", "+hgetall", "+hdel"),
     *("+pexpire", "+sadd", "+smembers", "+multi", "+exec", "+eval", "+evalsha"),
 )
 

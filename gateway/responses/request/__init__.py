@@ -1,0 +1,1 @@
+"""What clients ask of a response, and the chat that it becomes."""

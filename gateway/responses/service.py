@@ -1,0 +1,33 @@
+"""Responses of one gateway: their store, and the task that finishes those in the background."""
+
+from gateway.responses.dispatcher import Dispatcher
+from gateway.responses.response_stream import ResponseStream
+from gateway.responses.store import ResponseStore
+from gateway.responses.views import ResponseViews
+from gateway.service import Service
+from gateway.settings import GatewaySettings
+from shared.bus.api import Bus
+from shared.bus.keys import EngineKeys
+
+
+class Responses:
+    """What the endpoints of responses share."""
+
+    def __init__(self, service: Service, bus: Bus, settings: GatewaySettings) -> None:
+        self.store = ResponseStore(
+            bus,
+            EngineKeys(settings.engine_id),
+            settings.responses_retention,
+            settings.responses_bytes,
+        )
+        self.views = ResponseViews(service)
+        self.dispatcher = Dispatcher(service, self.store, settings.responses_queued)
+        self._patience_s = settings.bus_patience
+
+    def stream(self, response_id: str, after: int) -> ResponseStream:
+        """The events of a response after one that the client has; -1: all."""
+        return ResponseStream(self.store, self.views, response_id, after, self._patience_s)
+
+    async def run(self) -> None:
+        """Finish responses in the background until cancelled."""
+        await self.dispatcher.run()
