@@ -1,162 +1,21 @@
-"""Beam search: all choices at once, best first, each with its score."""
+"""Answers of beam searches: all choices at once, best first, each with its score."""
 
 import json
 from typing import Any
 
 import pytest
 
-from shared.messages.requests import Submit
-from shared.sampling import BeamParams
-from tests.gateway.conftest import MakeStage, Stage, events
+from tests.gateway.beam_searches import answer_search
+from tests.gateway.conftest import Stage, events
 from tests.gateway.event_streams import tokens_of
-from tests.gateway.fake_engine import hypothesis, kv_pool
-
-
-async def play(stage: Stage, *texts: str, submit: Submit | None = None) -> Submit:
-    """Find these texts, the first with the score -1, the next with -2 and so on."""
-    submit = await stage.engine.accept_search(submit)
-    found = [
-        hypothesis(tokens_of(stage, text), score=-float(1 + rank), reason="stop")
-        for rank, text in enumerate(texts)
-    ]
-    await stage.engine.step({})
-    await stage.engine.end_search(submit, *found)
-    return submit
-
-
-async def sampling_of(stage: Stage, post: Any, **body: Any) -> Submit:
-    waiting = stage.spawn(post(use_beam_search=True, **body))
-    submit = await stage.engine.read_submit()
-    await play(stage, *["x"] * submit.num_choices, submit=submit)
-    assert (await waiting).status_code == 200
-    return submit
-
-
-# ------------------------------------------------------------------ the request
-
-
-async def test_n_is_the_width_and_the_rest_is_as_transformers_has_it(stage: Stage) -> None:
-    for post in (stage.complete, stage.chat):
-        submit = await sampling_of(stage, post)
-        assert submit.sampling.beams == BeamParams(1, 1.0, "false")
-        submit = await sampling_of(stage, post, n=4, length_penalty=-0.5, early_stopping=True)
-        assert submit.num_choices == 4
-        assert submit.sampling.beams == BeamParams(4, -0.5, "true")
-        submit = await sampling_of(stage, post, n=2, length_penalty=2, early_stopping="never")
-        assert submit.sampling.beams == BeamParams(2, 2.0, "never")
-
-
-async def test_a_search_says_nothing_of_drawing(stage: Stage) -> None:
-    neutral = {"temperature": 0, "top_p": 1, "top_k": -1, "min_p": 0, "stop": [], "best_of": None}
-    for body in ({}, neutral, {"seed": 5}):
-        sampling = (await sampling_of(stage, stage.complete, **body)).sampling
-        assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 1.0, 0)
-        assert (sampling.min_p, sampling.seed, sampling.num_logprobs) == (0.0, 0, None)
-        assert sampling.num_prompt_logprobs is None
-
-
-async def test_what_bounds_a_search_reaches_the_engine(stage: Stage) -> None:
-    given = {"max_tokens": 9, "min_tokens": 3, "stop_token_ids": [7, 8], "ignore_eos": True}
-    submit = await sampling_of(stage, stage.complete, n=2, priority=-3, cache_salt="s", **given)
-    sampling = submit.sampling
-    assert (sampling.max_tokens, sampling.min_tokens, sampling.ignore_eos) == (9, 3, True)
-    assert sampling.stop_token_ids == (7, 8)
-    assert (submit.priority, submit.cache_salt) == (-3, "s")
-
-
-async def test_without_beam_search_nothing_is_searched(stage: Stage) -> None:
-    stage.answer_text("Hi")
-    body = {"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False}
-    choice = (await stage.complete(**body)).json()["choices"][0]
-    assert "beam_score" not in choice
-    [submit] = stage.engine.received
-    assert isinstance(submit, Submit)
-    assert submit.sampling.beams is None
-    assert submit.sampling.temperature == 1.0
-
-
-REFUSED: list[tuple[str, Any, str]] = [
-    # (field, value, what the message says)
-    ("temperature", 1, "does not sample"),
-    ("temperature", 0.5, "give 0"),
-    ("top_p", 0.9, "does not sample"),
-    ("top_k", 1, "does not sample"),
-    ("min_p", 0.1, "does not sample"),
-    ("stop", "END", "stop_token_ids"),
-    ("stop", ["END"], "stop_token_ids"),
-    ("n", 65, "at most 64 beams"),
-    ("n", 17, "at most 16 choices"),
-    ("length_penalty", 1000, "100"),
-    ("early_stopping", "soon", "never"),
-    ("frequency_penalty", 0.5, "own probabilities"),
-    ("presence_penalty", -0.5, "own probabilities"),
-    ("repetition_penalty", 1.1, "own probabilities"),
-]
-COMPLETION_REFUSED: list[tuple[str, Any, str]] = [
-    ("logit_bias", {"5": 1.0}, "own probabilities"),
-    ("best_of", 4, "n is 2"),
-    ("best_of", 1, "n is 2"),
-    ("logprobs", 1, "give 0"),
-    ("max_tokens", 0, "at least one"),
-]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_search_cannot_do_is_a_400_that_names_it(stage: Stage, stream: bool) -> None:
-    cases = [(stage.complete, *case) for case in REFUSED + COMPLETION_REFUSED]
-    cases += [(stage.chat, *case) for case in REFUSED]
-    for post, field, value, expected in cases:
-        body = {"n": 2, "echo": True} if field == "max_tokens" else {"n": 2}
-        response = await post(use_beam_search=True, stream=stream, **{**body, field: value})
-        assert response.status_code == 400, (field, value)
-        error = response.json()["error"]
-        assert error["param"] == field
-        kind = {list: "list", dict: "map"}.get(type(value))
-        shown = repr(value) if kind is None else f"a {kind} of {len(value)}"
-        assert f"{field}={shown}" in error["message"]
-        assert expected in error["message"]
-    assert stage.engine.received == []
-
-
-async def test_what_scores_a_search_does_not_know_is_refused_too(stage: Stage) -> None:
-    response = await stage.complete(use_beam_search=True, echo=True, logprobs=0)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "echo"
-    response = await stage.chat(use_beam_search=True, logprobs=True, top_logprobs=3)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "top_logprobs"
-    assert "top_logprobs=3" in response.json()["error"]["message"]
-    assert stage.engine.received == []
-
-
-async def test_options_of_a_search_need_one(stage: Stage) -> None:
-    for field, value in (("length_penalty", 0.5), ("early_stopping", "never")):
-        for post in (stage.complete, stage.chat):
-            response = await post(**{field: value})
-            assert response.status_code == 400
-            assert response.json()["error"]["param"] == field
-            assert "use_beam_search" in response.json()["error"]["message"]
-
-
-async def test_the_beams_must_fit_as_other_choices_must(make_stage: MakeStage) -> None:
-    stage = await make_stage(ready=False)
-    await stage.engine.publish(kv=kv_pool(8))
-    await stage.until(lambda: stage.server.service.why_not_ready() is None)
-    body: dict[str, Any] = {"prompt": [5] * 40, "n": 3, "max_tokens": 26}
-    response = await stage.complete(use_beam_search=True, **body)
-    assert response.status_code == 400
-    assert "3 choices need 11 blocks" in response.json()["error"]["message"]
-    await sampling_of(stage, stage.complete, **{**body, "max_tokens": 25})
-
-
-# ------------------------------------------------------------------- the answer
+from tests.gateway.fake_engine import hypothesis
 
 
 @pytest.mark.parametrize("best_of", [None, 2])
 async def test_a_whole_completion_has_its_beams_best_first(
     stage: Stage, best_of: int | None
 ) -> None:
-    playing = stage.spawn(play(stage, "A good day", "A day"))
+    answering = stage.spawn(answer_search(stage, "A good day", "A day"))
     answer = await stage.openai.completions.create(
         model="demo",
         prompt="Hello",
@@ -165,7 +24,7 @@ async def test_a_whole_completion_has_its_beams_best_first(
         max_tokens=50,
         extra_body={"use_beam_search": True, "return_token_ids": True},
     )
-    await playing
+    await answering
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert [choice.text for choice in answer.choices] == ["A good day", "A day"]
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
@@ -179,14 +38,14 @@ async def test_a_whole_completion_has_its_beams_best_first(
 
 
 async def test_a_whole_chat_has_its_beams_best_first(stage: Stage) -> None:
-    playing = stage.spawn(play(stage, "Yes", "No, never"))
+    answering = stage.spawn(answer_search(stage, "Yes", "No, never"))
     answer = await stage.openai.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "Hello"}],
         n=2,
         extra_body={"use_beam_search": True},
     )
-    await playing
+    await answering
     assert [choice.message.content for choice in answer.choices] == ["Yes", "No, never"]
     assert [(choice.model_extra or {})["beam_score"] for choice in answer.choices] == [-1.0, -2.0]
 
@@ -195,7 +54,7 @@ async def test_a_whole_chat_has_its_beams_best_first(stage: Stage) -> None:
 async def test_a_streamed_completion_has_each_choice_in_one_piece(
     stage: Stage, best_of: int | None
 ) -> None:
-    playing = stage.spawn(play(stage, "A good day 😀", "A day"))
+    answering = stage.spawn(answer_search(stage, "A good day 😀", "A day"))
     response = await stage.complete(
         use_beam_search=True,
         n=2,
@@ -204,7 +63,7 @@ async def test_a_streamed_completion_has_each_choice_in_one_piece(
         return_token_ids=True,
         stream_options={"include_usage": True},
     )
-    await playing
+    await answering
     *chunks, usage, done = events(response.text)
     assert done == "[DONE]"
     choices = [json.loads(chunk)["choices"][0] for chunk in chunks]
@@ -218,8 +77,10 @@ async def test_a_streamed_completion_has_each_choice_in_one_piece(
     assert json.loads(usage)["usage"]["completion_tokens"] == num_tokens
 
 
-async def test_a_streamed_chat_says_the_score_with_the_reason(stage: Stage) -> None:
-    playing = stage.spawn(play(stage, "Yes", "No, never"))
+async def test_a_streamed_chat_has_the_score_beside_the_finish_reason(
+    stage: Stage,
+) -> None:
+    answering = stage.spawn(answer_search(stage, "Yes", "No, never"))
     stream = await stage.openai.chat.completions.create(
         model="demo",
         messages=[{"role": "user", "content": "Hello"}],
@@ -232,7 +93,7 @@ async def test_a_streamed_chat_says_the_score_with_the_reason(stage: Stage) -> N
         [choice] = chunk.choices
         score = (choice.model_extra or {}).get("beam_score")
         seen.append((choice.index, choice.delta.content, choice.finish_reason, score))
-    await playing
+    await answering
     assert seen == [
         (0, "", None, None),
         (0, "Yes", None, None),
@@ -243,20 +104,20 @@ async def test_a_streamed_chat_says_the_score_with_the_reason(stage: Stage) -> N
     ]
 
 
-async def test_several_prompts_are_searched_each_for_itself(stage: Stage) -> None:
+async def test_each_of_several_prompts_has_a_search_of_its_own(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(use_beam_search=True, prompt=[[5], [6, 7]], n=2))
     submits = [await stage.engine.read_submit() for _ in range(2)]
-    await play(stage, "c", "d", submit=submits[1])
-    await play(stage, "a", "b", submit=submits[0])
+    await answer_search(stage, "c", "d", submit=submits[1])
+    await answer_search(stage, "a", "b", submit=submits[0])
     choices = (await waiting).json()["choices"]
     assert [choice["text"] for choice in choices] == list("abcd")
     assert [choice["beam_score"] for choice in choices] == [-1.0, -2.0, -1.0, -2.0]
 
 
 async def test_echo_stands_before_every_beam(stage: Stage) -> None:
-    playing = stage.spawn(play(stage, " you", " me"))
+    answering = stage.spawn(answer_search(stage, " you", " me"))
     choices = (await stage.complete(use_beam_search=True, n=2, echo=True)).json()["choices"]
-    await playing
+    await answering
     assert [choice["text"] for choice in choices] == ["Hello you", "Hello me"]
 
 
@@ -307,9 +168,9 @@ async def test_cached_tokens_are_those_of_the_first_admission_of_the_group(stage
 
 
 async def test_a_search_has_a_first_token_and_no_time_between_tokens(stage: Stage) -> None:
-    playing = stage.spawn(play(stage, "A good day", "A day"))
+    answering = stage.spawn(answer_search(stage, "A good day", "A day"))
     body = (await stage.complete(use_beam_search=True, n=2)).json()
-    await playing
+    await answering
     text = (await stage.http.get("/metrics")).text
 
     def value(name: str) -> float:
@@ -330,7 +191,7 @@ async def test_a_search_has_a_first_token_and_no_time_between_tokens(stage: Stag
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_search_survives_new_epochs_with_whatever_beams(stage: Stage, stream: bool) -> None:
+async def test_a_search_continues_in_new_epochs_with_any_beams(stage: Stage, stream: bool) -> None:
     engine = stage.engine
     waiting = stage.spawn(stage.complete(use_beam_search=True, n=2, stream=stream))
     submit = await engine.accept_search()
@@ -353,7 +214,7 @@ async def test_a_search_survives_new_epochs_with_whatever_beams(stage: Stage, st
     assert [choice["text"] for choice in choices] == ["one", "two"]
 
 
-async def test_a_search_that_the_log_has_forgotten_is_asked_for_again(stage: Stage) -> None:
+async def test_a_search_that_the_log_has_lost_is_attached_to(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete(use_beam_search=True, n=2))
     await stage.engine.accept_search()
     await stage.engine.start_epoch()
@@ -385,7 +246,7 @@ async def test_a_wrong_number_of_hypotheses_is_an_error(stage: Stage, num_found:
     assert f"{num_found} hypotheses, not 2" in response.json()["error"]["message"]
     stage.answer_text("Hi")
     assert (await stage.complete()).status_code == 200
-    # The engine has ended it by itself, and is not told to.
+    # The engine ended the search by itself, so no Abort is sent.
     assert [type(message).__name__ for message in stage.engine.received] == [
         "Submit",
         "Submit",
