@@ -19,7 +19,7 @@ _RANK = 0
 
 
 async def lease_exists(redis_url: str, key: str) -> bool:
-    """Whether a service has renewed this key lately."""
+    """Whether a lease has not expired."""
     from shared.bus.redis_bus import RedisBus
 
     bus = RedisBus(redis_url)
@@ -31,7 +31,7 @@ async def lease_exists(redis_url: str, key: str) -> bool:
 
 def trouble_of(service: str) -> str | None:
     """Why a service of this machine is unhealthy; None if it is healthy."""
-    settings = load(GatewaySettings, {}, os.environ)  # Redis and engine: alike in all services
+    settings = load(GatewaySettings, {}, os.environ)  # all services have the same Redis and engine
     if service == "gateway":
         ready = is_ready(*health_address(settings))
         return None if ready else "the gateway is not ready"

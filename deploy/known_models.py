@@ -1,11 +1,10 @@
 """Models that ``--model`` takes by name: the demo model, and one that is made at its first use."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from deploy.processes import die_with_parent
+from deploy.processes.die_with_parent import dying_with_this_process
 from deploy.processes.signals import Signals
 from deploy.processes.spawner_messages import MessageReader
 from deploy.settings import REPOSITORY
@@ -13,7 +12,6 @@ from deploy.terminal import Terminal
 from shared.cache_folder import cache_folder
 from shared.errors import PageStreamError
 
-_DIE_WITH_US = (sys.executable, "-IS", die_with_parent.__file__)
 _POLL_S = 1.0
 _MAKERS = {"smollm2": REPOSITORY / "models" / "smollm2.py"}
 
@@ -53,7 +51,7 @@ def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
         return
     progress = MessageReader()
     process = subprocess.Popen(
-        [*_DIE_WITH_US, str(os.getpid()), *command],
+        dying_with_this_process(command),
         stdin=subprocess.DEVNULL,
         stdout=progress.write_end,
         stderr=subprocess.PIPE,
@@ -73,6 +71,6 @@ def make_model(model: str, signals: Signals, terminal: Terminal) -> None:
             terminal.show(line)
         progress.close()
         assert process.stderr is not None
-        complaint = process.stderr.read().strip()
+        errors = process.stderr.read().strip()
     if process.returncode and not signals.num_stops:
-        raise PageStreamError(complaint.rpartition("error: ")[2] or f"{' '.join(command)} failed")
+        raise PageStreamError(errors.rpartition("error: ")[2] or f"{' '.join(command)} failed")

@@ -5,7 +5,6 @@ values from the environment that the launcher makes for them.
 """
 
 import dataclasses
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
 from shared.errors import SettingsError
 from shared.settings import SettingsParser, add_flags, check_environment, env_name, load
+from shared.suggestions import did_you_mean
 
 # The form of hub ids; anything else can only be a folder.
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
@@ -102,18 +102,12 @@ def find_model(model: str) -> str:
     if model in known:
         return str(known[model])
     names = " and ".join(known)
-    if "/" not in model and (meant := difflib.get_close_matches(model, known, n=1)):
-        raise SettingsError(
-            "--model",
-            model,
-            f"there is no such folder; did you mean {meant[0]}? Known by name are {names}",
-        )
+    if "/" not in model and (meant := did_you_mean(model, known)):
+        reason = f"there is no such folder{meant} Known by name are {names}"
+        raise SettingsError("--model", model, reason)
     if not _HUB_ID.fullmatch(model):
-        raise SettingsError(
-            "--model",
-            model,
-            f"there is no such folder, and it is no hub id; known by name are {names}",
-        )
+        reason = f"there is no such folder, and it is no hub id; known by name are {names}"
+        raise SettingsError("--model", model, reason)
     return model
 
 

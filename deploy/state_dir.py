@@ -145,7 +145,7 @@ def _end_leftover(pid_file: Path) -> None:
 
 
 def _left_of(leader: int, written: float) -> list[int]:
-    """Ids of the processes left of the service whose first process started at about ``written``.
+    """Ids of the remaining processes of the service whose first process started at ``written``.
 
     A service that a spawner forked is killed when the spawner has ended, and holds its ports until
     all its memory is freed. It is found by its session, whose id is not reused while the session

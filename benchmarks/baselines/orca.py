@@ -58,8 +58,8 @@ class Orca:
         self._waiting: deque[Job] = deque()
         self._possible: dict[tuple[int, int], bool] = {}
         self._num_sequences = 0
-        self._num_needed = 0  # slots that will hold a token sooner or later
-        self._num_reserved = 0  # slots asked for
+        self._num_needed = 0  # slots that hold a token when their request is complete
+        self._num_reserved = 0  # slots before rounding up to a run
 
     def submit(self, request: SimRequest) -> None:
         """Queue a request.

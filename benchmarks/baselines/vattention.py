@@ -79,9 +79,8 @@ class VAttention:
         self._blocks: dict[int, int] = {}  # mapped for each running request
         self._idle: list[int] = []  # blocks still mapped for complete requests, ascending
         self._num_free = self.num_blocks  # mapped nowhere
-        self._opens: defaultdict[int, list[Job]] = defaultdict(
-            list
-        )  # by iteration, jobs that grow in it
+        # By iteration, the jobs that need another block in it.
+        self._opens: defaultdict[int, list[Job]] = defaultdict(list)
         self._waiting: deque[Job] = deque()
 
     def submit(self, request: SimRequest) -> None:

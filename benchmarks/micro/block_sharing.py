@@ -28,6 +28,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 from benchmarks.micro.live_run import run_live
 from benchmarks.models.model_folder import MODEL_HELP, model_folder
 from benchmarks.simulator.lengths import DATASETS, Dataset, Lengths
+from benchmarks.simulator.options import whole
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import Worker, build_worker
 from scheduler_svc.core.events import Stats
@@ -225,8 +226,8 @@ def main() -> None:
     parser.add_argument("--trace-dir", type=Path, help="folder with the traces' lengths")
     parser.add_argument("--datasets", nargs="+", choices=names, default=names)
     parser.add_argument("--model", type=model_folder, default=DEMO_MODEL, help=MODEL_HELP)
-    parser.add_argument("--requests", type=_positive, default=96, help="requests of each run")
-    parser.add_argument("--runs", type=_positive, default=3, help="runs, each with other requests")
+    parser.add_argument("--requests", type=whole, default=96, help="requests of each run")
+    parser.add_argument("--runs", type=whole, default=3, help="runs, each with other requests")
     args = parser.parse_args()
     datasets = [dataset for dataset in DATASETS if dataset.name in args.datasets]
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -238,13 +239,6 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     print(json.dumps(as_json(rows)) if args.json else as_table(rows))
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is below 1")
-    return value
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, object]]]]:

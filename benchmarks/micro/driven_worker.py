@@ -146,7 +146,7 @@ class DrivenWorker:
         return DrivenRun(tuple(steps), _outputs(results, requests))
 
     def _premap_next(self, plans: deque[StepPlan]) -> "Future[None] | None":
-        """Premap the next plan while the present one is carried out."""
+        """Premap the next plan while the present one is executed."""
         if self._premapping is None or not plans:
             return None
         return self._premapping.submit(self._executor.premap, plans[0])

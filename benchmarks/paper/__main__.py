@@ -97,13 +97,13 @@ def index(reports: Sequence[Report], bench: Bench) -> str:
         "# The papers' evaluation, on a virtual clock",
         f"Written by `python -m benchmarks.paper`, {source}. Our real scheduler core (PageStream "
         "in all tables) stands where the PagedAttention paper has vLLM; Orca and FasterTransformer "
-        "are small implementations of what its section 6.1 says.",
+        "are small implementations of its section 6.1.",
         f"The worker model has one calibration for all figures and systems, `{PAPER_2023}`, which "
         "is also that of `benchmarks.simulator.simulate` and `benchmarks.simulator.capacity` "
         "(`docs/SIMULATOR.md`). "
         f"One of its constants is fitted, to one number: {row_ms:.2f} ms per sequence and "
         "iteration make the batch of Fig. 13b, for our scheduler on Alpaca, the paper's 132.44. "
-        "Another one says how alike the beams of a search are, and is fitted to what 6 beams save "
+        "Another one is how alike the beams of a search are, and is fitted to what 6 beams save "
         "on Alpaca in Fig. 15. So these two bars are no evidence; everything else follows.",
         table(("figure", "printed numbers within 10 %", "farthest"), rows),
     ]

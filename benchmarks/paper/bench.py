@@ -12,9 +12,8 @@ from rich.progress import Progress
 from benchmarks.paper.simulation import Job, Result, SystemName, simulate
 from benchmarks.paper.workloads import Kind, Workload
 
-SUSTAINED_S = (
-    0.5  # normalized latency up to which a rate counts as sustained: half of Fig. 12's axis
-)
+# Normalized latency up to which a rate counts as sustained: half of Fig. 12's axis.
+SUSTAINED_S = 0.5
 # Rates of a curve, relative to the rate served when far more requests arrive.
 _SHARES = (0.5, 0.8, 0.95, 1.1, 1.4)
 _FEW_SHARES = (0.6, 1.0)

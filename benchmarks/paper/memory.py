@@ -70,8 +70,8 @@ def waste(bench: Bench, folder: Path) -> Report:
     note = (
         f"Of the blocks that are in use, {filled:.1f} % of the slots hold tokens: what is missing "
         "is the unfilled end of each sequence's last block. The rest of the difference is free "
-        "blocks: 1 % that is kept free when a request is admitted, and what is free while the "
-        "first request in the queue, or a preempted one, which nobody overtakes, does not fit."
+        "blocks: 1 % that is kept free when a request is admitted, and blocks that are too few for "
+        "the first request in the queue or a preempted one; no later request is admitted before it."
     )
     return Report(
         "fig02",

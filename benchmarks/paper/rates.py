@@ -200,8 +200,8 @@ def chatbot(bench: Bench, folder: Path) -> Report:
             "long as they are on average, or for 15 if none had generated anything. So 2 x would "
             "need iterations that take no longer with twice the requests. Here they do: more keys "
             "and values are read, more rows are sampled, and more prompts of 1,024 tokens are "
-            "computed in each. The paper prints no batch for this figure, so which of these its "
-            "system spends less on cannot be told."
+            "computed in each. The paper prints no batch for this figure, so it is unknown which "
+            "of these costs its system less."
         ],
         "fig17.png",
     )

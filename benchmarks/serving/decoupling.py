@@ -92,7 +92,7 @@ class TimedExecutor:
 
 
 class Stage:
-    """A worker, and connections to the processes around it.
+    """Runs of one worker, live and in a loop.
 
     Args:
         url: of Redis.
@@ -112,7 +112,7 @@ class Stage:
         self._thread.shutdown()
 
     async def live(self, concurrency: int) -> list[Step]:
-        """The steps of so many requests that begin together."""
+        """The steps of ``concurrency`` requests that begin together."""
         bus = RedisBus(self._url)
         await answering(bus)
         timed = TimedExecutor(self._worker.executor, concurrency)
@@ -152,11 +152,11 @@ class Stage:
         timed = TimedExecutor(self._worker.executor, 0)
         timed.reset()
 
-        def carry_out() -> None:
+        def execute_all() -> None:
             for plan in plans:
                 timed.execute(plan)
 
-        self._thread.submit(carry_out).result()
+        self._thread.submit(execute_all).result()
         return timed.steps
 
 
@@ -265,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=model_folder, required=True, help=MODEL_HELP)
     parser.add_argument("--concurrency", default="1,16,64", help="sequences that decode")
-    parser.add_argument("--through", default="bus,http", help="bus: Redis and scheduler alone")
+    parser.add_argument("--through", default="bus,http", help="bus: without a gateway")
     parser.add_argument("--rounds", type=int, default=3, help="live runs, each with its loop")
     parser.add_argument("--kv-memory-bytes", type=int, default=2**30, help="size of the pool")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -28,9 +28,9 @@ class RawAnswer:
     """One streamed answer.
 
     Attributes:
-        sent_s: when the request was handed to the operating system; all times are of one monotonic
-        clock.
-            events: arrival time and data of each event.
+        sent_s: when the request was handed to the operating system. All times are of one monotonic
+            clock.
+        events: arrival time and data of each event.
         ended_s: when the last byte arrived.
         retry_after_s: from the header of a refusal; None if there is none.
     """
@@ -165,6 +165,6 @@ async def ask(target: Target, body: dict[str, Any] | None) -> RawAnswer:
     """
     answer = await exchange(target, body)
     if answer.status != 200:
-        said = answer.body[:_SHOWN_BYTES].decode(errors="replace")
-        raise StreamFailed(f"{target.path}: status {answer.status}: {said}")
+        shown = answer.body[:_SHOWN_BYTES].decode(errors="replace")
+        raise StreamFailed(f"{target.path}: status {answer.status}: {shown}")
     return answer

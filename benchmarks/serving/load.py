@@ -169,7 +169,7 @@ async def find_model(target: Target) -> str:
         listed = json.loads((await ask(target, None)).body)
         return str(listed["data"][0]["id"])
     except (ValueError, KeyError, IndexError):
-        raise StreamFailed("the server names no model; say --model") from None
+        raise StreamFailed("the server lists no model; give --model") from None
 
 
 async def measure(args: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -238,7 +238,10 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--output-tokens", type=int, default=128)
     parser.add_argument(
-        "--prompt-as", choices=("tokens", "text"), default="tokens", help="text for those that must"
+        "--prompt-as",
+        choices=("tokens", "text"),
+        default="tokens",
+        help="text: for servers without token ids",
     )
     parser.add_argument("--token-ids", default="300:1000", help="prompts are drawn from LOW:HIGH")
     parser.add_argument("--ignore-eos", action=argparse.BooleanOptionalAction, default=True)
@@ -246,7 +249,7 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0, help="1: of all tokens")
     parser.add_argument("--warmup", type=int, default=1, help="runs that are not counted")
     parser.add_argument("--runs", type=int, default=3, help="runs whose medians are shown")
-    parser.add_argument("--seed", type=int, default=None, help="of the prompts; else they are new")
+    parser.add_argument("--seed", type=int, default=None, help="of the prompts; by default random")
     parser.add_argument("--json", type=Path, help="file for all figures")
     args = parser.parse_args()
     console = Console(stderr=True)

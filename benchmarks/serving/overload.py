@@ -2,11 +2,11 @@
 
     python -m benchmarks.serving.overload [--seconds 60] [--factor 10] [--json FILE]
 
-Starts all services with ``scripts/serve``, finds the rate that they sustain with all places taken,
-then sends requests at 0.8 of it, at ``--factor`` times it, and at 0.8 of it again, at random times
-and without waiting for answers. Refusals must come at once, with 429 and Retry-After; accepted
-requests must not wait longer than the bounded queue allows. The memory of all processes and of
-Redis is sampled every second.
+Starts all services with ``scripts/serve``, finds the rate that they sustain with as many clients as
+sequences may run, then sends requests at 0.8 of it, at ``--factor`` times it, and at 0.8 of it
+again, at random times and without waiting for answers. Refusals must come at once, with 429 and
+Retry-After; accepted requests must not wait longer than the bounded queue allows. The memory of all
+processes and of Redis is sampled every second.
 
 ``--max-waiting-requests`` bounds the wait of accepted requests, to about that number divided by the
 rate; ``--max-num-sequences`` bounds how many share a step, and so the time between tokens.
@@ -38,8 +38,8 @@ from benchmarks.serving.server_process import NotServed
 from deploy.redis.ports import free_port
 from deploy.redis.server import private_endpoint
 
-_CALM = 0.8  # of the sustainable rate
-_LOOK_S = 1.0
+_NORMAL = 0.8  # of the sustainable rate
+_SAMPLE_S = 1.0
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "latency_ms_p50")
 _LOAD = Load("completions", "demo", prompt_tokens=32, output_tokens=32)
 
@@ -123,7 +123,7 @@ class Overload:
         """Sample all memory until cancelled."""
         while True:
             self.memory.append({"phase": self.phase, **self._memory()})  # type: ignore[dict-item]
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_SAMPLE_S)
 
     async def _send(self, phase: Phase) -> None:
         try:
@@ -148,12 +148,16 @@ async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str
     show(f"sustainable: {rate:.2f} requests a second")
     watching = asyncio.create_task(load.watch_memory())
     phases = []
-    for name, factor in (("before", _CALM), ("overload", args.factor), ("after", _CALM)):
+    for name, factor in (
+        ("before", _NORMAL),
+        ("overload", args.factor),
+        ("after", _NORMAL),
+    ):
         phase = await load.open_loop(name, factor * rate, args.seconds)
         phases.append(phase.figures())
         show(f"{name}: {phases[-1]['statuses']} {phases[-1]['broken'] or ''}")
     load.phase = "end"
-    await asyncio.sleep(2 * _LOOK_S)  # so that memory is sampled once without requests
+    await asyncio.sleep(2 * _SAMPLE_S)  # so that memory is sampled once without requests
     watching.cancel()
     with suppress(asyncio.CancelledError):
         await watching

@@ -36,10 +36,10 @@ _LOAD = Load("completions", "demo", prompt_tokens=32, output_tokens=32)
 _SHOWN = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "latency_ms_p50")
 _AT_ONCE = 100  # connections that are opened at a time
 _RECEIVE_BUFFER_BYTES = 4_096  # so that the server has to keep the rest
-_SIP_BYTES = 512
-_SIP_S = 1.0
-_CALM = 2.0  # times the usual latency; the engine is otherwise idle then
-_CALM_DEADLINE_S = 600.0
+_SLOW_READ_BYTES = 512
+_SLOW_READ_S = 1.0
+_IDLE_FACTOR = 2.0  # times the usual latency; the engine is otherwise idle then
+_IDLE_DEADLINE_S = 600.0
 
 
 class SlowReader:
@@ -63,7 +63,7 @@ class SlowReader:
         while True:
             if not await self._read_piece():
                 return
-            await asyncio.sleep(_SIP_S)
+            await asyncio.sleep(_SLOW_READ_S)
 
     async def read_rest(self) -> bool:
         """Read the rest; whether the answer is complete."""
@@ -75,7 +75,7 @@ class SlowReader:
         """Close the connection."""
         self._socket.close()
 
-    async def _read_piece(self, num_bytes: int = _SIP_BYTES) -> int:
+    async def _read_piece(self, num_bytes: int = _SLOW_READ_BYTES) -> int:
         try:
             data = await asyncio.get_running_loop().sock_recv(self._socket, num_bytes)
         except OSError:
@@ -153,19 +153,19 @@ class Connections:
                 )
             )
 
-    async def wait_for_calm(self, usual_ms: float) -> None:
+    async def wait_until_idle(self, usual_ms: float) -> None:
         """Wait until a request takes about as long as it did alone.
 
         Raises:
             StreamFailed: it never does.
         """
-        until_s = time.monotonic() + _CALM_DEADLINE_S
+        until_s = time.monotonic() + _IDLE_DEADLINE_S
         while time.monotonic() < until_s:
             answer = read_answer(await ask(self._target, _LOAD.body(self._rng, 0)))
-            if 1_000 * answer.latency_s < _CALM * usual_ms:
+            if 1_000 * answer.latency_s < _IDLE_FACTOR * usual_ms:
                 return
             await asyncio.sleep(1.0)  # each try is a request, and a load itself
-        raise StreamFailed(f"the engine was not done with slow readers in {_CALM_DEADLINE_S:g} s")
+        raise StreamFailed(f"the engine was not done with slow readers in {_IDLE_DEADLINE_S:g} s")
 
 
 async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str, Any]:
@@ -186,7 +186,7 @@ async def measure(args: argparse.Namespace, port: int, folder: Path) -> dict[str
     show(f"{args.slow} slow readers ask for {args.slow_tokens} tokens each")
     slow_reads = [asyncio.create_task(reader.read_slowly()) for reader in connections.slow]
     # The latency of a single client is lower than that of all together.
-    await connections.wait_for_calm(phases[0]["latency_ms_p50"])
+    await connections.wait_until_idle(phases[0]["latency_ms_p50"])
     await phase("slow readers")
     await connections.open_idle(args.idle)
     await phase("slow readers and idle connections")
@@ -237,7 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--idle", type=int, default=2_000, help="connections that are kept open for nothing")
+    add("--idle", type=int, default=2_000, help="connections that are open and unused")
     add("--slow", type=int, default=500, help="streams that are read slowly")
     add("--slow-tokens", type=int, default=512, help="of each of these")
     add("--clients", type=int, default=8, help="that are measured")

@@ -86,15 +86,15 @@ def environment(place: Path) -> dict[str, str]:
 def compile_into(place: Path, optimization: int = 2) -> None:
     """Make a folder of sources and compiled modules, complete or not at all.
 
-    place: must not exist.
+    Args:
+        place: must not exist.
         optimization: level of the C compiler, from 0 to 3.
-        optimization: of the C compiler, from 0 to 3.
 
     Raises:
         CannotCompileError: with the reason.
     """
-    if (why := _why_not()) is not None:
-        raise CannotCompileError(why)
+    if (reason := _missing_tool()) is not None:
+        raise CannotCompileError(reason)
     place.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=place.parent) as scratch:
         tree = Path(scratch) / "tree"
@@ -104,7 +104,8 @@ def compile_into(place: Path, optimization: int = 2) -> None:
         tree.rename(place)
 
 
-def _why_not() -> str | None:
+def _missing_tool() -> str | None:
+    """A tool that is needed and missing, with what to do; None if there is none."""
     if _version_of("mypy") is None:
         return "mypy is not installed: it is one of the development requirements"
     compiler = os.environ.get("CC", sysconfig.get_config_var("CC") or "cc").split()[0]
@@ -166,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--remove", action="store_true", help="what was compiled, of any version")
+    parser.add_argument("--remove", action="store_true", help="remove all compiled modules")
     args = parser.parse_args()
     place = folder()
     outdated = [found for found in _CACHE.glob(f"{_PREFIX}*") if args.remove or found != place]

@@ -79,8 +79,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--model", default="OPT-13B", help=f"one of {models}")
     add("--gpu", default="A100-40G", help=f"one of {gpus}")
     add("--tp", type=whole, default=1, metavar="N", help="GPUs that share the model")
-    add("--system", choices=SYSTEMS, default=PAGESTREAM, help="that serves")
-    add("--seed", type=int, default=0, help="of all that is drawn")
+    add("--system", choices=SYSTEMS, default=PAGESTREAM, help="the simulated server")
+    add("--seed", type=int, default=0, help="of all random numbers")
     add("--block-size", type=whole, default=16, metavar="TOKENS")
     add("--max-num-sequences", type=whole, default=256, metavar="N")
     add("--max-num-batched-tokens", type=whole, default=2_048, metavar="TOKENS")
@@ -98,8 +98,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=PAPER_2023,
         help="costs that are in no data sheet (default: fitted to the PagedAttention paper)",
     )
-    add("--pass-ms", type=positive, help="fixed cost of a pass of the model, instead of its")
-    add("--row-ms", type=positive, help="fixed cost of a row that samples, instead of its")
+    add(
+        "--pass-ms",
+        type=positive,
+        help="of a pass of the model; by default the calibration's",
+    )
+    add(
+        "--row-ms",
+        type=positive,
+        help="of a row that samples; by default the calibration's",
+    )
     add("--json", action="store_true", help="print one JSON object")
 
 

@@ -1,7 +1,6 @@
 """Requests to simulate: from a trace, or look-alikes of a dataset with random arrivals."""
 
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -129,8 +128,3 @@ class Workload:
                     prefix_block_tokens=found.prefix_block_tokens,
                 )
                 number += 1
-
-
-def first(requests: Iterator[SimRequest], count: int) -> list[SimRequest]:
-    """The first ``count`` requests."""
-    return list(islice(requests, count))

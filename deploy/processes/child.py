@@ -4,15 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deploy.log_files import open_log
+from deploy.processes.die_with_parent import dying_with_this_process
 from deploy.processes.spawner_messages import MESSAGES_FD, MessageReader
 from shared.logs import LOG_FILE
-
-_DIE_WITH_US = (sys.executable, "-IS", str(Path(__file__).with_name("die_with_parent.py")))
 
 
 class Child:
@@ -45,7 +43,7 @@ class Child:
             self._log_start = output.seek(0, os.SEEK_END)
             self._log_file = os.fstat(output.fileno()).st_ino
             self._process = subprocess.Popen(
-                [*_DIE_WITH_US, str(os.getpid()), *command],
+                dying_with_this_process(command),
                 env={**environ, MESSAGES_FD: str(self.messages.write_end), LOG_FILE: str(log)},
                 pass_fds=(self.messages.write_end,),
                 stdin=subprocess.DEVNULL,

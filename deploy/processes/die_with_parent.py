@@ -1,4 +1,4 @@
-"""Runs a command that is killed when the launcher dies: die_with_parent.py LAUNCHER COMMAND ...
+"""Runs a command that is killed when its parent dies: die_with_parent.py PARENT COMMAND ...
 
 It is a program of its own, because a fork that runs Python before its exec is not safe beside
 threads. Linux only; on other systems services outlive a killed launcher until its next start.
@@ -8,8 +8,14 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 _PR_SET_PDEATHSIG = 1
+
+
+def dying_with_this_process(command: Sequence[str]) -> list[str]:
+    """The command line for a child of this process that is killed when this process dies."""
+    return [sys.executable, "-IS", __file__, str(os.getpid()), *command]
 
 
 def die_with(parent: int) -> None:
@@ -22,8 +28,8 @@ def die_with(parent: int) -> None:
 
 def main() -> None:
     """Register with the kernel, then run the command in this process."""
-    launcher, *command = sys.argv[1:]
-    die_with(int(launcher))
+    parent, *command = sys.argv[1:]
+    die_with(int(parent))
     os.execvp(command[0], command)
 
 

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from deploy.processes.spawner_messages import MessageReader
 
 _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# timeout(1) and process managers signal a process and its group: it gets the same signal twice.
+# timeout(1) and process managers signal a process and its group, so that the signal arrives twice.
 _ONE_STOP_S = 0.3
 
 
@@ -40,7 +40,7 @@ class Signals:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Only this process is left: another Ctrl-C must not turn its end into an error.
+        # All services have ended: another Ctrl-C must not make an error of this process's exit.
         for number in _STOP:
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -42,7 +42,7 @@ _PASSED_ON = (*_STOP, signal.SIGHUP)
 _SIGNALS = (*_PASSED_ON, signal.SIGCHLD)
 _FIRST_DELAY_S = 0.1
 _FORK_EVERY_S = 0.5  # at most, however long the process before was healthy
-# A service that never gets ready may suffer from the modules that the spawner has imported.
+# If a service never becomes ready, the cause may be in the modules that the spawner has imported.
 _MOST_FAILURES = 5
 _SIGNAL_EXIT = 128  # shells report a signal as 128 + its number
 
@@ -86,7 +86,7 @@ class Spawner:
                 _end_at_once(self._serve(parent, write_end))
             os.close(write_end)
             with contextlib.suppress(PermissionError, ProcessLookupError):
-                os.setpgid(pid, pid)  # the child does the same; the first call wins
+                os.setpgid(pid, pid)  # the child does the same; one of the two calls is too late
             code = self._wait(pid)
             was_ready = _has_byte(read_end)
             os.close(read_end)
@@ -156,7 +156,7 @@ class Spawner:
 
 
 def can_fork() -> bool:
-    """Whether this process has no second thread, of Python or of a library."""
+    """Whether this process has a single thread, counting those of libraries."""
     tasks = Path("/proc/self/task")
     return tasks.is_dir() and len(list(tasks.iterdir())) == 1
 
@@ -213,7 +213,7 @@ def _has_byte(pipe_end: int) -> bool:
 
 
 def _once(action: Callable[[], None]) -> Callable[[], None]:
-    """A function that calls ``do`` the first time, and nothing afterwards."""
+    """A function that calls ``action`` the first time, and does nothing afterwards."""
     actions = [action]
 
     def do() -> None:

@@ -130,7 +130,7 @@ class Supervisor:
     Args:
         on_event: called with every event.
         patience_s: seconds for which a service that was ready once is started again although its
-            exit code means that this is futile: what it misses (its model's folder) may come back.
+            exit code means that this is futile: a model's folder may be missing for a while.
     """
 
     def __init__(
@@ -241,7 +241,7 @@ class Supervisor:
             self._set_state(State.STOPPED)
             self._deadline = None
             self._on_event(Stopped(name, how, self._killed))
-        elif code in FUTILE_EXIT_CODES and not self._may_come_back(now):
+        elif code in FUTILE_EXIT_CODES and not self._may_recover(now):
             self._set_state(State.FAILED)
             self._on_event(GaveUp(name, how, self.last_lines, code))
         else:
@@ -254,7 +254,7 @@ class Supervisor:
             self._on_event(Died(name, how, self.last_lines[-_TAIL_LINES:], self._delay_s))
             self._delay_s = min(2 * self._delay_s, _LONGEST_DELAY_S)
 
-    def _may_come_back(self, now: float) -> bool:
+    def _may_recover(self, now: float) -> bool:
         """Whether to restart after an exit code that makes restarts futile."""
         if not self._was_ready:
             return False

@@ -1,3 +1,1 @@
-"""A Redis server for one machine: finding or starting it, its data folder, and whether it can be
-used.
-"""
+"""A Redis server for one machine: finds or starts it, and checks its data folder and settings."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, LoginRefused, PageStreamError
 
-_PATIENCE_S = 5.0  # it may be starting as well
-_AGAIN_S = 0.25
+_START_S = 5.0  # the server may be starting as well
+_RETRY_S = 0.25
 
 
 def check_redis(url: str) -> Sequence[str]:
@@ -23,7 +23,7 @@ def check_redis(url: str) -> Sequence[str]:
 async def _check(url: str) -> Sequence[str]:
     bus = RedisBus(url)
     loop = asyncio.get_running_loop()
-    until_s = loop.time() + _PATIENCE_S
+    until_s = loop.time() + _START_S
     try:
         while True:
             try:
@@ -34,6 +34,6 @@ async def _check(url: str) -> Sequence[str]:
             except BusUnavailable as error:
                 if loop.time() >= until_s:
                     raise PageStreamError(f"REDIS_URL: {error}") from None
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
     finally:
         await bus.close()

@@ -36,9 +36,9 @@ class Endpoint:
     """The address of the launcher's own server.
 
     Attributes:
-        path: of its Unix socket; None: it has none.
-        port: TCP port on loopback; 0: none.
-        password: clients need it; None: they need none.
+        path: of its Unix socket; None: no socket.
+        port: TCP port on loopback; 0: no port.
+        password: that clients must send; None: no password.
     """
 
     path: Path | None

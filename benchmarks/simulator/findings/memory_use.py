@@ -1,7 +1,6 @@
 """The uses of the KV memory over the time of a run: integrals, not samples.
 
 An engine's memory changes only when an iteration starts and when a request arrives.
-time.
 """
 
 from collections.abc import Sequence

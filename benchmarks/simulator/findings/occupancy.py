@@ -1,7 +1,7 @@
 """Counts the blocks in block tables, plan by plan, at a cost that does not grow with running ones.
 
-The scheduler core could be asked for all of it, but only by a pass over every running sequence. Of
-decoding sequences only the step number changes, so sums are kept of everything else. Beam searches,
+The scheduler core has the same numbers, but only by a pass over every running sequence. Of decoding
+sequences only the step number changes, so sums are kept of everything else. Beam searches,
 whose tables change with each result, are not supported.
 """
 

@@ -47,7 +47,6 @@ class Outcome:
         limits_s: parts of ``busy_s``, by bottleneck.
         mean_memory: shares of the KV memory by use, averaged over time.
         mean_saved: memory saved by sharing, as a share of the need without sharing.
-            without.
         moments: samples of memory and queues.
     """
 

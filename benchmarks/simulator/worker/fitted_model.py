@@ -80,7 +80,7 @@ class FittedWorker:
         return 1e6 * self.costs_s[1]
 
     def swap_us_per_block(self, block_size: int) -> float:  # noqa: ARG002
-        """Zero: swapping was not measured."""
+        """Infinite: swapping was not measured, so it is never chosen."""
         return float("inf")
 
 
@@ -129,8 +129,8 @@ def timed_steps(path: Path) -> list[TimedStep]:
 def _plans(path: Path) -> Iterator[tuple[StepPlan, bool]]:
     """Plans, and whether the engine could have been idle before each of them.
 
-    A turn without a plan does not mean that: requests also come while the most plans are in flight,
-    and steps in which they do cost more than others.
+    A tick without a plan does not mean that: requests also arrive while the maximum of plans is in
+    flight, and the steps in which they arrive take longer than others.
     """
     num_epochs, most_in_flight = 0, 0
     result_ids: list[EntryId] = []

@@ -65,10 +65,8 @@ class Rows:
         self._num_rows = 0
         self._handles = np.zeros(max_num_sequences, np.int32)
         self._tokens = np.zeros(max_num_sequences, np.int32)
-        self._sampled = (
-            self._handles[:0],
-            self._tokens[:0],
-        )  # views, so that they need not be made each time
+        # Views of the rows in use, kept until their number changes.
+        self._sampled = (self._handles[:0], self._tokens[:0])
         self._bases = [0] * max_num_sequences  # a row attends to base + step tokens
         self._ends = [0] * max_num_sequences  # step that gives its last token
         self._row_of: dict[int, int] = {}  # by handle
