@@ -43,6 +43,8 @@ IGNORED_IN_MESSAGE: IgnoredFields = {
     "audio": (),
     "function_call": (),
     "token_ids": (),
+    "parsed": dict,  # the content, as openai's clients show it in an object of the caller's
+    "provider_specific_fields": dict,  # LiteLLM's
 }
 _JSON_TYPES: dict[type, str] = {bool: "boolean", str: "string", dict: "object"}
 

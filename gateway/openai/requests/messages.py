@@ -35,6 +35,9 @@ class CalledFunction(Part):
 
     name: str
     arguments: str  # JSON, as the model wrote it
+    parsed_arguments: dict[str, Any] | None = Field(
+        None, description="Accepted, without effect on the answer."
+    )
 
 
 class ToolCall(Part):

@@ -79,6 +79,22 @@ async def test_the_conversation_goes_on_with_the_tools_result(stage: Stage) -> N
     assert "Adds two numbers." in prompt
 
 
+async def test_clients_may_send_back_what_they_have_made_of_an_answer(stage: Stage) -> None:
+    stage.answer(lambda _: [2], flag=EndFlag.STOP)
+    function = {"name": "add", "arguments": ARGUMENTS, "parsed_arguments": json.loads(ARGUMENTS)}
+    call = {"id": "c1", "type": "function", "function": function, "index": 0}
+    shown = {"parsed": {"a": [1]}, "provider_specific_fields": {"refusal": None}}
+    messages = [
+        {"role": "user", "content": "1 + 2"},
+        {"role": "assistant", "content": "So:", "tool_calls": [call], **shown},
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+    ]
+    response = await stage.chat(messages=messages, tools=[ADD])
+    assert response.status_code == 200, response.text
+    [submit] = [each for each in stage.engine.received if isinstance(each, Submit)]
+    assert "parsed" not in stage.tokenizer.decode(submit.prompt.tolist())
+
+
 @pytest.mark.parametrize("text", ["{a: 1,, ", '{"a": "x', "[1] 2"])
 async def test_arguments_that_are_no_json_are_shown_as_they_are(stage: Stage, text: str) -> None:
     stage.answer_text(f'<tool_call>{{"name": "add", "arguments": {text}', flag=EndFlag.STOP)
