@@ -76,6 +76,23 @@ def test_the_tour_ends_at_lines_that_exist() -> None:
                     assert span in names, f"{row}: {span} is not in the file before it"
 
 
+def test_the_architecture_page_names_every_package() -> None:
+    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    for top in (
+        "gateway",
+        "scheduler_svc",
+        "gpu_worker",
+        "kernels",
+        "shared",
+        "deploy",
+        "benchmarks",
+    ):
+        part = text.partition(f"**{top}/**")[2].partition("\n\n")[0]
+        for folder in (ROOT / top).iterdir():
+            if (folder / "__init__.py").exists():
+                assert f"`{folder.name}/`" in part, f"{top}/{folder.name}"
+
+
 def test_the_first_pages_are_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 100
     assert (ROOT / "docs" / "ARCHITECTURE.md").stat().st_size <= 12 * 1024

@@ -76,7 +76,7 @@ def _replayed_before_the_fence(stack: ExitStack) -> None:
     stack.enter_context(patch("scheduler_svc.service.start_epoch", start_epoch))
 
 
-def _everybody_is_named(stack: ExitStack) -> None:
+def _all_instances_are_named(stack: ExitStack) -> None:
     """F3: a worker takes part in every epoch that it reads of, whichever workers it names."""
 
     async def start(self: Any, started: EpochStarted) -> None:
@@ -169,7 +169,7 @@ FENCE = "F2 fence, then replay"
 RULES: Mapping[str, Rule] = {
     "F1 stale writers are refused": _stale_writers_are_heard,
     "F2 fence, then replay": _replayed_before_the_fence,
-    "F3 only who is named acts": _everybody_is_named,
+    "F3 only named instances act": _all_instances_are_named,
     "F4 RequestState is a compare-and-append": _states_are_not_compared,
     "F4 RequestState before trimming": _trimming_forgets,
     "F5 the client's view wins": _the_log_wins,
@@ -240,7 +240,7 @@ def _in_long(*faults: Fault, **changes: Any) -> Circumstances:
 FOCUS: Mapping[str, Circumstances] = {
     "F1 stale writers are refused": _in_large(Fault.PAUSE, Fault.RIVAL),
     "F2 fence, then replay": _joined,
-    "F3 only who is named acts": _in(Fault.RIVAL, Fault.CRASH),
+    "F3 only named instances act": _in(Fault.RIVAL, Fault.CRASH),
     "F4 RequestState is a compare-and-append": _in_large(*Fault),
     "F4 RequestState before trimming": _in_long(
         Fault.CRASH, Fault.MOVE, outputs_retention=3, fault_rate=0.02, max_faults=5

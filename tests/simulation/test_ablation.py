@@ -21,7 +21,7 @@ ROWS: dict[str, Callable[[], None]] = {
     "F2 fence, then replay": (
         rows.test_row_1_the_last_token_is_appended_while_a_new_scheduler_reads
     ),
-    "F3 only who is named acts": rows.test_row_3_two_processes_are_the_same_rank,
+    "F3 only named instances act": rows.test_row_3_two_processes_are_the_same_rank,
     "F4 RequestState is a compare-and-append": (
         lambda: rows.test_row_5_the_reply_to_an_append_is_lost("gateway")
     ),
