@@ -42,7 +42,7 @@ async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
     assert row.is_good(exact=True), story
 
 
-def test_a_run_in_which_nothing_was_asked_shows_nothing() -> None:
+def test_a_run_without_requests_proves_nothing() -> None:
     assert not row_of("kill any", Run(), {}).was_asked
 
 

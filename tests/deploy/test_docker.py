@@ -147,7 +147,7 @@ def test_services_stop_before_what_they_need() -> None:
     assert all("redis" in services[name]["depends_on"] for name in ("worker", "gateway"))
 
 
-def test_redis_of_the_compose_file_asks_for_its_password_and_keeps_a_log(tmp_path: Path) -> None:
+def test_redis_of_the_compose_file_requires_its_password_and_keeps_a_log(tmp_path: Path) -> None:
     redis = COMPOSE["services"]["redis"]
     port = free_port()
     shell, flag, script = redis["command"]
@@ -163,10 +163,10 @@ def test_redis_of_the_compose_file_asks_for_its_password_and_keeps_a_log(tmp_pat
         assert client.config_get("appendonly") == {"appendonly": "yes"}
         assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
         client.close()
-        stranger = Redis(port=port)
+        other = Redis(port=port)
         with pytest.raises(AuthenticationError):
-            stranger.ping()
-        stranger.close()
+            other.ping()
+        other.close()
         commands = Path("/proc").glob("[0-9]*/cmdline")
         assert not [path for path in commands if b"it is secret" in _bytes(path)]
     finally:

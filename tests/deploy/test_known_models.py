@@ -44,7 +44,7 @@ def test_a_folder_of_the_same_name_comes_first(elsewhere: Path) -> None:
         ("/no/where", "known by name are demo and smollm2"),
     ],
 )
-def test_what_is_not_found_is_told_beside_the_known_names(model: str, message: str) -> None:
+def test_an_unknown_model_is_an_error_with_the_known_names(model: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         find_model(model)
 

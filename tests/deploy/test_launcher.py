@@ -62,7 +62,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         one.close()
 
 
-def test_it_says_once_that_it_is_ready_and_the_command_it_gives_works(running: Running) -> None:
+def test_it_prints_one_ready_line_whose_command_works(running: Running) -> None:
     [line] = ready_lines(running.output())
     assert running.url in line
     assert "serves demo" in line
@@ -76,7 +76,7 @@ def test_it_says_once_that_it_is_ready_and_the_command_it_gives_works(running: R
     assert '"text"' in done.stdout
 
 
-def test_a_request_can_be_explained_without_being_told_where_redis_is(running: Running) -> None:
+def test_a_request_can_be_explained_without_a_redis_url(running: Running) -> None:
     _, answer = running.post("/v1/completions", {"model": "demo", "prompt": "a", "max_tokens": 2})
     request_id = answer["id"].removeprefix("cmpl-")
 
@@ -113,7 +113,7 @@ def test_redis_and_all_files_are_out_of_other_users_reach(running: Running) -> N
     assert not [file for file in files if file.is_file() and file.stat().st_mode & 0o077]
 
 
-def test_a_second_launcher_on_the_same_folder_is_told_who_has_it(running: Running) -> None:
+def test_a_second_launcher_on_the_same_folder_names_the_first(running: Running) -> None:
     second = subprocess.run(
         [sys.executable, "-m", "deploy.serve", "--state-dir", running.state, "--port", "0"],
         cwd=REPOSITORY,
@@ -159,7 +159,7 @@ def test_a_killed_service_comes_back_and_the_same_request_gets_the_same_answer(
 
 
 @pytest.mark.parametrize("service", SPAWNED)
-def test_a_service_killed_without_its_spawner_is_back_and_the_terminal_says_so(
+def test_a_service_killed_without_its_spawner_is_back_and_the_terminal_shows_it(
     running: Running, service: str
 ) -> None:
     before = running.complete()
@@ -268,7 +268,7 @@ def _stops_on_another(running: Running) -> bool:
     return True
 
 
-def test_with_api_keys_the_launcher_still_knows_when_it_is_ready_and_clients_need_one(
+def test_with_api_keys_the_launcher_detects_readiness_and_clients_need_a_key(
     launch: Callable[..., Running],
 ) -> None:
     key = "a-key-of-the-environment"

@@ -93,7 +93,7 @@ def test_what_can_be_no_model_is_refused_before_anything_starts(
         find_model(model)
 
 
-def test_port_zero_becomes_a_free_port_that_the_gateway_is_told() -> None:
+def test_port_zero_becomes_a_free_port_for_the_gateway() -> None:
     options = resolve(read_options(["--port", "0"], {}))
     assert options.gateway.port > 0
     assert load(GatewaySettings, {}, options.environ).port == options.gateway.port
@@ -154,7 +154,7 @@ def test_servers_on_different_ports_keep_their_state_apart() -> None:
         ([], {}, False),
     ],
 )
-def test_a_server_that_lets_everybody_in_is_warned_about(
+def test_a_server_without_keys_on_a_public_address_is_warned_about(
     argv: list[str], environ: dict[str, str], warned: bool
 ) -> None:
     assert bool(warnings(read_options(argv, environ))) is warned
@@ -192,7 +192,7 @@ def test_a_misspelled_setting_is_answered_with_what_was_probably_meant(
     "module",
     ["deploy.serve", "scheduler_svc", "gpu_worker", "scheduler_svc.explain"],
 )
-def test_every_program_tells_its_version(module: str) -> None:
+def test_every_program_prints_its_version(module: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", module, "--version"],
         cwd=REPOSITORY,
@@ -226,7 +226,7 @@ def test_two_services_cannot_have_the_same_port() -> None:
         )
 
 
-def test_with_api_keys_the_gateway_says_how_it_is_on_a_port_that_asks_for_none() -> None:
+def test_with_api_keys_the_gateway_has_a_health_port_without_a_key() -> None:
     assert health_address(resolve(read_options(["--port", "81"], {})).gateway) == ("127.0.0.1", 81)
     options = resolve(read_options(["--port", "81"], {"PAGESTREAM_API_KEY": "k" * 16}))
     host, port = health_address(options.gateway)

@@ -23,7 +23,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.wait(10)
 
 
-def test_a_second_launcher_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_launcher_is_refused_with_the_process_id_of_the_first(tmp_path: Path) -> None:
     with (
         StateDir(tmp_path),
         pytest.raises(PageStreamError, match=rf"in use by process {os.getpid()}\b"),

@@ -67,7 +67,7 @@ async def test_a_request_that_cannot_be_appended_is_a_503(make_stage: MakeStage)
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_that_the_engine_never_speaks_of_is_a_503(
+async def test_a_request_that_the_engine_never_answers_is_a_503(
     make_stage: MakeStage, stream: bool
 ) -> None:
     stage = await make_stage(bus_patience=0.2)
@@ -168,7 +168,7 @@ async def test_after_a_lost_tail_a_stream_waits_for_a_newer_epoch(make_stage: Ma
         bus.server = "second"
         bus.away = False
         await stage.until(lambda: stage.server.service.engine._run_id == "second")
-        # The old epoch writes another token where one was lost: nobody may see it.
+        # The old epoch writes another token where one was lost: no client may get it.
         engine.step_number -= 1
         await engine.generate(submit, tokens_of(stage, "X"), flag=None)
         await engine.start_epoch()

@@ -29,7 +29,7 @@ from tests.gateway.fake_engine import scores
         ({"model": ModelInfo("other", 8, 8, "float32", ())}, "'other'"),
     ],
 )
-async def test_an_engine_that_cannot_serve_is_a_503_that_says_why(
+async def test_an_engine_that_cannot_serve_is_a_503_with_the_reason(
     make_stage: MakeStage, changes: Mapping[str, object], expected: str
 ) -> None:
     stage = await make_stage(ready=False)
@@ -108,7 +108,7 @@ async def test_a_failed_whole_answer_is_a_500(stage: Stage) -> None:
     assert response.json()["error"]["message"] == "out of luck"
 
 
-async def test_a_request_that_is_aborted_though_somebody_waits_goes_on(stage: Stage) -> None:
+async def test_a_request_that_is_aborted_while_a_client_waits_continues(stage: Stage) -> None:
     waiting = stage.spawn(stage.complete())
     submit = await stage.engine.accept_next()
     await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
@@ -179,7 +179,7 @@ async def test_an_answer_that_is_another_history_ends_the_stream_with_an_error(
     assert (abort.request_id, abort.attachment) == (submit.request_id, attach.attachment)
 
 
-async def test_missed_log_probabilities_are_asked_for_again(stage: Stage) -> None:
+async def test_missed_log_probabilities_are_requested_again(stage: Stage) -> None:
     engine = stage.engine
     waiting = stage.spawn(stage.complete(logprobs=0))
     submit = await engine.accept_next()
@@ -204,7 +204,7 @@ async def test_missed_log_probabilities_are_asked_for_again(stage: Stage) -> Non
     assert choice["logprobs"]["token_logprobs"] == [-0.5, -0.5]
 
 
-async def test_an_attachment_without_an_answer_is_said_again(stage: Stage) -> None:
+async def test_an_attachment_without_an_answer_is_sent_again(stage: Stage) -> None:
     engine = stage.engine
     async with Stream(stage) as stream:
         submit = await engine.accept_next()
@@ -256,7 +256,7 @@ async def open_unread_stream(stage: Stage) -> asyncio.StreamWriter:
     return writer
 
 
-async def test_a_client_that_does_not_read_holds_up_nobody_else(stage: Stage) -> None:
+async def test_a_client_that_does_not_read_does_not_delay_others(stage: Stage) -> None:
     writer = await open_unread_stream(stage)
     stage.answer_text("Hi")
     assert (await stage.complete()).json()["choices"][0]["text"] == "Hi"

@@ -19,7 +19,7 @@ TOO_MUCH = "40 requests wait already"
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_request_that_the_engine_refuses_is_a_429_that_says_when_to_come_back(
+async def test_a_request_that_the_engine_refuses_is_a_429_with_retry_after(
     stage: Stage, stream: bool
 ) -> None:
     waiting = stage.spawn(stage.complete(stream=stream))
@@ -113,7 +113,7 @@ async def test_a_client_that_leaves_before_its_stream_begins_aborts_it(stage: St
 # ---------------------------------------------------------------- the deadline
 
 
-async def test_a_deadline_is_told_to_the_engine_as_a_moment(stage: Stage) -> None:
+async def test_a_deadline_reaches_the_engine_as_an_absolute_time(stage: Stage) -> None:
     stage.answer_text("Hi")
     before_ms = time.time_ns() // 1_000_000
     await stage.complete(deadline_ms=5_000)

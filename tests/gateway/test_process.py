@@ -135,7 +135,7 @@ def test_a_file_of_prefixes_that_cannot_be_used_ends_the_process(
     assert f"--pinned-prefixes='{file}': line 2: prompt=7" in process.output
 
 
-def test_without_a_tokenizer_it_stays_up_and_says_why(
+def test_without_a_tokenizer_it_stays_up_and_reports_why(
     start: Start, tmp_path: Path, unused_tcp_port: int
 ) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bloom"}')
@@ -196,7 +196,7 @@ async def test_sigterm_refuses_what_is_new_finishes_what_is_open_and_exits_0(
 
 
 @pytest.mark.parametrize("resumable", [True, False])
-async def test_streams_that_outlast_the_drain_are_told_how_to_go_on(
+async def test_streams_that_outlast_the_drain_get_an_error_that_explains_how_to_resume(
     start: Start, redis_url: str, resumable: bool
 ) -> None:
     async with playing(redis_url) as engine:
@@ -296,8 +296,8 @@ async def test_logs_of_the_finest_level_hold_no_secret_and_no_text_of_clients(
             for field in ("seed", "nonsense", "model", "temperature"):
                 changed = {**body, field: secrets["bad"]}
                 assert (await http.post("/v1/completions", json=changed)).status_code >= 400
-            stranger = {"Authorization": f"Bearer {secrets['key']}x"}
-            assert (await http.get("/v1/models", headers=stranger)).status_code == 401
+            other_key = {"Authorization": f"Bearer {secrets['key']}x"}
+            assert (await http.get("/v1/models", headers=other_key)).status_code == 401
             assert (await http.get(f"/v1/models?key={secrets['key']}")).status_code == 200
             # Redis ends their connections: what is said of that is said with the URL at hand.
             admin.client_kill_filter(user="u", skipme=True)

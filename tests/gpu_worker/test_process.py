@@ -73,7 +73,7 @@ async def test_serves_an_epoch_and_leaves_on_sigterm(
     assert await lease(redis_bus) is None
 
 
-async def test_says_why_a_model_is_never_served_and_exits_with_78(
+async def test_a_model_that_is_never_served_ends_with_the_reason_and_78(
     redis_url: str, redis_bus: RedisBus, model_path: ModelPath
 ) -> None:
     process = start(redis_url, "--model", str(model_path("bloom")))

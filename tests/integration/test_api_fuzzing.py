@@ -73,6 +73,6 @@ async def test_the_api_answers_as_it_describes_itself(llama: Path, tmp_path: Pat
         "",
     ],
 )
-def test_a_stream_without_an_end_is_noticed(text: str) -> None:
+def test_a_stream_without_an_end_is_detected(text: str) -> None:
     with pytest.raises(StreamIsBroken):
         list(read_events(text))

@@ -71,10 +71,10 @@ def stories(logs: Logs) -> list[Timeline]:
     return [timeline_of(request.request_id, logs) for request in requests()]
 
 
-def preemptions(told: Sequence[Timeline]) -> list[tuple[str, object]]:
+def preemptions(timelines: Sequence[Timeline]) -> list[tuple[str, object]]:
     return [
         (timeline.request_id, event.facts["step"])
-        for timeline in told
+        for timeline in timelines
         for event in timeline.events
         if event.kind == Kind.PREEMPTED
     ]
@@ -94,7 +94,7 @@ def check(timeline: Timeline) -> None:
     assert times[-1] > times[0]
 
 
-async def test_the_logs_and_a_recording_tell_of_preemptions_and_of_a_worker_that_left(
+async def test_the_logs_and_a_recording_show_preemptions_and_a_worker_that_ended(
     llama: Path, redis_bus: RedisBus, redis_url: str, tmp_path: Path
 ) -> None:
     recording = tmp_path / "recording"

@@ -70,7 +70,7 @@ def test_text_begins_with_bos_and_names_the_same_special_tokens(tokenizer: Any, 
         assert ids.eos_token_id == tokenizer.eos_token_id
 
 
-def test_the_chat_template_marks_each_role_and_asks_for_a_reply(tokenizer: Any) -> None:
+def test_the_chat_template_marks_each_role_and_begins_a_reply(tokenizer: Any) -> None:
     messages = [
         {"role": "system", "content": "Emma by Jane Austen"},
         {"role": "user", "content": "How do you do?"},

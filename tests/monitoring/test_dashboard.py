@@ -72,7 +72,7 @@ def test_rows_hold_what_follows_them(dashboard: dict[str, Any]) -> None:
         assert row["gridPos"]["w"] == NUM_COLUMNS
 
 
-def test_a_chart_says_what_it_shows_in_which_unit(dashboard: dict[str, Any]) -> None:
+def test_a_chart_has_a_title_and_a_unit(dashboard: dict[str, Any]) -> None:
     for panel in charts(dashboard):
         assert panel["type"] in ("timeseries", "stat"), panel["title"]
         assert panel["title"]
@@ -82,7 +82,7 @@ def test_a_chart_says_what_it_shows_in_which_unit(dashboard: dict[str, Any]) -> 
         assert panel["targets"], panel["title"]
 
 
-def test_a_chart_asks_the_data_source_that_the_user_chose(dashboard: dict[str, Any]) -> None:
+def test_a_chart_queries_the_data_source_that_the_user_chose(dashboard: dict[str, Any]) -> None:
     chosen = {"type": "prometheus", "uid": "${datasource}"}
     for panel in charts(dashboard):
         refs = [target["refId"] for target in panel["targets"]]
@@ -130,7 +130,7 @@ def test_mapping_is_shown_with_the_part_that_steps_waited_for(dashboard: dict[st
     assert {"worker_kv_map_wait_seconds_bucket", "worker_kv_mapped_bytes"} <= asked
 
 
-def test_grafana_is_told_where_dashboards_and_data_are() -> None:
+def test_grafana_is_configured_with_the_places_of_dashboards_and_data() -> None:
     compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     mounts = dict(volume.split(":")[:2] for volume in compose["grafana"]["volumes"])
     provisioning = MONITORING / "grafana" / "provisioning"

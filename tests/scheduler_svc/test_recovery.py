@@ -60,7 +60,7 @@ def test_tokens_of_results_follow_those_of_the_state() -> None:
     ) == {"a": [10, 11], "b": [7, 8]}
 
 
-def test_a_new_epoch_gives_an_old_handle_to_another_request() -> None:
+def test_a_new_epoch_may_give_an_old_handle_to_another_request() -> None:
     assert outputs(
         STARTED,
         state("a", 1, []),
@@ -137,7 +137,7 @@ def test_the_first_result_behind_a_trimmed_beginning_joins_the_state_that_it_fol
     assert outputs(known, result(70, {1: 3}), result(71, {1: 4})) == {"a": [1, 2, 3, 4]}
 
 
-def test_a_result_missing_behind_the_first_state_that_is_left_is_noticed() -> None:
+def test_a_missing_result_behind_the_first_remaining_state_is_detected() -> None:
     known = later(state("a", 1, [1, 2]), step=69)
     assert outputs(known, result(71, {1: 4}), result(72, {1: 5})) == {"a": [1, 2]}
 

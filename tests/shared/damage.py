@@ -1,4 +1,4 @@
-"""Messages that nobody wrote: valid ones, damaged in their structure and in their bytes.
+"""Damaged messages: valid ones, changed in their structure and in their bytes.
 
     python -m tests.shared.damage --minutes 5 --seed 1
 

@@ -158,7 +158,9 @@ def test_arbitrary_bytes_raise_nothing_but_decode_errors(raw: bytes) -> None:
         ({"choice": True}, "Stop.choice: expected int"),
     ],
 )
-def test_the_error_says_what_is_wrong(change: dict[str, object], complaint: str) -> None:
+def test_the_error_has_the_reason_and_the_request_id(
+    change: dict[str, object], complaint: str
+) -> None:
     data = msgpack.unpackb(encode(Stop("a", 0, 12)))
     with pytest.raises(DecodeError) as caught:
         decode(msgpack.packb({**data, **change}))
@@ -212,7 +214,7 @@ def test_a_missing_field_is_named() -> None:
         decode(msgpack.packb(data))
 
 
-def test_a_field_that_older_versions_do_not_know_has_its_default() -> None:
+def test_a_field_that_older_versions_do_not_send_has_its_default() -> None:
     data = msgpack.unpackb(encode(submit("a")))
     for name in ("tenant", "deadline_ms", "display"):
         del data[name]

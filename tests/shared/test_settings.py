@@ -32,7 +32,7 @@ def test_defaults_environment_and_flags_in_that_order() -> None:
     ("given", "is_remote"),
     [([], False), (["--remote"], True), (["--remote", "false"], False), (["--remote=yes"], True)],
 )
-def test_the_flag_of_a_switch_says_yes_by_itself(given: list[str], is_remote: bool) -> None:
+def test_the_flag_of_a_switch_without_a_value_means_true(given: list[str], is_remote: bool) -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser, Settings)
     assert load(Settings, vars(parser.parse_args(given)), {}).remote is is_remote

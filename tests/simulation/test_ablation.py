@@ -26,11 +26,13 @@ ROWS: dict[str, Callable[[], None]] = {
         lambda: rows.test_row_5_the_reply_to_an_append_is_lost("gateway")
     ),
     "F4 RequestState before trimming": (
-        rows.test_row_4_what_unfinished_requests_are_is_told_again_before_it_is_trimmed
+        rows.test_row_4_states_of_unfinished_requests_are_repeated_before_they_are_trimmed
     ),
     "F5 the client's view wins": lambda: rows.test_row_6_the_log_lacks_what_was_delivered(8),
     "F5 Attach where the log is lost": lambda: rows.test_row_6_the_log_lacks_what_was_delivered(8),
-    "F6 steps are dense": (rows.test_row_6_what_is_lost_is_written_over_before_a_gateway_notices),
+    "F6 steps are dense": (
+        rows.test_row_6_lost_entries_are_written_over_before_a_gateway_detects_it
+    ),
 }
 
 
@@ -49,7 +51,7 @@ def test_without_the_rule_its_row_of_the_catalogue_fails(rule: str) -> None:
         ROWS[rule]()
 
 
-def test_a_backlog_that_takes_more_than_it_may_is_noticed() -> None:
+def test_a_backlog_beyond_its_limit_is_detected() -> None:
     def never_full(self: Backlog, submit: Submit) -> None:
         return None
 

@@ -121,7 +121,7 @@ def test_row_4_a_scheduler_wakes_and_another_has_taken_over() -> None:
         play(Cue("scheduler", "after", PLAN, 4, wake), outputs_retention=retention)
 
 
-def test_row_4_what_unfinished_requests_are_is_told_again_before_it_is_trimmed() -> None:
+def test_row_4_states_of_unfinished_requests_are_repeated_before_they_are_trimmed() -> None:
     """They are in the log alone."""
     everything = also(crash_scheduler(0.1), crash_gateways(0.1))
     play(
@@ -147,7 +147,7 @@ def test_row_6_the_log_lacks_what_was_delivered(num_lost: int) -> None:
     play(Cue("worker", "after", RESULT, 6, lose_tail(num_lost)))
 
 
-def test_row_6_what_is_lost_is_written_over_before_a_gateway_notices() -> None:
+def test_row_6_lost_entries_are_written_over_before_a_gateway_detects_it() -> None:
     """The gateways have started in mid-epoch; ids of entries alone show no gap."""
     for when in ("before", "after"):
         play(
@@ -193,7 +193,7 @@ def test_row_11_the_epochs_start_is_lost_while_it_is_waited_for(when: str) -> No
     )
 
 
-def test_row_12_a_gateway_dies_before_it_can_answer_and_the_client_asks_again() -> None:
+def test_row_12_a_gateway_dies_before_it_can_answer_and_the_client_repeats_the_call() -> None:
     play(
         Cue("gateway", "after", "append requests", 1, crash(3.0)),
         wishes=(one(Manner.REPEAT),),
@@ -237,7 +237,7 @@ def test_row_17_a_request_that_kills_its_workers_ends_at_last() -> None:
     play(*deadly[:2], num_errors=0)
 
 
-def test_row_17_no_request_is_to_blame_for_restarts_of_the_server() -> None:
+def test_row_17_restarts_of_the_server_make_no_request_suspect() -> None:
     def restart(world: World, _: Party) -> None:
         world.restart_server(0, 0.0)
 

@@ -69,7 +69,7 @@ def test_orca_max_runs_as_many_as_have_room_for_the_longest() -> None:
     assert most == 7
 
 
-def test_orca_tells_the_kinds_of_waste_apart() -> None:
+def test_orca_distinguishes_the_kinds_of_waste() -> None:
     system = Orca(128, Reservation.POW2, max_len=64)
     system.submit(_request(1, prompt=10, output=5))  # reserves 18, gets 32
     system.start(0.0)
@@ -100,7 +100,7 @@ def test_orca_admits_in_every_iteration_and_answers_each_request_when_it_is_comp
     assert system.start(0.0) is None
 
 
-def test_orca_keeps_who_came_later_behind_the_first_that_does_not_fit() -> None:
+def test_orca_admits_no_later_request_before_the_first_that_does_not_fit() -> None:
     system = Orca(64, Reservation.ORACLE, max_len=64)
     for number, prompt in [(1, 30), (2, 40), (3, 1)]:
         system.submit(_request(number, prompt, output=2))
@@ -178,7 +178,7 @@ def test_faster_transformer_completes_every_request(rows: list[tuple[int, int, i
     assert most <= 4
 
 
-def test_a_page_group_holds_what_table_8_says() -> None:
+def test_a_page_group_holds_the_tokens_of_table_8() -> None:
     yi_6b = PageGroups(2 << 20, num_layers=32, num_kv_heads=4, head_dim=128)
     llama_tp2 = PageGroups(64 << 10, num_layers=32, num_kv_heads=4, head_dim=128)
     assert (yi_6b.block_size, llama_tp2.block_size) == (2_048, 64)
@@ -206,7 +206,7 @@ def test_vattention_hands_mapped_groups_of_a_complete_request_on() -> None:
     assert _step(system)[0].mapped_pages == 1 * 4
 
 
-def test_vattention_lets_the_latest_go_and_takes_it_back_first() -> None:
+def test_vattention_preempts_the_latest_and_readmits_it_first() -> None:
     system = VAttention(_small_groups(), memory_bytes=64 * 4 * 3, watermark=0.0)
     for number in (1, 2, 3):
         system.submit(_request(number, prompt=6, output=9))

@@ -37,7 +37,7 @@ def test_without_a_part_it_explains_itself() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_notes_the_machine_and_says_so(tmp_path: Path) -> None:
+def test_without_a_gpu_it_records_the_machine_and_exits_with_the_reason(tmp_path: Path) -> None:
     done = run(SCRIPT, "worker", OUT=str(tmp_path / "out"), WHEELS=str(tmp_path))
     assert done.returncode == 2
     assert "there is no GPU" in done.stderr

@@ -69,7 +69,7 @@ def test_the_cases_can_be_built(suite):
     assert suite.pool.num_blocks >= 2 * suite.moved_blocks
 
 
-def test_the_full_cases_are_what_the_targets_speak_of():
+def test_the_full_cases_cover_all_targets():
     suite = full_suite()
     assert suite.moved_blocks * suite.pool.bytes_per_block >= 64 * 2**20
     assert PoolShape(1, 2, 4, 8, 1).bytes_per_block == 2 * 2 * 4 * 8 * 2
@@ -88,7 +88,7 @@ def test_a_target_is_missed_by_figures_and_by_their_absence():
     assert Row("x", OURS, 475_000_000, "bytes", 5e12, 0.9).missed == ()
 
 
-def test_table_and_json_tell_the_same():
+def test_table_and_json_have_the_same_figures():
     baselines = (Baseline("a", Timing(150.0, 1, 2)), Baseline("b", None, reason="it broke"))
     rows = [Row("x", OURS, 10**8, "bytes", 2e12, 0.4, 1e-3, baselines), Row("y", OURS, 1, "bytes")]
     lines = as_table(rows).splitlines()
@@ -124,7 +124,7 @@ def test_a_part_that_fails_is_named_and_takes_no_other_with_it(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so():
+def test_without_a_gpu_it_exits_with_the_reason():
     done = run()
     assert done.returncode == 2
     assert "needs a CUDA GPU" in done.stderr

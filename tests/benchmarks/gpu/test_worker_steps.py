@@ -269,7 +269,7 @@ def test_a_part_that_breaks_the_device_is_named_all_the_same(
     assert (missing["part"], "illegal memory access" in missing["reason"]) == ("decode", True)
 
 
-def test_prompts_are_the_same_for_whoever_is_measured_and_share_nothing() -> None:
+def test_prompts_are_the_same_for_every_system_and_share_nothing() -> None:
     first, again = (random_prompts(3, 20, 50, seed) for seed in (1, 1))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, random_prompts(3, 20, 50, 2))

@@ -21,7 +21,7 @@ def test_the_same_seed_gives_the_same_model_and_another_another(tmp_path: Path) 
     assert first["lm_head.weight"].dtype == torch.bfloat16
 
 
-def test_its_tokenizer_knows_every_token_and_every_text(tmp_path: Path) -> None:
+def test_its_tokenizer_has_every_token_and_encodes_every_text(tmp_path: Path) -> None:
     write_model(tmp_path, SHAPES["tiny"], torch.bfloat16, seed=0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert len(tokenizer) == SHAPES["tiny"].vocabulary

@@ -111,7 +111,7 @@ def test_an_answer_that_is_not_whole_is_a_failure(events: tuple[bytes, ...], why
         read_answer(answer(*events))
 
 
-async def test_a_refusal_is_told_with_its_status_and_its_words() -> None:
+async def test_a_refusal_is_an_error_with_its_status_and_message() -> None:
     pieces = [head("application/json", "429 Too Many Requests"), b'{"error": "later"}']
     async with FakeServer(pieces).running() as server:
         with pytest.raises(StreamFailed, match=r"429.*later"):
@@ -125,7 +125,7 @@ async def test_a_connection_that_breaks_is_a_failure() -> None:
             await ask(Target.of(server.url, "/", None), {})
 
 
-async def test_a_run_opens_as_many_streams_as_it_says_and_no_two_prompts_are_alike() -> None:
+async def test_a_run_opens_the_given_number_of_streams_with_different_prompts() -> None:
     load = Load("completions", "m", prompt_tokens=5, output_tokens=3)
     ends: list[None] = []
     async with FakeServer([ANSWER[0], 0.1, *ANSWER[1:]]).running() as server:

@@ -29,7 +29,7 @@ def found(*phases: Phase) -> dict:
     return {"phases": [some.figures() for some in phases], "memory": []}
 
 
-def test_served_and_refused_answers_are_told_apart() -> None:
+def test_served_and_refused_answers_are_counted_apart() -> None:
     figures = phase("overload", SERVED, REFUSED, REFUSED).figures()
     assert figures["statuses"] == {200: 1, 429: 2}
     assert round(figures["ttft_ms_p50"]) == 500

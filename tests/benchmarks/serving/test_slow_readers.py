@@ -10,7 +10,7 @@ from benchmarks.serving.slow_readers import SlowReader, faults
 
 
 @pytest.mark.parametrize("end", [b"data: [DONE]\n\n", b"data: cut"])
-async def test_a_slow_reader_knows_whether_it_got_the_whole_answer(end: bytes) -> None:
+async def test_a_slow_reader_detects_whether_it_got_the_whole_answer(end: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"data: x\n\n" * 100_000 + end)
@@ -26,7 +26,7 @@ async def test_a_slow_reader_knows_whether_it_got_the_whole_answer(end: bytes) -
         reader.close()
 
 
-def test_whoever_was_left_without_an_answer_is_told() -> None:
+def test_clients_without_a_whole_answer_are_reported() -> None:
     args = Namespace(idle=10, slow=5)
     assert faults({"idle": 10, "slow_whole": 5}, args) == []
     assert faults({"idle": 8, "slow_whole": 4}, args) == [

@@ -71,7 +71,7 @@ def test_random_walks_find_nothing_wrong_with_the_compiled_core(compiled: Path) 
     _output_of(walks, environment(compiled))
 
 
-def test_without_a_compiler_it_says_so_and_leaves_nothing_behind(
+def test_without_a_compiler_it_fails_with_the_reason_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
@@ -80,7 +80,7 @@ def test_without_a_compiler_it_says_so_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_says_that_it_runs_interpreted_where_nothing_was_compiled(tmp_path: Path) -> None:
+def test_a_command_prints_that_it_runs_interpreted_if_nothing_was_compiled(tmp_path: Path) -> None:
     """Run in a copy of the sources, because their path is part of a compiled folder's name."""
     for package in ("benchmarks", "scheduler_svc", "shared"):
         shutil.copytree(ROOT / package, tmp_path / package)

@@ -65,7 +65,9 @@ def check_conservation(
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap", "auto"])
 @pytest.mark.parametrize("plans_in_flight", [1, 2])
-def test_everybody_is_served_though_memory_is_short(preemption: str, plans_in_flight: int) -> None:
+def test_all_requests_are_served_though_memory_is_short(
+    preemption: str, plans_in_flight: int
+) -> None:
     config = replace(SMALL, preemption=preemption, max_plans_in_flight=plans_in_flight)
     outcome = serve(config)
     check_conservation(outcome, requests())
@@ -121,7 +123,7 @@ def test_preempted_requests_without_swapping_are_computed_again() -> None:
     assert outcome.num_prefill_tokens > sum(request.prompt_tokens for request in requests())
 
 
-def test_who_can_never_be_served_is_refused() -> None:
+def test_a_request_that_can_never_be_served_is_refused() -> None:
     asked = [SimRequest(0, 0.0, 10, 5), SimRequest(1, 0.5, 1_024, 5), SimRequest(2, 1.0, 10, 5)]
     outcome = serve(SMALL, asked)
     assert outcome.ids.tolist() == [0, 2]
@@ -172,7 +174,7 @@ def test_the_least_loaded_is_the_one_with_the_fewest_requests() -> None:
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_work_is_what_a_worker_that_follows_plans_to_the_letter_computes(preemption: str) -> None:
+def test_work_equals_that_of_a_worker_that_executes_the_plans(preemption: str) -> None:
     """Work per step, against a worker that keeps every token of every block."""
     config = PageStreamConfig(
         block_size=8,

@@ -38,7 +38,7 @@ async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
     assert results["samples"][0]["left"] == ""
 
 
-def test_every_attack_has_a_name_of_its_own_and_tells_what_it_does() -> None:
+def test_every_attack_has_a_name_of_its_own_and_a_description() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
     assert all(attack.strike.__doc__ for attack in ATTACKS)
 

@@ -69,7 +69,7 @@ def test_a_wait_for_a_core_is_no_stall(record: Record, whose: str) -> None:
     assert found(record) == []
 
 
-def test_a_gateway_that_was_struck_may_be_silent(record: Record) -> None:
+def test_a_gateway_that_was_killed_may_be_unreachable_for_a_while(record: Record) -> None:
     record.waits.append(wait(at_s=60.0, waited_s=4.0, fault="no connection"))
     assert len(found(record)) == 2
     record.outages.append(Outage("gateway-2", 59.0, 64.0))
@@ -84,7 +84,7 @@ def test_a_refusal_of_an_honest_client_is_a_fault(record: Record) -> None:
     assert line == "gateway-1 refused an honest client's models 2 times: status 429"
 
 
-def test_an_engine_that_was_struck_may_be_missed_for_a_while(record: Record) -> None:
+def test_an_engine_that_was_killed_may_be_missing_for_a_while(record: Record) -> None:
     record.waits.append(wait("text", 60.0, fault="status 503"))
     assert len(found(record)) == 1
     record.outages.append(Outage("worker", 50.0, 52.0))
@@ -109,7 +109,7 @@ def test_an_attack_that_was_not_made_proves_nothing(record: Record) -> None:
     assert {"'deep JSON' was never tried", "no attack reached a gateway"} <= set(found(record))
 
 
-def test_a_probe_that_hardly_asked_proves_nothing(record: Record) -> None:
+def test_a_probe_with_few_requests_proves_nothing(record: Record) -> None:
     record.num_questions = {"live": 20, "models": 5}
     assert found(record) == ["the probe asked for live 20 times only"]
     record.num_questions = {}
@@ -139,7 +139,7 @@ def test_ever_more_keys_are_a_leak(record: Record) -> None:
     assert found(record)[0].startswith("Redis has ever more keys: [6, 16, 26")
 
 
-def test_a_report_tells_first_tokens_undisturbed_from_those_under_attack(record: Record) -> None:
+def test_a_report_separates_first_tokens_undisturbed_and_under_attack(record: Record) -> None:
     record.outages.append(Outage("worker", 200.0, 210.0))
     record.waits += [wait("text", 60.0, 11.0), wait("text", 205.0, 30.0)]
     times = report(record)["first_token_s"]

@@ -27,7 +27,7 @@ def test_what_grows_and_grows_is_a_leak() -> None:
     assert found == "worker of 107 MiB grows by 1.00 MiB a minute"
 
 
-def test_what_fluctuates_more_than_it_grows_is_no_leak() -> None:
+def test_memory_that_fluctuates_more_than_it_grows_is_no_leak() -> None:
     sizes = [168, 168, 223, 250, 211, 192, 235, 188, 182, 182, 300, 256, 217, 199, 247, 177, 185]
     sizes += [197, 259, 273, 269, 228, 262]
     samples = [sample(n, gateway=held(1, size)) for n, size in enumerate(sizes)]

@@ -105,7 +105,7 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., Spawned]]:
         one.close()
 
 
-def test_a_killed_service_is_forked_again_and_the_log_says_how_long_it_was_away(
+def test_a_killed_service_is_forked_again_and_the_log_has_the_time_until_then(
     spawn: Callable[..., Spawned],
 ) -> None:
     spawned = spawn("service", "serve")
@@ -120,7 +120,7 @@ def test_a_killed_service_is_forked_again_and_the_log_says_how_long_it_was_away(
     assert len(re.findall(back, spawned.output())) == 2
 
 
-def test_a_service_told_to_end_without_its_spawner_is_forked_again_like_a_killed_one(
+def test_a_service_that_a_signal_ends_without_its_spawner_is_forked_again(
     spawn: Callable[..., Spawned],
 ) -> None:
     spawned = spawn("service", "serve")
@@ -141,7 +141,7 @@ def test_the_service_dies_with_a_killed_spawner(spawn: Callable[..., Spawned]) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_stop_is_heard_once_and_the_exit_code_is_the_services(
+def test_a_signal_to_stop_is_passed_on_once_and_the_exit_code_is_the_services(
     spawn: Callable[..., Spawned], number: signal.Signals
 ) -> None:
     spawned = spawn("service", "serve")
@@ -171,7 +171,7 @@ def test_an_end_that_a_fork_does_not_mend_ends_the_spawner_with_the_same_code(
 
 
 @pytest.mark.parametrize(("how", "code"), [("exit1", 1), ("die", 128 + signal.SIGKILL)])
-def test_a_service_that_never_gets_ready_is_left_to_whoever_started_the_spawner(
+def test_a_service_that_is_never_ready_ends_its_spawner(
     spawn: Callable[..., Spawned], how: str, code: int
 ) -> None:
     spawned = spawn("service", how)
@@ -210,7 +210,7 @@ def test_no_import_of_a_real_service_starts_a_thread_before_the_fork(
 
 
 @pytest.mark.parametrize("package", ["gpu_worker", "gateway", "scheduler_svc"])
-def test_a_bad_setting_is_told_before_anything_is_imported_for_long(
+def test_a_bad_setting_is_reported_before_slow_imports(
     spawn: Callable[..., Spawned], package: str
 ) -> None:
     spawned = spawn(package, "--log-level", "loud")

@@ -150,7 +150,7 @@ MESSAGES = "/proc/self/fd/$SPAWNER_MESSAGES_FD"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
-def test_the_back_off_starts_anew_as_soon_as_the_service_says_that_it_is_ready(
+def test_the_back_off_starts_anew_as_soon_as_the_service_is_ready(
     harness: Callable[..., Harness], tmp_path: Path
 ) -> None:
     stay = tmp_path / "stay"
@@ -162,7 +162,7 @@ def test_the_back_off_starts_anew_as_soon_as_the_service_says_that_it_is_ready(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the shell writes through /proc")
-def test_a_spawners_news_of_its_service_are_passed_on(harness: Callable[..., Harness]) -> None:
+def test_a_spawners_messages_become_events(harness: Callable[..., Harness]) -> None:
     news = "echo ready; echo died signal SIGKILL; echo ready"
     script = f"echo the reason; {{ {news}; }} > {MESSAGES}; exec sleep 60"
     made = harness(script)
@@ -261,7 +261,7 @@ def test_a_service_that_does_not_stop_is_killed_with_all_it_started(
     made.tick_until(lambda: not alive(grandchild))
 
 
-def test_a_service_told_to_stop_while_backing_off_stays_down(
+def test_a_service_that_is_stopped_while_backing_off_stays_down(
     harness: Callable[..., Harness],
 ) -> None:
     made = harness("exit 1")
@@ -271,7 +271,7 @@ def test_a_service_told_to_stop_while_backing_off_stays_down(
     assert made.supervisor.next_deadline is None
 
 
-def test_what_an_earlier_process_wrote_is_not_taken_for_the_last_words(
+def test_output_of_an_earlier_process_is_not_part_of_the_last_lines(
     harness: Callable[..., Harness],
 ) -> None:
     made = harness("echo again")

@@ -102,7 +102,7 @@ def test_data_that_no_server_here_can_read_are_refused_with_what_to_do(
         (("redis", (8, 2)), ("valkey", (9, 0)), False),
     ],
 )
-def test_who_can_read_whose_data(
+def test_servers_can_read_data_of_older_versions(
     server: tuple[str, tuple[int, int]], writer: tuple[str, tuple[int, int]], works: bool
 ) -> None:
     assert can_read(Version(*server), Version(*writer)) is works

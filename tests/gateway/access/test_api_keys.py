@@ -45,7 +45,7 @@ def test_a_known_key_is_its_owners(file: Path) -> None:
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer ", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \udcff"]
 )
-def test_anything_else_is_nobodys(file: Path, header: str) -> None:
+def test_no_other_key_is_valid(file: Path, header: str) -> None:
     assert ApiKeys(str(file)).tenant_of(header) is None
 
 
@@ -55,7 +55,7 @@ def test_no_key_is_held_in_plain_text(file: Path) -> None:
     assert "the key of" not in repr(keys._keys) + repr(vars(keys))
 
 
-def test_without_keys_nobody_is_asked() -> None:
+def test_without_keys_no_key_is_required() -> None:
     assert not ApiKeys().are_required
 
 
@@ -129,7 +129,7 @@ def test_the_command_makes_no_key_where_none_is_meant(
 # ----------------------------------------------------------------- over HTTP
 
 
-async def test_everything_but_liveness_and_the_page_that_asks_for_a_key_needs_one(
+async def test_every_path_but_liveness_and_the_docs_page_requires_a_key(
     make_stage: MakeStage, file: Path
 ) -> None:
     stage = await make_stage(api_keys=str(file))
@@ -241,7 +241,7 @@ async def priorities(stage: Stage, key: str | None, *asked: int | None) -> list[
     return found
 
 
-async def test_a_key_may_ask_for_the_priorities_of_its_line_and_by_default_for_none(
+async def test_a_key_may_use_the_priorities_of_its_line_and_by_default_none(
     make_stage: MakeStage, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys"
@@ -276,7 +276,7 @@ async def test_one_setting_allows_priorities_to_all_other_keys(
     assert await priorities(stage, NEWER, -1, 1, 2) == [-1, 1, None]
 
 
-async def test_without_keys_any_priority_may_be_asked_for_unless_restricted(
+async def test_without_keys_any_priority_is_allowed_unless_restricted(
     make_stage: MakeStage,
 ) -> None:
     stage = await make_stage()

@@ -63,7 +63,7 @@ async def test_the_engine_gets_the_grammar_of_a_call(stage: Stage, choice: Any) 
     assert ("now" in submit.sampling.grammar) is (choice == "required")
 
 
-async def test_calls_that_cannot_be_asked_for_are_refused(stage: Stage) -> None:
+async def test_required_calls_that_are_not_supported_are_refused(stage: Stage) -> None:
     body: dict[str, Any] = {"tools": [ADD], "tool_choice": "required"}
     check_error(await stage.chat(**body, guided_regex="a"), 400, "tool_choice")
     bad = {"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}

@@ -160,7 +160,9 @@ async def test_log_probabilities_and_token_ids_stand_beside_calls(stage: Stage) 
     assert stage.tokenizer.decode(found) == text
 
 
-async def test_a_model_whose_template_knows_no_tools_says_what_to_do(make_stage: MakeStage) -> None:
+async def test_tools_of_a_model_whose_template_has_none_are_refused_with_what_to_do(
+    make_stage: MakeStage,
+) -> None:
     stage = await make_stage(tokenizer=demo_tokenizer(template=None))
     error = check_error(await stage.chat(tools=[ADD]), 400, "tools")
     assert "chat template does not describe tools" in error["message"]

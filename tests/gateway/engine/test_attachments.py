@@ -134,7 +134,7 @@ def test_tokens_whose_scores_were_missed_come_again() -> None:
     assert [item.logprob for item in event.logprobs] == [-0.25]
 
 
-def test_tokens_that_came_without_scores_while_an_answer_was_awaited_are_asked_for_again() -> None:
+def test_tokens_without_scores_before_an_awaited_answer_are_requested_again() -> None:
     log = Log("a", scored=True)
     log.start(5)
     log.state("a", 1)

@@ -35,7 +35,7 @@ def test_rounded_sums_never_make_a_token_more_than_certain() -> None:
         ([hypothesis([7]), hypothesis([7], reason="")], "hypothesis 1 ended with ''"),
     ],
 )
-def test_what_is_no_answer_is_told_apart(found: list[Hypothesis], fault: str) -> None:
+def test_hypotheses_that_are_no_answer_are_detected(found: list[Hypothesis], fault: str) -> None:
     assert str(find_fault(BeamsEnded("a", tuple(found), "0-0"), 2)).startswith(fault)
 
 

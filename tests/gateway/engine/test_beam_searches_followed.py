@@ -73,7 +73,7 @@ def test_only_the_first_end_of_a_search_counts(search: SearchLog) -> None:
     assert search.append(RequestEnded("a", "error", "too late", "8-8")) == []
 
 
-def test_tokens_of_a_search_come_with_scores_if_asked_for() -> None:
+def test_tokens_of_a_search_come_with_scores_if_requested() -> None:
     search = SearchLog(scored=True)
     search.beams((3, [], ""))
     first, _, second, _ = search.end_search(BEST, SECOND)

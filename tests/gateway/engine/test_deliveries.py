@@ -62,7 +62,7 @@ def test_only_an_engine_that_lacks_a_prompt_gets_it_again() -> None:
     deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: now[0])
     asked = submit("a", range(9))
     deliveries.open(asked, EventQueue())
-    deliveries.attach("a")  # nobody knows whether it was submitted
+    deliveries.attach("a")  # it is unknown whether it was submitted
     for now[0] in (2.0, 100.0):
         deliveries.repeat()
     said(deliveries, follower, EntryId(5, 0), EpochStarted(5, "scheduler", ("worker",)))
@@ -98,7 +98,7 @@ def test_a_state_without_the_prompt_is_no_answer_to_a_look_up() -> None:
     assert not follower.requests.awaits("a")
 
 
-async def test_what_the_log_is_silent_about_is_asked_for() -> None:
+async def test_a_request_without_entries_in_the_log_is_attached_to() -> None:
     now, follower, sent = [0.0], OutputsFollower(), list[Attach]()
     deliveries = Deliveries("gateway", follower.requests, sent.append, lambda: now[0])
     deliveries.open(submit("trimmed"), EventQueue())
@@ -112,17 +112,19 @@ async def test_what_the_log_is_silent_about_is_asked_for() -> None:
     assert [(attach.request_id, attach.is_new) for attach in sent] == [("trimmed", True)]
 
 
-async def test_patience_is_for_the_engines_first_word_and_not_for_what_it_has_accepted() -> None:
+async def test_patience_limits_the_wait_for_the_first_answer_and_not_for_accepted_requests() -> (
+    None
+):
     now, follower, queues = [0.0], OutputsFollower(), (EventQueue(), EventQueue())
     deliveries = Deliveries("gateway", follower.requests, list[Attach]().append, lambda: now[0])
-    unheard, accepted = submit("unheard"), submit("accepted")
-    for told, queue in zip((unheard, accepted), queues, strict=True):
-        deliveries.open(told, queue, patience_s=1.0)
+    unanswered, accepted = submit("unanswered"), submit("accepted")
+    for each, queue in zip((unanswered, accepted), queues, strict=True):
+        deliveries.open(each, queue, patience_s=1.0)
     state = RequestState(accepted, (ChoiceState(0, 1, np.empty(0, np.int32), ""),), "1-1")
     started = EpochStarted(5, "scheduler", ("worker",))
-    for seq, said in enumerate((started, state)):
-        deliveries.dispatch(follower.apply(Entry(EntryId(5, seq), (encode(said),))))
-    # The next epoch has not spoken of it yet, and somebody has to ask.
+    for seq, message in enumerate((started, state)):
+        deliveries.dispatch(follower.apply(Entry(EntryId(5, seq), (encode(message),))))
+    # The next epoch has no state of it yet, so the gateway has to attach.
     started = EpochStarted(6, "scheduler", ("worker",))
     deliveries.dispatch(follower.apply(Entry(EntryId(6, 0), (encode(started),))))
     deliveries.give_up("silent")

@@ -94,7 +94,7 @@ def test_a_state_that_ended_ends_the_choice(log: Log) -> None:
     ]
 
 
-def test_tokens_without_their_logprobs_are_not_what_was_asked_for() -> None:
+def test_tokens_without_requested_logprobs_are_an_error() -> None:
     log = Log("a", scored=True)
     log.start(5)
     log.state("a", 1)

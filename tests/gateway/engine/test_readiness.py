@@ -13,7 +13,7 @@ from shared.messages.leases import PROTOCOL
 from tests.gateway.conftest import MakeStage
 
 
-async def test_an_engine_without_steps_makes_the_gateway_unready_and_says_so(
+async def test_an_engine_without_steps_makes_the_gateway_unready_with_the_reason(
     make_stage: MakeStage,
 ) -> None:
     stage = await make_stage(max_stall=3.0)
@@ -62,7 +62,7 @@ async def test_a_log_that_is_not_read_while_a_client_waits_makes_the_gateway_unr
     stage = await make_stage(bus=HeldBus(lambda: time.time_ns() // 1_000_000), max_log_lag=5.0)
     engine = stage.server.service.engine
     engine._last_read_s = time.monotonic() - 60
-    assert engine.log_lag_s == 0.0, "nobody waits"
+    assert engine.log_lag_s == 0.0, "no client waits"
     waiting = stage.spawn(stage.complete())
     submit = await stage.engine.accept_next()
     await stage.until(lambda: engine.log_lag_s < 5.0)  # it reads on

@@ -91,7 +91,7 @@ def test_a_state_continues_running_choices_and_ends_the_others(three: Log) -> No
     assert three.step({0: 99, 20: 1}) == [tokens_in(0, 1)]
 
 
-def test_a_closed_choice_may_have_another_history(three: Log) -> None:
+def test_a_finished_choice_may_have_another_history(three: Log) -> None:
     three.step({10: 5, 11: 6, 12: 7})
     three.follower.requests.close_choice("a", 1, 1, FinishReason.STOP)
     three.follower.requests.close_choice("a", 1, 1, FinishReason.STOP)

@@ -193,7 +193,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_request_aborted(
 UNFINISHED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{"
 
 
-async def test_connections_beyond_the_limit_are_told_so(make_stage: MakeStage) -> None:
+async def test_connections_beyond_the_limit_get_an_error(make_stage: MakeStage) -> None:
     stage = await make_stage(max_connections=16)
     held = [await connect(stage) for _ in range(16)]
     for _, other in held:

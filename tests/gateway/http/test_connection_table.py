@@ -103,7 +103,7 @@ def test_what_is_no_network_is_refused(text: str) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("aibr"), st.integers(0, 9), st.integers(0, 2))))
-def test_books_are_right_whatever_happens(steps: list[tuple[str, int, int]]) -> None:
+def test_counts_are_correct_after_random_steps(steps: list[tuple[str, int, int]]) -> None:
     shared = table(5, per_address=3)
     open_now: list[tuple[Held, str]] = []
     for what, which, host in steps:

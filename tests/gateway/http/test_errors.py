@@ -36,6 +36,6 @@ async def test_the_official_client_does_not_take_back_what_another_call_delivers
     assert sum(isinstance(message, Attach) for message in engine.received) == 2
 
 
-def test_a_stream_that_is_lost_is_not_asked_for_again() -> None:
+def test_a_stream_that_was_taken_over_is_not_retried() -> None:
     assert failed("why", "stream_lost").headers == {"x-should-retry": "false"}
     assert failed("why").headers == {}

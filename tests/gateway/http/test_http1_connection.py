@@ -32,7 +32,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_a_request_that_would_rather_speak_http2_is_answered(
+async def test_a_request_to_upgrade_to_http2_is_answered_in_http1(
     stage: Stage, together: bool
 ) -> None:
     stage.answer_text("Hi")
@@ -65,7 +65,7 @@ async def test_options_of_the_connection_other_than_the_upgrade_are_kept(stage: 
     writer.close()
 
 
-async def test_a_websocket_is_refused_in_words(stage: Stage) -> None:
+async def test_a_websocket_is_refused_with_a_message(stage: Stage) -> None:
     reader, writer = await connect(stage)
     writer.write(
         b"GET /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"

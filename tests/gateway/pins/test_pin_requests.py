@@ -21,7 +21,7 @@ def status(found: Prefix, state: str = PrefixState.PINNED) -> PrefixStatus:
     return PrefixStatus(found.prefix_id, state, 2)
 
 
-def test_a_prefix_is_named_until_the_engine_knows_it() -> None:
+def test_a_pin_is_sent_until_the_engine_has_the_prefix() -> None:
     found = prefix()
     pinning = Pinning([found])
     assert pinning.due(INFO, 0.0) == [Pin(found.prefix_id, found.name, found.tokens, "")]
@@ -44,7 +44,7 @@ def test_a_prefix_that_was_given_up_is_named_again_and_a_refused_one_is_not() ->
     assert pinning.state_of(given_up) == PrefixState.PENDING
 
 
-def test_a_new_epoch_is_told_at_once() -> None:
+def test_pins_are_sent_to_a_new_epoch_at_once() -> None:
     pinning = Pinning([prefix()])
     assert len(pinning.due(INFO, 0.0)) == 1
     assert len(pinning.due(replace(INFO, epoch=INFO.epoch + 1), 0.5)) == 1
@@ -67,7 +67,7 @@ def test_tokens_that_the_model_lacks_are_never_sent(caplog: pytest.LogCaptureFix
     assert pinning.state_of(foreign) == PrefixState.REFUSED
 
 
-async def test_a_gateway_says_its_prefixes_to_every_epoch_and_shows_them(
+async def test_a_gateway_sends_its_prefixes_to_every_epoch_and_shows_them(
     make_stage: MakeStage, tmp_path: Path
 ) -> None:
     file = tmp_path / "prefixes"

@@ -38,7 +38,7 @@ def test_an_id_read_again_is_what_was_shown(
     assert (found.cached_tokens, found.has_usage, found.is_done) == (cached, False, False)
 
 
-def test_the_last_events_tell_what_is_left() -> None:
+def test_the_last_events_show_what_is_left() -> None:
     ids = EventIds(1, StreamPosition())
     usage = StreamPosition.parse(id_of(ids.usage(b"data: x\n\n", 7)))
     assert (usage.has_usage, usage.is_done) == (True, False)
@@ -69,7 +69,7 @@ def test_tokens_that_come_again_are_recognised_in_any_pieces(
     assert replay.is_over
 
 
-def test_other_tokens_than_those_that_were_seen_are_noticed() -> None:
+def test_other_tokens_than_the_clients_are_detected() -> None:
     replay = Replay(Position().after([1, 2, 3]))
     assert replay.take([1, 2]) == 2
     assert replay.take([4, 5]) is None

@@ -126,7 +126,7 @@ async def two_prompts_cut(
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_a_prompt_that_is_forgotten_is_not_missed_by_who_has_all_of_it(
+async def test_a_forgotten_prompt_is_no_error_for_a_client_that_has_all_of_it(
     make_stage: MakeStage, n: int
 ) -> None:
     played, other, url, events, cut = await two_prompts_cut(make_stage, n)
@@ -191,10 +191,10 @@ async def test_a_foreign_stream_is_like_one_that_never_was_and_the_engine_is_not
     played = Played(stage.engine, tokens)
     stage.spawn(played.serve())
     url = (await resumable(stage)).headers["x-stream-url"]
-    stranger = {"Authorization": "Bearer other"}
-    foreign = await stage.http.get(url, headers=stranger)
-    nonsense = await stage.http.get("/v1/streams/nonsense", headers=stranger)
-    never = await stage.http.get(f"/v1/streams/{'0' * 48}", headers=stranger)
+    other_key = {"Authorization": "Bearer other"}
+    foreign = await stage.http.get(url, headers=other_key)
+    nonsense = await stage.http.get("/v1/streams/nonsense", headers=other_key)
+    never = await stage.http.get(f"/v1/streams/{'0' * 48}", headers=other_key)
     assert foreign.status_code == nonsense.status_code == never.status_code == 404
     assert foreign.content == nonsense.content == never.content
     assert (await stage.http.get(url)).status_code == 200
@@ -202,7 +202,7 @@ async def test_a_foreign_stream_is_like_one_that_never_was_and_the_engine_is_not
     assert asked == set(played.known), "only this stream's requests were looked up"
 
 
-async def test_a_stranger_who_forges_the_name_of_a_stream_asks_for_another_one(
+async def test_another_caller_that_forges_a_stream_id_asks_for_another_stream(
     stage: Stage,
 ) -> None:
     tokens = stage.tokenizer.encode("ab", add_special_tokens=False)

@@ -55,7 +55,7 @@ def held_aborts(monkeypatch: pytest.MonkeyPatch) -> HeldAborts:
     return held
 
 
-async def test_who_leaves_while_a_stream_is_looked_for_may_come_back_for_a_while(
+async def test_a_client_that_leaves_while_its_stream_is_looked_up_may_come_back_for_a_while(
     make_stage: MakeStage, held_aborts: HeldAborts
 ) -> None:
     stage = await make_stage(resume_window=50)
@@ -84,7 +84,7 @@ async def test_an_id_of_another_stream_is_refused(stage: Stage, last: str) -> No
     ("last", "status"),
     [("1b00000000.~0", 500), (".1b00000000~0", 500), ("1b00000000~0", 400)],
 )
-async def test_what_could_not_be_resumed_is_aborted_after_a_while_unless_somebody_comes(
+async def test_a_request_that_could_not_be_resumed_is_aborted_unless_a_client_comes_back_in_time(
     make_stage: MakeStage, last: str, status: int, held_aborts: HeldAborts
 ) -> None:
     stage = await make_stage(resume_window=50)
@@ -155,7 +155,7 @@ async def test_a_resumable_stream_outlives_its_client_for_a_while(make_stage: Ma
     assert abort.attachment == submit.attachment
 
 
-async def test_who_resumes_a_stream_ends_its_older_delivery_quietly(stage: Stage) -> None:
+async def test_resuming_a_stream_ends_its_older_delivery_without_an_error(stage: Stage) -> None:
     engine = stage.engine
     tokens = stage.tokenizer.encode("abcd", add_special_tokens=False)
     older = stage.spawn(post(stage, stream=True, stream_resume=True))
@@ -174,7 +174,7 @@ async def test_who_resumes_a_stream_ends_its_older_delivery_quietly(stage: Stage
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-async def test_who_resumes_a_stream_of_several_prompts_gets_all_of_them(
+async def test_resuming_a_stream_of_several_prompts_gives_all_of_them(
     make_stage: MakeStage, elsewhere: bool
 ) -> None:
     stage, other = await two_gateways(make_stage)
@@ -198,7 +198,7 @@ async def test_who_resumes_a_stream_of_several_prompts_gets_all_of_them(
     assert not any(isinstance(message, Abort) for message in engine.received)
 
 
-async def test_what_nobody_takes_over_of_a_stream_is_aborted_after_a_while(
+async def test_requests_of_a_stream_that_no_client_takes_over_are_aborted_after_a_while(
     make_stage: MakeStage,
 ) -> None:
     stage = await make_stage(resume_window=0.2)

@@ -76,7 +76,7 @@ def test_text_of_any_script_never_shows_half_a_character(text: str) -> None:
 
 @settings(deadline=None)
 @given(st.text(max_size=30), st.integers(0, 5))
-def test_text_survives_a_tokenizer_that_can_only_be_asked_to_decode(text: str, known: int) -> None:
+def test_text_survives_a_tokenizer_that_can_only_decode(text: str, known: int) -> None:
     tokenizer = tokenizer_of("byte level")
     opaque = OpaqueVocabulary(tokenizer.decode, lambda t: tokenizer.decode(t, skip_special=False))
     tokens = tokenizer.encode(text, add_special_tokens=False)
@@ -123,7 +123,7 @@ def test_a_text_that_continues_another_keeps_its_first_space(family: str) -> Non
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_tokens_that_the_tokenizer_does_not_know_have_no_text(family: str) -> None:
+def test_tokens_that_the_tokenizer_does_not_have_have_no_text(family: str) -> None:
     tokenizer = tokenizer_of(family)
     assert "".join(pieces(tokenizer.detokenizer(), [tokenizer.size + 7, 10**6])) == ""
     assert tokenizer.token_bytes(tokenizer.size + 7) == b""

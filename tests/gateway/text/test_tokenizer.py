@@ -78,7 +78,7 @@ def test_offsets_are_where_tokens_stand_in_their_text(family: str, text: str) ->
             assert text[offset:].lstrip().startswith(name.decode().lstrip()), (token, offset)
 
 
-async def test_a_model_without_a_template_says_so() -> None:
+async def test_a_chat_with_a_model_without_a_template_is_refused() -> None:
     prompts = PromptReader(Tokenizer(byte_level()), max_prompts=1)
     with pytest.raises(ApiError, match="chat template"):
         await prompts.chat([ChatMessage(role="user", content="Hi")])
@@ -95,7 +95,7 @@ async def test_what_a_template_refuses_is_the_clients_fault() -> None:
     assert caught.value.status == 400
 
 
-async def test_a_template_that_knows_names_gets_them() -> None:
+async def test_a_template_that_uses_names_gets_them() -> None:
     source = byte_level()
     source.chat_template = (
         "{% for m in messages %}{{ m.role }}:{{ m.name }}:{{ m.content }}{% endfor %}"

@@ -136,7 +136,7 @@ def test_slots_beyond_the_first_ones_get_ranges_while_there_are_any() -> None:
     ranges.see(s3=[1, 5])
 
 
-def test_a_failed_mapping_disturbs_nobody_and_is_known() -> None:
+def test_a_failed_mapping_is_reported_and_leaves_other_ranges_alone() -> None:
     mapper = NotedMapper()
     ranges = Ranges(mapper)
     ranges.see(s0=[1, 2], s1=[3, 4])
@@ -152,7 +152,7 @@ def test_a_failed_mapping_disturbs_nobody_and_is_known() -> None:
     assert ranges.num_in_use == 5
 
 
-def test_ranges_that_nobody_uses_give_their_mappings_back_when_they_run_out() -> None:
+def test_unused_ranges_are_unmapped_when_mappings_run_out() -> None:
     mapper = NotedMapper(max_mappings=11)
     ranges = Ranges(mapper)
     ranges.see(s0=[1, 3, 5])
@@ -219,7 +219,7 @@ def test_what_was_prepared_for_nothing_leaves_nothing_wrong() -> None:
     assert ranges.num_in_use == 0
 
 
-def test_a_mapping_that_fails_ahead_of_time_fails_nobody() -> None:
+def test_a_premapping_that_fails_has_no_effect() -> None:
     mapper = NotedMapper()
     ranges = Ranges(mapper)
     ranges.see(s0=[1, 2])
@@ -288,7 +288,7 @@ def test_whatever_is_prepared_steps_find_their_blocks_and_keep_them(
     assert ranges.num_in_use == 0
 
 
-def test_random_histories_map_what_tables_say_within_the_limit() -> None:
+def test_random_histories_map_the_blocks_of_the_tables_within_the_limit() -> None:
     rng = np.random.default_rng(4)
     mapper = NotedMapper(max_mappings=40)
     ranges = Ranges(mapper)

@@ -35,7 +35,7 @@ def test_tokens_are_the_same(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_without_a_compiler_it_says_so(make_worker: MakeWorker) -> None:
+def test_without_a_compiler_it_fails_with_the_reason(make_worker: MakeWorker) -> None:
     from torch._inductor import config
 
     with (

@@ -153,7 +153,7 @@ def test_beams_of_other_models_equal_generate(
     assert_equal(found.finished, generate(without_ends(load(model_path(kind))), tokens, 4))
 
 
-def test_beams_in_a_crowd_change_nothing(executor: Executor, reference: Any) -> None:
+def test_beams_in_a_full_batch_change_nothing(executor: Executor, reference: Any) -> None:
     drawn = sampling(temperature=1.0, top_k=200, seed=5)
     kinds = {11: sampling(), 12: drawn, 13: sampling(temperature=0.7, seed=8, num_logprobs=2)}
 

@@ -37,7 +37,7 @@ KINDS = (
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_are_changed_as_transformers_and_openai_say(dtype: torch.dtype) -> None:
+def test_logits_are_changed_as_transformers_and_openai_define(dtype: torch.dtype) -> None:
     rng, generator = np.random.default_rng(4), torch.Generator().manual_seed(4)
     penalties = Penalties(V, 2, CPU)  # fewer than there will be
     sequences = {handle: rng.integers(V, size=4 + handle).tolist() for handle in range(1, 14)}

@@ -70,7 +70,7 @@ def test_tokens_are_those_of_all_logits(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pruned, num_pruned = generate(executor)
-    assert num_pruned == 12  # all in which everybody decodes
+    assert num_pruned == 12  # all in which every sequence decodes
     monkeypatch.setattr(direct(executor), "_pruned", None)
     whole, num_pruned = generate(executor)
     assert num_pruned == 0
@@ -173,7 +173,7 @@ def test_a_few_undecided_steps_among_many_change_nothing(
     assert cut._num_undecided == cut._num_pruned == 0
 
 
-def test_other_tokens_than_those_of_logits_are_noticed_before_anybody_is_served(
+def test_other_tokens_than_those_of_the_logits_are_detected_at_start(
     executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (captured,) = (
@@ -191,7 +191,7 @@ def test_other_tokens_than_those_of_logits_are_noticed_before_anybody_is_served(
         assert not replays_exactly(executor, captured, plans)
 
 
-def test_logits_that_are_no_numbers_are_told(
+def test_logits_that_are_no_numbers_are_reported(
     executor: Executor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cut, planner = direct(executor), Planner(executor)

@@ -35,7 +35,7 @@ def test_the_pool_gets_what_everything_else_leaves_of_the_share() -> None:
 
 
 @pytest.mark.parametrize("used", [70 * GIB, 79 * GIB])
-def test_nothing_left_names_the_setting_and_who_has_it(used: int) -> None:
+def test_no_memory_left_is_an_error_with_the_setting_and_the_users_of_memory(used: int) -> None:
     with pytest.raises(SettingsError) as raised:
         budget(used=used).num_blocks(2**20)
     message = str(raised.value)

@@ -48,7 +48,7 @@ def prepared(*flags: str) -> dict[str, Any]:
     return found
 
 
-def test_the_models_code_and_the_kernels_are_there_and_no_gpu_was_asked_about() -> None:
+def test_the_models_code_and_the_kernels_are_imported_without_touching_a_gpu() -> None:
     found = prepared("--model", "models/demo", "--device", "cpu", "--dtype", "float32")
     assert found["asked"] == []
     assert found["kernels"] == [1, 1]
@@ -75,7 +75,7 @@ def test_for_a_gpu_no_kernel_of_the_cpu_is_loaded() -> None:
     assert (found["asked"], found["kernels"]) == ([], [0, 0])
 
 
-def test_a_model_that_cannot_be_served_is_left_to_the_worker_to_complain_of(
+def test_a_model_that_cannot_be_served_is_left_to_the_worker_to_refuse(
     tmp_path: Path,
 ) -> None:
     found = prepared("--model", str(tmp_path / "nowhere"), "--device", "cpu")

@@ -111,7 +111,7 @@ def test_what_was_computed_after_an_end_is_left_out(executor: Executor) -> None:
     )
 
 
-def test_an_end_says_nothing_of_who_has_the_slot_by_then(executor: Executor) -> None:
+def test_an_end_does_not_affect_the_next_sequence_in_the_slot(executor: Executor) -> None:
     executor.reset()
     planner = Planner(executor)
     planner.admit(1, prompt(12))

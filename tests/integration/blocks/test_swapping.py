@@ -96,7 +96,7 @@ async def test_plans_in_flight_do_not_disturb_swapping(
 
 
 @pytest.mark.parametrize("host_tokens", [0, 8])
-async def test_whoever_finds_no_room_in_the_host_pool_is_computed_again(
+async def test_groups_that_do_not_fit_into_the_host_pool_are_recomputed(
     host_tokens: int, llama: Path, redis_bus: RedisBus
 ) -> None:
     expected = await outputs_alone(redis_bus, llama, 3)

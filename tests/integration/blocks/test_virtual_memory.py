@@ -32,7 +32,7 @@ class FailingMapper(CpuMapper):
         super().map(place, block, count)
 
 
-async def test_a_failed_mapping_does_not_show_in_any_token(
+async def test_a_failed_mapping_changes_no_token(
     llama: Path, redis_bus: RedisBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     virtual = Configuration(8, kv_memory="virtual")

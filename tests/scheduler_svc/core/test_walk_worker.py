@@ -87,7 +87,7 @@ def test_a_new_beam_equals_its_parent_and_then_grows() -> None:
     client.search.advance(found)
 
 
-def test_two_beams_that_write_the_same_block_are_noticed() -> None:
+def test_two_beams_that_write_the_same_block_are_detected() -> None:
     client = client_with_beams()
     worker, result = prefilled(client)
     [found] = result.beams

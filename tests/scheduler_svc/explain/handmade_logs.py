@@ -97,7 +97,7 @@ def asked(*messages: tuple[int, Message]) -> list[LoggedMessage]:
     return [LoggedMessage(EntryId(at_ms, 0), message) for at_ms, message in messages]
 
 
-def told(logs: Logs, request_id: str = "a") -> Timeline:
+def explained(logs: Logs, request_id: str = "a") -> Timeline:
     return timeline_of(request_id, logs)
 
 

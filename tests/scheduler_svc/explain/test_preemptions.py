@@ -17,6 +17,7 @@ from scheduler_svc.explain.timeline import Event, Kind, Timeline
 from tests.scheduler_svc.explain.handmade_logs import (
     EPOCH,
     STARTED,
+    explained,
     ints,
     kinds,
     only,
@@ -24,13 +25,12 @@ from tests.scheduler_svc.explain.handmade_logs import (
     plan,
     result,
     state,
-    told,
 )
 from tests.support.requests import submit
 from tests.support.walks.recorded import record
 
 
-def test_a_missing_row_is_a_preemption_and_what_comes_back_tells_its_kind() -> None:
+def test_a_missing_row_is_a_preemption_whose_kind_follows_from_the_next_admission() -> None:
     lives = outputs(
         STARTED,
         state(submit("a", [1] * 9), 1),
@@ -41,7 +41,7 @@ def test_a_missing_row_is_a_preemption_and_what_comes_back_tells_its_kind() -> N
         result(5, 1, admitted={1: 8}),
         result(6, 1),
     )
-    timeline = told(Logs(outputs=lives, block_size=4))
+    timeline = explained(Logs(outputs=lives, block_size=4))
     assert kinds(timeline)[-3:] == ["preempted", "admitted again", "resumed"]
     lost, back = only(timeline, Kind.PREEMPTED), only(timeline, Kind.ADMITTED_AGAIN)
     assert (lost.facts["step"], lost.facts["by"], lost.facts["num_tokens"]) == (3, None, 11)
@@ -64,7 +64,7 @@ def test_what_comes_back_whole_was_swapped_if_the_cache_cannot_have_had_it(
         result(3),
         result(4, 1, admitted={1: 10}),
     )
-    timeline = told(Logs(outputs=lives, block_size=block_size))
+    timeline = explained(Logs(outputs=lives, block_size=block_size))
     assert words in only(timeline, Kind.ADMITTED_AGAIN).text
 
 
@@ -72,11 +72,11 @@ def test_a_preemption_while_the_prompt_is_computed_shows_in_a_second_admission()
     lives = outputs(
         STARTED, state("a", 1), result(1, admitted={1: 0}), result(2), result(3, admitted={1: 0})
     )
-    timeline = told(Logs(outputs=lives))
+    timeline = explained(Logs(outputs=lives))
     assert "between steps 1 and 3" in only(timeline, Kind.PREEMPTED).text
 
 
-def test_a_plan_tells_who_needed_the_blocks() -> None:
+def test_a_plan_shows_which_request_needed_the_blocks() -> None:
     lives = outputs(
         STARTED,
         state("b", 1),
@@ -89,20 +89,20 @@ def test_a_plan_tells_who_needed_the_blocks() -> None:
         Planned(EPOCH, plan(2, EPOCH + 50, retired=ints(2), grown_handles=ints(1))),
     ]
     # With blocks of 2 it needs none itself: 4 tokens, of which the last is to be computed.
-    lost = only(told(Logs(plans=plans, outputs=lives, block_size=2)), Kind.PREEMPTED)
+    lost = only(explained(Logs(plans=plans, outputs=lives, block_size=2)), Kind.PREEMPTED)
     assert (lost.facts["by"], lost.facts["preemption"]) == (["b"], "recompute")
-    lost = only(told(Logs(plans=plans, outputs=lives, block_size=3)), Kind.PREEMPTED)
+    lost = only(explained(Logs(plans=plans, outputs=lives, block_size=3)), Kind.PREEMPTED)
     assert lost.facts["by"] == ["a", "b"]
     assert (lost.when.at_ms, lost.when.is_estimate) == (EPOCH + 50, False)
 
 
-def test_a_replayed_plan_tells_exactly() -> None:
+def test_a_replayed_plan_shows_preemptions_exactly() -> None:
     lives = outputs(STARTED, state("a", 2), result(1, 2, admitted={2: 0}), result(2))
     plans = [
         Planned(EPOCH, plan(1, EPOCH + 40), ()),
         Planned(EPOCH, plan(2, EPOCH + 50), (Preempted("a", "b", "swap", 17),)),
     ]
-    lost = only(told(Logs(plans=plans, outputs=lives)), Kind.PREEMPTED)
+    lost = only(explained(Logs(plans=plans, outputs=lives)), Kind.PREEMPTED)
     assert (lost.facts["by"], lost.facts["preemption"], lost.facts["num_tokens"]) == (
         ["b"],
         "swap",
@@ -137,7 +137,7 @@ def test_what_is_deduced_is_what_a_replay_shows(seed: int, tmp_path: Path) -> No
 
 
 def preemptions(timeline: Timeline) -> list[Event]:
-    """Those that mattered: not of what had ended already, though nobody knew."""
+    """Those that mattered: not those of groups whose end was not read yet."""
     ended = [n for n, event in enumerate(timeline.events) if event.kind == Kind.ENDED]
     until = ended[0] if ended else len(timeline.events)
     return [event for event in timeline.events[:until] if event.kind == Kind.PREEMPTED]

@@ -40,7 +40,7 @@ def test_a_state_folder_that_is_named_counts_more_than_the_variable(state_dir: s
     assert found.url == "redis://user:hidden@left:1/0?password=hidden"
 
 
-def test_without_word_of_a_redis_the_default_is_read_and_that_is_logged(tmp_path: Path) -> None:
+def test_without_a_redis_url_the_default_is_read_and_that_is_logged(tmp_path: Path) -> None:
     found = find_redis(None, None, {"PAGESTREAM_STATE_DIR": str(tmp_path)})
     assert str(found).startswith("redis://127.0.0.1:6379/0, from the default, for scripts/serve")
     with pytest.raises(SettingsError, match=r"redis\.url"):

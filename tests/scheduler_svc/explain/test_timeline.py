@@ -25,6 +25,7 @@ from tests.scheduler_svc.explain.handmade_logs import (
     EPOCH,
     STARTED,
     asked,
+    explained,
     ints,
     kinds,
     only,
@@ -32,14 +33,13 @@ from tests.scheduler_svc.explain.handmade_logs import (
     plan,
     result,
     state,
-    told,
 )
 from tests.support.requests import submit
 
 
-def test_a_quiet_life() -> None:
+def test_a_request_without_incidents_has_a_short_timeline() -> None:
     asks = submit("a", [1, 2, 3, 4, 5])
-    timeline = told(
+    timeline = explained(
         Logs(
             requests=asked((EPOCH + 20, asks)),
             outputs=outputs(
@@ -71,7 +71,7 @@ def test_a_quiet_life() -> None:
 
 def test_no_token_and_no_prompt_is_ever_shown() -> None:
     asks = submit("a", [4711, 4712])
-    timeline = told(
+    timeline = explained(
         Logs(
             requests=asked(
                 (1, asks),
@@ -85,7 +85,7 @@ def test_no_token_and_no_prompt_is_ever_shown() -> None:
 
 
 def test_those_ahead_are_named_and_the_wait_is_measured() -> None:
-    timeline = told(
+    timeline = explained(
         Logs(
             outputs=outputs(
                 STARTED,
@@ -112,7 +112,7 @@ def test_times_are_the_schedulers_where_plans_are_left() -> None:
         Planned(EPOCH, plan(1, EPOCH + 700, f"{EPOCH}-1")),
         Planned(EPOCH, plan(2, EPOCH + 800, f"{EPOCH}-2")),
     ]
-    first = only(told(Logs(plans=plans, outputs=lives)), Kind.FIRST_TOKEN)
+    first = only(explained(Logs(plans=plans, outputs=lives)), Kind.FIRST_TOKEN)
     assert (first.when.at_ms, first.when.is_estimate) == (EPOCH + 800, False)
 
 
@@ -127,7 +127,7 @@ def test_a_worker_dies_and_the_request_is_taken_over() -> None:
         result(1, 8, admitted={8: 3}),
         result(2, 8, ended=[8]),
     )
-    timeline = told(Logs(outputs=lives))
+    timeline = explained(Logs(outputs=lives))
     assert kinds(timeline)[3:] == [
         *("first token", "new epoch", "taken over", "admitted again", "resumed", "ended")
     ]
@@ -140,7 +140,7 @@ def test_a_worker_dies_and_the_request_is_taken_over() -> None:
 
 def test_a_scheduler_dies() -> None:
     later = EpochStarted(EPOCH + 500, "s2", ("w1",))
-    timeline = told(Logs(outputs=outputs(STARTED, state("a", 1), later, state("a", 9))))
+    timeline = explained(Logs(outputs=outputs(STARTED, state("a", 1), later, state("a", 9))))
     assert "scheduler s2 in place of s1" in only(timeline, Kind.EPOCH).text
 
 
@@ -159,7 +159,7 @@ def test_a_request_moves_to_another_gateway_and_back_to_what_its_client_has() ->
     requests = asked(
         (EPOCH + 1, asks), (EPOCH + 9, attach), (EPOCH + 20, Abort("a", "attachment", "gone"))
     )
-    timeline = told(Logs(requests=requests, outputs=lives))
+    timeline = explained(Logs(requests=requests, outputs=lives))
     assert kinds(timeline) == [
         *("submitted", "accepted", "admitted", "first token", "attach", "rewound", "moved"),
         *("admitted again", "resumed", "abort"),
@@ -170,7 +170,7 @@ def test_a_request_moves_to_another_gateway_and_back_to_what_its_client_has() ->
     assert only(timeline, Kind.ABORT).facts["stale"]
 
 
-def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
+def test_an_attach_of_a_delivery_that_was_taken_over_has_no_effect() -> None:
     asks = submit("a")
     moved = replace(asks, gateway="g2", attachment="second", overtaken=(asks.attachment,))
     lives = outputs(
@@ -182,7 +182,7 @@ def test_a_delivery_that_was_taken_over_asks_in_vain() -> None:
     )
     stale = Attach("a", "g1", f"{asks.attachment}.1", asks, (), exact=True)
     requests = asked((EPOCH + 1, asks), (EPOCH + 20, stale))
-    timeline = told(Logs(requests=requests, outputs=lives))
+    timeline = explained(Logs(requests=requests, outputs=lives))
     assert "void, since another delivery has taken over" in only(timeline, Kind.ATTACH).text
 
 
@@ -197,10 +197,10 @@ def test_a_prompt_that_is_left_out_is_that_of_the_state_before() -> None:
         result(1, 4, admitted={4: 1}),
     )
     logs = Logs(requests=asked((EPOCH + 1, asks), (EPOCH + 9, attach)), outputs=lives)
-    timeline = told(logs)
+    timeline = explained(logs)
     assert only(timeline, Kind.ADMITTED).facts["num_tokens"] == 3
     assert "with the request" not in only(timeline, Kind.ATTACH).text
-    trimmed = told(Logs(outputs=[lives[0], *lives[2:]]))
+    trimmed = explained(Logs(outputs=[lives[0], *lives[2:]]))
     assert trimmed.events[0].facts["num_prompt_tokens"] is None
     assert "prompt token" not in trimmed.events[0].text
 
@@ -209,7 +209,7 @@ def test_a_restated_request_has_not_moved() -> None:
     lives = outputs(
         STARTED, state("a", 1), result(1, 1, admitted={1: 0}), state("a", 1, output=[7])
     )
-    assert kinds(told(Logs(outputs=lives)))[1:] == ["accepted", "admitted", "first token"]
+    assert kinds(explained(Logs(outputs=lives)))[1:] == ["accepted", "admitted", "first token"]
 
 
 def test_choices_end_each_in_its_way() -> None:
@@ -222,7 +222,7 @@ def test_choices_end_each_in_its_way() -> None:
         ChoiceEnded("a", 0, "stop", f"{EPOCH + 30}-0"),
     )
     requests = asked((EPOCH, asks), (EPOCH + 30, Stop("a", 0, 2)))
-    timeline = told(Logs(requests=requests, outputs=lives))
+    timeline = explained(Logs(requests=requests, outputs=lives))
     assert kinds(timeline)[-4:] == ["choice ended", "stop", "choice ended", "ended"]
 
 
@@ -237,7 +237,7 @@ def test_a_beam_search() -> None:
         result(3, beams=[1]),
         BeamsEnded("a", (found, found), "0-0"),
     )
-    timeline = told(Logs(outputs=lives))
+    timeline = explained(Logs(outputs=lives))
     assert kinds(timeline)[1:] == ["accepted", "admitted", "first token", "ended"]
     assert "beam search of width 2" in timeline.events[0].text
     assert only(timeline, Kind.ENDED).facts["num_tokens"] == [2, 2]
@@ -247,19 +247,19 @@ def test_a_beam_search() -> None:
 def test_a_request_whose_gateway_is_gone_is_ended() -> None:
     lives = outputs(STARTED, state("a", 1), RequestEnded("a", "abort", "", f"{EPOCH + 40}-0"))
     requests = asked((EPOCH + 30, GatewayLost("another")), (EPOCH + 40, GatewayLost("gateway")))
-    timeline = told(Logs(requests=requests, outputs=lives))
+    timeline = explained(Logs(requests=requests, outputs=lives))
     assert kinds(timeline)[1:] == ["accepted", "gateway lost", "ended"]
 
 
-def test_a_request_that_is_refused_says_why() -> None:
+def test_a_refused_request_has_the_reason() -> None:
     lives = outputs(STARTED, RequestEnded("a", "overloaded", "10 requests would wait", "0-0"))
-    ended = only(told(Logs(outputs=lives)), Kind.ENDED)
+    ended = only(explained(Logs(outputs=lives)), Kind.ENDED)
     assert ended.text == "ended: overloaded (10 requests would wait)"
 
 
 def test_what_was_trimmed_is_not_made_up() -> None:
     lives = outputs(result(70, 1), state("a", 1, output=[1] * 30), result(71, 1), result(72, 1))
-    timeline = told(Logs(outputs=lives))
+    timeline = explained(Logs(outputs=lives))
     assert kinds(timeline) == ["submitted", "seen"]
     assert "30 tokens" in only(timeline, Kind.SEEN).text
     assert timeline.status == "it is running, 32 tokens generated"
@@ -277,16 +277,16 @@ def test_a_gap_in_the_steps_is_logged_and_not_bridged() -> None:
         state("a", 1, output=[1] * 5),
         result(6, 1, ended=[1]),
     )
-    timeline = told(Logs(outputs=lives))
+    timeline = explained(Logs(outputs=lives))
     assert kinds(timeline)[3:] == ["first token", "lost sight", "ended"]
     assert only(timeline, Kind.ENDED).facts["num_tokens"] == [6]
 
 
-def test_an_entry_that_is_missing_is_said_and_not_bridged() -> None:
+def test_a_missing_entry_is_reported_and_not_bridged() -> None:
     lives = outputs(
         STARTED, state("a", 1), result(1, 1, admitted={1: 0}), state("b", 2), result(2, 1)
     )
-    timeline = told(Logs(outputs=[*lives[:3], *lives[4:]]))
+    timeline = explained(Logs(outputs=[*lives[:3], *lives[4:]]))
     assert kinds(timeline)[3:] == ["first token", "lost sight"]
     assert only(timeline, Kind.LOST_SIGHT).text.endswith("entries are missing in the log")
 

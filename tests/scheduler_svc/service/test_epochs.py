@@ -82,7 +82,7 @@ async def test_a_plan_without_a_result_leads_to_a_new_epoch_later_each_time() ->
         return lambda seen: sum(isinstance(found, EpochStarted) for found in seen) >= count
 
     async def is_planned_anew() -> int:
-        """The epoch, as soon as there is a plan in it that nobody carries out."""
+        """The epoch, as soon as there is a plan in it, which no worker executes."""
         epoch = (await bus.last_id(KEYS.outputs)).epoch
         while await bus.last_id(KEYS.plans) < EntryId(epoch, 1):
             await asyncio.sleep(0)

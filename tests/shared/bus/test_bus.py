@@ -122,7 +122,7 @@ async def test_keys_expire(bus: Bus) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_logs_and_values_expire_when_they_are_told_to(bus: Bus) -> None:
+async def test_logs_and_values_expire_after_their_time_to_live(bus: Bus) -> None:
     await bus.append(Append("log", [b"x"]))
     await bus.put("value", b"x", 60_000)
     assert not await bus.expire("neither", 1)
@@ -159,7 +159,7 @@ async def test_engines_are_listed_once(bus: Bus) -> None:
     assert await bus.engines() == ["a", "b"]
 
 
-async def test_a_redis_that_never_replies_fails_all_who_append_in_the_time_of_two_replies(
+async def test_a_redis_that_never_replies_fails_all_appends_in_the_time_of_two_replies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shared.bus.redis_bus._REPLY_TIMEOUT_S", 0.3)

@@ -83,7 +83,7 @@ async def test_settings_with_which_redis_may_lose_requests_are_named(guarded_url
     assert "appendonly yes" in append_only
 
 
-async def test_a_wrong_password_is_named_as_the_trouble_and_not_shown(guarded_url: str) -> None:
+async def test_a_wrong_password_is_reported_as_such_and_not_shown(guarded_url: str) -> None:
     bus = RedisBus(guarded_url.replace(PASSWORD, "wrong-horse"))
     with pytest.raises(LoginRefused) as refused:
         await bus.check_server()
@@ -180,7 +180,7 @@ async def test_the_bus_works_over_tls_as_a_user(guarded_url: str, certificate: P
         await bus.close()
 
 
-async def test_a_server_that_nobody_vouches_for_is_not_talked_to(
+async def test_a_server_without_a_valid_certificate_is_refused(
     guarded_url: str, certificate: Path
 ) -> None:
     async with _tls_in_front(guarded_url, certificate) as port:

@@ -33,7 +33,7 @@ def test_an_epoch_with_a_lower_number_may_be_there_already_without_its_start() -
     assert position.enter(4) is not Continuity.PASSED
 
 
-def test_an_epoch_may_bear_the_number_of_a_lost_one() -> None:
+def test_an_epoch_may_have_the_number_of_a_lost_one() -> None:
     position = LogPosition()
     position.start_epoch(6, "lost")
     position.read(EntryId(6, 2))

@@ -69,7 +69,7 @@ def test_an_epoch_without_its_start_gives_a_gap() -> None:
     assert kinds(read(reader, EntryId(6, 0), ENDED)) == ["Gap", "RequestEnded"]
 
 
-def test_the_earliest_state_tells_which_result_comes_next() -> None:
+def test_the_next_result_follows_the_earliest_state() -> None:
     later, earlier = replace(state("b", 2, []), step=9), replace(state("a", 1, []), step=8)
     found = follow(later, earlier, result(9, {1: 5}), first=EntryId(5, 70))
     assert kinds(found) == ["Gap", "RequestState", "RequestState", "Step"]
@@ -110,7 +110,7 @@ def test_a_token_that_the_vocabulary_has_not_is_damaged() -> None:
     assert kinds(read(reader, EntryId(5, 1), result(1, {7: 100}))) == ["Damaged"]
 
 
-def test_who_awaits_an_epoch_passes_the_rest_of_the_damaged_entry() -> None:
+def test_a_reader_that_awaits_an_epoch_passes_the_rest_of_the_damaged_entry() -> None:
     reader, found = OutputsReader(), list[OutputsEvent]()
     read(reader, EntryId(5, 0), STARTED)
     for event in reader.read(Entry(EntryId(5, 1), (b"junk", encode(ENDED)))):

@@ -121,7 +121,7 @@ class World:
         self._stops: dict[Party, Callable[[], None]] = {}
         self._num_started = 0
         self._accepted: set[str] = set()  # by any scheduler
-        self._home = Party("nobody", 0, loop)
+        self._home = Party("none", 0, loop)
 
     def note(self, number: int) -> None:
         """Something happened that makes this run's history another one."""
@@ -278,7 +278,7 @@ class World:
 
     @property
     def clients_wait(self) -> bool:
-        """Somebody does not have all yet."""
+        """Whether a client lacks tokens."""
         return not all(client.is_done for client in self.clients)
 
     def strike(self, fault: Fault, party: Party) -> None:
@@ -384,7 +384,7 @@ class World:
         self.later(seconds, self._come_back)
 
     def delete(self, log: str) -> None:
-        """Somebody deletes a log, or all there is: ""."""
+        """An operator deletes a log, or all of them: ""."""
         self.trace(f"{log or 'everything'} is deleted")
         self.server.delete(log)
 
@@ -393,5 +393,5 @@ class World:
         self.server.come_back()
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
-        """Nobody's action."""
+        """An action of no party."""
         self.loop.call_later(seconds, action, context=self._home.context)

@@ -58,7 +58,7 @@ def test_a_stricter_objective_leaves_a_lower_rate() -> None:
     assert strict.rate < lax.rate
 
 
-def test_an_objective_that_nobody_can_keep_has_no_rate() -> None:
+def test_an_objective_that_cannot_be_met_has_no_rate() -> None:
     found = search(tpot_s=0.001)
     assert found.best is None
     assert found.beyond is not None

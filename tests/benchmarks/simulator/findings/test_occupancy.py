@@ -30,7 +30,7 @@ def _reserved(core: Scheduler) -> int:
 
 
 @pytest.mark.parametrize(("preemption", "plans_in_flight", "num_samples", "block_size"), _CASES)
-def test_memory_is_what_the_tables_of_all_running_sequences_say(
+def test_memory_equals_the_sum_over_the_tables_of_running_sequences(
     preemption: str, plans_in_flight: int, num_samples: int, block_size: int
 ) -> None:
     config = PageStreamConfig(

@@ -59,7 +59,7 @@ def result_of(step: int) -> bytes:
     )
 
 
-def test_who_comes_while_all_plans_are_in_flight_does_not_make_the_engine_idle(
+def test_an_arrival_while_all_plans_are_in_flight_does_not_make_the_engine_idle(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "recording"

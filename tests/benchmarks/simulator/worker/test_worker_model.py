@@ -61,7 +61,7 @@ def test_prompts_multiply_every_pair_of_tokens() -> None:
     assert found == pytest.approx(1.0 + 500 * 4 * 4 / 100_000)
 
 
-def test_two_gpus_are_twice_as_fast_but_have_to_talk() -> None:
+def test_two_gpus_are_twice_as_fast_but_have_to_communicate() -> None:
     # 2 reductions of 20 bytes per token, of which a ring of two sends each once
     found = worker(2).seconds(Work(decode_tokens=1))
     assert found == pytest.approx(0.5 + 2 * 20 / 500)
@@ -87,7 +87,7 @@ def test_copies_read_and_write_and_mappings_count() -> None:
     assert worker(page_s=0.25).seconds(Work(mapped_pages=3)) == pytest.approx(0.75)
 
 
-def test_rows_that_sample_cost_what_they_are_said_to() -> None:
+def test_rows_that_sample_cost_as_much_as_the_calibration_gives() -> None:
     work = Work(decode_tokens=5, sampled_rows=5)
     assert worker(row_s=0.1, pass_s=2).seconds(work) == pytest.approx(1.0 + 0.5 + 2.0)
 
@@ -124,7 +124,7 @@ def test_what_a_tokens_keys_and_values_take_is_as_published() -> None:
     assert (kib["Yi-6B"], kib["Llama-3-8B"], kib["Yi-34B"]) == (64, 128, 240)
 
 
-def test_names_that_nobody_knows_are_refused_with_those_that_are_known() -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(SettingsError, match="--gpu='B300': known are A100-40G"):
         find_gpu("B300")
     with pytest.raises(SettingsError, match="--model='GPT-9': known are OPT-13B"):

@@ -58,11 +58,11 @@ async def test_tokens_out_of_the_vocabulary_have_no_text(stage: Stage) -> None:
     assert response.json()["error"]["param"] == "tokens[1]"
 
 
-async def test_the_version_is_told(stage: Stage) -> None:
+async def test_the_version_is_reported(stage: Stage) -> None:
     assert (await stage.http.get("/version")).json() == {"version": version()}
 
 
-async def test_a_ready_gateway_says_so(stage: Stage) -> None:
+async def test_a_ready_gateway_reports_that_it_is_ready(stage: Stage) -> None:
     assert (await stage.http.get("/health/live")).status_code == 200
     ready = await stage.http.get("/health/ready")
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
@@ -95,7 +95,7 @@ async def test_metrics_may_have_a_key_of_their_own(make_stage: MakeStage) -> Non
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/metrics"])
-async def test_a_probe_may_ask_for_the_head_alone(make_stage: MakeStage, path: str) -> None:
+async def test_a_probe_may_use_head(make_stage: MakeStage, path: str) -> None:
     stage = await make_stage(ready=False)
     head, whole = await stage.http.head(path), await stage.http.get(path)
     assert head.status_code == whole.status_code

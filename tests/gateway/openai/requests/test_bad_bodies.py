@@ -52,7 +52,7 @@ async def test_a_body_that_is_compressed_in_secret_is_refused_too(stage: Stage) 
     assert "gzip" in check_error(response, 415, "Content-Encoding")["message"]
 
 
-async def test_bodies_that_are_said_to_be_plain_are_read(stage: Stage) -> None:
+async def test_bodies_with_identity_encoding_are_read(stage: Stage) -> None:
     stage.answer_text("Hi")
     body = b'{"model": "demo", "prompt": "Hi"}'
     headers = {"Content-Encoding": "identity"}
@@ -77,7 +77,7 @@ async def test_bodies_that_are_said_to_be_plain_are_read(stage: Stage) -> None:
         ('{"a": ' + '"\\"' * 100_000 + "None", None, ["valid JSON"]),
     ],
 )
-async def test_what_python_writes_is_told_from_json(
+async def test_python_literals_are_refused_as_no_json(
     stage: Stage, data: str, param: str | None, words: list[str]
 ) -> None:
     error = check_error(await stage.http.post("/v1/chat/completions", content=data), 400)

@@ -379,7 +379,7 @@ async def test_parts_that_are_no_text_are_named(stage: Stage, kind: str) -> None
     assert kind in error["message"]
 
 
-async def test_a_model_without_tools_in_its_template_is_asked_for_no_calls(stage: Stage) -> None:
+async def test_tools_are_refused_if_the_template_has_none(stage: Stage) -> None:
     stage.answer_text("Hi")
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
     call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}

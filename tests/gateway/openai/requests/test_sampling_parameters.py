@@ -72,7 +72,7 @@ def test_the_bounds_are_those_of_the_table(parameter: Parameter) -> None:
             assert str(caught.value).startswith(f"{name}={value}: ")
 
 
-def test_a_beam_search_takes_a_parameter_only_if_the_table_says_so() -> None:
+def test_a_beam_search_takes_a_parameter_only_if_the_table_declares_it() -> None:
     refused = {each.name: effective(each) for each in PARAMETERS.values() if not each.with_beams}
     assert refused.keys() >= EFFECTIVE.keys()
     for name, value in [*refused.items(), *EFFECTIVE.items()]:

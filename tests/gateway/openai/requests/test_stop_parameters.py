@@ -23,7 +23,7 @@ def letters(stage: Stage, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_string_across_tokens_cuts_the_text_and_tells_the_engine(
+async def test_a_stop_string_across_tokens_cuts_the_text_and_sends_a_stop(
     stage: Stage, stream: bool
 ) -> None:
     waiting = stage.spawn(stage.complete(stop=["END", "zzz"], stream=stream, max_tokens=50))

@@ -186,7 +186,7 @@ async def test_sampling_parameters_reach_the_engine(stage: Stage) -> None:
         ({"seed": -(2**63)}, "seed", 0),
     ],
 )
-async def test_what_openai_allows_reaches_the_engine_as_it_understands_it(
+async def test_values_that_openai_allows_reach_the_engine_in_its_form(
     stage: Stage, given: dict[str, Any], name: str, expected: float
 ) -> None:
     waiting = stage.spawn(stage.complete(**given))

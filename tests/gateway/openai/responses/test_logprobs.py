@@ -213,7 +213,7 @@ async def test_a_missing_score_is_an_error_not_a_hole(stage: Stage) -> None:
     assert (await stage.chat(logprobs=True)).status_code == 500
 
 
-async def test_prompt_logprobs_are_told_beside_each_text(stage: Stage) -> None:
+async def test_prompt_logprobs_stand_beside_each_text(stage: Stage) -> None:
     playing = stage.spawn(play(stage, [50], with_prompt=True))
     response = await stage.complete(prompt="Good day", prompt_logprobs=2, max_tokens=1)
     submit = await playing

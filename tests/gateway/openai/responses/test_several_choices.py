@@ -216,7 +216,7 @@ async def test_choices_survive_a_new_epoch_each_where_it_stood(stage: Stage) -> 
     await engine.generate(submit, c, choice=2)
     await engine.read_stop()
     await engine.start_epoch()
-    # The Stop was not read yet: the second choice goes on, under a handle nobody asks about.
+    # The Stop was not read yet: the second choice goes on, under a handle that no delivery has.
     await engine.accept(submit, a, b, c, ended={2: "length"})
     await engine.generate_all(submit, {0: letters(stage, "f"), 1: letters(stage, "g")})
     choices = (await waiting).json()["choices"]

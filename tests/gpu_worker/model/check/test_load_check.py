@@ -178,7 +178,7 @@ def test_a_model_whose_forward_fails_is_refused_with_its_error(
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), torch.AcceleratorError("")])
-def test_a_device_that_fails_says_nothing_of_the_model(
+def test_a_failure_of_the_device_does_not_refuse_the_model(
     error: Exception, model_path: ModelPath
 ) -> None:
     model = load_model(WorkerSettings(model=str(model_path("llama"))), CPU)
@@ -224,7 +224,7 @@ def test_a_long_window_is_narrowed_for_the_check_and_only_for_it(tmp_path: Path)
 )
 @pytest.mark.parametrize("window", [44, 100, MAX_MODEL_LEN - 1])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_window_that_only_the_mask_knows_of_is_refused(
+def test_a_window_that_only_the_mask_has_is_refused(
     kind: str, changes: dict[str, Any], window: int, dtype: str, tmp_path: Path
 ) -> None:
     path = tiny_model(kind, tmp_path, sliding_window=window, use_sliding_window=True, **changes)

@@ -191,7 +191,9 @@ class JoinedMLP(nn.Module):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_gate_and_up_in_one_layer_are_told_apart(kernels: CpuLayers, turned: bool) -> None:
+def test_gate_and_up_projections_in_one_layer_are_distinguished(
+    kernels: CpuLayers, turned: bool
+) -> None:
     model = nn.Sequential(JoinedMLP(turned)).requires_grad_(False)
     x = torch.randn(1, 5, 32)
     expected = model(x)
@@ -268,7 +270,7 @@ def test_a_name_alone_does_not_make_a_layer(kernels: CpuLayers) -> None:
     torch.testing.assert_close(model(x), expected)
 
 
-def test_a_layer_whose_weight_is_asked_for_stays_what_it_is(
+def test_a_layer_whose_weight_is_read_is_not_replaced(
     model_path: ModelPath, kernels: CpuLayers
 ) -> None:
     expected = load(model_path("hunyuan_v1_moe")).eager_logits(TOKENS)

@@ -255,7 +255,7 @@ def why_called_around(path: Path, caplog: pytest.LogCaptureFixture) -> str:
 
 
 @pytest.mark.parametrize("kind", CALLED_AROUND)
-def test_the_log_says_why_a_models_own_code_runs_around_its_layers(
+def test_the_log_has_the_reason_why_a_models_own_code_runs_around_its_layers(
     kind: str, model_path: ModelPath, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert CALLED_AROUND[kind] in why_called_around(model_path(kind), caplog)

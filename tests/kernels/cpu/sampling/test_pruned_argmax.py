@@ -88,7 +88,7 @@ def test_the_first_of_equal_outputs_is_taken(served: CpuLayers) -> None:
     assert pruned(x).tokens[0] == 7
 
 
-def test_outputs_that_bfloat16_would_make_equal_are_told_apart(served: CpuLayers) -> None:
+def test_outputs_that_bfloat16_would_make_equal_are_distinguished(served: CpuLayers) -> None:
     weight = 0.01 * random(2048, 32)
     x = torch.ones(1, 32, dtype=torch.bfloat16)
     weight[5], weight[1500] = 1.0, 1.0
@@ -159,7 +159,7 @@ def test_what_is_hidden_from_codes_is_allowed_for(
 
 
 @pytest.mark.parametrize("tiny", [1e-38, 9.2e-41, 1e-30, 1e-28])
-def test_a_rest_that_is_next_to_nothing_has_no_codes(served: CpuLayers, tiny: float) -> None:
+def test_a_negligible_remainder_has_no_codes(served: CpuLayers, tiny: float) -> None:
     layers = pack([random(4096, 64)])
     linear, pruned = output_layer(served, layers), pruned_argmax_of(served, layers)
     x = torch.zeros(2, 64, dtype=torch.bfloat16)
@@ -195,7 +195,7 @@ def test_rows_with_a_few_large_inputs_have_finer_codes(served: CpuLayers) -> Non
     assert pruned._num_residuals[0] == len(few)  # all, since it costs nothing
 
 
-def test_rows_of_which_nothing_can_be_said_are_left_to_the_layer(served: CpuLayers) -> None:
+def test_rows_without_usable_bounds_are_left_to_the_layer(served: CpuLayers) -> None:
     layers = pack([random(2048, 64)])
     pruned = pruned_argmax_of(served, layers)
     x = random(9, 64, seed=1)

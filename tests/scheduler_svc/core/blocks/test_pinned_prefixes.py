@@ -157,7 +157,7 @@ def test_blocks_that_requests_use_are_not_counted_twice() -> None:
     assert (stats.num_pinned_blocks, stats.num_pinned_unused_blocks) == (4, 0)
 
 
-def test_a_pin_said_twice_is_said_once() -> None:
+def test_a_repeated_pin_has_no_effect() -> None:
     engine = Engine()
     engine.give(pin("a", PREFIX), pin("a", PREFIX))
     engine.run(pin("a", PREFIX))
@@ -214,7 +214,7 @@ def test_a_prefix_that_cannot_be_pinned_is_refused_with_the_numbers(
     assert engine.core.pool.num_pinned == 4
 
 
-def test_clients_go_first_and_those_that_ask_for_the_prefix_pin_it() -> None:
+def test_clients_go_first_and_requests_with_the_prefix_pin_it() -> None:
     engine = Engine()
     more = iter(flood(200))
 

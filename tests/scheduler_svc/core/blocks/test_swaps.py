@@ -14,7 +14,9 @@ SMALL = 2  # blocks of the latest request when it goes
 
 
 @pytest.mark.parametrize(("num_host_blocks", "kind"), [(6, "recompute"), (7, "swap"), (20, "swap")])
-def test_what_was_swapped_out_stays_out_while_others_go(num_host_blocks: int, kind: str) -> None:
+def test_a_swapped_group_stays_out_while_others_are_swapped_out(
+    num_host_blocks: int, kind: str
+) -> None:
     """Even if it would fit where those were: they come before it, once there is room for all.
 
     So no plan brings back what is in a host block, and fills that with something else.

@@ -43,7 +43,7 @@ def test_a_client_that_differs_from_the_log_gets_more_of_its_own_tokens(
     assert engine.core.pool.num_used == 0
 
 
-def test_exactly_the_clients_tokens_are_continued_if_it_asks_for_that() -> None:
+def test_an_exact_attach_continues_exactly_the_clients_tokens() -> None:
     engine = LoggedCore()
     engine.apply(REQUEST)
     engine.step(4)
