@@ -112,9 +112,7 @@ async def test_a_request_without_entries_in_the_log_is_attached_to() -> None:
     assert [(attach.request_id, attach.is_new) for attach in sent] == [("trimmed", True)]
 
 
-async def test_patience_limits_the_wait_for_the_first_answer_and_not_for_accepted_requests() -> (
-    None
-):
+async def test_patience_limits_the_wait_for_a_first_answer_not_for_accepted_requests() -> None:
     now, follower, queues = [0.0], OutputsFollower(), (EventQueue(), EventQueue())
     deliveries = Deliveries("gateway", follower.requests, list[Attach]().append, lambda: now[0])
     unanswered, accepted = submit("unanswered"), submit("accepted")
@@ -134,7 +132,7 @@ async def test_patience_limits_the_wait_for_the_first_answer_and_not_for_accepte
     now[0] = 1_000.0
     deliveries.attach_where_states_lack()
     deliveries.give_up("silent")
-    assert await queues[0].take() == [EngineUnreachable("unheard", "silent")]
+    assert await queues[0].take() == [EngineUnreachable("unanswered", "silent")]
     assert await queues[1].take() == [RequestAccepted("accepted")]
 
 
