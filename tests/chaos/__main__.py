@@ -17,6 +17,7 @@ from tests.chaos.mayhem import Mayhem
 from tests.chaos.report import FAILED, HEAD, Row, failures, row_of, verdict
 from tests.chaos.scenario import Run, Scenario, disturbed, run_clients
 from tests.chaos.workload import Ask, make_asks
+from tests.support.tool_template import with_tools
 
 _EACH = ("scheduler", "worker", "gateway", "redis")
 SCENARIOS = (
@@ -41,7 +42,10 @@ class Chaos:
         self._folder = folder
         self._began_s = time.monotonic()
         tokens = (options.min_tokens, options.max_tokens)
-        self._asks = make_asks(options.seed, options.clients, options.requests, tokens)
+        self._asks = make_asks(
+            options.seed, options.clients, options.requests, tokens, of_applications=True
+        )
+        self._model = with_tools(Path(options.model), folder / "model")
         self._expected = Run()
         chosen = [s for s in SCENARIOS if _is_wanted(s.name, options.scenarios)]
         self.scenarios = [Scenario("undisturbed"), *chosen]
@@ -68,7 +72,7 @@ class Chaos:
         memory = _TIGHT if scenario.pressure else _ROOMY
         settings = memory | {"PAGESTREAM_DTYPE": self._options.dtype}
         run, began_s = Run(), time.monotonic()
-        async with Cluster(folder, Path(self._options.model), settings) as cluster:
+        async with Cluster(folder, self._model, settings) as cluster:
             limit_s -= time.monotonic() - began_s
             progress = asyncio.create_task(_show_progress(scenario.name, run))
             try:

@@ -24,12 +24,13 @@ class Choice:
     """The tokens received of one choice."""
 
     text: str = ""
+    calls: str = ""  # of tools: their names and arguments
     tokens: list[int] = field(default_factory=list)
     finish_reason: str | None = None
 
-    def plain(self) -> tuple[str, tuple[int, ...], str | None]:
+    def plain(self) -> tuple[str, str, tuple[int, ...], str | None]:
         """The choice as plain data, for comparison."""
-        return self.text, tuple(self.tokens), self.finish_reason
+        return self.text, self.calls, tuple(self.tokens), self.finish_reason
 
 
 @dataclass(slots=True)
@@ -144,9 +145,9 @@ class Client:
             last = {"Last-Event-ID": self._last_id} if self._last_id else {}
             return ask(port, self._url, headers=self._headers | last)
         if not self._resumes:
-            return ask(port, "/v1/completions", self._ask.body, self._headers)
+            return ask(port, self._ask.path, self._ask.body, self._headers)
         body = self._ask.body | {"stream_resume": True}
-        return ask(port, "/v1/completions", body, self._headers | {"Idempotency-Key": self._key})
+        return ask(port, self._ask.path, body, self._headers | {"Idempotency-Key": self._key})
 
     async def _take(self, response: Response) -> None:
         if self._url is None:  # a client that resumes a stream gets another id for it
@@ -186,7 +187,12 @@ class Client:
         choice, tokens = self.outcome.choices[part["index"]], part.get("token_ids") or []
         if choice.finish_reason is not None:
             self.outcome.num_duplicates += max(1, len(tokens))
-        choice.text += part["text"]
+        delta = part.get("delta", {})
+        choice.text += part.get("text") or delta.get("content") or ""
+        for call in delta.get("tool_calls", ()):
+            function = call["function"]
+            begins = f"\n{call['index']} {function['name']} " if "name" in function else ""
+            choice.calls += begins + function["arguments"]
         choice.tokens += tokens
         choice.finish_reason = part["finish_reason"] or choice.finish_reason
         if tokens:

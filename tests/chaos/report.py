@@ -134,7 +134,7 @@ def _faults(outcome: Outcome, expected: Mapping[str, Outcome]) -> list[str]:
     return faults
 
 
-def _plain(outcome: Outcome) -> list[tuple[str, tuple[int, ...], str | None]]:
+def _plain(outcome: Outcome) -> list[tuple[str, str, tuple[int, ...], str | None]]:
     return [choice.plain() for choice in outcome.choices]
 
 

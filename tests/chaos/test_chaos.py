@@ -15,6 +15,7 @@ from tests.chaos.mayhem import Mayhem
 from tests.chaos.report import failures, row_of
 from tests.chaos.scenario import Run, disturbed, run_clients
 from tests.chaos.workload import make_asks
+from tests.support.tool_template import with_tools
 
 _TARGETS = ("scheduler", "redis", "gateway", "worker")
 _CLIENTS, _REQUESTS = 2, 4
@@ -25,11 +26,14 @@ _DEADLINE_S = 120.0
 async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
     tmp_path: Path,
 ) -> None:
-    asks = make_asks(seed=7, num_clients=_CLIENTS, num_requests=_REQUESTS, tokens=(64, 128))
+    asks = make_asks(
+        seed=7, num_clients=_CLIENTS, num_requests=_REQUESTS, tokens=(64, 128), of_applications=True
+    )
+    model = with_tools(REPOSITORY / "models/demo", tmp_path / "model")
     calm, rough = Run(), Run()
 
     async with asyncio.timeout(2 * _DEADLINE_S):
-        async with Cluster(tmp_path / "chaos", REPOSITORY / "models/demo", _SETTINGS) as cluster:
+        async with Cluster(tmp_path / "chaos", model, _SETTINGS) as cluster:
             await run_clients(cluster, asks, "calm", False, _DEADLINE_S, _DEADLINE_S, calm)
             clients = run_clients(cluster, asks, "rough", False, _DEADLINE_S, _DEADLINE_S, rough)
             mayhem = Mayhem(cluster, _TARGETS, False, (0.0, 0.0), random.Random(7))

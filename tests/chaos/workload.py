@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _OPENINGS = (
@@ -15,6 +15,37 @@ _OPENINGS = (
     "The letter began with these words:",
 )
 _NAMES = ("Anne", "Harriet", "Mr. Knightley", "Father Brown", "Queequeg", "the whale", "the Duke")
+_FORMATS: tuple[dict[str, Any], ...] = (
+    {"guided_regex": r"([A-Z][a-z]{1,9} [0-9]{1,4}; ){2,40}"},
+    {"guided_choice": ["Anne", "Mr. Knightley of Donwell Abbey", "the whale", "the white whale"]},
+    {"guided_grammar": 'start: line+\nline: /[a-z]{2,12}/ ("," | ".") " "'},
+    {
+        "guided_json": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 20},
+                "age": {"type": "integer", "minimum": 1, "maximum": 120},
+                "places": {"type": "array", "items": {"enum": ["sea", "garden", "village"]}},
+            },
+            "required": ["name", "age", "places"],
+        }
+    },
+)
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "sail",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "to": {"type": "string", "maxLength": 40},
+                "days": {"type": "array", "items": {"type": "integer"}, "maxItems": 20},
+            },
+            "required": ["to", "days"],
+        },
+    },
+}
+_PLAIN, _STRUCTURED, _TOOLS = range(3)
 _BEAMS_EVERY = 10
 _PENALTIES_EVERY = 3
 _NUM_BEAMS = 3
@@ -27,11 +58,13 @@ class Ask:
 
     Attributes:
         key: its name in reports.
-        body: of the POST to /v1/completions, without the fields for resuming.
+        body: of the POST, without the fields for resuming.
+        path: to which it is sent.
     """
 
     key: str
     body: dict[str, Any]
+    path: str = "/v1/completions"
 
     @property
     def num_choices(self) -> int:
@@ -45,18 +78,37 @@ class Ask:
 
 
 def make_asks(
-    seed: int, num_clients: int, num_requests: int, tokens: tuple[int, int]
+    seed: int,
+    num_clients: int,
+    num_requests: int,
+    tokens: tuple[int, int],
+    of_applications: bool = False,
 ) -> Sequence[Sequence[Ask]]:
     """Requests by client.
 
     Args:
         num_requests: of each client.
         tokens: the shortest and the longest answer.
+        of_applications: a third asks for structured output, and a third for a call of a tool.
     """
-    return [
-        [_make(random.Random(f"{seed}/{c}/{i}"), c, i, tokens) for i in range(num_requests)]
-        for c in range(num_clients)
-    ]
+
+    def make(client: int, index: int) -> Ask:
+        draw = random.Random(f"{seed}/{client}/{index}")
+        plain = _make(draw, client, index, tokens)
+        kind = (index + 2 * client) % 3 if of_applications else _PLAIN
+        if kind == _PLAIN or (plain.is_search and kind == _TOOLS):
+            return plain
+        body = {name: value for name, value in plain.body.items() if name != "ignore_eos"}
+        if kind == _STRUCTURED:
+            return replace(plain, body=body | draw.choice(_FORMATS))
+        message = {"role": "user", "content": body.pop("prompt")}
+        body |= {"messages": [message], "n": 1, "tools": [_TOOL]}
+        body["tool_choice"] = draw.choice(
+            ["required", {"type": "function", "function": {"name": "sail"}}]
+        )
+        return Ask(plain.key, body, "/v1/chat/completions")
+
+    return [[make(c, i) for i in range(num_requests)] for c in range(num_clients)]
 
 
 def _make(draw: random.Random, client: int, index: int, tokens: tuple[int, int]) -> Ask:

@@ -6,20 +6,9 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from gateway.text.tokenizer import Tokenizer
+from tests.support.tool_template import HERMES
 
 DEMO_MODEL = str(Path(__file__).parents[3] / "models" / "demo")
-HERMES = """
-{%- if tools %}{{ '<|system|>Tools: ' }}{% for tool in tools %}{{ tool | tojson }}{% endfor %}
-{{- ' Answer with <tool_call>' }}{% endif %}
-{%- for message in messages %}{{ '<|' + message.role + '|>' }}
-{%- if message.reasoning_content %}
-{{- '<think>' + message.reasoning_content + '</think>' }}{% endif %}
-{{- message.content }}
-{%- for call in message.tool_calls or [] %}
-{{- '<tool_call>' }}{{ call.function | tojson }}{{ '</tool_call>' }}
-{%- endfor %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}
-"""
 ADD = {
     "type": "function",
     "function": {
