@@ -1,5 +1,7 @@
 """The state that all endpoints share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.access.api_keys import ApiKeys
@@ -64,6 +66,16 @@ class Service:
     max_choices: int
     ready_limits: ReadyLimits
     draining: bool = False
+
+    @contextmanager
+    def counting_refusals(self) -> Iterator[None]:
+        """Count what is refused."""
+        try:
+            yield
+        except ApiError as error:
+            if error.rejection is not None:
+                self.metrics.admission_rejections[error.rejection].inc()
+            raise
 
     def check_model(self, name: str | None) -> None:
         """Refuse a model that is not served here.

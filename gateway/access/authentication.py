@@ -1,12 +1,12 @@
 """Refuses calls without an API key, except for probes of health and for /docs."""
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.access.api_keys import ApiKeys
 from gateway.http.call import call_in
 from gateway.http.errors import unauthorized
+from gateway.http.other_errors import error_response
 from gateway.openai.endpoints.api_docs import DOCS_PATH
 from shared.metrics import GatewayMetrics
 
@@ -34,7 +34,7 @@ class RequireKey:
         if scope.get("path") == _METRICS_PATH and self._metrics_keys.are_required:
             keys, is_client = self._metrics_keys, False
         if scope["type"] == "http" and keys.are_required:
-            given = Headers(scope=scope).get("authorization", "")
+            given = _given_key(Headers(scope=scope))
             key = keys.key_of(given)
             if key is not None:
                 if is_client:
@@ -44,7 +44,12 @@ class RequireKey:
             elif scope["path"] not in OPEN_PATHS:
                 self._metrics.admission_rejections["unauthorized"].inc()
                 error = unauthorized(bool(given))
-                response = JSONResponse(error.body(), error.status, error.headers)
-                await response(scope, receive, send)
+                await error_response(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+def _given_key(headers: Headers) -> str:
+    """The key as ``Authorization`` has it; clients of Anthropic's send another header."""
+    other = headers.get("x-api-key")
+    return headers.get("authorization", "" if other is None else f"Bearer {other}")

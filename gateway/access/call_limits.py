@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.access.quota import Quota
 from gateway.http.call import QUIET_PATHS, Call, call_in
 from gateway.http.errors import ApiError, overloaded, too_many_bytes, too_many_calls, too_slow
+from gateway.http.other_errors import error_response
 from shared.metrics import GatewayMetrics
 
 TOKEN_PATHS = ("/tokenize", "/detokenize")
@@ -114,7 +114,7 @@ class LimitCalls:
         if error is not None:
             self._metrics.admission_rejections["overloaded"].inc()
             call_in(scope).fields["error"] = error.code
-            response = JSONResponse(error.body(), error.status, error.headers)
+            response = error_response(scope, error)
             await response(scope, receive, send)
             return
         now_s = asyncio.get_running_loop().time()

@@ -5,14 +5,17 @@ from typing import Any
 from fastapi import FastAPI, Request
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.access.authentication import OPEN_PATHS, RequireKey
 from gateway.access.call_limits import LimitCalls
+from gateway.anthropic.body import CountBody, MessagesBody
+from gateway.anthropic.endpoints import messages_router
 from gateway.http.call import AccessLog, call_of, shown_path
 from gateway.http.cors import allow_origins
 from gateway.http.errors import ApiError, failed
+from gateway.http.other_errors import error_response
 from gateway.openai.endpoints.api_docs import docs_router
 from gateway.openai.endpoints.generation_api import generate_router
 from gateway.openai.endpoints.inspection_api import inspection_router
@@ -45,6 +48,7 @@ def create_app(service: Service, responses: Responses) -> FastAPI:
     )
     app.include_router(docs_router())
     app.include_router(generate_router(service))
+    app.include_router(messages_router(service))
     app.include_router(streams_router(service))
     app.include_router(responses_router(service, responses))
     app.include_router(inspection_router(service, version()))
@@ -70,6 +74,8 @@ def create_app(service: Service, responses: Responses) -> FastAPI:
         CompletionBody,
         ChatBody,
         ResponseBody,
+        MessagesBody,
+        CountBody,
         TokenizeTextBody,
         TokenizeChatBody,
         DetokenizeBody,
@@ -90,7 +96,7 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
     fields["error"] = error.code or "invalid"
     if error.param is not None:
         fields["param"] = error.param
-    return JSONResponse(error.body(), error.status, error.headers)
+    return error_response(request.scope, error)
 
 
 async def _answer_http_exception(request: Request, error: Exception) -> Response:
@@ -98,11 +104,11 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
     path = f"{request.method} {shown_path(request.scope)}"
     known = {404: f"there is no {path}", 405: f"{path} is not allowed"}
     message = known.get(error.status_code, str(error.detail))
-    body = ApiError(error.status_code, message).body()
     headers = error.headers
     if error.status_code == 405:
         headers = {"Allow": ", ".join(_methods(request))}
-    return JSONResponse(body, error.status_code, headers)
+    shown = ApiError(error.status_code, message, headers=headers)
+    return error_response(request.scope, shown)
 
 
 def _methods(request: Request) -> list[str]:
@@ -115,4 +121,4 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return JSONResponse(failed("internal error", "internal_error").body(), 500)
+    return error_response(request.scope, failed("internal error", "internal_error"))

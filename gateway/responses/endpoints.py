@@ -17,7 +17,7 @@ from gateway.http.call import (
     client_of,
     idempotency_key,
 )
-from gateway.http.errors import ApiError, invalid, invalid_value, unavailable
+from gateway.http.errors import invalid, invalid_value, unavailable
 from gateway.openai.endpoints.openapi_description import (
     answers,
     generates,
@@ -33,7 +33,7 @@ from gateway.openai.responses.answers import answer
 from gateway.responses.answer_schema import DeletedAnswer, ItemsAnswer, ResponseAnswer
 from gateway.responses.records import ResponseAsked
 from gateway.responses.request.body import ResponseBody, parse_response_body
-from gateway.responses.request.chat_request import chat_body, own_names
+from gateway.responses.request.chat_request import NAMES, chat_body
 from gateway.responses.request.conversation import items_of
 from gateway.responses.serializer import ResponseSerializer
 from gateway.responses.service import Responses
@@ -126,14 +126,11 @@ def _add_kept(router: APIRouter, service: Service, responses: Responses) -> None
 @contextmanager
 def _errors(service: Service) -> Iterator[None]:
     """Count what is refused; that Redis does not answer is a 503."""
-    try:
-        yield
-    except BusUnavailable as error:
-        raise unavailable(f"Redis does not answer: {error}") from error
-    except ApiError as error:
-        if error.rejection is not None:
-            service.metrics.admission_rejections[error.rejection].inc()
-        raise
+    with service.counting_refusals():
+        try:
+            yield
+        except BusUnavailable as error:
+            raise unavailable(f"Redis does not answer: {error}") from error
 
 
 async def _create(service: Service, responses: Responses, request: Request) -> Response:
@@ -151,7 +148,7 @@ async def _create(service: Service, responses: Responses, request: Request) -> R
     history = await responses.views.history(responses.store, body.previous_response_id, call.tenant)
     chat = chat_body(body, [*history, *items_of(body.input)])
     origin = _origin(service, request, body)
-    with own_names():
+    with NAMES.used():
         origin = replace(
             origin,
             priority=priority_of(chat, call.priorities, service.keys.open_priorities),
@@ -168,7 +165,7 @@ async def _create(service: Service, responses: Responses, request: Request) -> R
     view.is_kept = is_kept
     serializer = ResponseSerializer(view)
     keep = _keeper(responses, asked, serializer, prepared) if is_kept else None
-    with own_names():
+    with NAMES.used():
         return await answer(service, origin, prepared, serializer, keep)
 
 

@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from gateway.openai.responses.chat_serializer import CallIds
+from gateway.openai.generation.token_feed import TokenFeed
 from gateway.responses.output_items import Event, OutputItems
 from gateway.responses.records import CANCELLED, ResponseAsked, ResponseEnded
 from gateway.responses.request.body import ResponseBody, TextFormat
-from gateway.responses.token_feed import TokenFeed
 from gateway.text.choice_text import Delta
 from gateway.text.tokenizer import Tokenizer
 from shared.messages.endings import FinishReason
@@ -24,7 +23,6 @@ class ResponseView:
 
     Args:
         feed: reads the tokens.
-        call_ids: of the calls of functions.
 
     Attributes:
         is_kept: clients can ask for it by its id.
@@ -35,14 +33,13 @@ class ResponseView:
         asked: ResponseAsked,
         body: ResponseBody,
         feed: TokenFeed,
-        call_ids: CallIds,
         tokenizer: Tokenizer,
     ) -> None:
         self.asked = asked
         self.body = body
         self.feed = feed
         self.is_kept = body.is_kept
-        self._items = OutputItems(asked.id, call_ids, tokenizer)
+        self._items = OutputItems(asked.id, feed.call_ids, tokenizer)
         self._number = 0
         self._ended: ResponseEnded | None = None
 

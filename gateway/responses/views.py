@@ -6,9 +6,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from gateway.answers.answer_formats import id_chars
 from gateway.http.errors import invalid_value
-from gateway.openai.responses.chat_serializer import CallIds
+from gateway.openai.generation.token_feed import TokenFeed
 from gateway.responses.events import ResponseView
 from gateway.responses.output_items import item_id
 from gateway.responses.records import ResponseAsked
@@ -16,7 +15,6 @@ from gateway.responses.request.body import ResponseBody, parse_response_body
 from gateway.responses.request.conversation import items_of
 from gateway.responses.request.input_items import InputItem, Message
 from gateway.responses.store import ResponseStore, StoredResponse
-from gateway.responses.token_feed import TokenFeed
 from gateway.service import Service
 
 _FEW_TOKENS = 256  # some 20 us each
@@ -35,10 +33,7 @@ class ResponseViews:
         """A view of a response without tokens."""
         feed = TokenFeed(self._service, asked.submit)
         body = body or parse_response_body(asked.body)
-        answers = feed.display.answers
-        chars = 0 if answers is None else id_chars(answers.calls)
-        call_ids = CallIds(feed.display.call_id, chars)
-        return ResponseView(asked, body, feed, call_ids, self._service.tokenizer)
+        return ResponseView(asked, body, feed, self._service.tokenizer)
 
     async def object_of(self, found: StoredResponse) -> dict[str, Any]:
         """The response as an object."""

@@ -106,6 +106,11 @@ class ChoiceText:
         self._shows_held = False
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it; None: another end, or none."""
+        return self._stops.found
+
+    @property
     def mean_logprob(self) -> float:
         """Mean log-probability of its tokens, 0 if there are none."""
         return self._sum_logprobs / max(1, self.num_tokens)

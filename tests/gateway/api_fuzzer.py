@@ -29,7 +29,8 @@ _CHECKS = (
     *("unsupported_method", "allow_header_conformance", "ignored_auth"),
 )
 _DONE = "[DONE]"
-_ENDS = ("response.completed", "response.incomplete", "response.failed", "error")
+_ENDS = ("response.completed", "response.incomplete", "response.failed", "error", "message_stop")
+_OWN_LIMITS = {"/v1/responses": "max_output_tokens", "/v1/messages": "max_tokens"}
 _PATIENCE_S = 60.0  # whatever is silent for longer hangs
 
 
@@ -51,7 +52,7 @@ class _Hooks:
     def change(self, case: schemathesis.Case[Any]) -> None:
         """Make a request cheap, or one that can succeed."""
         if isinstance(case.body, dict):
-            self._make_short(case.body, case.path == "/v1/responses")
+            self._make_short(case.body, case.path)
         is_stream = case.path == "/v1/streams/{stream_id}"
         if is_stream and self.resumable and _mode(case) is GenerationMode.POSITIVE:
             self._turn += 1
@@ -76,11 +77,12 @@ class _Hooks:
             self.resumable = [*self.resumable[-40:], (url, ids[len(ids) // 2])]
 
     @staticmethod
-    def _make_short(body: dict[str, Any], is_response: bool) -> None:
+    def _make_short(body: dict[str, Any], path: str) -> None:
         if isinstance(body.get("model"), str):
             body["model"] = MODEL
-        if is_response:
-            body["max_output_tokens"] = _LIMITS["max_tokens"]
+        own = _OWN_LIMITS.get(path)
+        if own is not None:
+            body[own] = _LIMITS["max_tokens"]
             return
         if body.get("max_tokens") is None and body.get("max_completion_tokens") is None:
             body["max_tokens"] = _LIMITS["max_tokens"]

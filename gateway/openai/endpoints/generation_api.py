@@ -1,14 +1,12 @@
 """POST /v1/completions and /v1/chat/completions."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from gateway.http.call import MAX_KEY_CHARS, call_of, caller_of, client_of, idempotency_key
-from gateway.http.errors import ApiError, no_embeddings
+from gateway.http.errors import no_embeddings
 from gateway.openai.endpoints.openapi_description import generates, reads_header, takes
 from gateway.openai.generation.origin import Origin
 from gateway.openai.generation.prepare import prepare_chat, prepare_completion
@@ -32,7 +30,7 @@ def generate_router(service: Service) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        with _counting(service):
+        with service.counting_refusals():
             body = await service.bodies.read(request, partial(parse_body, CompletionBody))
             origin = _origin(service, request, body)
             prepared = await prepare_completion(service, origin, body)
@@ -45,7 +43,7 @@ def generate_router(service: Service) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         """Answer in a conversation."""
-        with _counting(service):
+        with service.counting_refusals():
             body = await service.bodies.read(request, partial(parse_body, ChatBody))
             origin = _origin(service, request, body)
             prepared = await prepare_chat(service, origin, body)
@@ -53,21 +51,10 @@ def generate_router(service: Service) -> APIRouter:
 
     @router.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
-        with _counting(service):
+        with service.counting_refusals():
             raise no_embeddings(service.model_name)
 
     return router
-
-
-@contextmanager
-def _counting(service: Service) -> Iterator[None]:
-    """Count what is refused."""
-    try:
-        yield
-    except ApiError as error:
-        if error.rejection is not None:
-            service.metrics.admission_rejections[error.rejection].inc()
-        raise
 
 
 def _origin(service: Service, request: Request, body: GenerationBody) -> Origin:

@@ -1,14 +1,14 @@
 """The body of the chat that a response asks for, and errors in the words of its own body."""
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.http.errors import ApiError, from_validation
+from gateway.http.errors import from_validation
 from gateway.openai.requests.body import refuse_extra
+from gateway.openai.requests.field_names import FieldNames
 from gateway.openai.requests.ignored_fields import IGNORED
 from gateway.openai.requests.messages import check_message, check_tools
 from gateway.openai.requests.schema import ChatBody
@@ -24,7 +24,7 @@ from gateway.responses.request.input_items import InputItem
 from shared.sampling import PARAMETERS
 
 # Fields of a chat's body, as a response's body names them; the first that fits is taken.
-_NAMES = (
+NAMES = FieldNames(
     (re.compile(r"^response_format\.json_schema\.schema"), "text.format.schema"),
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
     (re.compile(r"^max_completion_tokens|^max_tokens"), "max_output_tokens"),
@@ -62,7 +62,7 @@ def chat_body(body: ResponseBody, history: Iterable[InputItem]) -> ChatBody:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.reasoning is not None and body.reasoning.effort is not None:
         fields["reasoning_effort"] = body.reasoning.effort
-    with own_names():
+    with NAMES.used():
         try:
             chat = ChatBody.model_validate({k: v for k, v in fields.items() if v is not None})
         except ValidationError as error:
@@ -72,28 +72,6 @@ def chat_body(body: ResponseBody, history: Iterable[InputItem]) -> ChatBody:
             check_message(message, f"messages[{index}].")
         check_tools(chat.tools or (), chat.tool_choice)
     return chat
-
-
-@contextmanager
-def own_names() -> Iterator[None]:
-    """Errors about a field of a chat's body name the field of the response's body instead."""
-    try:
-        yield
-    except ApiError as error:
-        if error.param is None:
-            raise
-        own = next((p.sub(name, error.param) for p, name in _NAMES if p.match(error.param)), None)
-        if own is None:
-            raise
-        message = str(error).replace(error.param, own)
-        raise ApiError(
-            error.status,
-            message,
-            param=own,
-            code=error.code,
-            rejection=error.rejection,
-            headers=error.headers,
-        ) from None
 
 
 def _tool(tool: FunctionTool) -> dict[str, Any]:

@@ -5,7 +5,9 @@ Fed this way, the parts depend on the tokens alone, and not on how many of them 
 
 from collections.abc import Iterator, Sequence
 
+from gateway.answers.answer_formats import id_chars
 from gateway.openai.generation.generation_output import GenerationOutput
+from gateway.openai.responses.chat_serializer import CallIds
 from gateway.prompts.prompt import Prompt
 from gateway.resume.stream_context import read_display
 from gateway.service import Service
@@ -46,6 +48,17 @@ class TokenFeed:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return self._output.usage.prompt_tokens
+
+    @property
+    def call_ids(self) -> CallIds:
+        """Ids of the calls of tools in the answer."""
+        answers = self.display.answers
+        return CallIds(self.display.call_id, 0 if answers is None else id_chars(answers.calls))
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it; None: another end, or none."""
+        return self._choice.text.stop_string
 
     @property
     def has_ended(self) -> bool:
