@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deploy.settings import REPOSITORY
 from tests.chaos.cluster import Cluster, NotReady
-from tests.chaos.mayhem import Mayhem
+from tests.chaos.disruptor import Disruptor
 from tests.chaos.report import FAILED, HEAD, Row, failures, row_of, verdict
 from tests.chaos.scenario import Run, Scenario, disturbed, run_clients
 from tests.chaos.workload import Ask, make_asks
@@ -96,8 +96,8 @@ class Chaos:
         )
         draw = random.Random(f"{options.seed}/{scenario.name}")
         between_s = (options.min_interval, options.max_interval)
-        mayhem = Mayhem(cluster, scenario.targets, scenario.pauses, between_s, draw)
-        await disturbed(cluster, clients, mayhem, run)
+        disruptor = Disruptor(cluster, scenario.targets, scenario.pauses, between_s, draw)
+        await disturbed(cluster, clients, disruptor, run)
 
     def _is_known(self, what: Ask) -> bool:
         """The requests that the undisturbed run has answers of; others cannot be compared."""
@@ -133,7 +133,10 @@ def _is_wanted(name: str, words: Sequence[str]) -> bool:
 async def _show_progress(name: str, run: Run) -> None:
     while True:
         await asyncio.sleep(_NEWS_S)
-        _show(f"  {name}: {run.num_complete} of {run.num_begun} complete, {len(run.blows)} blows")
+        _show(
+            f"  {name}: {run.num_complete} of {run.num_begun} complete, "
+            f"{len(run.disruptions)} disruptions"
+        )
 
 
 def _show(line: str) -> None:
@@ -148,7 +151,7 @@ def _options() -> argparse.Namespace:
     add("--requests", type=int, default=100, help="of each client")
     add("--min-tokens", type=int, default=16, help="shortest answer")
     add("--max-tokens", type=int, default=64, help="longest answer")
-    add("--min-interval", type=float, default=1.0, help="seconds from one blow to the next")
+    add("--min-interval", type=float, default=1.0, help="seconds from one disruption to the next")
     add("--max-interval", type=float, default=3.0)
     add("--deadline", type=float, default=180.0, help="seconds that an answer may take")
     add("--seed", type=int, default=1)

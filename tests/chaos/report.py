@@ -7,10 +7,10 @@ from tests.chaos.client import Outcome
 from tests.chaos.scenario import Run
 
 FAILED, OUT_OF_TIME = 1, 3
-_SHOWN_BLOWS = 40
+_SHOWN_DISRUPTIONS = 40
 HEAD = (
-    "| scenario | complete | equal texts | duplicates | gaps | blows | resumed | pause p50 | p99 "
-    "| with spawner p50 | p99 | time |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
+    "| scenario | complete | equal texts | duplicates | gaps | disruptions | resumed | pause p50 "
+    "| p99 | with spawner p50 | p99 | time |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -20,8 +20,8 @@ class Row:
 
     Attributes:
         equal: complete texts that equal those of the undisturbed run.
-        pauses_s: ascending, around blows to services.
-        spawner_pauses_s: around blows to services with their spawners.
+        pauses_s: ascending, around disruptions to services.
+        spawner_pauses_s: around disruptions to services with their spawners.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Row:
     equal: int
     duplicates: int
     gaps: int
-    blows: int
+    disruptions: int
     resumed: int
     pauses_s: Sequence[float]
     spawner_pauses_s: Sequence[float]
@@ -54,7 +54,8 @@ class Row:
         )
         return (
             f"| {self.name} | {self.complete}/{self.total} | {self.equal} | {self.duplicates} "
-            f"| {self.gaps} | {self.blows} | {self.resumed} | {pauses} | {self.time_s:.0f} s |"
+            f"| {self.gaps} | {self.disruptions} | {self.resumed} | {pauses} "
+            f"| {self.time_s:.0f} s |"
         )
 
 
@@ -87,7 +88,7 @@ def row_of(name: str, run: Run, expected: Mapping[str, Outcome]) -> Row:
         equal=sum(is_equal(outcome, expected) for outcome in outcomes.values()),
         duplicates=sum(outcome.num_duplicates for outcome in outcomes.values()),
         gaps=sum(outcome.num_gaps for outcome in outcomes.values()),
-        blows=len(run.blows),
+        disruptions=len(run.disruptions),
         resumed=sum(outcome.num_resumed for outcome in outcomes.values()),
         pauses_s=run.pauses_s(with_spawner=False),
         spawner_pauses_s=run.pauses_s(with_spawner=True),
@@ -112,8 +113,14 @@ def failures(run: Run, expected: Mapping[str, Outcome], deaths: Sequence[str]) -
             lines += ["", f"{outcome.ask.key} id={outcome.request_id} {body}"]
             lines += [f"  sent at {times[0]:.2f}, last token at {times[-1]:.2f}"]
             lines += [f"  {line}" for line in [*faults, *outcome.problems]]
-            blows = [blow for blow in run.blows if times[0] - 1 < blow.at_s < times[-1] + 60]
-            lines += [f"  blow: {blow}" for blow in blows[:_SHOWN_BLOWS]]
+            disruptions = [
+                disruption
+                for disruption in run.disruptions
+                if times[0] - 1 < disruption.at_s < times[-1] + 60
+            ]
+            lines += [
+                f"  disruption: {disruption}" for disruption in disruptions[:_SHOWN_DISRUPTIONS]
+            ]
     return lines
 
 

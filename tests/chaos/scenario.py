@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from tests.chaos.client import Client, Outcome
 from tests.chaos.cluster import Cluster
+from tests.chaos.disruptor import Disruption, Disruptor
 from tests.chaos.http_stream import Broken, ask
-from tests.chaos.mayhem import Blow, Mayhem
 from tests.chaos.workload import Ask
 
-# A gap between tokens belongs to a blow if it ends within this time after it, because tokens in
-# flight arrive after the blow.
+# A gap between tokens belongs to a disruption if it ends within this time after it, because tokens
+# in flight arrive after the disruption.
 _AROUND_S = 0.5
 _SCRAPE_S = 0.5
 _COUNTER = re.compile(r'num_preemptions(?:_total)?\{.*kind="(\w+)".*\} ([\d.e+]+)')
@@ -23,10 +23,10 @@ _COUNTER = re.compile(r'num_preemptions(?:_total)?\{.*kind="(\w+)".*\} ([\d.e+]+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """The targets and kinds of blows in one run.
+    """The targets and kinds of disruptions in one run.
 
     Attributes:
-        targets: services that may be struck; ``gateway`` is one of the gateways.
+        targets: services that may be disrupted; ``gateway`` is one of the gateways.
         pauses: whether services are paused instead of killed.
         pressure: whether blocks are so few that requests are preempted all the time.
     """
@@ -38,7 +38,7 @@ class Scenario:
 
     @property
     def plain_clients_live(self) -> bool:
-        """Whether no gateway is struck, so that a stream need not be resumed."""
+        """Whether no gateway is disrupted, so that a stream need not be resumed."""
         return "gateway" not in self.targets
 
 
@@ -52,7 +52,7 @@ class Run:
     """
 
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    blows: list[Blow] = field(default_factory=list)
+    disruptions: list[Disruption] = field(default_factory=list)
     preemptions: dict[str, float] = field(default_factory=dict)
     num_begun: int = 0
     num_tokens: int = 0
@@ -64,24 +64,24 @@ class Run:
         return sum(outcome.is_complete for outcome in self.outcomes.values())
 
     def pauses_s(self, with_spawner: bool) -> list[float]:
-        """For each blow and each stream that was open then, the longest silence around it.
+        """For each disruption and each stream that was open then, the longest silence around it.
 
         Beam searches send nothing before their end, and are left out.
 
         Args:
-            with_spawner: of blows to services with their spawners, or of all others.
+            with_spawner: of disruptions to services with their spawners, or of all others.
         """
         found = []
-        for blow in self.blows:
-            if blow.with_spawner is not with_spawner:
+        for disruption in self.disruptions:
+            if disruption.with_spawner is not with_spawner:
                 continue
-            until_s = blow.at_s + _AROUND_S
+            until_s = disruption.at_s + _AROUND_S
             for outcome in self.outcomes.values():
                 times = outcome.arrivals_s
-                if outcome.ask.is_search or not times[0] <= blow.at_s < times[-1]:
+                if outcome.ask.is_search or not times[0] <= disruption.at_s < times[-1]:
                     continue
                 pairs = itertools.pairwise(times)
-                found.append(max(b - a for a, b in pairs if b > blow.at_s and a < until_s))
+                found.append(max(b - a for a, b in pairs if b > disruption.at_s and a < until_s))
         return sorted(found)
 
 
@@ -123,16 +123,16 @@ async def run_clients(
 
 
 async def disturbed(
-    cluster: Cluster, clients: Awaitable[None], mayhem: Mayhem, run: Run, once: bool = False
+    cluster: Cluster, clients: Awaitable[None], disruptor: Disruptor, run: Run, once: bool = False
 ) -> None:
-    """Run clients, and strike services meanwhile.
+    """Run clients, and disrupt services meanwhile.
 
     Args:
-        once: each target is struck once.
+        once: each target is disrupted once.
     """
-    run.blows = mayhem.blows
-    blows = mayhem.each_once(lambda: num_arrivals(run)) if once else mayhem.run()
-    tasks = [asyncio.create_task(blows), asyncio.create_task(count_preemptions(cluster, run))]
+    run.disruptions = disruptor.disruptions
+    disruptions = disruptor.each_once(lambda: num_arrivals(run)) if once else disruptor.run()
+    tasks = [asyncio.create_task(disruptions), asyncio.create_task(count_preemptions(cluster, run))]
     try:
         await clients
         if once:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deploy.settings import REPOSITORY
 from tests.chaos.cluster import Cluster
-from tests.chaos.mayhem import Mayhem
+from tests.chaos.disruptor import Disruptor
 from tests.chaos.report import failures, row_of
 from tests.chaos.scenario import Run, disturbed, run_clients
 from tests.chaos.workload import make_asks
@@ -36,13 +36,13 @@ async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
         async with Cluster(tmp_path / "chaos", model, _SETTINGS) as cluster:
             await run_clients(cluster, asks, "calm", False, _DEADLINE_S, _DEADLINE_S, calm)
             clients = run_clients(cluster, asks, "rough", False, _DEADLINE_S, _DEADLINE_S, rough)
-            mayhem = Mayhem(cluster, _TARGETS, False, (0.0, 0.0), random.Random(7))
-            await disturbed(cluster, clients, mayhem, rough, once=True)
+            disruptor = Disruptor(cluster, _TARGETS, False, (0.0, 0.0), random.Random(7))
+            await disturbed(cluster, clients, disruptor, rough, once=True)
 
     story = "\n".join(failures(rough, calm.outcomes, cluster.deaths))
     row = row_of("each killed once", rough, calm.outcomes)
     assert calm.num_complete == row.total == _CLIENTS * _REQUESTS, story
-    assert len(rough.blows) == len(_TARGETS)
+    assert len(rough.disruptions) == len(_TARGETS)
     assert row.is_good(exact=True), story
 
 

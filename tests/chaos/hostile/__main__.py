@@ -2,7 +2,7 @@
 
 It runs at the lowest priority. API keys are read from the variables ``HOSTILE_KEY`` and
 ``HONEST_KEY``; the latter is for clients that are only unusual. It prints one line of JSON for each
-strike.
+attempt.
 """
 
 import argparse
@@ -22,7 +22,7 @@ _HOSTILE_ADDRESS, _HONEST_ADDRESS = "127.0.0.66", "127.0.0.1"
 
 
 async def attack(attacks: Sequence[Attack], ports: Sequence[int], seed: int) -> None:
-    """Strike until cancelled."""
+    """Attack until cancelled."""
     hostile_key, honest_key = os.environ.get("HOSTILE_KEY", ""), os.environ.get("HONEST_KEY", "")
     async with asyncio.TaskGroup() as lanes:
         for one in attacks:
@@ -30,18 +30,20 @@ async def attack(attacks: Sequence[Attack], ports: Sequence[int], seed: int) -> 
             address = _HONEST_ADDRESS if one.is_honest else _HOSTILE_ADDRESS
             for lane in range(one.lanes):
                 draw = random.Random(f"{seed}/{one.name}/{lane}")
-                lanes.create_task(_strike(one, Attacker(ports, key, address, draw)))
+                lanes.create_task(
+                    _attempt_until_cancelled(one, Attacker(ports, key, address, draw))
+                )
 
 
-async def _strike(attack: Attack, attacker: Attacker) -> None:
+async def _attempt_until_cancelled(attack: Attack, attacker: Attacker) -> None:
     await asyncio.sleep(attacker.draw.uniform(0, attack.every_s))
     while True:
         began_s, answer = time.monotonic(), Answer(UNFINISHED)
         try:
-            answer = await attack.strike(attacker)
+            answer = await attack.attempt(attacker)
         finally:
-            strike = [attack.name, began_s, time.monotonic(), answer.status, answer.text]
-            print(json.dumps(strike), flush=True)
+            attempt = [attack.name, began_s, time.monotonic(), answer.status, answer.text]
+            print(json.dumps(attempt), flush=True)
         await asyncio.sleep(attack.every_s * attacker.draw.uniform(0.5, 1.5))
 
 

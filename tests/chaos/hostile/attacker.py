@@ -22,7 +22,7 @@ UNFINISHED = "unfinished"  # the time of all attacks was over before
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of one strike.
+    """The result of one attempt.
 
     Attributes:
         status: of HTTP as digits, ``CLOSED``, ``SILENT`` or ``UNFINISHED``.
@@ -38,15 +38,15 @@ class Attack:
     """One hostile behaviour, repeated at its own rate.
 
     Attributes:
-        strike: performs it once.
-        every_s: pause between two strikes of a lane.
-        lanes: strikes that may be in progress at once.
+        attempt: performs it once.
+        every_s: pause between two attempts of a lane.
+        lanes: attempts that may be in progress at once.
         is_honest: whether it is only unusual: it then has a key and an address that no attack
             uses, and must be answered with 200.
     """
 
     name: str
-    strike: Callable[["Attacker"], Awaitable[Answer]]
+    attempt: Callable[["Attacker"], Awaitable[Answer]]
     every_s: float
     lanes: int = 1
     is_honest: bool = False

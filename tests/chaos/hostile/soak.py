@@ -23,10 +23,10 @@ from benchmarks.serving.processes import redis_reply, redis_used_bytes
 from deploy.settings import REPOSITORY
 from shared.bus.keys import EngineKeys
 from tests.chaos.cluster import GATEWAYS, Cluster
+from tests.chaos.disruptor import Disruptor, Outage
 from tests.chaos.hostile.__main__ import chosen
 from tests.chaos.hostile.honest import HonestClients
-from tests.chaos.hostile.verdict import Record, Strike, found, report
-from tests.chaos.mayhem import Mayhem, Outage
+from tests.chaos.hostile.verdict import Attempt, Record, found, report
 from tests.chaos.probe import Wait
 from tests.chaos.soak.rest import rest
 from tests.chaos.soak.verdict import shown
@@ -35,7 +35,7 @@ _ROUND_S = 60.0
 _WORK_SHARE = 0.7
 _KILLING_SHARE = 0.4
 _ANY = ("scheduler", "worker", "gateway", "redis")
-_OFTEN_S, _RARELY_S = (6.0, 14.0), (10.0, 20.0)  # from one blow to the next
+_OFTEN_S, _RARELY_S = (6.0, 14.0), (10.0, 20.0)  # from one disruption to the next
 _HONEST_TENANTS = ("anne", "emma", "harriet", "returning")
 _TENANTS = (*_HONEST_TENANTS, "probe", "unusual", "mallory", "operator")
 _OUTPUTS_RETENTION = 10_000  # the default
@@ -59,7 +59,7 @@ class Plan:
         redis_bytes: Redis' ``maxmemory``, with ``noeviction``.
         num_blocks: of the KV pool.
         attacks: words in attacks' names; empty: all.
-        strikes_services: whether services are killed and paused.
+        disrupts_services: whether services are killed and paused.
         deletes_outputs: whether the outputs log is deleted once in some rounds, in which answers
             may end with an error.
         fills_redis: whether Redis is at its limit for a few seconds of every round.
@@ -70,7 +70,7 @@ class Plan:
     redis_bytes: int = 256 * 2**20
     num_blocks: int = 192
     attacks: Sequence[str] = ()
-    strikes_services: bool = True
+    disrupts_services: bool = True
     deletes_outputs: bool = False
     fills_redis: bool = False
     round_s: float = _ROUND_S
@@ -151,17 +151,17 @@ class HostileSoak:
     async def _work(
         self, cluster: Cluster, honest: HonestClients, number: int, is_early: bool
     ) -> None:
-        """Run one round's attacks and blows."""
+        """Run one round's attacks and disruptions."""
         work_s = _WORK_SHARE * self._plan.round_s
         until_s = time.monotonic() + work_s
         targets: Sequence[str] = _ANY if is_early else ("gateway-2",)
         pauses = is_early and number % 2 == 1
         between_s = _OFTEN_S if is_early else _RARELY_S
-        if not self._plan.strikes_services:
+        if not self._plan.disrupts_services:
             targets = ()
         deletes = self._plan.deletes_outputs and is_early
-        mayhem = Mayhem(cluster, targets, pauses, between_s, self._draw)
-        tasks = [asyncio.create_task(mayhem.run())]
+        disruptor = Disruptor(cluster, targets, pauses, between_s, self._draw)
+        tasks = [asyncio.create_task(disruptor.run())]
         if deletes:
             tasks.append(asyncio.create_task(self._delete_outputs(cluster, work_s / 2)))
         if self._plan.fills_redis:
@@ -176,24 +176,24 @@ class HostileSoak:
             for task in tasks:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-            self.record.outages += mayhem.outages
+            self.record.outages += disruptor.outages
 
     async def _attack(self, cluster: Cluster, number: int, seconds: float) -> None:
-        """Run the attackers' process, and record its strikes."""
-        strikes, complaints = (
-            self._folder / f"strikes-{number}.{kind}" for kind in ("jsonl", "log")
+        """Run the attackers' process, and record its attempts."""
+        attempts, complaints = (
+            self._folder / f"attempts-{number}.{kind}" for kind in ("jsonl", "log")
         )
         words = ["--ports", *map(str, cluster.ports), "--seconds", str(seconds)]
         words += ["--seed", f"{self._plan.seed + number}"]
         words += ["--attacks", *self._plan.attacks]
         keys = {"HOSTILE_KEY": self._keys["mallory"], "HONEST_KEY": self._keys["unusual"]}
-        with strikes.open("wb") as output, complaints.open("wb") as errors:
+        with attempts.open("wb") as output, complaints.open("wb") as errors:
             command = [sys.executable, "-m", "tests.chaos.hostile", *words]
             code = await _finished(command, keys, output.fileno(), errors.fileno())
         if code:
             self.record.accidents.append(f"the attackers ended with {code}; see {complaints}")
-        lines = strikes.read_text().splitlines()
-        self.record.strikes += [Strike(*json.loads(line)) for line in lines]
+        lines = attempts.read_text().splitlines()
+        self.record.attempts += [Attempt(*json.loads(line)) for line in lines]
 
     @contextlib.asynccontextmanager
     async def _probing(self, cluster: Cluster) -> Any:
@@ -263,7 +263,7 @@ class HostileSoak:
         record, honest = self.record, self.record.honest
         return (
             f"{shown(record.samples[-1])}; peak {record.redis_peak_bytes / 2**20:.1f} MiB; "
-            f"{len(record.strikes)} strikes, {len(record.outages)} outages, "
+            f"{len(record.attempts)} attempts, {len(record.outages)} outages, "
             f"{honest.answered} answered, {len(honest.lost)} lost, {len(honest.changed)} changed"
         )
 

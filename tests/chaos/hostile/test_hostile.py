@@ -20,7 +20,7 @@ async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
     plan = Plan(
         minutes=_ROUND_S / 60,
         attacks=_CHEAP,
-        strikes_services=False,
+        disrupts_services=False,
         round_s=_ROUND_S,
         num_requests=1,
     )
@@ -30,8 +30,10 @@ async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
     record, results = soak.record, soak.report()
     assert record.honest.answered > 0
     assert (record.honest.lost, record.honest.changed, record.accidents) == ([], [], [])
-    assert {strike.name for strike in record.strikes} == {attack.name for attack in chosen(_CHEAP)}
-    assert not any(strike.status == "500" for strike in record.strikes)
+    assert {attempt.name for attempt in record.attempts} == {
+        attack.name for attack in chosen(_CHEAP)
+    }
+    assert not any(attempt.status == "500" for attempt in record.attempts)
     assert results["questions"]["live"] > 0
     assert 0 < record.redis_peak_bytes < record.redis_limit_bytes
     assert len(results["samples"]) == 1
@@ -40,7 +42,7 @@ async def test_honest_answers_are_those_of_an_undisturbed_run_beside_attacks(
 
 def test_every_attack_has_a_name_of_its_own_and_a_description() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
-    assert all(attack.strike.__doc__ for attack in ATTACKS)
+    assert all(attack.attempt.__doc__ for attack in ATTACKS)
 
 
 def test_an_attack_that_there_is_not_is_named() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from benchmarks.serving.processes import Held, Kept
+from tests.chaos.disruptor import Outage
 from tests.chaos.hostile.attacker import CLOSED, SILENT
 from tests.chaos.hostile.honest import Honesty
-from tests.chaos.hostile.verdict import Record, Strike, found, report
-from tests.chaos.mayhem import Outage
+from tests.chaos.hostile.verdict import Attempt, Record, found, report
 from tests.chaos.probe import Wait
 from tests.chaos.soak.verdict import Sample
 
@@ -29,8 +29,8 @@ def wait(
     return Wait(question, 0, at_s, at_s + waited_s, 0.25, queued_s=0.0, late_s=0.0, fault=fault)
 
 
-def strike(name: str = HOSTILE, status: str = "400", at_s: float = 50.0) -> Strike:
-    return Strike(name, at_s, at_s + 0.1, status, "")
+def attempt(name: str = HOSTILE, status: str = "400", at_s: float = 50.0) -> Attempt:
+    return Attempt(name, at_s, at_s + 0.1, status, "")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def record() -> Record:
         samples=[sample(minute) for minute in range(8)],
         waits=[wait(), wait("text", 10.0, 0.2), wait("text", 11.0, 0.3), wait("text", waited_s=9)],
         num_questions={"live": 5_000, "models": 1_000, "text": 100},
-        strikes=[strike(), strike(status=CLOSED), strike(UNUSUAL, "200")],
+        attempts=[attempt(), attempt(status=CLOSED), attempt(UNUSUAL, "200")],
         honest=Honesty(answered=100),
         calm_until_s=20.0,
         redis_peak_bytes=200 * MIB,
@@ -92,20 +92,20 @@ def test_an_engine_that_was_killed_may_be_missing_for_a_while(record: Record) ->
 
 
 def test_an_attack_that_breaks_something_is_a_fault(record: Record) -> None:
-    record.strikes.append(strike(status="500"))
+    record.attempts.append(attempt(status="500"))
     assert found(record) == ["'deep JSON' was answered 500 1 times: "]
 
 
 @pytest.mark.parametrize("status", ["400", CLOSED, SILENT])
 def test_a_client_that_is_only_unusual_must_be_served(record: Record, status: str) -> None:
-    record.strikes.append(strike(UNUSUAL, status, at_s=70.0))
+    record.attempts.append(attempt(UNUSUAL, status, at_s=70.0))
     assert found(record) == [f"'half-closed' was answered {status} 1 times: "]
     record.outages.append(Outage("redis", 70.0, 71.0))
     assert found(record) == []
 
 
 def test_an_attack_that_was_not_made_proves_nothing(record: Record) -> None:
-    record.strikes = [strike(UNUSUAL, CLOSED)]
+    record.attempts = [attempt(UNUSUAL, CLOSED)]
     assert {"'deep JSON' was never tried", "no attack reached a gateway"} <= set(found(record))
 
 

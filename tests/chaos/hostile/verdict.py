@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
+from tests.chaos.disruptor import Outage
 from tests.chaos.hostile.attacker import CLOSED, UNFINISHED
 from tests.chaos.hostile.catalogue import ATTACKS
 from tests.chaos.hostile.honest import Honesty
-from tests.chaos.mayhem import Outage
 from tests.chaos.probe import Wait
 from tests.chaos.soak.verdict import Sample, growth, leaks
 
 _LONGEST_STALL_S = 1.0
-_AFTER_OUTAGE_S = 1.0  # time for the effects of an outage on the struck service
+_AFTER_OUTAGE_S = 1.0  # time for the effects of an outage on the disrupted service
 _AFTER_ANY_OUTAGE_S = 15.0  # leases expire, and the engine becomes ready again
 _FEWEST_QUESTIONS = 100  # of the probe; fewer are no evidence
 _LAST_COMMAND_BYTES = 2**20  # size of the command with which Redis exceeds its limit
@@ -26,8 +26,8 @@ _SERVERS_FAULT = frozenset({"500", "502", "504"})
 
 
 @dataclass(frozen=True, slots=True)
-class Strike:
-    """One strike of an attack; times are of the monotonic clock."""
+class Attempt:
+    """One attempt of an attack; times are of the monotonic clock."""
 
     name: str
     from_s: float
@@ -58,7 +58,7 @@ class Record:
     waits: list[Wait] = field(default_factory=list)
     num_questions: dict[str, int] = field(default_factory=dict)
     outages: list[Outage] = field(default_factory=list)
-    strikes: list[Strike] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
     honest: Honesty = field(default_factory=Honesty)
     calm_until_s: float = 0.0
     redis_peak_bytes: int = 0
@@ -88,7 +88,7 @@ def stall_s(wait: Wait) -> float:
 
 
 def stalls(record: Record) -> list[Wait]:
-    """Waits for a cheap answer that no blow to the gateway explains, the longest first."""
+    """Waits for a cheap answer that no disruption to the gateway explains, the longest first."""
     waits = [
         wait
         for wait in record.waits
@@ -100,8 +100,8 @@ def stalls(record: Record) -> list[Wait]:
 def report(record: Record) -> dict[str, Any]:
     """All figures, for a file."""
     answers: dict[str, Counter[str]] = {name: Counter() for name in record.attacks}
-    for strike in record.strikes:
-        answers.setdefault(strike.name, Counter())[strike.status] += 1
+    for attempt in record.attempts:
+        answers.setdefault(attempt.name, Counter())[attempt.status] += 1
     calm, hostile = _first_tokens_s(record)
     return {
         "found": found(record),
@@ -124,7 +124,7 @@ def report(record: Record) -> dict[str, Any]:
                 "computed_s": wait.ran_s,
                 "queued_s": wait.queued_s,
                 "probe_late_s": wait.late_s,
-                "during": _strikes_around(record, wait),
+                "during": _attempts_around(record, wait),
             }
             for wait in stalls(record)[:_MOST_SHOWN]
         ],
@@ -160,7 +160,7 @@ def _stalled(record: Record) -> list[str]:
         f"{_GATEWAYS[wait.gateway]} stalled for {stall_s(wait):.2f} s, in which its main thread "
         f"computed for {wait.ran_s:.2f} s, asked for {wait.question} "
         f"{wait.from_s - record.calm_until_s:.1f} s after the first attack; "
-        f"at work: {_strikes_around(record, wait)}"
+        f"at work: {_attempts_around(record, wait)}"
         for wait in wrong[:_MOST_SHOWN]
     ]
     if len(wrong) > _MOST_SHOWN:
@@ -192,12 +192,12 @@ def _unanswered(record: Record) -> list[str]:
 def _answered_wrongly(record: Record) -> list[str]:
     """Attacks that broke something, and unusual clients that were refused."""
     faults: Counter[tuple[str, str, str]] = Counter()
-    for strike in record.strikes:
-        is_wrong = strike.status in _SERVERS_FAULT
-        if strike.name in _HONEST:
-            is_wrong = strike.status not in ("200", UNFINISHED)
-        if is_wrong and not _in_any(record.outages, strike.from_s, strike.until_s):
-            faults[strike.name, strike.status, strike.text[:200]] += 1
+    for attempt in record.attempts:
+        is_wrong = attempt.status in _SERVERS_FAULT
+        if attempt.name in _HONEST:
+            is_wrong = attempt.status not in ("200", UNFINISHED)
+        if is_wrong and not _in_any(record.outages, attempt.from_s, attempt.until_s):
+            faults[attempt.name, attempt.status, attempt.text[:200]] += 1
     return [
         f"{name!r} was answered {status} {count} times: {text}"
         for (name, status, text), count in faults.most_common(_MOST_SHOWN)
@@ -206,15 +206,15 @@ def _answered_wrongly(record: Record) -> list[str]:
 
 def _not_tried(record: Record) -> list[str]:
     """Attacks that never ran, or reached no gateway: they are no evidence."""
-    made = {strike.name for strike in record.strikes}
+    made = {attempt.name for attempt in record.attempts}
     wrong = [f"{name!r} was never tried" for name in record.attacks if name not in made]
-    if all(strike.status in (CLOSED, UNFINISHED) for strike in record.strikes):
+    if all(attempt.status in (CLOSED, UNFINISHED) for attempt in record.attempts):
         wrong.append("no attack reached a gateway")
     return wrong
 
 
 def _struck(outages: Sequence[Outage], wait: Wait) -> bool:
-    """Whether a blow to the gateway explains a wait."""
+    """Whether a disruption to the gateway explains a wait."""
     return any(
         outage.service == _GATEWAYS[wait.gateway]
         and outage.from_s <= wait.until_s
@@ -230,14 +230,14 @@ def _in_any(outages: Sequence[Outage], from_s: float, until_s: float) -> bool:
     )
 
 
-def _strikes_around(record: Record, wait: Wait) -> str:
+def _attempts_around(record: Record, wait: Wait) -> str:
     """Attacks that began shortly before or in a wait; the rarest, most telling ones first."""
     names = {
-        strike.name
-        for strike in record.strikes
-        if wait.from_s - 1.0 <= strike.from_s <= wait.until_s
+        attempt.name
+        for attempt in record.attempts
+        if wait.from_s - 1.0 <= attempt.from_s <= wait.until_s
     }
-    totals = Counter(strike.name for strike in record.strikes)
+    totals = Counter(attempt.name for attempt in record.attempts)
     rare = sorted(names, key=lambda name: (totals[name], name))
     return ", ".join(rare[:_MOST_NAMED]) or "nothing"
 

@@ -24,10 +24,10 @@ from deploy.settings import REPOSITORY
 from shared.settings import byte_size
 from tests.chaos.client import Client
 from tests.chaos.cluster import Cluster, NotReady
+from tests.chaos.disruptor import Disruptor
 from tests.chaos.hostile.__main__ import chosen
 from tests.chaos.hostile.catalogue import ATTACKS
 from tests.chaos.hostile.soak import HostileSoak, Plan
-from tests.chaos.mayhem import Mayhem
 from tests.chaos.soak.clients import leave_early, read_slowly
 from tests.chaos.soak.rest import rest
 from tests.chaos.soak.verdict import Sample, growth, leaks, shown
@@ -102,10 +102,10 @@ class Soak:
         until_s = time.monotonic() + _WORK_SHARE * _ROUND_S
         draw = self._draw
         between_s = (3.0, 12.0) if targets == _ANY else (10.0, 20.0)
-        mayhem = Mayhem(cluster, targets, False, between_s, draw)
+        disruptor = Disruptor(cluster, targets, False, between_s, draw)
         unruly: list[Callable[..., Awaitable[None]]] = [leave_early] * _LEAVING
         unruly += [read_slowly] * _SLOW
-        tasks = [asyncio.ensure_future(mayhem.run())]
+        tasks = [asyncio.ensure_future(disruptor.run())]
         for behave in unruly:
             own = random.Random(draw.getrandbits(64))
             tasks.append(asyncio.ensure_future(behave(cluster.ports, own, self.counts)))
@@ -122,7 +122,7 @@ class Soak:
             for task in tasks:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        self._count("kills", len(mayhem.blows))
+        self._count("kills", len(disruptor.disruptions))
 
     async def _answered(
         self, cluster: Cluster, asks: Sequence[Ask], label: str, index: int, until_s: float
@@ -178,7 +178,7 @@ def _options() -> argparse.Namespace:
         help="only those with such a word in their names",
     )
     add("--list-attacks", action="store_true", help="print the names of all attacks")
-    add("--no-blows", action="store_true", help="no service is killed or paused")
+    add("--no-disruptions", action="store_true", help="no service is killed or paused")
     add("--delete-outputs", action="store_true", help="delete the outputs log now and then")
     add("--fill-redis", action="store_true", help="Redis is full for seconds of every round")
     options = parser.parse_args()
@@ -205,7 +205,7 @@ def _soak(options: argparse.Namespace, folder: Path) -> Soak | HostileSoak:
         redis_bytes=options.redis_memory,
         num_blocks=options.num_blocks,
         attacks=options.attacks,
-        strikes_services=not options.no_blows,
+        disrupts_services=not options.no_disruptions,
         deletes_outputs=options.delete_outputs,
         fills_redis=options.fill_redis,
     )
@@ -223,7 +223,7 @@ def main() -> int:
     """0 if nothing is wrong, 1 if something is, 130 if interrupted."""
     options = _options()
     if options.list_attacks:
-        print(*(f"{attack.name}: {attack.strike.__doc__}" for attack in ATTACKS), sep="\n")
+        print(*(f"{attack.name}: {attack.attempt.__doc__}" for attack in ATTACKS), sep="\n")
         return 0
     folder = Path(options.out) / time.strftime("%Y%m%d-%H%M%S")
     soak, interrupted = _soak(options, folder), True

@@ -1,4 +1,4 @@
-"""A party's way to the server, on which faults strike."""
+"""A party's way to the server, on which faults are injected."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ class Network(Protocol):
     def back_s(self) -> float:
         """How long a reply travels."""
 
-    def strike(self, when: str, what: str) -> bool:
+    def inject(self, when: str, what: str) -> bool:
         """Whether the reply will arrive; the party may be frozen now."""
 
     def repeats(self, log: str) -> bool:
@@ -44,7 +44,7 @@ class Connection:
     async def _command(self, what: str, command: Callable[[], Any]) -> Any:
         network = self._network
         await self._loop.sleep(network.there_s())
-        network.strike("before", what)
+        network.inject("before", what)
         if not self._party.is_running:
             await self._loop.sleep(0.0)
         connection = self._check(self._server.connection)
@@ -54,7 +54,7 @@ class Connection:
             result = command()
         except StaleWriter as error:
             refused = error
-        arrives = network.strike("after", what)
+        arrives = network.inject("after", what)
         if (back_s := network.back_s()) or not self._party.is_running:
             await self._loop.sleep(back_s)
         self._check(connection)
@@ -92,7 +92,7 @@ class Connection:
     ) -> dict[str, list[Entry]]:
         server, network = self._server, self._network
         await self._loop.sleep(network.there_s())
-        network.strike("before", "read")
+        network.inject("before", "read")
         if not self._party.is_running:
             await self._loop.sleep(0.0)
         connection = server.connection
@@ -103,7 +103,7 @@ class Connection:
             if found or self._loop.time() >= deadline_s:
                 break
             await server.changed(cursors, deadline_s)
-        arrives = network.strike("after", "read")
+        arrives = network.inject("after", "read")
         if (back_s := network.back_s()) or not self._party.is_running:
             await self._loop.sleep(back_s)
         self._check(connection)

@@ -40,7 +40,7 @@ _PRIME = 0x100000001B3
 
 
 class Link:
-    """A party's network, where faults strike: at every command, on its way and on the reply's."""
+    """A party's network: faults are injected into commands and into their replies."""
 
     def __init__(self, world: "World", party: Party) -> None:
         self._world = world
@@ -57,7 +57,7 @@ class Link:
     def back_s(self) -> float:
         return 0.0 if self._random() < 0.7 else self.there_s()
 
-    def strike(self, when: str, what: str) -> bool:
+    def inject(self, when: str, what: str) -> bool:
         return self._world.at_command(self._party, when, what)
 
     def wrote(self, what: str, is_refused: bool) -> None:
@@ -70,7 +70,7 @@ class Link:
 
 
 Script = Callable[["World", Party, str, str], Fault | None]
-"""(world, party, "before" or "after", command) -> the fault to strike now."""
+"""(world, party, "before" or "after", command) -> the fault to inject now."""
 
 
 class World:
@@ -249,7 +249,7 @@ class World:
         return not self.is_quiet and self.rng.random() < self.profile.repeat_rate
 
     def at_command(self, party: Party, when: str, what: str) -> bool:
-        """Whether a message gets through; others may be struck, too."""
+        """Whether a message gets through; faults may affect others, too."""
         if self.is_quiet:
             return True
         if self._script is not None:
@@ -262,7 +262,7 @@ class World:
         self.trace(f"{fault} {when} {what} of {party.name}")
         if fault is Fault.LOST_REPLY:
             return when == "before"
-        self.strike(fault, party)
+        self.inject(fault, party)
         return True
 
     def _draw_fault(self, weight: int) -> Fault | None:
@@ -281,7 +281,7 @@ class World:
         """Whether a client lacks tokens."""
         return not all(client.is_done for client in self.clients)
 
-    def strike(self, fault: Fault, party: Party) -> None:
+    def inject(self, fault: Fault, party: Party) -> None:
         """A fault that is more than a lost message."""
         rng = self.rng
         if fault in (Fault.CRASH, Fault.PAUSE) and rng.random() < 0.5:

@@ -15,12 +15,12 @@ _LONG_PAUSE_EVERY = 4
 _SHORT_PAUSE_S = (0.2, 2.0)
 _LONG_PAUSE_S = (5.5, 8.0)  # leases expire after 5 s
 _LONGEST_PAUSE_S = 30.0  # once for each target
-_LONGEST_AFTER = 2  # blows, at the latest
+_LONGEST_AFTER = 2  # disruptions, at the latest
 _SPAWNER_EVERY = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
+class Disruption:
     """One kill or pause, with its time on the monotonic clock."""
 
     service: str
@@ -31,7 +31,7 @@ class Blow:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The time from a blow until its service is ready again, on the monotonic clock.
+    """The time from a disruption until its service is ready again, on the monotonic clock.
 
     It is infinite if no test waited for that.
     """
@@ -41,16 +41,16 @@ class Outage:
     until_s: float
 
 
-class Mayhem:
+class Disruptor:
     """Kills or pauses services.
 
     Args:
         targets: names of services; empty: none; ``gateway`` is one of the gateways.
         pauses: pause instead of kill.
-        between_s: shortest and longest time between two blows, drawn for each.
+        between_s: shortest and longest time between two disruptions, drawn for each.
 
     Attributes:
-        blows: so far.
+        disruptions: so far.
         outages: ended so far; at the end, all of them.
     """
 
@@ -62,7 +62,7 @@ class Mayhem:
         between_s: tuple[float, float],
         draw: random.Random,
     ) -> None:
-        self.blows: list[Blow] = []
+        self.disruptions: list[Disruption] = []
         self.outages: list[Outage] = []
         self._cluster = cluster
         self._targets = targets
@@ -72,27 +72,27 @@ class Mayhem:
         self._down: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Strike at random times until cancelled.
+        """Disrupt services at random times until cancelled.
 
-        A service is struck only when all earlier victims are ready again: the time to the next
-        blow begins then. Otherwise a service that starts slowly would never work.
+        A service is disrupted only when all earlier victims are ready again: the time to the next
+        disruption begins then. Otherwise a service that starts slowly would never work.
         """
         try:
             while self._targets:
                 victim = await self._choose()
                 await asyncio.sleep(self._draw.uniform(*self._between_s))
-                self.strike(victim)
+                self.disrupt(victim)
         finally:
             for task in self._down.values():
                 task.cancel()
 
     async def each_once(self, progress: Callable[[], int]) -> None:
-        """Strike each target once, each time after ``progress`` has grown."""
+        """Disrupt each target once, each time after ``progress`` has grown."""
         for target in self._targets:
             seen = progress()
             while progress() == seen:
                 await asyncio.sleep(0.01)
-            self.strike(self._draw.choice(GATEWAYS) if target == "gateway" else target)
+            self.disrupt(self._draw.choice(GATEWAYS) if target == "gateway" else target)
         await asyncio.gather(*self._down.values())
 
     async def _choose(self) -> str:
@@ -112,7 +112,7 @@ class Mayhem:
         task = self._down.get(name)
         return task is None or task.done()
 
-    def strike(self, name: str) -> None:
+    def disrupt(self, name: str) -> None:
         """Kill or pause a service now."""
         if self._pauses:
             self._pause(name)
@@ -121,20 +121,24 @@ class Mayhem:
         with_spawner = self._cluster.has_spawner(name) and not self._draw.randrange(_SPAWNER_EVERY)
         self._cluster.kill(name, with_spawner)
         self._down[name] = asyncio.create_task(self._restart(name, with_spawner))
-        self.blows.append(Blow(name, time.monotonic(), with_spawner=with_spawner))
+        self.disruptions.append(Disruption(name, time.monotonic(), with_spawner=with_spawner))
 
     def _pause(self, name: str) -> None:
         pause_s = self._draw.uniform(*self._pause_lengths(name))
         pid = self._cluster.pause(name)
         if pid is not None:
             self._down[name] = asyncio.create_task(self._wake(name, pid, pause_s))
-            self.blows.append(Blow(name, time.monotonic(), pause_s))
+            self.disruptions.append(Disruption(name, time.monotonic(), pause_s))
 
     def _pause_lengths(self, name: str) -> tuple[float, float]:
-        of_kind = [blow for blow in self.blows if _kind(blow.service) == _kind(name)]
+        of_kind = [
+            disruption
+            for disruption in self.disruptions
+            if _kind(disruption.service) == _kind(name)
+        ]
         if len(of_kind) == _LONGEST_AFTER:
             return _LONGEST_PAUSE_S, _LONGEST_PAUSE_S
-        is_long = len(self.blows) % _LONG_PAUSE_EVERY == _LONG_PAUSE_EVERY - 1
+        is_long = len(self.disruptions) % _LONG_PAUSE_EVERY == _LONG_PAUSE_EVERY - 1
         return _LONG_PAUSE_S if is_long else _SHORT_PAUSE_S
 
     async def _restart(self, name: str, with_spawner: bool) -> None:
