@@ -132,9 +132,9 @@ def parallel(bench: Bench, folder: Path) -> Report:
         f"{OPT_13B}, Alpaca. {_HOW} Requests arrive for {_times(bench, cases)} s.",
         rows,
         [
-            "Which beams go on is drawn from random probabilities of tokens. Orca copies a beam's "
-            "keys and values whenever a second beam goes on from it, at the memory's bandwidth, "
-            "and computes the prompt for every sequence.",
+            "Beams are continued by random probabilities of tokens. Orca copies a beam's keys and "
+            "values whenever a second beam continues it, at the memory's bandwidth, and computes "
+            "the prompt for every sequence.",
             "Six beams run into the limit of 256 sequences, with half of the memory free, and each "
             "of them costs as much per iteration as a request of Fig. 13b, the bar that this cost "
             "is fitted to; the paper's system may spend less on beams that share a request.",
@@ -265,7 +265,7 @@ def _ratio_row(
         each for each in (_S.PAGESTREAM, system) if not _curve(curves, each).passes(SUSTAINED_S)
     ]
     if lost:
-        remark = f"no run of {' and '.join(lost)} was on the limit's other side; {remark}"
+        remark = f"no run of {' and '.join(lost)} crossed the limit; {remark}"
     return Row(f"{case.title}: x {system}", paper, _ratio(curves, system), remark)
 
 

@@ -71,11 +71,11 @@ _SAMPLES_NOTE = (
 _BEAMS_NOTE = (
     "Were all beams of a search to descend from one that is D tokens back, the paper's savings "
     "would imply a D of 5, 8 and 13 tokens on Alpaca and of 46 and 103 on ShareGPT, for 2, (4) and "
-    "6 beams: in longer outputs beams live side by side for longer. Beams whose tokens were drawn "
-    "each for itself (D of 4 to 7 whatever the length: 38.5, 55.8, 62.4 and 48.1, 79.2 %) do not "
-    "do that. Here the beams of a search draw alike in 93 % of the steps, since they are nearly "
+    "6 beams: in longer outputs, beams survive together for longer. Beams with independently drawn "
+    "tokens (D of 4 to 7 at any length: 38.5, 55.8, 62.4 and 48.1, 79.2 %) do not. Here the beams "
+    "of a search draw alike in 93 % of the steps, since they are nearly "
     "the same text; that share is fitted to one number, Alpaca with 6 beams, which therefore is no "
-    "evidence. Really searching with the demo model (`benchmarks.micro.block_sharing`) saved 41, "
+    "evidence. A real search with the demo model (`benchmarks.micro.block_sharing`) saved 41, "
     "60 and 64 %, and 48, 69 and 77 %."
 )
 
@@ -105,8 +105,10 @@ def _job(bench: Bench, kind: Kind, method: str, width: int) -> Job:
 def _remark(bench: Bench, kind: Kind, method: str) -> str:
     if method == "beams":
         if kind is Kind.SHAREGPT:
-            return "beams go on at random here, and those of OPT-13B live side by side for longer"
-        return "beams go on at random here; those of OPT-13B were not at hand"
+            return (
+                "beams are continued at random here; those of OPT-13B survive together for longer"
+            )
+        return "beams are continued at random here; those of OPT-13B are unknown"
     if kind is Kind.ALPACA and bench.trace_dir:
         return (
             "only full blocks of prompts are shared, so lengths alone decide: this trace's prompts "
