@@ -12,7 +12,6 @@ from gateway.engine.engine_status import Engine
 from gateway.grammars.constraints import Constraint
 from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.call import Call
-from gateway.http.errors import invalid
 from gateway.openai.generation.generation import Generation
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.openai.generation.origin import Origin
@@ -22,8 +21,8 @@ from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationB
 from gateway.openai.requests.structured_output import constraint_of
 from gateway.openai.requests.tool_parameters import (
     answer_options,
+    chat_constraint,
     check_begins_with_call,
-    tools_constraint,
 )
 from gateway.openai.requests.validation import (
     chat_max_tokens,
@@ -86,7 +85,8 @@ async def prepare_completion(service: Service, origin: Origin, body: CompletionB
     num_prompts = service.prompts.count(body)
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    grammar = await _grammar(service, origin, body, num_prompts * output.num_candidates, engine)
+    num_choices = num_prompts * output.num_candidates
+    grammar = await _grammar(service, origin, body, num_choices, engine, constraint_of(body))
     prompts, sampling = [], []
     options = _tokenize_options(origin, body, engine)
     for whole in await service.prompts.completion(body, options):
@@ -115,12 +115,12 @@ async def prepare_chat(service: Service, origin: Origin, body: ChatBody) -> Prep
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    calls = tools_constraint(body, answers, service.answers)
-    grammar = await _grammar(service, origin, body, output.num_candidates, engine, calls)
+    found = chat_constraint(body, answers, service.answers)
+    grammar = await _grammar(service, origin, body, output.num_candidates, engine, found)
     options = _tokenize_options(origin, body, engine)
     whole = await service.prompts.chat(body.messages, body.tools, options)
     prompt = truncated(whole, body, engine)
-    if calls is not None:
+    if found is not None and isinstance(found[1], ToolCalls) and found[1].otherwise is None:
         check_begins_with_call(prompt, service.answers, service.tokenizer)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
@@ -134,18 +134,16 @@ async def _grammar(
     body: GenerationBody,
     num_choices: int,
     engine: Engine,
-    calls: tuple[str, ToolCalls] | None = None,
+    found: tuple[str, Constraint | ToolCalls] | None,
 ) -> str:
     """The grammar of the answer, compiled; "" if it may be anything.
+
+    Args:
+        found: what the answer has to look like, and the field that asks for it.
 
     Raises:
         ApiError: 400.
     """
-    found: tuple[str, Constraint | ToolCalls] | None = constraint_of(body)
-    if found is not None and calls is not None:
-        reason = f"{found[0]} asks for structured output already; give one"
-        raise invalid(calls[0], f"{calls[0]}: {reason}")
-    found = found or calls
     if found is None:
         return ""
     path, constraint = found

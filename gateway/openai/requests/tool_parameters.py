@@ -4,10 +4,12 @@ from gateway.answers.answer_formats import AnswerFormats
 from gateway.answers.call_body import is_name
 from gateway.answers.formats import CALL_FORMATS, REASONING_FORMATS
 from gateway.answers.options import AnswerOptions, ToolShape
+from gateway.grammars.constraints import Constraint, JsonSchema
 from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.errors import ApiError, invalid, invalid_value
 from gateway.openai.requests.messages import ChatTool, NamedTool
 from gateway.openai.requests.schema import ChatBody
+from gateway.openai.requests.structured_output import constraint_of
 from gateway.prompts.prompt import Prompt
 from gateway.text.tokenizer import Tokenizer
 
@@ -33,17 +35,50 @@ def answer_options(body: ChatBody, formats: AnswerFormats) -> AnswerOptions | No
     return AnswerOptions(formats.calls, reasoning, shapes, body.parallel_tool_calls is not False)
 
 
-def tools_constraint(
+def chat_constraint(
     body: ChatBody, answers: AnswerOptions | None, formats: AnswerFormats
-) -> tuple[str, ToolCalls] | None:
-    """What an answer that must call tools looks like, and the field that asks for it; None: any.
+) -> tuple[str, Constraint | ToolCalls] | None:
+    """What the answer has to look like, and the field that asks for it; None: anything.
+
+    ``response_format`` is the form of an answer that calls no tools.
 
     Raises:
-        ApiError: 400, calls in the model's format cannot be asked for.
+        ApiError: 400, fields are not valid or not together, or calls in the model's format cannot
+            be asked for.
     """
+    found = constraint_of(body)
+    if answers is None or not answers.calls:
+        return found
+    is_of_content = found is not None and found[0].startswith("response_format")
+    if body.tool_choice in (None, "auto"):
+        if found is None or not is_of_content or not isinstance(found[1], JsonSchema):
+            return found
+        return found[0], _calls_or_json(body, answers, formats, found[1])
+    calls = _required_calls(body, answers, formats)
+    if found is not None and not is_of_content:
+        reason = f"{found[0]} asks for structured output already; give one"
+        raise invalid("tool_choice", f"tool_choice: {reason}")
+    return "tool_choice", calls
+
+
+def _calls_or_json(
+    body: ChatBody, answers: AnswerOptions, formats: AnswerFormats, json: JsonSchema
+) -> Constraint | ToolCalls:
+    known = CALL_FORMATS.get(answers.calls)
+    # llguidance's lexer does not tell a call without a marker from other JSON.
+    if known is None or known.wrapper is None or not known.wrapper.before:
+        return json
+    # As without response_format, the model decides what the arguments of other tools are.
+    tools = [
+        (each.function.name, (each.function.strict and each.function.parameters) or {})
+        for each in body.tools or ()
+    ]
+    ids = formats.shown_tokens(answers)
+    return ToolCalls(known.wrapper, tools, answers.parallel, ids, otherwise=json.schema)
+
+
+def _required_calls(body: ChatBody, answers: AnswerOptions, formats: AnswerFormats) -> ToolCalls:
     choice = body.tool_choice
-    if answers is None or not answers.calls or choice in (None, "auto"):
-        return None
     named = choice.function.name if isinstance(choice, NamedTool) else None
     known = CALL_FORMATS.get(answers.calls)
     if known is None or known.wrapper is None:
@@ -55,7 +90,7 @@ def tools_constraint(
         if named in (None, tool.function.name)
     ]
     several = answers.parallel and named is None
-    return "tool_choice", ToolCalls(known.wrapper, tools, several, formats.shown_tokens(answers))
+    return ToolCalls(known.wrapper, tools, several, formats.shown_tokens(answers))
 
 
 def check_begins_with_call(prompt: Prompt, formats: AnswerFormats, tokenizer: Tokenizer) -> None:
