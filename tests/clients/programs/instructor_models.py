@@ -42,6 +42,16 @@ def mode_json_schema(server: Any) -> None:
     assert isinstance(_ask(server, instructor.Mode.JSON_SCHEMA, response_model=Forecast), Forecast)
 
 
+def mode_responses(server: Any) -> None:
+    """responses.create by create, Mode.RESPONSES_TOOLS"""
+    plain = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0)
+    client = instructor.from_openai(plain, mode=instructor.Mode.RESPONSES_TOOLS)
+    found = client.responses.create(
+        model=server.model, input="The weather in Oslo?", response_model=Forecast, max_retries=1
+    )
+    assert isinstance(found, Forecast)
+
+
 def mode_partial(server: Any) -> None:
     """create_partial, Mode.TOOLS"""
     parts = list(

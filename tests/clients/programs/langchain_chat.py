@@ -119,7 +119,27 @@ def completion(server: Any) -> None:
     assert list(model.stream("One"))
 
 
+def _responses(server: Any, **options: Any) -> ChatOpenAI:
+    return _model(server, use_responses_api=True, seed=None, **options)
+
+
 def responses_invoke(server: Any) -> None:
-    """responses.create by ChatOpenAI(use_responses_api=True)"""
-    answer = _model(server, use_responses_api=True, seed=None, max_tokens=16).invoke(QUESTION)
-    assert answer.content
+    """responses.create by ChatOpenAI(use_responses_api=True).invoke and stream"""
+    assert _responses(server, max_tokens=16).invoke(QUESTION).content
+    assert list(_responses(server, max_tokens=16).stream(QUESTION))
+
+
+def responses_structured(server: Any) -> None:
+    """responses.create by with_structured_output"""
+    answer = _responses(server).with_structured_output(Forecast).invoke(QUESTION)
+    assert isinstance(answer, Forecast)
+
+
+def responses_tools(server: Any) -> None:
+    """responses.create by bind_tools, and the result of a tool"""
+    bound = _responses(server).bind_tools([weather], tool_choice="weather", strict=True)
+    answer = bound.invoke(QUESTION)
+    [call] = answer.tool_calls
+    assert call["args"]["city"] in ("Oslo", "Paris")
+    messages = [HumanMessage(QUESTION), answer, weather.invoke(call)]
+    assert _responses(server, max_tokens=16).bind_tools([weather]).invoke(messages)

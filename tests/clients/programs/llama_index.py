@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from llama_index.core.llms import ChatMessage
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.openai_like import OpenAILike
+from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
 from pydantic import BaseModel, Field
 
 QUESTION = "What is the weather in Oslo?"
@@ -76,3 +76,18 @@ def tools(server: Any) -> None:
     )
     calls = model.get_tool_calls_from_response(answer)
     assert calls[0].tool_kwargs["city"] in ("Oslo", "Paris")
+
+
+def responses_chat(server: Any) -> None:
+    """responses.create by OpenAILikeResponses"""
+    model = OpenAILikeResponses(
+        model=server.model,
+        api_base=server.base_url,
+        api_key="none",
+        max_output_tokens=16,
+        max_retries=0,
+        context_window=2048,
+    )
+    messages = [ChatMessage(role="user", content=QUESTION)]
+    assert model.chat(messages).message.content
+    assert list(model.stream_chat(messages))

@@ -73,6 +73,15 @@ async def tool(server: Any) -> None:
     assert "tool_call_output_item" in kinds
 
 
+async def tool_and_structured(server: Any) -> None:
+    """Runner.run, a function as a tool and output_type"""
+    settings = {"tool_choice": "required", "parallel_tool_calls": False}
+    agent = _agent(server, tools=[weather], output_type=Forecast, settings=settings)
+    result = await Runner.run(agent, QUESTION, max_turns=40)
+    assert "tool_call_output_item" in [item.type for item in result.new_items]
+    assert isinstance(result.final_output, Forecast)
+
+
 async def tool_streamed(server: Any) -> None:
     """Runner.run_streamed, a function as a tool and its result"""
     agent = _agent(server, tools=[weather], settings={"tool_choice": "required"})
@@ -91,8 +100,9 @@ async def responses_run(server: Any) -> None:
 async def responses_tool(server: Any) -> None:
     """responses.create by OpenAIResponsesModel, a function as a tool and its result"""
     settings = {"tool_choice": "required", "parallel_tool_calls": False}
-    agent = _agent(server, OpenAIResponsesModel, tools=[weather], settings=settings)
-    agent.tool_use_behavior = "stop_on_first_tool"
-    result = await Runner.run(agent, QUESTION)
+    agent = _agent(
+        server, OpenAIResponsesModel, tools=[weather], output_type=Forecast, settings=settings
+    )
+    result = await Runner.run(agent, QUESTION, max_turns=40)
     assert "tool_call_output_item" in [item.type for item in result.new_items]
-    assert result.final_output.startswith("It rains in")
+    assert isinstance(result.final_output, Forecast)

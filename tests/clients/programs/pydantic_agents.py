@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.messages import ThinkingPart
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 QUESTION = "What is the weather in Oslo?"
@@ -18,9 +18,9 @@ class Forecast(BaseModel):
     days: int = Field(ge=1, le=9)
 
 
-def _agent(server: Any, output: Any = str, **settings: Any) -> Any:
+def _agent(server: Any, output: Any = str, kind: Any = OpenAIChatModel, **settings: Any) -> Any:
     provider = OpenAIProvider(base_url=server.base_url, api_key="none")
-    model = OpenAIChatModel(server.model, provider=provider)
+    model = kind(server.model, provider=provider)
     return Agent(
         model,
         output_type=output,
@@ -83,3 +83,34 @@ async def reasoning(server: Any) -> None:
     result = await _agent(server, extra_body={"guided_regex": regex}).run(QUESTION)
     parts = [part for message in result.all_messages() for part in message.parts]
     assert any(isinstance(part, ThinkingPart) for part in parts)
+
+
+async def native_output_and_tool(server: Any) -> None:
+    """Agent.run, NativeOutput beside a function as a tool"""
+    agent = _agent(server, NativeOutput(Forecast), temperature=1.0)
+
+    @agent.tool_plain
+    def weather(city: Literal["Oslo", "Paris"]) -> str:
+        """The weather of a city."""
+        return f"It rains in {city}."
+
+    assert isinstance((await agent.run(QUESTION)).output, Forecast)
+
+
+async def responses_text(server: Any) -> None:
+    """responses.create by OpenAIResponsesModel"""
+    assert (await _agent(server, kind=OpenAIResponsesModel, max_tokens=16).run(QUESTION)).output
+
+
+async def responses_stream(server: Any) -> None:
+    """responses.create, streamed, by OpenAIResponsesModel"""
+    agent = _agent(server, kind=OpenAIResponsesModel, max_tokens=16)
+    async with agent.run_stream(QUESTION) as result:
+        assert [text async for text in result.stream_text(delta=True)]
+
+
+async def responses_outputs(server: Any) -> None:
+    """responses.create by OpenAIResponsesModel, ToolOutput and NativeOutput"""
+    for output in (ToolOutput(Forecast), NativeOutput(Forecast)):
+        result = await _agent(server, output, OpenAIResponsesModel).run(QUESTION)
+        assert isinstance(result.output, Forecast)

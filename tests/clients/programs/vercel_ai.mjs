@@ -2,6 +2,7 @@
 
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { createOpenAI } from "@ai-sdk/openai";
 import * as ai from "ai";
 import { z } from "zod";
 
@@ -23,6 +24,11 @@ const weather = (cities) =>
   });
 
 const options = (server) => ({ model: model(server), prompt, maxRetries: 0, maxOutputTokens: 200 });
+
+const responses = (server) => ({
+  ...options(server),
+  model: createOpenAI({ baseURL: server.base_url, apiKey: "none" }).responses(server.model),
+});
 
 export const calls = {
   generateText: async (server) => {
@@ -91,6 +97,42 @@ export const calls = {
     for await (const part of result.fullStream) kinds.push(part.type);
     assert(kinds.includes("reasoning-delta"), String(kinds));
     assert(await result.text);
+  },
+
+  "generateText, tools and Output.object": async (server) => {
+    const result = await ai.generateText({
+      ...options(server), tools: { weather: weather([]) }, stopWhen: ai.stepCountIs(40),
+      output: ai.Output.object({ schema: Forecast }),
+    });
+    Forecast.parse(result.output);
+  },
+
+  "responses.create by @ai-sdk/openai, generateText": async (server) => {
+    const { text } = await ai.generateText({ ...responses(server), maxOutputTokens: 16 });
+    assert(text);
+  },
+
+  "responses.create by @ai-sdk/openai, streamText": async (server) => {
+    const result = ai.streamText({ ...responses(server), maxOutputTokens: 16 });
+    assert(await result.text);
+    assert((await result.usage).outputTokens <= 16);
+  },
+
+  "responses.create by @ai-sdk/openai, Output.object": async (server) => {
+    const result = await ai.generateText({
+      ...responses(server), output: ai.Output.object({ schema: Forecast }),
+    });
+    Forecast.parse(result.output);
+  },
+
+  "responses.create by @ai-sdk/openai, tools and the result of one": async (server) => {
+    const cities = [];
+    const { steps } = await ai.generateText({
+      ...responses(server), tools: { weather: weather(cities) }, stopWhen: ai.stepCountIs(2),
+      prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" }),
+    });
+    assert(cities.length);
+    assert.equal(steps.length, 2);
   },
 
   "errors: APICallError": async (server) => {
