@@ -207,19 +207,18 @@ class GatewaySettings(ServiceSettings):
         choices=REASONING_CHOICES,
     )
     responses_retention: float = setting(
-        86_400.0, "Seconds that a response of /v1/responses is kept after its end.", minimum=1
+        86_400.0, "Seconds for which a response of /v1/responses is kept after its end.", minimum=1
     )
     responses_bytes: int = setting(
         64 * 2**20,
-        "Most bytes in Redis of the responses of one API key. Beyond it, a response is kept only "
-        "if the request does not ask for that with store, and else answered 429.",
+        "Most bytes in Redis of the responses of one API key. Beyond it, requests with store=true "
+        "are answered 429, and the responses to others are not kept.",
         parse=byte_size,
         minimum=0,
     )
     responses_queued: int = setting(
         100,
-        "Most responses in the background of one API key that have not ended; others are answered "
-        "429.",
+        "Most unfinished background responses of one API key; more are answered 429.",
         minimum=1,
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")

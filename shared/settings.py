@@ -144,7 +144,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, seen: set[str] | None 
             nargs="?" if is_switch else None,
             const="true" if is_switch else None,
             dest=field.name,
-            metavar=field.name.rpartition("_")[2].upper(),
+            metavar="BOOL" if is_switch else field.name.rpartition("_")[2].upper(),
             default=argparse.SUPPRESS,
             help=f"{meta.help}{extra} [{env_name(field)}, default {default}]".replace("%", "%%"),
         )
