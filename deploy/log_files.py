@@ -18,11 +18,13 @@ def open_log(log: Path) -> int:
 
 
 def rotate_if_large(log: Path, max_bytes: int) -> None:
-    """Begin a new file if this one has grown beyond ``max_bytes``."""
-    with contextlib.suppress(FileNotFoundError):
+    """Begin a new file if this one has grown beyond ``max_bytes``, and if the disk has room."""
+    with contextlib.suppress(OSError):
         if log.stat().st_size > max_bytes:
+            new = log.with_name(f"{log.name}.new")
+            os.close(open_log(new))
             rotate(log)
-            os.close(open_log(log))
+            new.replace(log)
 
 
 def rotate(log: Path) -> None:

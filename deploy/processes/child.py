@@ -78,10 +78,13 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
     def log_tail(self, num_lines: int) -> list[str]:
-        """The last lines that this process wrote to its present log file."""
-        with self._log.open("rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            start = self._log_start if os.fstat(log.fileno()).st_ino == self._log_file else 0
-            log.seek(max(start, end - 16_384))
-            text = log.read().decode(errors="replace")
+        """The last lines that this process wrote to its present log file; none if it is missing."""
+        try:
+            with self._log.open("rb") as log:
+                end = log.seek(0, os.SEEK_END)
+                start = self._log_start if os.fstat(log.fileno()).st_ino == self._log_file else 0
+                log.seek(max(start, end - 16_384))
+                text = log.read().decode(errors="replace")
+        except OSError:
+            return []
         return [line for line in text.splitlines() if line.strip()][-num_lines:]

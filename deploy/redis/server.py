@@ -187,7 +187,13 @@ def _find_servers() -> list[RedisServer]:
 
 
 def _version(path: str) -> Version:
-    out = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    """The version that a program prints; 0.0 if it cannot be executed or prints none."""
+    try:
+        out = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, check=False
+        ).stdout
+    except OSError:  # such as a program for another processor
+        out = ""
     match = re.search(r"v=(\d+)\.(\d+)", out)
     number = (int(match[1]), int(match[2])) if match else (0, 0)
     return Version("valkey" if "valkey" in out.lower() else "redis", number)

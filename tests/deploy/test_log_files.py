@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from deploy import log_files
 from deploy.log_files import open_log, rotate, rotate_if_large
 from deploy.settings import REPOSITORY
 from shared.logs import LOG_FILE
@@ -62,3 +65,18 @@ def test_a_small_file_and_one_that_is_not_there_are_left_alone(tmp_path: Path) -
     log.write_text("short")
     rotate_if_large(log, 10)
     assert [path.name for path in tmp_path.iterdir()] == ["service.log"]
+
+
+def test_a_full_disk_leaves_the_file_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "service.log"
+    log.write_text("text")
+
+    def fail(_: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log_files, "open_log", fail)
+    rotate_if_large(log, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["service.log"]
+    assert log.read_text() == "text"

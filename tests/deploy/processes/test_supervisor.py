@@ -96,6 +96,16 @@ def test_a_service_that_dies_is_started_again_and_its_last_words_are_reported(
     assert isinstance(made.until(Started), Started)
 
 
+def test_a_service_whose_log_was_deleted_is_started_again(
+    harness: Callable[..., Harness],
+) -> None:
+    made = harness("exit 1")
+    (made.folder / "service.log").unlink()
+    died = made.until(Died)
+    assert isinstance(died, Died)
+    assert died.log_tail == []
+
+
 def test_nothing_is_started_before_the_back_off_has_passed(
     harness: Callable[..., Harness],
 ) -> None:

@@ -55,6 +55,13 @@ def test_without_a_server_on_path_the_bundled_one_is_taken(on_path: Path) -> Non
     assert "v=9." in printed.stdout
 
 
+def test_a_program_that_does_not_run_here_is_passed_over(on_path: Path) -> None:
+    foreign = on_path / "redis-server"
+    foreign.write_bytes(b"\x7fELF of another machine")
+    foreign.chmod(0o755)
+    assert find_redis_server() != str(foreign)
+
+
 def test_a_server_on_path_that_is_too_old_is_passed_over(on_path: Path) -> None:
     old = install(on_path, "Redis server v=6.2.14 sha=0 malloc=libc bits=64")
     assert find_redis_server() != old
