@@ -2,12 +2,14 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import uvloop
 
 from gateway.http.server import Server, handle_signals
+from gateway.openai.requests.model_defaults import read_model_defaults
 from gateway.settings import GatewaySettings
 from gateway.text.memory_release import limit_free_memory
 from gateway.text.tokenizer import Tokenizer
@@ -35,7 +37,12 @@ def _without_torch() -> Iterator[None]:
         del sys.modules["torch"]
 
 
-async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callable[[], None]) -> int:
+async def _serve(
+    settings: GatewaySettings,
+    tokenizer: Tokenizer,
+    defaults: Mapping[str, Any],
+    ready: Callable[[], None],
+) -> int:
     bus = RedisBus(settings.redis_url)
     try:
         _log.info("connected to Redis", version=await bus.check_server())
@@ -45,7 +52,7 @@ async def _serve(settings: GatewaySettings, tokenizer: Tokenizer, ready: Callabl
         # The server keeps trying to connect, and is not ready until then.
         _log.warning("starting without Redis", error=error)
     try:
-        server = Server(settings, bus, tokenizer)
+        server = Server(settings, bus, tokenizer, defaults)
         handle_signals(server)
         return await server.run(ready)
     finally:
@@ -73,15 +80,28 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
             tokenizer = Tokenizer.load(
                 settings.model, settings.trust_remote_code, settings.special_tokens_in_messages
             )
+            defaults = _defaults(settings)
     except ModelUnsupported as error:
         _log.error("cannot serve", error=error)
         serving = serve_unserved(settings, str(error))
     else:
-        serving = _serve(settings, tokenizer, ready)
+        serving = _serve(settings, tokenizer, defaults, ready)
     try:
         return uvloop.run(serving)
     except SettingsError as error:
         exit_with(error)
+
+
+def _defaults(settings: GatewaySettings) -> Mapping[str, Any]:
+    """The model's sampling defaults; exits with 2 if they cannot be used."""
+    if settings.generation_config == "none":
+        return {}
+    try:
+        found = read_model_defaults(settings.model)
+    except SettingsError as error:
+        exit_with(error)
+    _log.info("sampling defaults of the model", **found)
+    return found
 
 
 def _settings() -> GatewaySettings:

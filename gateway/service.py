@@ -1,8 +1,9 @@
 """The state that all endpoints share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallQuotas
@@ -38,6 +39,7 @@ class Service:
         model_root: the model's folder or hub id.
         created: when it started, seconds since 1970.
         answers: the formats in which the model answers.
+        defaults: of sampling parameters, where the model's differ from the API's.
         quotas: limits on calls in progress, and what they hold.
         max_token_bytes: largest body of a call that tokenizes or detokenizes.
         max_prompts: in one call.
@@ -55,6 +57,7 @@ class Service:
     prompts: PromptReader
     grammars: GrammarCompiler
     answers: AnswerFormats
+    defaults: Mapping[str, Any]
     engine: EngineClient
     metrics: GatewayMetrics
     keys: ApiKeys

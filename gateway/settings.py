@@ -194,6 +194,13 @@ class GatewaySettings(ServiceSettings):
         "Encode names of special tokens in the messages of chats, such as <|im_start|>, as those "
         "tokens. By default they are plain text, so that no message can imitate another one.",
     )
+    generation_config: str = setting(
+        AUTO,
+        "Sampling parameters that a request leaves out: auto takes temperature, top_p, top_k, "
+        "min_p and repetition_penalty from the model's generation_config.json, none the API's "
+        "defaults.",
+        choices=(AUTO, "none"),
+    )
     tool_call_parser: str = setting(
         AUTO,
         "Format in which the model writes tool calls: auto takes the response template of its "

@@ -60,7 +60,7 @@ class ToolChoice(Part):
 
 
 class ThinkingOptions(Part):
-    """Whether the model reasons; what a model does follows from its chat template."""
+    """Whether the model reasons, given to the chat template as ``enable_thinking``."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1)] | None = Field(
@@ -81,7 +81,8 @@ class OutputConfig(Part):
 
     format: OutputFormat | None = None
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="Without effect."
+        None,
+        description="Given to the chat template; without effect if that has no variable for it.",
     )
 
 

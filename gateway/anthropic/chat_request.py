@@ -25,7 +25,7 @@ NAMES = FieldNames(
     (re.compile(r"^(tools\[\d+\])\.function"), r"\1"),
     (re.compile(r"^tool_choice\.function"), "tool_choice"),
     (re.compile(r"^parallel_tool_calls"), "tool_choice.disable_parallel_tool_use"),
-    (re.compile(r"^messages(\[\d+\])?(\.\w+)*"), "messages"),
+    (re.compile(r"^(messages(\[\d+\])?(\.\w+)*|continue_final_message)"), "messages"),
 )
 
 
@@ -36,6 +36,7 @@ def chat_body(body: CountBody) -> ChatBody:
         ApiError: 400.
     """
     fields: dict[str, Any] = {"model": body.model, "messages": _messages(body)}
+    fields |= _template_fields(body, fields["messages"][-1])
     if body.tools:
         fields["tools"] = [
             {
@@ -71,6 +72,19 @@ def chat_body(body: CountBody) -> ChatBody:
             check_message(message, f"messages[{index}].")
         check_tools(chat.tools or (), chat.tool_choice)
     return chat
+
+
+def _template_fields(body: CountBody, last: dict[str, Any]) -> dict[str, Any]:
+    """What the chat template is told besides the messages."""
+    fields: dict[str, Any] = {}
+    if body.thinking is not None and body.thinking.type != "adaptive":
+        fields["chat_template_kwargs"] = {"enable_thinking": body.thinking.type == "enabled"}
+    if body.output_config is not None and body.output_config.effort is not None:
+        effort = body.output_config.effort
+        fields["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    if last["role"] == "assistant" and last["content"] and "tool_calls" not in last:
+        fields["continue_final_message"] = True
+    return fields
 
 
 def _tool_choice(body: CountBody) -> dict[str, Any]:

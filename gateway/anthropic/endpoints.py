@@ -15,6 +15,7 @@ from gateway.openai.endpoints.openapi_description import answers, generates, tak
 from gateway.openai.generation.origin import Origin
 from gateway.openai.generation.prepare import prepare_chat
 from gateway.openai.generation.token_feed import TokenFeed
+from gateway.openai.requests.template_fields import template_options
 from gateway.openai.requests.tool_parameters import answer_options
 from gateway.openai.requests.validation import priority_of
 from gateway.openai.responses.answers import answer
@@ -72,7 +73,10 @@ async def _count(service: Service, request: Request) -> Response:
     with NAMES.used():
         answer_options(chat, service.answers)  # refuses tools that the template does not describe
         tokens = await service.prompts.chat_tokens(
-            chat.messages, chat.tools, True, TokenizeOptions(caller_of(request))
+            chat.messages,
+            chat.tools,
+            TokenizeOptions(caller_of(request)),
+            template_options(chat, service.tokenizer),
         )
     return JSONResponse({"input_tokens": len(tokens)})
 

@@ -83,7 +83,9 @@ def create_app(service: Service, responses: Responses) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = describe(app, bodies, service.keys.are_required, OPEN_PATHS)
+            app.openapi_schema = describe(
+                app, bodies, service.keys.are_required, OPEN_PATHS, service.defaults
+            )
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -270,11 +270,10 @@ def from_validation(details: ErrorDetails) -> ApiError:
     return invalid_value(param, details["input"], message)
 
 
-def unsupported(param: str, value: object) -> ApiError:
+def unsupported(param: str, value: object, reason: str = "") -> ApiError:
     """400: the field, or its value, is not supported."""
-    return invalid(
-        param, f"{param}={shown(value)}: this field is not supported", "unsupported_parameter"
-    )
+    message = f"{param}={shown(value)}: this field is not supported"
+    return invalid(param, f"{message}{reason and ': '}{reason}", "unsupported_parameter")
 
 
 def shown(value: object) -> str:

@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +42,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Server:
     """Serves one engine until a signal arrives, or until the reader of the outputs log fails.
 
+    Args:
+        defaults: of sampling parameters, by name; the API's for others.
+
     Attributes:
         port: on which it listens, 0 before.
         connections: open connections of clients.
@@ -50,7 +53,13 @@ class Server:
         SettingsError: the pinned prefixes or the API keys cannot be read.
     """
 
-    def __init__(self, settings: GatewaySettings, bus: Bus, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        bus: Bus,
+        tokenizer: Tokenizer,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         name = model_name(settings.model, settings.served_model_name)
         metrics = GatewayMetrics(name, settings.engine_id)
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -76,6 +85,7 @@ class Server:
                 settings.max_prompt_chars,
             ),
             answers=answers,
+            defaults=defaults or {},
             engine=EngineClient(
                 bus,
                 settings.engine_id,

@@ -23,6 +23,7 @@ from gateway.openai.requests.schema import MAX_SALT_CHARS
 from gateway.pins.pin_requests import Prefix
 from gateway.prompts.control_tokens import TemplateRefused
 from gateway.prompts.conversations import conversation
+from gateway.prompts.template_options import TemplateOptions
 from gateway.text.tokenizer import Tokenizer
 from shared.errors import SettingsError
 
@@ -106,6 +107,6 @@ def _tokens(line: _Line, tokenizer: Tokenizer) -> list[int]:
     if not tokenizer.has_chat_template:
         raise ValueError("messages: this model has no chat template")
     chat = tokenizer.render_with_control_tokens(
-        conversation(line.messages, add_generation_prompt=False)
+        conversation(line.messages, options=TemplateOptions(add_generation_prompt=False))
     )
     return tokenizer.encode_chat(chat)

@@ -17,6 +17,7 @@ from functools import cache, partial
 from typing import Any
 
 from gateway.prompts.template_analysis import OPENING
+from gateway.prompts.template_options import DEFAULT_TEMPLATE_OPTIONS, TemplateOptions
 
 # Surrogates, which JSON in UTF-8 cannot hold; changes of case, width and escapes keep them.
 _FIRST_HIDDEN = 0xD800
@@ -38,7 +39,7 @@ class Conversation:
 
     messages: Sequence[dict[str, Any]]
     tools: Sequence[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
+    options: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class ControlTokens:
         marks: names of other tokens that the template writes, such as ``</think>``. Models generate
             them, too, so an assistant's messages may contain them.
         writes_whole: the template writes names only as a whole, see ``writes_names_whole``.
+
+    Attributes:
+        edges: characters at which names begin or end, without letters and digits.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class ControlTokens:
         self._special_pattern = _pattern(self._special)
         self._mark_pattern = _pattern(self.names - self._special)
         edges = _visible(char for name in self.names for char in (name[0], name[-1]))
+        self.edges = frozenset(char for char in edges if not char.isalnum())
         inner = _visible(char for name in self.names for char in name) - edges
         chars = [*sorted(edges), *sorted(inner)][:_MAX_HIDDEN]
         self._all = {ord(char): chr(_FIRST_HIDDEN + i) for i, char in enumerate(chars)}
@@ -143,7 +148,7 @@ class ControlTokens:
         changed = self._changed
         messages = [changed(each, change, str(each.get("role", ""))) for each in chat.messages]
         tools = None if chat.tools is None else [changed(each, change, "") for each in chat.tools]
-        return Conversation(messages, tools, chat.add_generation_prompt)
+        return Conversation(messages, tools, chat.options)
 
     def _changed(self, value: Any, change: _Change, role: str) -> Any:
         if isinstance(value, str):

@@ -7,6 +7,7 @@ from pydantic_core import from_json
 
 from gateway.openai.requests.messages import ChatMessage, ChatTool, ToolCall
 from gateway.prompts.control_tokens import Conversation, RenderedChat
+from gateway.prompts.template_options import DEFAULT_TEMPLATE_OPTIONS, TemplateOptions
 from gateway.prompts.template_threads import TemplateThreads
 from gateway.text.tokenizer import Tokenizer
 
@@ -23,12 +24,13 @@ class ChatRenderer:
     def __init__(self, tokenizer: Tokenizer, limit_s: float = DEFAULT_LIMIT_S) -> None:
         self._tokenizer = tokenizer
         self._threads = TemplateThreads(limit_s)
+        self._knows_developers = tokenizer.template_reads("developer")
 
     async def rendered(
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ChatTool] | None,
-        add_generation_prompt: bool,
+        options: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
         caller: str = "",
     ) -> RenderedChat:
         """The text of a conversation.
@@ -43,7 +45,7 @@ class ChatRenderer:
 
         def render() -> RenderedChat:
             return self._tokenizer.render_with_control_tokens(
-                conversation(messages, tools, add_generation_prompt)
+                conversation(messages, tools, options, self._knows_developers)
             )
 
         return await self._threads.run(render, caller)
@@ -56,20 +58,26 @@ class ChatRenderer:
 def conversation(
     messages: Sequence[ChatMessage],
     tools: Sequence[ChatTool] | None = None,
-    add_generation_prompt: bool = True,
+    options: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
+    knows_developers: bool = False,
 ) -> Conversation:
-    """The input of a chat template; few templates take parts and developers."""
+    """The input of a chat template; few templates take parts.
+
+    Args:
+        knows_developers: messages of the developer are not the system's.
+    """
     return Conversation(
-        [_plain_message(message) for message in messages],
+        [_plain_message(message, knows_developers) for message in messages],
         [tool.model_dump(exclude_unset=True) for tool in tools] if tools else None,
-        add_generation_prompt,
+        options,
     )
 
 
-def _plain_message(message: ChatMessage) -> dict[str, Any]:
+def _plain_message(message: ChatMessage, knows_developers: bool) -> dict[str, Any]:
     content = message.content or ""
+    is_system = message.role == "developer" and not knows_developers
     plain: dict[str, Any] = {
-        "role": "system" if message.role == "developer" else message.role,
+        "role": "system" if is_system else message.role,
         "content": content if isinstance(content, str) else "\n".join(p.text for p in content),
     }
     if message.name is not None:

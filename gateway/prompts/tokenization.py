@@ -12,6 +12,7 @@ from gateway.prompts.control_tokens import TemplateRefused
 from gateway.prompts.conversations import DEFAULT_LIMIT_S, ChatRenderer
 from gateway.prompts.fair_threads import FairThreads
 from gateway.prompts.prompt import Prompt
+from gateway.prompts.template_options import DEFAULT_TEMPLATE_OPTIONS, TemplateOptions
 from gateway.text.memory_release import release_free_memory
 from gateway.text.tokenizer import Tokenizer
 
@@ -113,17 +114,18 @@ class PromptReader:
         messages: Sequence[ChatMessage],
         tools: Sequence[ChatTool] | None = None,
         options: TokenizeOptions = DEFAULT_OPTIONS,
+        template: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
     ) -> Prompt:
         """The prompt for the next message of a conversation."""
-        tokens = await self.chat_tokens(messages, tools, True, options)
+        tokens = await self.chat_tokens(messages, tools, options, template)
         return Prompt(tokens, None, "messages")
 
     async def chat_tokens(
         self,
         messages: Sequence[ChatMessage],
         tools: Sequence[ChatTool] | None = None,
-        add_generation_prompt: bool = True,
         options: TokenizeOptions = DEFAULT_OPTIONS,
+        template: TemplateOptions = DEFAULT_TEMPLATE_OPTIONS,
     ) -> list[int]:
         """Tokens of a conversation.
 
@@ -135,9 +137,7 @@ class PromptReader:
         self._check_chars("messages", sum(map(_num_chars, messages)))
 
         try:
-            chat = await self._chats.rendered(
-                messages, tools, add_generation_prompt, options.caller
-            )
+            chat = await self._chats.rendered(messages, tools, template, options.caller)
 
             def encode() -> list[int]:
                 self._check_length("messages", chat.text, options)

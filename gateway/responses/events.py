@@ -141,7 +141,7 @@ class ResponseView:
                 "cache_write_tokens": 0,
             },
             "output_tokens": num_output,
-            "output_tokens_details": {"reasoning_tokens": self._items.reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.feed.num_reasoning},
             "total_tokens": num_prompt + num_output,
         }
 

@@ -27,12 +27,10 @@ class OutputItems:
 
     Attributes:
         items: complete ones and, at the end, the one that goes on.
-        reasoning_tokens: how many of the tokens were reasoning.
     """
 
     def __init__(self, response_id: str, call_ids: CallIds, tokenizer: Tokenizer) -> None:
         self.items: list[dict[str, Any]] = []
-        self.reasoning_tokens = 0
         self._response_id = response_id
         self._call_ids = call_ids
         self._tokenizer = tokenizer
@@ -56,8 +54,6 @@ class OutputItems:
             yield from self._switch("function_call", call)
             if call.arguments:
                 yield self._more("response.function_call_arguments.delta", call.arguments)
-        if self._open is not None and self._open[0] == "reasoning":
-            self.reasoning_tokens += len(delta.token_ids)
 
     def end(self, is_complete: bool) -> Iterator[Event]:
         """The events of the end; an answer without any text has an empty message."""

@@ -9,6 +9,7 @@ from gateway.answers.events import (
     CallBegun,
     CallDelta,
     CallEnded,
+    Reasoning,
     merged,
 )
 from gateway.text.detokenizer import Detokenizer
@@ -60,6 +61,7 @@ class TextOptions:
         include_stop: the text ends with the stop string that was found.
         silent_tokens: end the choice, and have no text.
         ends_with_call: the choice ends with its first call of a tool.
+        has_reasoning: its parser looks for reasoning, whose tokens are counted.
     """
 
     stops: StopStrings
@@ -70,6 +72,7 @@ class TextOptions:
     include_stop: bool = False
     silent_tokens: Collection[int] = ()
     ends_with_call: bool = False
+    has_reasoning: bool = False
 
 
 class ChoiceText:
@@ -80,6 +83,7 @@ class ChoiceText:
 
     Attributes:
         num_tokens: generated tokens that count, the last one included even if it is cut.
+        num_reasoning: those that the model reasoned with.
         finish_reason: None while more is to come.
         stopped: a stop string or a call ended it, which the engine cannot see.
     """
@@ -87,7 +91,7 @@ class ChoiceText:
     def __init__(
         self, detokenizer: Detokenizer, options: TextOptions, parser: AnswerParser | None = None
     ) -> None:
-        self.num_tokens = 0
+        self.num_tokens = self.num_reasoning = 0
         self.finish_reason: FinishReason | None = None
         self.stopped = False
         self._detokenizer = detokenizer
@@ -102,7 +106,7 @@ class ChoiceText:
         self._beam_score: float | None = None
         self._parser = parser
         self._events: list[AnswerEvent] = []
-        self._has_calls = False
+        self._has_calls = self._is_reasoning = False
         self._shows_held = False
 
     @property
@@ -129,8 +133,9 @@ class ChoiceText:
                     self._scored.append(ScoredToken(token, self._chars, logprobs[index]))
             if token not in options.silent_tokens:
                 self._show(self._detokenizer.push(token))
-                if options.ends_with_call:
-                    self._parse()
+                if options.ends_with_call or options.has_reasoning:
+                    self._parse()  # what a token belongs to must not depend on those beside it
+            self.num_reasoning += self._is_reasoning
 
     def end(self, reason: FinishReason, beam_score: float | None = None) -> None:
         """End the choice; text that was held back becomes new text."""
@@ -195,6 +200,7 @@ class ChoiceText:
         for event in events:
             self._events.append(event)
             self._has_calls = self._has_calls or isinstance(event, CallBegun)
+            self._is_reasoning = isinstance(event, Reasoning)
             if self._options.ends_with_call and isinstance(event, CallEnded):
                 if self.finish_reason is None:
                     self.finish_reason, self.stopped = FinishReason.STOP, True

@@ -1,5 +1,6 @@
 """Encodes and decodes with the model's tokenizer and renders its chat template."""
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -152,6 +153,16 @@ class Tokenizer:
             reasoning,
         )
 
+    def template_reads(self, name: str) -> bool:
+        """Whether this word stands in the chat template."""
+        pattern = re.compile(rf"\b{re.escape(name)}\b")
+        return any(pattern.search(each) for each in texts_of(self._source.chat_template))
+
+    @property
+    def control_edges(self) -> frozenset[str]:
+        """Characters, no letters or digits, at which names of control tokens begin or end."""
+        return self._control.edges
+
     def render_chat(self, chat: Conversation) -> str:
         """The prompt for a conversation, special tokens included.
 
@@ -163,7 +174,9 @@ class Tokenizer:
                 list(chat.messages),
                 tools=None if chat.tools is None else list(chat.tools),
                 tokenize=False,
-                add_generation_prompt=chat.add_generation_prompt,
+                add_generation_prompt=chat.options.add_generation_prompt,
+                continue_final_message=chat.options.continues_final,
+                **chat.options.variables,
             )
         except Exception as error:  # templates are programs of the model's authors
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error

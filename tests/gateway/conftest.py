@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -79,13 +80,15 @@ MakeStage = Callable[..., Awaitable[Stage]]
 
 
 @asynccontextmanager
-async def _open_stage(tokenizer: Tokenizer, bus: Bus, ready: bool, **changes: Any) -> Any:
+async def _open_stage(
+    tokenizer: Tokenizer, bus: Bus, ready: bool, defaults: Mapping[str, Any], **changes: Any
+) -> Any:
     settings = GatewaySettings(**{"model": DEMO_MODEL, "port": 0, **changes})
     engine = FakeEngine(bus)
     await engine.start_epoch()
     if ready:
         await engine.publish()
-    server = Server(settings, bus, tokenizer)
+    server = Server(settings, bus, tokenizer, defaults)
     running = asyncio.ensure_future(server.run())
     url = f"http://127.0.0.1:{await server.listening()}"
     openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
@@ -111,11 +114,12 @@ async def make_stage(tokenizer: Tokenizer) -> AsyncIterator[MakeStage]:
             bus: Bus | None = None,
             ready: bool = True,
             tokenizer: Tokenizer = tokenizer,
+            defaults: Mapping[str, Any] = MappingProxyType({}),
             **changes: Any,
         ) -> Stage:
             bus = bus or MemoryBus(lambda: time.time_ns() // 1_000_000)
             stage: Stage = await stack.enter_async_context(
-                _open_stage(tokenizer, bus, ready, **changes)
+                _open_stage(tokenizer, bus, ready, defaults, **changes)
             )
             return stage
 

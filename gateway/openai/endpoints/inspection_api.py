@@ -20,6 +20,7 @@ from gateway.openai.requests.schema import (
     TokenizeTextBody,
     parse_body,
 )
+from gateway.openai.requests.template_fields import template_options
 from gateway.openai.responses.schema import (
     Alive,
     ErrorAnswer,
@@ -145,10 +146,8 @@ async def _tokenize(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     options = TokenizeOptions(caller_of(request))
     if isinstance(body, TokenizeChatBody):
-        generation_prompt = body.add_generation_prompt is not False
-        tokens = await service.prompts.chat_tokens(
-            body.messages, body.tools, generation_prompt, options
-        )
+        template = template_options(body, service.tokenizer)
+        tokens = await service.prompts.chat_tokens(body.messages, body.tools, options, template)
     else:
         special = body.add_special_tokens is not False
         tokens = await service.prompts.text_tokens(body.prompt, special, options)
@@ -230,5 +229,6 @@ def _model_card(service: Service) -> dict[str, Any]:
         "root": service.model_root,
         "parent": None,
         "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
+        "default_sampling_params": dict(service.defaults),
         "permission": [],
     }

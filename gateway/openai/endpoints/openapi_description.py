@@ -154,10 +154,12 @@ def describe(
     bodies: list[type[BaseModel]],
     keys_are_required: bool,
     open_paths: tuple[str, ...],
+    defaults: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The OpenAPI description of ``app``, with the schemas of all bodies.
 
     Args:
+        defaults: the model's, of sampling parameters.
         open_paths: paths that never need an API key.
     """
     described = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -165,6 +167,10 @@ def describe(
     components = described.setdefault("components", {})
     known: dict[str, Any] = components.setdefault("schemas", {})
     known.update(schemas["$defs"])
+    for body in bodies:
+        for name, value in defaults.items():
+            if name in known[body.__name__]["properties"]:
+                known[body.__name__]["properties"][name]["default"] = value
     for name in ("HTTPValidationError", "ValidationError"):
         known.pop(name, None)
     components["securitySchemes"] = {"api_key": {"type": "http", "scheme": "bearer"}}

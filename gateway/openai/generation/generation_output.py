@@ -111,6 +111,7 @@ class GenerationOutput:
             self.display.num_prompt_tokens or num_prompt_tokens,
             sum(request.num_generated for request in self.requests),
             self.cached_tokens,
+            sum(choice.text.num_reasoning for choice in self.choices),
         )
 
     @property
@@ -227,6 +228,7 @@ class GenerationOutput:
             include_stop=shown.include_stop,
             silent_tokens=submit.sampling.stop_token_ids if ends_silently else (),
             ends_with_call=answers is not None and not answers.parallel,
+            has_reasoning=answers is not None and answers.reasoning != "",
         )
         context = () if self.display.is_chat else prompt.tokens  # that the text continues
         first = position * shown.num_candidates

@@ -19,6 +19,7 @@ from gateway.openai.requests.beam_parameters import beam_params
 from gateway.openai.requests.output_options import OutputOptions, chat_output, completion_output
 from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody
 from gateway.openai.requests.structured_output import constraint_of
+from gateway.openai.requests.template_fields import template_options
 from gateway.openai.requests.tool_parameters import (
     answer_options,
     chat_constraint,
@@ -97,7 +98,7 @@ async def prepare_completion(service: Service, origin: Origin, body: CompletionB
         max_tokens = (
             1 if prompt.scores_last else completion_max_tokens(body, prompt, output, engine)
         )
-        params = sampling_params(body, output, beams, max_tokens, engine, grammar)
+        params = sampling_params(body, output, beams, max_tokens, engine, grammar, service.defaults)
         sampling.append(sampling_of_last(prompt, params) if prompt.scores_last else params)
         prompts.append(prompt)
     return _prepare(service, origin, body, prompts, sampling, output)
@@ -118,13 +119,14 @@ async def prepare_chat(service: Service, origin: Origin, body: ChatBody) -> Prep
     found = chat_constraint(body, answers, service.answers)
     grammar = await _grammar(service, origin, body, output.num_candidates, engine, found)
     options = _tokenize_options(origin, body, engine)
-    whole = await service.prompts.chat(body.messages, body.tools, options)
+    template = template_options(body, service.tokenizer)
+    whole = await service.prompts.chat(body.messages, body.tools, options, template)
     prompt = truncated(whole, body, engine)
     if found is not None and isinstance(found[1], ToolCalls) and found[1].otherwise is None:
         check_begins_with_call(prompt, service.answers, service.tokenizer)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
-    sampling = sampling_params(body, output, beams, max_tokens, engine, grammar)
+    sampling = sampling_params(body, output, beams, max_tokens, engine, grammar, service.defaults)
     return _prepare(service, origin, body, [prompt], [sampling], output, answers)
 
 

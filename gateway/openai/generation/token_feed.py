@@ -50,6 +50,11 @@ class TokenFeed:
         return self._output.usage.prompt_tokens
 
     @property
+    def num_reasoning(self) -> int:
+        """Tokens of reasoning that were fed."""
+        return self._choice.text.num_reasoning
+
+    @property
     def call_ids(self) -> CallIds:
         """Ids of the calls of tools in the answer."""
         answers = self.display.answers

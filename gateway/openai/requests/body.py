@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from gateway.http.errors import unsupported
-from gateway.openai.requests.ignored_fields import IgnoredFields, may_be_ignored
+from gateway.openai.requests.ignored_fields import REASONS, IgnoredFields, may_be_ignored
 
 
 class Body(BaseModel):
@@ -36,4 +36,4 @@ def refuse_extra(body: Body, path: str, ignored: IgnoredFields) -> None:
     """
     for name, value in (body.model_extra or {}).items():
         if name not in ignored or not may_be_ignored(value, ignored[name]):
-            raise unsupported(path + name[:80], value)
+            raise unsupported(path + name[:80], value, REASONS.get(name, ""))

@@ -29,9 +29,13 @@ IGNORED: IgnoredFields = {
     "service_tier": ("auto", "default"),
     "prediction": (),
     "audio": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
+}
+# Why a field is refused, where its name does not say it.
+REASONS: Mapping[str, str] = {
+    "suffix": "text is only added at the end; for a model that was trained to fill in the middle, "
+    "write the special tokens of its format and the suffix into the prompt",
 }
 IGNORED_IN_STREAM_OPTIONS: IgnoredFields = {
     "include_obfuscation": (False,),

@@ -91,7 +91,7 @@ class ChatMessage(Body):
     model_config = ConfigDict(json_schema_extra=describe_ignored(IGNORED_IN_MESSAGE))
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = Field(None, description="null only beside an assistant's tool_calls.")
+    content: Content | None = Field(None, description="null only of an assistant.")
     name: str | None = None
     tool_calls: (
         Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_TOOL_CALLS)] | None
@@ -108,11 +108,13 @@ def check_message(message: ChatMessage, path: str) -> None:
         ApiError: 400 that names the field.
     """
     refuse_extra(message, path, IGNORED_IN_MESSAGE)
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+    is_given = "content" in message.model_fields_set
+    may_lack = message.role == "assistant" and (is_given or message.tool_calls)
+    if message.content is None and not may_lack:
         name = f"{path}content"
-        if "content" not in message.model_fields_set:
+        if not is_given:
             raise invalid(name, f"{name}: this field is required", MISSING_FIELD)
-        raise invalid_value(name, None, "only an assistant's message with tool_calls has none")
+        raise invalid_value(name, None, "only an assistant's message may have none")
     if message.tool_calls and message.role != "assistant":
         reason = "only an assistant's message has any"
         raise invalid_value(f"{path}tool_calls", message.tool_calls, reason)

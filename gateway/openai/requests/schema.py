@@ -3,7 +3,7 @@
 An unknown field is refused by name, unless its value can be ignored without changing the answer.
 """
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
@@ -157,17 +157,33 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
 
 
-class _ChatMessages(Body):
+class ChatMessages(Body):
+    """A conversation, and how the chat template renders it."""
+
     messages: Annotated[
         list[ChatMessage], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
     ]
     tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
         None, description="Given to the chat template."
     )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables of the chat template, such as enable_thinking."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="The prompt ends with the beginning of an answer; by default it does."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The answer goes on where the last message, the assistant's, ends."
+    )
 
 
-class ChatBody(GenerationBody, _ChatMessages):
+class ChatBody(GenerationBody, ChatMessages):
     """POST /v1/chat/completions."""
+
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None,
+        description="Given to the chat template; without effect if that has no variable for it.",
+    )
 
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
@@ -189,11 +205,10 @@ class TokenizeTextBody(Body):
     return_token_strs: bool | None = None
 
 
-class TokenizeChatBody(_ChatMessages):
+class TokenizeChatBody(ChatMessages):
     """POST /tokenize with a conversation."""
 
     model: str | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -221,7 +236,7 @@ def parse_body(cls: type[_B], data: bytes) -> _B:
             raise not_json(data, first["msg"]) from None
         raise from_validation(first) from None
     refuse_extra(body, "", IGNORED if isinstance(body, GenerationBody) else {})
-    if isinstance(body, _ChatMessages):
+    if isinstance(body, ChatMessages):
         for index, message in enumerate(body.messages):
             check_message(message, f"messages[{index}].")
     if isinstance(body, GenerationBody) and body.stream_options is not None:

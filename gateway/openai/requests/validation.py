@@ -1,6 +1,9 @@
 """Turns a validated body into requests that the engine can serve, or refuses it with 400."""
 
 import secrets
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from gateway.access.priorities import PriorityRange
 from gateway.engine.engine_status import Engine
@@ -12,6 +15,7 @@ from shared.sampling import PARAMETERS, BeamParams, Effect, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 _SEED_BITS = 63
+_NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 # A beam search refuses these, or is the same for all their values.
 _NEUTRAL_IN_SEARCHES = {
     name: parameter.neutral
@@ -99,12 +103,19 @@ def sampling_params(
     max_tokens: int,
     engine: Engine,
     grammar: str = "",
+    defaults: Mapping[str, Any] = _NO_DEFAULTS,
 ) -> SamplingParams:
-    """The engine's part of the request."""
+    """The engine's part of the request.
+
+    Args:
+        defaults: the model's, for parameters that the body leaves out.
+    """
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise invalid_value("min_tokens", min_tokens, f"at most {max_tokens} will be generated")
     values = {name: each.value(getattr(body, name)) for name, each in PARAMETERS.items()}
+    if beams is None:
+        values |= {n: value for n, value in defaults.items() if getattr(body, n) is None}
     _check_vocabulary("stop_token_ids", values["stop_token_ids"], engine)
     _check_biases(body, engine)
     if beams is not None:

@@ -33,6 +33,12 @@ class CachedTokens(_Answer):
     cached_tokens: _Count
 
 
+class ReasoningTokens(_Answer):
+    """Generated tokens that are reasoning, where the model's is recognized."""
+
+    reasoning_tokens: _Count
+
+
 class UsageAnswer(_Answer):
     """Numbers of tokens that an answer used."""
 
@@ -40,6 +46,7 @@ class UsageAnswer(_Answer):
     completion_tokens: _Count
     total_tokens: _Count
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
 class CompletionLogprobs(_Answer):
@@ -168,6 +175,7 @@ class ModelCard(_Answer):
     root: str  # what it was loaded from, a folder or a hub id
     parent: None
     max_model_len: int | None  # null while there is no engine
+    default_sampling_params: dict[str, float]  # of the model, where a request gives none
     permission: list[None]  # none are given
 
 

@@ -25,6 +25,7 @@ class Usage:
     prompt_tokens: int  # each prompt once, however many choices continue it
     completion_tokens: int  # generated, shown or not; of a beam search, shown ones only
     cached_tokens: int  # of the prompts, found in the prefix cache
+    reasoning_tokens: int = 0  # of those generated
 
     def body(self) -> dict[str, Any]:
         """The ``usage`` object of an answer."""
@@ -33,6 +34,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from anthropic import AsyncAnthropic, BadRequestError, NotFoundError
 
+from gateway.text.tokenizer import Tokenizer
 from shared.messages.endings import EndFlag
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.responses.stages import TEXT, play, reasoning_stage
+from tests.gateway.tokenizers_for_tests import byte_level
 
 ADD = {
     "name": "add",
@@ -134,6 +136,41 @@ async def test_a_conversation_goes_through_the_chat_template(make_stage: MakeSta
     )
     places = [prompt.index(part) for part in parts]
     assert places == sorted(places)
+
+
+_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    "[{{ enable_thinking | default('unset') }} {{ reasoning_effort | default('unset') }}]"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "end"),
+    [
+        ({}, "[unset unset]assistant: "),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "[True unset]assistant: "),
+        ({"thinking": {"type": "disabled"}}, "[False unset]assistant: "),
+        ({"thinking": {"type": "adaptive"}}, "[unset unset]assistant: "),
+        ({"output_config": {"effort": "low"}}, "[unset low]assistant: "),
+        ({"output_config": {"effort": "max"}}, "[unset xhigh]assistant: "),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "{"}]}, "assistant: {"),
+    ],
+)
+async def test_the_template_is_told_how_to_answer(
+    make_stage: MakeStage, body: dict[str, Any], end: str
+) -> None:
+    source = byte_level()
+    source.chat_template = _TEMPLATE
+    stage = await make_stage(tokenizer=Tokenizer(source))
+    played = play(stage, "ok")
+    found = await create(stage, **body)
+    assert found.status_code == 200, found.text
+    [submit] = played.known.values()
+    assert stage.tokenizer.decode(submit.prompt.tolist(), skip_special=False).endswith(end)
+    asked = {"model": "demo", "messages": HELLO, **body}
+    counted = (await stage.http.post("/v1/messages/count_tokens", json=asked)).json()
+    assert counted == {"input_tokens": found.json()["usage"]["input_tokens"]}
 
 
 async def test_tokens_are_counted_as_they_are_used(make_stage: MakeStage) -> None:

@@ -17,6 +17,7 @@ from gateway.openai.requests.schema import TokenizeChatBody as Body
 from gateway.openai.requests.schema import parse_body
 from gateway.prompts.control_tokens import Conversation
 from gateway.prompts.conversations import conversation
+from gateway.prompts.template_options import TemplateOptions
 from gateway.prompts.tokenization import PromptReader
 from gateway.text.tokenizer import Tokenizer
 from tests.gateway.conftest import DEMO_MODEL, Stage
@@ -101,7 +102,8 @@ def test_ordinary_chats_have_the_tokens_that_transformers_gives_them(
         expected = source.apply_chat_template(
             messages, tokenize=True, add_generation_prompt=generation, return_dict=False
         )
-        assert encoded(tokenizer, Conversation(messages, None, generation)) == expected, texts
+        given = Conversation(messages, None, TemplateOptions(add_generation_prompt=generation))
+        assert encoded(tokenizer, given) == expected, texts
 
 
 @pytest.mark.parametrize("family", [byte_level, sentencepiece])

@@ -29,7 +29,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text"),
     ({"text": {"format": {"type": "text", "schema": {}}}}, "text"),
     ({"reasoning": {"effort": "extreme"}}, "reasoning"),
-    ({"reasoning": {"effort": "high"}}, "reasoning"),
     ({"background": True, "store": False}, "background"),
     ({"stream_options": {}}, "stream_options"),
     ({"include": ["file_search_call.results"]}, "include"),
