@@ -1,7 +1,7 @@
 """openai-python."""
 
 import json
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import openai
 from pydantic import BaseModel, Field
@@ -33,7 +33,7 @@ class Forecast(BaseModel):
 
     city: Literal["Oslo", "Paris"]
     days: int = Field(ge=1, le=9)
-    words: list[str] = Field(max_length=2)
+    words: list[Annotated[str, Field(max_length=20)]] = Field(max_length=2)
 
 
 class Weather(BaseModel):
