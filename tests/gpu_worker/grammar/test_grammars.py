@@ -12,7 +12,6 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
-from deploy.settings import REPOSITORY
 from gpu_worker.grammar.grammars import Grammars
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
@@ -21,10 +20,10 @@ from shared.messages.endings import EndFlag
 from shared.messages.plans import Admission
 from shared.sampling import SamplingParams, TokenBias
 from tests.gpu_worker.beam_search import BeamSearch, beam_sampling, search
+from tests.gpu_worker.grammar.conftest import DEMO
 from tests.gpu_worker.overlapping import Overlapping
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
 
-DEMO = REPOSITORY / "models" / "demo"
 MOST_TOKENS = 160
 SCHEMAS: list[dict[str, Any]] = [
     {"type": "boolean"},
@@ -55,14 +54,6 @@ SCHEMAS: list[dict[str, Any]] = [
     },
     {"anyOf": [{"const": "yes"}, {"type": "integer", "minimum": 0, "maximum": 5}]},
 ]
-
-
-@pytest.fixture(scope="module")
-def executor() -> Executor:
-    settings = WorkerSettings(
-        model=str(DEMO), device="cpu", dtype="float32", block_size=4, num_blocks=600
-    )
-    return build_worker(settings).executor
 
 
 @pytest.fixture
