@@ -1,0 +1,206 @@
+"""Weights of linear layers in 8 or 4 bits, with a scale for each group of consecutive inputs."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+BITS = (4, 8)
+# Groups are whole vectors of the kernels.
+GROUP_MULTIPLE = 16
+# Rows that are quantized at once have about so many weights, which the caches hold.
+_WEIGHTS_AT_ONCE = 1 << 18
+# Scales that are tried, as parts of the one that reaches a group's largest weight: smaller ones
+# round most weights better and cut off the largest.
+_PARTS = {4: (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7), 8: (1.0,)}
+_SMALLEST_NORMAL_HALF = 2.0**-14
+_MOST_HALF = 65504.0
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeight:
+    """A weight [N, K] in few bits: value = scale * code + minimum.
+
+    Each group of consecutive inputs of an output has a scale, and a minimum unless all are zero.
+    Formats that subtract a zero point z have -scale * z as their minimum.
+
+    Attributes:
+        codes: [N, K] int8, signed: -8 to 7, or -128 to 127.
+        scales: [N, K / group_size] float32.
+        minimums: [N, K / group_size] float32; None: all are zero.
+        bits: of a code, 4 or 8.
+        group_size: inputs that share a scale: K, or a divisor of K and multiple of 16.
+        int8_activations: inputs are rounded to int8 too, each row with one scale, and integers are
+            multiplied.
+
+    Raises:
+        ValueError: shapes, types or numbers do not fit together.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor | None
+    bits: int
+    group_size: int
+    int8_activations: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ValueError(f"weights of {self.bits} bits; expected 4 or 8")
+        if self.codes.dim() != 2 or self.codes.dtype != torch.int8:
+            raise ValueError(f"codes {tuple(self.codes.shape)} of {self.codes.dtype}")
+        outputs, inputs = self.codes.shape
+        if self.group_size < 1 or inputs % self.group_size:
+            raise ValueError(f"groups of {self.group_size} do not divide {inputs} inputs")
+        if self.group_size != inputs and self.group_size % GROUP_MULTIPLE:
+            raise ValueError(f"groups of {self.group_size}; expected a multiple of 16")
+        for name, found in (("scales", self.scales), ("minimums", self.minimums)):
+            if found is None:
+                continue
+            expected = (outputs, inputs // self.group_size)
+            if found.shape != expected or found.dtype != torch.float32:
+                was = f"{tuple(found.shape)} of {found.dtype}"
+                raise ValueError(f"{name} {was}; expected {expected} of torch.float32")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N outputs, K inputs."""
+        return self.codes.shape[0], self.codes.shape[1]
+
+    def rows(self, begin: int, end: int) -> "QuantizedWeight":
+        """The outputs [begin, end)."""
+        minimums = None if self.minimums is None else self.minimums[begin:end]
+        return replace(
+            self, codes=self.codes[begin:end], scales=self.scales[begin:end], minimums=minimums
+        )
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight [N, K] float32; products and sums are rounded one after the other."""
+        grouped: torch.Tensor = self.codes.unflatten(1, (-1, self.group_size)).float()
+        grouped *= self.scales.unsqueeze(2)
+        if self.minimums is not None:
+            grouped += self.minimums.unsqueeze(2)
+        return grouped.flatten(1)
+
+
+def fitting_group_size(in_features: int, wanted: int) -> int | None:
+    """A group size of at most ``wanted`` that divides the inputs; None: there is none."""
+    found = math.gcd(in_features, wanted)
+    return found if found % GROUP_MULTIPLE == 0 else None
+
+
+def quantize(
+    weight: torch.Tensor,  # [N, K], floating point
+    bits: int,
+    group_size: int,
+    *,
+    symmetric: bool,
+    int8_activations: bool = False,
+) -> QuantizedWeight:
+    """Round a weight to few bits, with small squared errors in each group.
+
+    For each group some scales are tried; each is fitted to the codes that it leads to, by least
+    squares. Scales and minimums have the 11 bits of float16 where its range allows that.
+
+    Raises:
+        ValueError: the group size does not fit, or a weight is not finite.
+    """
+    parts = []
+    for some in weight.split(max(1, _WEIGHTS_AT_ONCE // weight.shape[1])):
+        grouped = some.detach().float().unflatten(1, (-1, group_size))
+        if not bool(grouped.isfinite().all()):
+            raise ValueError("a weight is not finite")
+        parts.append(_Groups(grouped, bits, symmetric).fit())
+    codes, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
+    return QuantizedWeight(
+        codes.flatten(1),
+        scales,
+        None if symmetric else minimums,
+        bits,
+        group_size,
+        int8_activations,
+    )
+
+
+class _Trial(NamedTuple):
+    """Quantized groups, and their squared errors."""
+
+    codes: torch.Tensor  # [N, groups, group_size] float32
+    scale: torch.Tensor  # [N, groups]
+    minimum: torch.Tensor  # [N, groups]
+    error: torch.Tensor  # [N, groups]
+
+
+def _better(left: _Trial, right: _Trial) -> _Trial:
+    """Of each group the one with the smaller error."""
+    is_right = right.error < left.error
+    return _Trial(
+        torch.where(is_right.unsqueeze(2), right.codes, left.codes),
+        torch.where(is_right, right.scale, left.scale),
+        torch.where(is_right, right.minimum, left.minimum),
+        torch.where(is_right, right.error, left.error),
+    )
+
+
+class _Groups:
+    """Quantizes groups of weights [N, K / group_size, group_size] float32."""
+
+    def __init__(self, weights: torch.Tensor, bits: int, symmetric: bool) -> None:
+        self._weights = weights
+        self._bits = bits
+        self._symmetric = symmetric
+        self._most = 2 ** (bits - 1) - 1
+        self._least = -self._most - 1
+
+    def fit(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Codes [N, K / group_size, group_size] int8, scales and minimums [N, K / group_size]."""
+        low, high = self._weights.aminmax(dim=2)
+        if self._symmetric:
+            widest = torch.maximum(-low, high) / self._most
+        else:
+            widest = (high - low) / (self._most - self._least)
+        center = (high + low) / 2
+        best: _Trial | None = None
+        for part in _PARTS[self._bits]:
+            scale = _in_half(widest * part)
+            # Codes are centered at -1/2.
+            minimum = torch.zeros_like(scale) if self._symmetric else _in_half(center + scale / 2)
+            tried = self._tried(scale, minimum)
+            best = tried if best is None else _better(best, tried)
+            if len(_PARTS[self._bits]) > 1:
+                best = _better(best, self._tried(*self._fitted(tried.codes)))
+        assert best is not None
+        return best.codes.to(torch.int8), best.scale, best.minimum
+
+    def _tried(self, scale: torch.Tensor, minimum: torch.Tensor) -> "_Trial":
+        codes = self._codes(scale, minimum)
+        values = torch.addcmul(minimum.unsqueeze(2), codes, scale.unsqueeze(2))
+        return _Trial(codes, scale, minimum, values.sub_(self._weights).square_().sum(2))
+
+    def _codes(self, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+        """The nearest codes, as float32."""
+        inverse = torch.where(scale == 0, 0.0, 1 / scale)
+        found = (self._weights - minimum.unsqueeze(2)).mul_(inverse.unsqueeze(2))
+        return found.round_().clamp_(self._least, self._most)
+
+    def _fitted(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The scales and minimums with the least squared errors for given codes."""
+        if self._symmetric:
+            squares = codes.square().sum(2)
+            products = (codes * self._weights).sum(2)
+            scale = torch.where(squares == 0, 0.0, products / squares)
+            return _in_half(scale), torch.zeros_like(scale)
+        mean, own_mean = codes.mean(2), self._weights.mean(2)
+        centered = codes - mean.unsqueeze(2)
+        squares = centered.square().sum(2)
+        products = centered.mul_(self._weights).sum(2)
+        scale = _in_half(torch.where(squares == 0, 0.0, products / squares))
+        return scale, _in_half(own_mean - scale * mean)
+
+
+def _in_half(numbers: torch.Tensor) -> torch.Tensor:
+    """Rounded to the 11 bits of float16, unless they are outside its normal range."""
+    size = numbers.abs()
+    inside = (size >= _SMALLEST_NORMAL_HALF) & (size <= _MOST_HALF)
+    return torch.where(inside, numbers.half().float(), numbers)
