@@ -19,7 +19,7 @@ def allow_origins(app: FastAPI, origins: str | None) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins.split(","),
-            allow_methods=["GET", "HEAD", "POST"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],  # official clients send headers of their own
             expose_headers=_EXPOSED,
             max_age=_PREFLIGHT_S,
