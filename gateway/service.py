@@ -15,6 +15,7 @@ from gateway.http.errors import ApiError, overloaded, shutting_down, unavailable
 from gateway.http.request_bodies import BodyReader
 from gateway.prompts.tokenization import PromptReader
 from gateway.text.tokenizer import Tokenizer
+from gateway.tracing.tracer import Tracer
 from shared.metrics import GatewayMetrics
 
 
@@ -45,6 +46,7 @@ class Service:
         max_prompts: in one call.
         max_choices: in one call, of all its prompts together.
         resume_window_s: how long a resumable stream runs on without its client.
+        tracer: records traces; None: there are none.
         draining: the process ends when its open streams have ended.
     """
 
@@ -68,6 +70,7 @@ class Service:
     max_prompts: int
     max_choices: int
     ready_limits: ReadyLimits
+    tracer: Tracer | None = None
     draining: bool = False
 
     @contextmanager

@@ -9,6 +9,7 @@ from gateway.answers.parser_names import AUTO, CALL_CHOICES, REASONING_CHOICES
 from shared.service_settings import ServiceSettings
 from shared.settings import byte_size, setting
 
+_COLLECTOR = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,*?#@]+")
 
 
@@ -19,6 +20,12 @@ def _origins(text: str) -> str:
             example = "https://chat.example.org or http://localhost:3000"
             raise ValueError(f"{origin!r} is no origin; expected one such as {example}, or *")
     return ",".join(found)
+
+
+def _collector(text: str) -> str:
+    if _COLLECTOR.fullmatch(text) is None:
+        raise ValueError("expected the URL of a collector's OTLP over HTTP: http://HOST:4318")
+    return text
 
 
 def checked_networks(text: str) -> str:
@@ -65,6 +72,13 @@ class GatewaySettings(ServiceSettings):
         "Origins whose pages may call this gateway from a browser, such as "
         "https://chat.example.org, separated by commas, or * for all; auto allows none.",
         parse=_origins,
+    )
+    otlp_endpoint: str | None = setting(
+        None,
+        "Collector to which spans of traces are sent, OTLP over HTTP, such as "
+        "http://127.0.0.1:4318; auto sends none. OpenTelemetry's own variables apply, such as "
+        "OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS.",
+        parse=_collector,
     )
     priorities: str | None = setting(
         None,

@@ -35,6 +35,7 @@ ONLY_IN = {
     "starlette": ("gateway/",),
     "uvicorn": ("gateway/http/",),
     "prometheus_client": ("shared/metrics.py",),
+    "opentelemetry": ("gateway/tracing/otlp_tracer.py",),
 }
 
 

@@ -11,6 +11,7 @@ from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.outbox import Outbox
 from gateway.engine.outputs_follower import OutputsFollower
 from gateway.pins.pin_requests import Pinning, Prefix
+from gateway.tracing.phases import PhaseTracker
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
@@ -43,6 +44,7 @@ class EngineClient:
         prefixes: those that the engine is to keep in its pool.
         patience_s: how long the bus may be away, and how long calls wait for the engine's first
             answer, before they fail.
+        phases: follows the requests of traces; None: no traces are recorded.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class EngineClient:
         metrics: GatewayMetrics,
         prefixes: Sequence[Prefix] = (),
         patience_s: float = 30.0,
+        phases: PhaseTracker | None = None,
     ) -> None:
         self.instance = instance
         self.patience_s = patience_s
@@ -62,9 +65,11 @@ class EngineClient:
         self._keys = EngineKeys(engine_id)
         self._model_name = model_name
         self._metrics = metrics
-        self._follower = OutputsFollower()
+        self._follower = OutputsFollower(phases)
         self._outbox = Outbox(bus, self._keys.requests, self._trim_below)
-        self._deliveries = Deliveries(instance, self._follower.requests, self._outbox.send, _loop_s)
+        self._deliveries = Deliveries(
+            instance, self._follower.requests, self._outbox.send, _loop_s, phases
+        )
         self._renew_s = 0.0
         self._away_since_s: float | None = None
         self._none_open = asyncio.Event()

@@ -18,6 +18,7 @@ from gateway.engine.events import (
     TokensArrived,
 )
 from gateway.engine.open_requests import OpenRequests
+from gateway.tracing.phases import PhaseTracker
 from shared.logs import EventLog
 from shared.messages.requests import Attach, ChoiceView, Submit
 
@@ -63,6 +64,7 @@ class Deliveries:
         instance: of this gateway.
         send: appends to the requests log as soon as possible.
         clock_s: monotonic.
+        phases: follows the requests of traces; None: no traces are recorded.
     """
 
     def __init__(
@@ -71,11 +73,13 @@ class Deliveries:
         requests: OpenRequests,
         send: Callable[[Attach], None],
         clock_s: Callable[[], float],
+        phases: PhaseTracker | None = None,
     ) -> None:
         self._instance = instance
         self._requests = requests
         self._send = send
         self._clock_s = clock_s
+        self._phases = phases
         self._open: dict[str, _Delivery] = {}
         self._full_until_s = -inf
 
@@ -118,6 +122,8 @@ class Deliveries:
         self._open[submit.request_id] = _Delivery(
             queue, submit.attachment, submit, self._clock_s() + patience_s, accepted=accepted
         )
+        if self._phases is not None:
+            self._phases.open(submit, is_known=accepted)
 
     def attach(self, request_id: str) -> None:
         """Ask the engine to go on from what the client has."""
@@ -288,6 +294,8 @@ class Deliveries:
     def _forget(self, request_id: str) -> None:
         self._requests.close(request_id)
         del self._open[request_id]
+        if self._phases is not None:
+            self._phases.close(request_id)
 
 
 def _without_prompt(attach: Attach) -> Attach:

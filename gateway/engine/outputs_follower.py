@@ -24,6 +24,7 @@ from gateway.engine.events import (
     UnknownRequest,
 )
 from gateway.engine.open_requests import OpenRequests
+from gateway.tracing.phases import PhaseTracker
 from shared.bus.api import Entry, EntryId
 from shared.messages.endings import FinishReason
 from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState
@@ -38,13 +39,17 @@ GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)
 class OutputsFollower:
     """Follows the outputs log for all open requests. It does no I/O.
 
+    Args:
+        phases: follows those of traces; None: no traces are recorded.
+
     Attributes:
         requests: those that are open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phases: PhaseTracker | None = None) -> None:
         self.requests = OpenRequests()
         self._reader = OutputsReader()
+        self._phases = phases
 
     @property
     def cursor(self) -> EntryId:
@@ -74,8 +79,16 @@ class OutputsFollower:
         """Events of the open requests in one entry of the outputs log."""
         events: list[Event] = []
         for event in self._reader.read(entry):
-            events += self._apply(event)
+            events += self._apply(event) if self._phases is None else self._traced(event)
         return events
+
+    def _traced(self, event: OutputsEvent) -> list[Event]:
+        assert self._phases is not None
+        if isinstance(event, Step):
+            self._phases.admitted(event, self.requests)
+        made = list(self._apply(event))
+        self._phases.apply(event, made, self.requests)
+        return made
 
     def _apply(self, event: OutputsEvent) -> Iterable[Event]:
         match event:
@@ -305,6 +318,8 @@ class OutputsFollower:
         if not request.has_ended and not request.awaits:
             self.requests.drop_handles(request)
             request.awaits, request.attachment = True, ""  # no answer can be to this one
+            if self._phases is not None:
+                self._phases.lost(request_id)
             yield Desynchronized(request_id, why)
 
     def _give_up(self, request_id: str, why: str) -> Event:

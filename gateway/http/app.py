@@ -66,7 +66,8 @@ def create_app(service: Service, responses: Responses) -> FastAPI:
         metrics=service.metrics,
     )
     allow_origins(app, service.cors_origins)
-    app.add_middleware(AccessLog)  # outermost, so that it logs calls that the others refuse
+    # Outermost, so that it logs calls that the others refuse.
+    app.add_middleware(AccessLog, tracer=service.tracer)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)

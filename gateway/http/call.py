@@ -14,6 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.access.networks import address_of, subscriber_of
 from gateway.access.priorities import PriorityRange
 from gateway.http.errors import body_too_large, invalid, unsupported_encoding
+from gateway.tracing.trace_context import TraceContext
+from gateway.tracing.tracer import CallSpan, Tracer
 from shared.logs import EventLog
 
 _log = EventLog("gateway.access")
@@ -38,6 +40,7 @@ class Call:
         clients_id: the client's own name for the call, from its ``X-Request-Id`` header; None if it
             gave none or one that is not kept. It names the call in the answer and in logs alone:
             ids of requests are secrets, and clients cannot choose them.
+        trace: the span of the call if it is recorded, or the client's from its ``traceparent``.
         received_ms: wall clock at its start.
         tenant: name of its API key, "" where none is required.
         priorities: priorities that its API key allows, None where no key is required.
@@ -50,6 +53,7 @@ class Call:
     started_s: float = field(default_factory=time.monotonic)
     received_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     clients_id: str | None = None
+    trace: TraceContext | None = None
     tenant: str = ""
     priorities: PriorityRange | None = None
     discards_body: bool = False
@@ -166,16 +170,22 @@ def _clients_id(scope: Scope) -> str | None:
 
 
 class AccessLog:
-    """Middleware that gives every call an id, and logs one line at its end."""
+    """Middleware that gives every call an id, and logs one line at its end.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        tracer: records a span for it; None: no traces are recorded.
+    """
+
+    def __init__(self, app: ASGIApp, tracer: Tracer | None = None) -> None:
         self._app = app
+        self._tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = Call(clients_id=_clients_id(scope))
+        call = Call(clients_id=_clients_id(scope), trace=TraceContext.of(scope["headers"]))
+        span = self._begin_span(scope, call)
         scope[_SCOPE_KEY] = call
 
         async def send_and_record(message: Message) -> None:
@@ -192,12 +202,23 @@ class AccessLog:
             raise
         finally:
             self._write(scope, call)
+            if span is not None:
+                _end_span(span, scope, call)
+
+    def _begin_span(self, scope: Scope, call: Call) -> CallSpan | None:
+        if self._tracer is None or scope["path"].startswith(QUIET_PATHS):
+            return None
+        span = self._tracer.begin_call(call.trace, scope["method"], shown_path(scope))
+        call.trace = span.context
+        return span
 
     @staticmethod
     def _write(scope: Scope, call: Call) -> None:
         path = shown_path(scope)
         write = _log.debug if path.startswith(QUIET_PATHS) else _log.info
         named = {} if call.clients_id is None else {"client_id": call.clients_id}
+        if call.trace is not None:
+            named["trace"] = call.trace.trace_id
         write(
             "call",
             id=call.id,
@@ -208,3 +229,29 @@ class AccessLog:
             ms=round(1000 * (time.monotonic() - call.started_s), 1),
             **call.fields,
         )
+
+
+# Fields of the access log that OpenTelemetry has names for.
+_ATTRIBUTES = {
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+    "stream": "gen_ai.request.stream",
+}
+
+
+def _end_span(span: CallSpan, scope: Scope, call: Call) -> None:
+    # The path of the endpoint, without the ids in it, is what traces are grouped by.
+    route = getattr(scope.get("route"), "path", None)
+    attributes: dict[str, Any] = {"pagestream.call_id": call.id}
+    if route is not None:
+        attributes["http.route"] = route
+    for name, value in call.fields.items():
+        attributes[_ATTRIBUTES.get(name, f"pagestream.{name}")] = (
+            value if isinstance(value, (bool, int, float)) else str(value)
+        )
+    if call.clients_id is not None:
+        attributes["pagestream.client_id"] = call.clients_id
+    failed = call.status >= 500 or (call.status == 200 and "error" in call.fields)
+    error = str(call.fields.get("error", f"status {call.status}")) if failed else ""
+    name = scope["method"] if route is None else f"{scope['method']} {route}"
+    span.end(name, call.status, attributes, error)

@@ -27,6 +27,8 @@ from gateway.responses.service import Responses
 from gateway.service import ReadyLimits, Service
 from gateway.settings import GatewaySettings
 from gateway.text.tokenizer import Tokenizer
+from gateway.tracing.phases import PhaseTracker
+from gateway.tracing.tracer import tracer_of
 from shared.bus.api import Bus
 from shared.errors import SettingsError
 from shared.logs import EventLog
@@ -50,7 +52,7 @@ class Server:
         connections: open connections of clients.
 
     Raises:
-        SettingsError: the pinned prefixes or the API keys cannot be read.
+        SettingsError: the pinned prefixes or the API keys cannot be read, or packages are missing.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Server:
         answers = tokenizer.answer_formats(settings.tool_call_parser, settings.reasoning_parser)
         calls = (answers.calls if answers.describes_tools else None) or "none"
         _log.info("formats of answers chosen", calls=calls, reasoning=answers.reasoning or "none")
+        tracer = tracer_of(settings.otlp_endpoint, instance, name, settings.engine_id)
         self.port = 0
         self.connections: set[Any] = set()
         self.service = Service(
@@ -94,6 +97,7 @@ class Server:
                 metrics,
                 prefixes,
                 settings.bus_patience,
+                None if tracer is None else PhaseTracker(tracer.record, time.time_ns),
             ),
             metrics=metrics,
             keys=keys,
@@ -104,10 +108,10 @@ class Server:
             max_prompts=settings.max_prompts,
             max_choices=settings.max_choices,
             ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),
+            tracer=tracer,
         )
         self._responses = Responses(self.service, bus, settings)
-        fit = connections_that_fit(settings.max_connections)
-        self._limits = connection_limits(settings, fit)
+        self._limits = connection_limits(settings, connections_that_fit(settings.max_connections))
         self._settings = settings
         self._stopping = asyncio.Event()
         self._listening = asyncio.Event()
@@ -149,6 +153,8 @@ class Server:
             self.service.grammars.close()
             self.service.prompts.close()
             self.service.bodies.close()
+            if self.service.tracer is not None:
+                await self.service.tracer.close()
         return 1 if failed or not all(ended_well) else 0
 
     async def listening(self) -> int:

@@ -104,6 +104,8 @@ def asked_for(submit: Submit) -> str:
         parts.append(f"priority {submit.priority}")
     if submit.deadline_ms:
         parts.append(f"deadline {(submit.deadline_ms - submit.received_ms) / 1e3:.3f} s")
+    if submit.trace_id:
+        parts.append(f"trace {submit.trace_id}")
     return ", ".join(parts)
 
 
@@ -119,4 +121,5 @@ def size_of(submit: Submit) -> dict[str, object]:
         "num_beams": 0 if beams is None else beams.width,
         "priority": submit.priority,
         "deadline_ms": submit.deadline_ms,
+        "trace_id": submit.trace_id,
     }

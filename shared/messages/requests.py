@@ -44,11 +44,17 @@ class Submit(Message):
     display: bytes = b""  # how the answer is shown, for a gateway that takes the request over
     overtaken: tuple[str, ...] = ()  # former deliveries; filled in by the scheduler
     prompt_digest: bytes = b""  # of a prompt that is left out
+    traceparent: str = ""  # the span of its call (W3C Trace Context); "": it has none
 
     @property
     def lacks_prompt(self) -> bool:
         """Whether there is only a digest of the prompt."""
         return self.prompt_digest != b""
+
+    @property
+    def trace_id(self) -> str:
+        """The trace of its call; "" if it has none."""
+        return self.traceparent.partition("-")[2].partition("-")[0]
 
     def without_prompt(self) -> "Submit":
         """A copy with the prompt's digest instead of the prompt."""

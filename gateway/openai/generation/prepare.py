@@ -222,6 +222,7 @@ def _submits(
             tenant=call.tenant,
             deadline_ms=0 if body.deadline_ms is None else call.received_ms + body.deadline_ms,
             display=display.packed(prompt.text, prompt.scored_token),
+            traceparent="" if call.trace is None else str(call.trace),
         )
         for position, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
     ]

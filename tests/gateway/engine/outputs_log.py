@@ -62,6 +62,7 @@ class Log:
         logprobs: tuple[TokenLogprobs, ...] = (),
         prompts: tuple[PromptLogprobs, ...] = (),
         admitted: dict[int, int] | None = None,
+        step_us: int = 0,
     ) -> list[Event]:
         self.number = self.number + 1 if number is None else number
         ended = ended or {}
@@ -80,7 +81,7 @@ class Log:
                 admitted_computed=np.array(list((admitted or {}).values()), np.int32),
                 num_batched_tokens=1,
                 model_us=0,
-                step_us=0,
+                step_us=step_us,
             )
         )
 

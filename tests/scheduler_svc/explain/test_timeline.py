@@ -69,6 +69,14 @@ def test_a_request_without_incidents_has_a_short_timeline() -> None:
     assert timeline.unknown == []
 
 
+def test_the_trace_of_its_call_is_shown() -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    asks = replace(submit("a"), traceparent=f"00-{trace}-00f067aa0ba902b7-01")
+    timeline = explained(Logs(requests=asked((EPOCH + 20, asks)), outputs=outputs(STARTED)))
+    assert timeline.events[0].text.endswith(f", trace {trace}")
+    assert timeline.events[0].facts["trace_id"] == trace
+
+
 def test_no_token_and_no_prompt_is_ever_shown() -> None:
     asks = submit("a", [4711, 4712])
     timeline = explained(
