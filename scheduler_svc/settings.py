@@ -63,7 +63,9 @@ class SchedulerSettings(StepSettings):
         10_000, "Most requests in the queue; more are refused (429). 0: no limit.", minimum=0
     )
     max_waiting_tokens: int = setting(
-        20_000_000, "Most prompt tokens in the queue. 0: no limit.", minimum=0
+        20_000_000,
+        "Most prompt tokens in the queue; 4 characters of a grammar count as one. 0: no limit.",
+        minimum=0,
     )
     max_tenant_requests: int = setting(
         0, "Most requests of one API key in the queue. 0: no limit.", minimum=0

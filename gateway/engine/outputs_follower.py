@@ -26,7 +26,7 @@ from gateway.engine.events import (
 from gateway.engine.open_requests import OpenRequests
 from gateway.tracing.phases import PhaseTracker
 from shared.bus.api import Entry, EntryId
-from shared.messages.endings import FinishReason
+from shared.messages.endings import GRAMMAR_FAILED, FinishReason
 from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState
 from shared.messages.plans import EpochStarted
 from shared.outputs_log.events import Damaged, Gap, OutputsEvent, Step
@@ -130,6 +130,9 @@ class OutputsFollower:
         for row, handle in enumerate(step.handles):
             choice = requests.by_handle.get(handle)
             if choice is None:
+                continue
+            if step.ends.get(row) is FinishReason.ERROR:
+                yield self._fail(choice.request_id, GRAMMAR_FAILED)
                 continue
             token = step.tokens[row]
             choice.tokens.append(token)

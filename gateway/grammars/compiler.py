@@ -10,11 +10,11 @@ from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.errors import invalid
 from gateway.prompts.fair_threads import FairThreads
 
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 256 * 1024
 """Of a grammar: as many take some ten milliseconds to compile, some a few hundred."""
 
-MAX_BYTES_OF_CALL = 1024 * 1024
-"""Of the grammars of all choices of a call: each choice carries its own to the worker."""
+MAX_BYTES_OF_CALL = 4 * 1024 * 1024
+"""Of the grammars of all prompts of a call: each prompt is a request with a grammar of its own."""
 
 _THREADS = 2
 _THREADS_PER_CALLER = 1
@@ -39,7 +39,7 @@ class GrammarCompiler:
         self._num_bytes = 0
 
     async def compile(
-        self, caller: str, path: str, constraint: Constraint | ToolCalls, num_choices: int
+        self, caller: str, path: str, constraint: Constraint | ToolCalls, num_prompts: int
     ) -> str:
         """The grammar of a constraint.
 
@@ -47,7 +47,7 @@ class GrammarCompiler:
             caller: threads are shared fairly between callers.
             path: of the field, for errors.
             constraint: to compile.
-            num_choices: of the call.
+            num_prompts: of the call.
 
         Raises:
             ApiError: 400 with the reason.
@@ -55,7 +55,7 @@ class GrammarCompiler:
         if not self._has_tokenizer:
             raise invalid(path, f"{path}: this model's tokenizer is not one for structured output")
         try:
-            return await self._threads.run(caller, lambda: self._compile(constraint, num_choices))
+            return await self._threads.run(caller, lambda: self._compile(constraint, num_prompts))
         except ValueError as error:
             raise invalid(path, f"{path}: {_shown(str(error))}") from None
 
@@ -66,7 +66,7 @@ class GrammarCompiler:
             for child in self._children:
                 child.close()
 
-    def _compile(self, constraint: Constraint | ToolCalls, num_choices: int) -> str:
+    def _compile(self, constraint: Constraint | ToolCalls, num_prompts: int) -> str:
         """The same, on a thread.
 
         Raises:
@@ -79,9 +79,9 @@ class GrammarCompiler:
         num_bytes = len(grammar.encode("utf-8", "surrogatepass"))
         if num_bytes > MAX_BYTES:
             raise ValueError(f"it is a grammar of {num_bytes} bytes; at most {MAX_BYTES} may be")
-        if num_bytes * num_choices > MAX_BYTES_OF_CALL:
+        if num_bytes * num_prompts > MAX_BYTES_OF_CALL:
             raise ValueError(
-                f"it is a grammar of {num_bytes} bytes for each of {num_choices} choices; "
+                f"it is a grammar of {num_bytes} bytes for each of {num_prompts} prompts; "
                 f"together at most {MAX_BYTES_OF_CALL} may be"
             )
         if self._is_remembered(grammar):

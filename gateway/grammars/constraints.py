@@ -1,6 +1,7 @@
 """What a text has to look like, and the grammar that llguidance reads."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ JSON_OPTIONS: "JsonCompileOptions" = {
     "whitespace_pattern": _WHITESPACE,
     "lenient": False,
 }
+_META = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class Choices:
 
     def grammar(self) -> str:
         """As llguidance reads it."""
-        texts = (json.dumps(text, ensure_ascii=False) for text in self.texts)
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+        # One expression compiles several times faster than as many strings.
+        return LLMatcher.grammar_from_regex("|".join(map(_escaped, self.texts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +86,8 @@ class Grammar:
 
 
 Constraint = JsonSchema | Regex | Choices | Grammar
+
+
+def _escaped(text: str) -> str:
+    """An expression that matches the text alone; ``re.escape`` escapes what llguidance refuses."""
+    return _META.sub(r"\\\g<0>", text)

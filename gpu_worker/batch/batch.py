@@ -142,16 +142,28 @@ class BatchState(SlotArrays):
             self.version += 1
         return Advanced(slots, ends.handles, full, ends.tokens)
 
-    def settle(self, advanced: "Advanced", tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+    def settle(
+        self,
+        advanced: "Advanced",
+        tokens: npt.NDArray[np.int64],
+        failed: npt.NDArray[np.int64] | None = None,
+    ) -> npt.NDArray[np.int32]:
         """End sequences by their tokens [R]; returns an EndFlag for each, 0: it continues.
 
         Plans may have been applied since ``advance``: a slot may hold another sequence by now.
+
+        Args:
+            failed: rows that end whatever their tokens are; None: none.
         """
         flags = np.zeros(len(tokens), np.int32)
         flags[advanced.full] = EndFlag.LENGTH
         stops = (advanced.end_tokens == tokens[:, None]).any(1)
+        if failed is not None:
+            stops[failed] = True
         if stops.any():
             flags[stops] = EndFlag.STOP
+            if failed is not None:
+                flags[failed] = EndFlag.ERROR
             slots = advanced.slots[stops]
             here = self.taken[slots] & (self.handle[slots] == advanced.handles[stops])
             self.ended[slots[here]] = True

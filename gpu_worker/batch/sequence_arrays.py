@@ -108,7 +108,7 @@ class SlotArrays:
         if sampling.is_greedy:
             self.temperature[slot] = 0
         self.penalized[slot] = sampling.changes_logits
-        self.has_grammar[slot] = sampling.grammar != ""
+        self.has_grammar[slot] = new.has_grammar
         self.wants_logprobs[slot] = sampling.num_logprobs is not None
         self.num_logprobs[slot] = sampling.num_logprobs or 0
         self.beam_width[slot] = 0 if sampling.beams is None else sampling.beams.width

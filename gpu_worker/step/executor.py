@@ -37,7 +37,7 @@ from gpu_worker.sampling.sampler import (
 from gpu_worker.step.begun_step import BegunStep
 from gpu_worker.step.buckets import Buckets
 from gpu_worker.step.cuda_graphs import GraphRunner
-from gpu_worker.step.grammar_masks import StepMasks, begin_masks, take_tokens
+from gpu_worker.step.grammar_masks import StepMasks, begin_masks, failed_rows, take_tokens
 from gpu_worker.step.input_buffers import StepBuffers, StepSize
 from gpu_worker.step.inputs import InputWriter, StepInputs, first
 from gpu_worker.step.last_tokens import LastTokens
@@ -201,10 +201,11 @@ class Executor:
             handles = begun.advanced.handles[broken].tolist()
             log.error("logits are not finite", step=begun.plan.step, handles=handles)
         take_tokens(self._grammars, begun)
-        flags = self.batch.settle(begun.advanced, tokens)
+        flags = self.batch.settle(begun.advanced, tokens, failed_rows(self._grammars, begun))
         self._under_way.popleft()
+        ended = (flags != 0) & (flags != EndFlag.LENGTH)  # others end when they begin
         for later in self._under_way:
-            later.ended_before += begun.advanced.handles[flags == EndFlag.STOP].tolist()
+            later.ended_before += begun.advanced.handles[ended].tolist()
         times = begun.outcome.times()
         step_s = times.ended_s - max(begun.began_s, self._ended_s)
         self.sample_s, self._ended_s = times.sample_s, times.ended_s

@@ -5,6 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from gpu_worker.batch.rows import Indices, Rows
@@ -43,8 +44,7 @@ class StepMasks:
             for place, row in zip(self.sampled.tolist(), allowed, strict=True):
                 logits[place].masked_fill_(~row, _BANNED)
             return
-        at = torch.from_numpy(self.sampled).to(logits.device, non_blocking=True)
-        logits[at] = logits[at].masked_fill_(~allowed, _BANNED)
+        ban_rows(logits, self.sampled, allowed)
 
     def allowed_of_beams(self, num_beams: int) -> torch.Tensor | None:
         """Whether each beam may continue with each token, [B, V]; None: all may with all."""
@@ -56,6 +56,16 @@ class StepMasks:
         found = torch.ones((num_beams, allowed.shape[1]), dtype=torch.bool, device=allowed.device)
         found[torch.from_numpy(self.beams).to(found.device, non_blocking=True)] = allowed
         return found
+
+
+def ban_rows(
+    logits: torch.Tensor,  # [R, V], changed in place
+    rows: Indices,  # [n]
+    allowed: torch.Tensor,  # [n, V] bool
+) -> None:
+    """Set logits of rows to -inf where a token is not allowed, without waiting for the device."""
+    at = torch.from_numpy(rows).to(logits.device, non_blocking=True)
+    logits[at] = logits[at].masked_fill_(~allowed, _BANNED)
 
 
 def begin_masks(
@@ -84,9 +94,23 @@ def begin_masks(
         for step in before:  # it computes as long as the step whose masks these are waits for it
             step.wait()
             take_tokens(grammars, step)
-        return grammars.masks(handles)
+        found = grammars.masks(handles)
+        # A beam that has failed goes no further; others of its group may.
+        of_beams = slice(len(sampled), None)
+        found[of_beams][grammars.failed(handles[of_beams])] = 0
+        return found
 
     return StepMasks(sampled, beams, grammars.thread.submit(masks), grammars)
+
+
+def failed_rows(grammars: Grammars, step: BegunStep) -> npt.NDArray[np.int64] | None:
+    """Rows of a step that is done whose texts cannot follow their grammars; None: none follows one.
+
+    Args:
+        grammars: that have taken the step's tokens.
+    """
+    rows = step.grammar_rows
+    return None if rows is None else rows[grammars.failed(step.advanced.handles[rows])]
 
 
 def take_tokens(grammars: Grammars, step: BegunStep) -> None:

@@ -218,9 +218,8 @@ class Scheduler:
             ProtocolError: a result of no plan.
         """
         done = self._planner.apply(step, handles, tokens, beams)
-        for handle, flag in ended:
-            self._endings.end_flagged(handle, flag)
-        return [self._endings.finish_search(group) for group in done]
+        failed = [found for each in ended for found in self._endings.end_flagged(*each)]
+        return failed + [self._endings.finish_search(group) for group in done]
 
     # ------------------------------------------------------------------ planning
 

@@ -2,6 +2,9 @@
 
 from enum import IntEnum, StrEnum
 
+GRAMMAR_FAILED = "the text could not follow its grammar; the worker's log names the reason"
+"""The error of a request whose sequence ended with ``EndFlag.ERROR``."""
+
 
 class FinishReason(StrEnum):
     """Why a choice ended; OpenAI's names where there is one."""
@@ -20,7 +23,15 @@ class EndFlag(IntEnum):
 
     STOP = 1
     LENGTH = 2
+    ERROR = 3  # the text cannot follow its grammar
 
     def finish_reason(self) -> FinishReason:
         """The finish reason that this flag stands for."""
-        return FinishReason.STOP if self is EndFlag.STOP else FinishReason.LENGTH
+        return _REASONS[self]
+
+
+_REASONS = {
+    EndFlag.STOP: FinishReason.STOP,
+    EndFlag.LENGTH: FinishReason.LENGTH,
+    EndFlag.ERROR: FinishReason.ERROR,
+}

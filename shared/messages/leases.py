@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from shared.codec import Message, message
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Number of the protocol, which is equal in all services of an engine.
 
 Readers ignore unknown fields, so most changes keep the number. A change that does not work with

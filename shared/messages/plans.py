@@ -44,6 +44,13 @@ class Admission:
     num_computed: int  # tokens whose K/V already lie in the blocks
     block_table: IntArray  # [num_blocks]
     sampling: SamplingParams
+    grammar_of: int = 0  # handle of an earlier admission of this plan, of the same request: this
+    #                      one follows its grammar, and has none of its own; 0: it is its own
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether the text follows a grammar."""
+        return self.sampling.grammar != "" or self.grammar_of != 0
 
 
 @dataclass(frozen=True, slots=True)

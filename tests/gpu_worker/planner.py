@@ -94,6 +94,7 @@ class Planner:
         choice: int = 0,
         like: int | None = None,
         num_computed: int = 0,
+        grammar_of: int = 0,
     ) -> None:
         """Admit in the next plan; the first ``num_computed`` tokens are in blocks of ``like``."""
         blocks = [] if like is None else self.known[like].blocks[: num_computed // self._block_size]
@@ -109,6 +110,7 @@ class Planner:
                 num_computed=num_computed,
                 block_table=np.array(blocks, np.int32),
                 sampling=params,
+                grammar_of=grammar_of,
             )
         )
 

@@ -86,8 +86,7 @@ async def prepare_completion(service: Service, origin: Origin, body: CompletionB
     num_prompts = service.prompts.count(body)
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
-    num_choices = num_prompts * output.num_candidates
-    grammar = await _grammar(service, origin, body, num_choices, engine, constraint_of(body))
+    grammar = await _grammar(service, origin, body, num_prompts, engine, constraint_of(body))
     prompts, sampling = [], []
     options = _tokenize_options(origin, body, engine)
     for whole in await service.prompts.completion(body, options):
@@ -117,7 +116,7 @@ async def prepare_chat(service: Service, origin: Origin, body: ChatBody) -> Prep
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
     found = chat_constraint(body, answers, service.answers)
-    grammar = await _grammar(service, origin, body, output.num_candidates, engine, found)
+    grammar = await _grammar(service, origin, body, 1, engine, found)
     options = _tokenize_options(origin, body, engine)
     template = template_options(body, service.tokenizer)
     whole = await service.prompts.chat(body.messages, body.tools, options, template)
@@ -134,7 +133,7 @@ async def _grammar(
     service: Service,
     origin: Origin,
     body: GenerationBody,
-    num_choices: int,
+    num_prompts: int,
     engine: Engine,
     found: tuple[str, Constraint | ToolCalls] | None,
 ) -> str:
@@ -150,7 +149,7 @@ async def _grammar(
         return ""
     path, constraint = found
     check_goes_with_structure(body, path, engine)
-    return await service.grammars.compile(origin.caller, path, constraint, num_choices)
+    return await service.grammars.compile(origin.caller, path, constraint, num_prompts)
 
 
 def _tokenize_options(origin: Origin, body: GenerationBody, engine: Engine) -> TokenizeOptions:

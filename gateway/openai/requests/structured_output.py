@@ -10,7 +10,7 @@ from gateway.grammars.constraints import Choices, Constraint, Grammar, JsonSchem
 from gateway.http.errors import invalid, invalid_value
 from gateway.openai.requests.body import Body, Part
 
-MAX_CHOICE_TEXTS = 1_000
+MAX_CHOICE_TEXTS = 10_000
 MAX_NAME_CHARS = 64
 
 _ANY_OBJECT = JsonSchema({"type": "object"})

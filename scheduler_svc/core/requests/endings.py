@@ -12,7 +12,7 @@ from scheduler_svc.core.sequences.backlog import Deadlines
 from scheduler_svc.core.sequences.sequence import ENDED, PREFILLING, Sequence, SequenceGroup
 from scheduler_svc.core.step.planner import StepPlanner
 from shared.codec import Message
-from shared.messages.endings import EndFlag, FinishReason
+from shared.messages.endings import GRAMMAR_FAILED, EndFlag, FinishReason
 from shared.messages.outputs import BeamsEnded
 from shared.messages.requests import Abort, GatewayLost, Stop, Submit
 
@@ -48,10 +48,14 @@ class Endings:
         self._answers = answers
         self._emit = emit
 
-    def end_flagged(self, handle: int, flag: EndFlag) -> None:
-        """End a sequence whose last token the worker has flagged."""
-        if (found := self._known.by_handle.get(handle)) is not None:
-            self._end(*found, flag.finish_reason())
+    def end_flagged(self, handle: int, flag: EndFlag) -> list[Message]:
+        """End a sequence whose last token the worker has flagged; after an error, its request."""
+        if (found := self._known.by_handle.get(handle)) is None:
+            return []
+        if flag is EndFlag.ERROR:
+            return [self.end_all(found[0], FinishReason.ERROR, GRAMMAR_FAILED)]
+        self._end(*found, flag.finish_reason())
+        return []
 
     def finish_search(self, group: SequenceGroup) -> Message:
         """End a beam search that is done; the message with all its hypotheses."""

@@ -30,6 +30,11 @@ class Refusal:
     for_all: bool
 
 
+def _num_tokens(submit: Submit) -> int:
+    """The tokens of a request's prompt, and as many of its grammar as take the same memory."""
+    return len(submit.prompt) + len(submit.sampling.grammar) // submit.prompt.itemsize
+
+
 class Backlog:
     """Accepted requests that were never admitted: their number and tokens, by tenant and in all."""
 
@@ -44,7 +49,7 @@ class Backlog:
 
     def why_full(self, submit: Submit) -> Refusal | None:
         """Why a request exceeds a limit of waiting requests, or None."""
-        config, num_tokens = self._config, len(submit.prompt)
+        config, num_tokens = self._config, _num_tokens(submit)
         mine = self._by_tenant.get(submit.tenant, _Load())
         limits = (
             ("requests", self._all.num_requests + 1, config.max_waiting_requests, ""),
@@ -60,7 +65,7 @@ class Backlog:
 
     def add(self, submit: Submit) -> None:
         """Count a request that waits."""
-        num_tokens = len(submit.prompt)
+        num_tokens = _num_tokens(submit)
         self._waiting[submit.request_id] = num_tokens
         for load in (self._all, self._by_tenant[submit.tenant]):
             load.num_requests += 1

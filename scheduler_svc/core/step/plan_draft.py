@@ -1,6 +1,6 @@
 """The draft of a step plan."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -209,18 +209,24 @@ class PlanDraft:
 
     def _packed_admissions(self) -> list[Admission]:
         """Admissions with tokens and block tables, which do not change while a plan is made."""
-        return [
-            Admission(
+        packed: list[Admission] = []
+        first: dict[int, Admission] = {}  # of a group with a grammar, by the group's identity
+        for admission, (group, sequence) in zip(self.admissions, self._admitted, strict=True):
+            sampling, before = admission.sampling, first.get(id(group))
+            new = Admission(
                 handle=admission.handle,
                 choice=admission.choice,
                 tokens=group.tokens_of(sequence),
                 num_prompt_tokens=admission.num_prompt_tokens,
                 num_computed=admission.num_computed,
                 block_table=_packed(sequence.block_table),
-                sampling=admission.sampling,
+                sampling=sampling if before is None else replace(sampling, grammar=""),
+                grammar_of=0 if before is None else before.handle,
             )
-            for admission, (group, sequence) in zip(self.admissions, self._admitted, strict=True)
-        ]
+            if sampling.grammar:
+                first.setdefault(id(group), new)
+            packed.append(new)
+        return packed
 
 
 def _packed(values: list[int]) -> IntArray:

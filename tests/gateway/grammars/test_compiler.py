@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import string
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ def compiler() -> Iterator[GrammarCompiler]:
     made.close()
 
 
-def compile_(compiler: GrammarCompiler, constraint: Constraint, num_choices: int = 1) -> str:
-    return asyncio.run(compiler.compile("caller", "field", constraint, num_choices))
+def compile_(compiler: GrammarCompiler, constraint: Constraint, num_prompts: int = 1) -> str:
+    return asyncio.run(compiler.compile("caller", "field", constraint, num_prompts))
 
 
 def takes(grammar: str, text: str) -> bool:
@@ -70,6 +71,33 @@ def test_texts_of_a_grammar(
     assert takes(grammar, good)
     assert not takes(grammar, bad)
     assert compile_(compiler, constraint) == grammar
+
+
+def test_choices_are_texts_whatever_their_characters(compiler: GrammarCompiler) -> None:
+    texts = [
+        *string.punctuation,
+        " ",
+        "\n",
+        "\\d",
+        "a.c",
+        "[x]{2}",
+        "(?i)",
+        "^$",
+        "é",
+        "日本",
+        "\x7f",
+    ]
+    grammar = compile_(compiler, Choices(texts))
+    for text in texts:
+        assert takes(grammar, text), text
+    assert not takes(grammar, "abc")
+    assert not takes(grammar, "5")
+
+
+def test_ten_thousand_choices_are_one_grammar(compiler: GrammarCompiler) -> None:
+    grammar = compile_(compiler, Choices([f"choice {number:05}" for number in range(10_000)]))
+    assert takes(grammar, "choice 09999")
+    assert not takes(grammar, "choice 10000")
 
 
 def test_whitespace_is_bounded(compiler: GrammarCompiler) -> None:
@@ -121,11 +149,11 @@ def test_a_grammar_that_takes_too_long_ends_only_itself(compiler: GrammarCompile
     assert compile_(compiler, Regex("a+"))
 
 
-def test_the_grammars_of_all_choices_are_bounded_together(compiler: GrammarCompiler) -> None:
+def test_the_grammars_of_all_prompts_are_bounded_together(compiler: GrammarCompiler) -> None:
     large = JsonSchema({"enum": ["x" * (MAX_BYTES // 2)]})
-    compile_(compiler, large, num_choices=8)
-    with pytest.raises(ApiError, match="each of 128 choices"):
-        compile_(compiler, large, num_choices=128)
+    compile_(compiler, large, num_prompts=8)
+    with pytest.raises(ApiError, match="each of 128 prompts"):
+        compile_(compiler, large, num_prompts=128)
 
 
 def test_without_a_tokenizer_there_is_no_structured_output() -> None:

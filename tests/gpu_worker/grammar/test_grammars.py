@@ -12,6 +12,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from gpu_worker.grammar.compiled import CompiledGrammars
 from gpu_worker.grammar.grammars import Grammars
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
@@ -229,9 +230,63 @@ def test_a_grammar_that_fails_ends_its_own_text_alone(
     planner.admit(2, tokens, sampling(max_tokens=5))
     planner.step(s1=len(tokens), s2=len(tokens))
     run(planner, [1, 2])
-    assert planner.known[1].ended == EndFlag.STOP
+    assert planner.known[1].ended == EndFlag.ERROR
     assert len(planner.known[1].output) == 1
     assert len(planner.known[2].output) == 5
+
+
+def test_a_text_at_a_dead_end_of_its_grammar_ends_with_an_error(
+    executor: Executor, tokenizer: Tokenizer
+) -> None:
+    grammar = LLMatcher.grammar_from_lark('start: "ab" x\nx: "c" x')  # x never ends
+    for driven in (executor, Overlapping(executor)):
+        executor.reset()
+        planner = Planner(driven)  # type: ignore[arg-type]
+        tokens = prompt(tokenizer)
+        planner.admit(1, tokens, sampling(ignore_eos=False, grammar=grammar))
+        planner.admit(2, tokens, sampling(max_tokens=9))
+        planner.step(s1=len(tokens), s2=len(tokens))
+        run(planner, [1, 2])
+        assert planner.known[1].ended == EndFlag.ERROR
+        assert planner.known[2].ended == EndFlag.LENGTH
+        assert len(planner.known[2].output) == 9
+    executor.reset()
+
+
+def test_beams_whose_grammar_fails_have_no_candidates(
+    planner: Planner, tokenizer: Tokenizer
+) -> None:
+    params = replace(beam_sampling(3, ignore_eos=False), grammar="no grammar at all {")
+    tokens = prompt(tokenizer)
+    beams = BeamSearch(planner, 1, tokens, params)
+    search(planner, beams)
+    assert not beams.finished
+
+
+def test_a_grammar_is_compiled_once_for_all_sequences_with_it(
+    grammar_tokenizer: LLTokenizer,
+) -> None:
+    compiled = CompiledGrammars(grammar_tokenizer)
+    grammar = grammar_of(SCHEMAS[6])
+    first = compiled.begin(grammar)
+    assert compiled.begin(grammar) is first
+    assert not first.result().is_error()
+    large = [LLMatcher.grammar_from_regex("x" * 300_000 + str(number)) for number in range(4)]
+    for each in large:
+        compiled.begin(each)
+    assert compiled.begin(grammar) is not first  # forgotten
+
+
+def test_an_admission_may_follow_the_grammar_of_another(
+    planner: Planner, tokenizer: Tokenizer
+) -> None:
+    tokens, schema = prompt(tokenizer), SCHEMAS[6]
+    planner.admit(1, tokens, drawn(schema, 3))
+    planner.admit(2, tokens, replace(drawn(schema, 4), grammar=""), grammar_of=1)
+    planner.step(s1=len(tokens), s2=len(tokens))
+    run(planner, [1, 2])
+    for handle in (1, 2):
+        check(planner, handle, schema, tokenizer)
 
 
 def test_a_model_without_a_tokenizer_takes_no_grammars(tmp_path: Path, executor: Executor) -> None:

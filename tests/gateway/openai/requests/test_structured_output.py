@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from shared.messages.endings import EndFlag
-from shared.messages.requests import Submit
-from tests.gateway.conftest import MakeStage, Stage
+from shared.messages.endings import GRAMMAR_FAILED, EndFlag
+from shared.messages.requests import Abort, Submit
+from tests.gateway.conftest import MakeStage, Stage, check_error
 from tests.gateway.fake_engine import INFO
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -123,3 +123,24 @@ async def test_a_worker_that_takes_no_grammars_gets_none(make_stage: MakeStage) 
     assert answer.json()["error"]["message"] == (
         "guided_regex: the worker of this model has no structured output"
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}])
+async def test_a_text_that_cannot_follow_its_grammar_is_an_error(
+    stage: Stage, more: dict[str, Any]
+) -> None:
+    stage.answer(lambda _: [5, 6], flag=EndFlag.ERROR)
+    error = check_error(await stage.complete(guided_regex="a+", **more), 500)
+    assert error["message"].endswith(GRAMMAR_FAILED)
+    assert not [each for each in stage.engine.received if isinstance(each, Abort)]
+
+
+async def test_ten_thousand_short_choices_are_accepted(stage: Stage) -> None:
+    stage.answer(lambda _: [5], flag=EndFlag.STOP)
+    choices = [f"choice {number}" for number in range(10_000)]
+    answer = await stage.complete(guided_choice=choices)
+    assert answer.status_code == 200, answer.text
+    check_error(await stage.complete(guided_choice=[*choices, "x"]), 400, "guided_choice")
+    long = [f"{number} {'x' * 40}" for number in range(10_000)]
+    error = check_error(await stage.complete(guided_choice=long), 400, "guided_choice")
+    assert "at most 262144" in error["message"]
