@@ -221,7 +221,7 @@ def _largest_bytes(folder: Path) -> int:
 
 def _convert(gguf_file: Path, folder: Path) -> None:
     """Write what transformers loads."""
-    import gguf  # type: ignore[import-not-found]  # installed by _fetch
+    import gguf  # type: ignore[import-not-found, unused-ignore]  # installed by _fetch
 
     reader = gguf.GGUFReader(gguf_file)
     found = {name: field.contents() for name, field in reader.fields.items()}
