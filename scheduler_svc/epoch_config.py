@@ -34,6 +34,10 @@ def config_for(settings: SchedulerSettings, worker: WorkerInfo) -> SchedulerConf
         max_waiting_tokens=settings.max_waiting_tokens,
         max_tenant_requests=settings.max_tenant_requests,
         max_tenant_tokens=settings.max_tenant_tokens,
+        fair_queueing=settings.fair_queueing,
+        prompt_token_weight=settings.prompt_token_weight,
+        generated_token_weight=settings.generated_token_weight,
+        max_tenant_sequences=settings.max_tenant_sequences,
         queue_ttl_ms=int(1e3 * settings.queue_ttl),
         resume_window_ms=int(1e3 * settings.resume_window),
     )

@@ -1,6 +1,7 @@
 """Turns what the core does into logs and metrics."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum, auto
 
@@ -35,6 +36,7 @@ class Observer:
         self._clock_s = clock_s
         self._since: dict[str, tuple[_Phase, float]] = {}  # by request
         self._planned_s: dict[int, float] = {}
+        self._blocks_counted_s: float | None = None  # when blocks of tenants were last counted
 
     def new_epoch(self, epoch: int, kv: KVGeometry, core: Scheduler) -> None:
         """Forget the plans of the epoch before, and the requests that ended with it."""
@@ -138,7 +140,21 @@ class Observer:
         metrics.pinned_prefixes.set(stats.num_pinned_prefixes)
         metrics.pinned_blocks.set(stats.num_pinned_blocks)
         metrics.shared_blocks.set(stats.num_shared_blocks)
+        self._count_tenant_blocks(core)
         return stats
+
+    def _count_tenant_blocks(self, core: Scheduler) -> None:
+        """Add the blocks of each tenant, held since the last call; a shared one counts for each."""
+        now_s = self._clock_s()
+        since_s, self._blocks_counted_s = self._blocks_counted_s, now_s
+        if since_s is None:
+            return
+        blocks: Counter[str] = Counter()
+        for group in core.running:
+            num_blocks = sum(len(sequence.block_table) for sequence in group.sequences)
+            blocks[group.submit.tenant] += num_blocks
+        for tenant, num_blocks in blocks.items():
+            self._metrics.tenant_block_seconds.inc(num_blocks * (now_s - since_s), tenant)
 
     def log_lengths(self, lengths: dict[str, int]) -> None:
         """Publish how many entries each log holds."""
@@ -149,19 +165,23 @@ class Observer:
         if (since_s := self._in_phase(event.request_id, _Phase.QUEUED)) is not None:
             self._metrics.request_queue_time.observe(now_s - since_s)
             del self._since[event.request_id]
+        num_computed = event.num_tokens - event.num_reused
         if event.again:
-            num_recomputed = event.num_tokens - event.num_reused
-            self._metrics.recomputed_tokens.inc(num_recomputed)
-            log.info("admitted again", request=event.request_id, recomputed=num_recomputed)
+            self._metrics.recomputed_tokens.inc(num_computed)
+            self._metrics.tenant_tokens.inc(num_computed, event.tenant, "recomputed")
+            log.info("admitted again", request=event.request_id, recomputed=num_computed)
         else:
             self._since[event.request_id] = (_Phase.PREFILLING, now_s)
             self._metrics.prefix_cache_queries.inc(event.num_tokens)
             self._metrics.prefix_cache_hits.inc(event.num_reused)
+            self._metrics.tenant_tokens.inc(num_computed, event.tenant, "computed")
+            self._metrics.tenant_tokens.inc(event.num_reused, event.tenant, "cached")
 
     def _ended(self, event: events.Ended, now_s: float) -> None:
         if (since_s := self._in_phase(event.request_id, _Phase.DECODING)) is not None:
             self._metrics.request_decode_time.observe(now_s - since_s)
         self._since.pop(event.request_id, None)
+        self._metrics.tenant_tokens.inc(event.num_generated, event.tenant, "generated")
         log.info(
             "ended",
             request=event.request_id,

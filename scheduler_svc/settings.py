@@ -73,6 +73,22 @@ class SchedulerSettings(StepSettings):
     max_tenant_tokens: int = setting(
         0, "Most prompt tokens of one API key in the queue. 0: no limit.", minimum=0
     )
+    max_tenant_sequences: int = setting(
+        0,
+        "Most sequences of one API key that run at once; its other requests wait while those of "
+        "other keys start. 0: no limit.",
+        minimum=0,
+    )
+    fair_queueing: bool = setting(
+        True,
+        "Serve API keys by the tokens that each of them was served: the requests of the one with "
+        "the fewest start first, and a key without running requests displaces one of the key that "
+        "has most. Without it, requests start in the order of their arrival.",
+    )
+    prompt_token_weight: float = setting(
+        1.0, "What a prompt token counts for that, unless it is in the prefix cache.", minimum=0
+    )
+    generated_token_weight: float = setting(2.0, "What a generated token counts.", minimum=0)
     queue_ttl: float = setting(
         0.0,
         "Seconds that a request may wait in the queue before it is ended. 0: no limit.",

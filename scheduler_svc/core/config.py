@@ -46,6 +46,10 @@ class SchedulerConfig:
     max_waiting_tokens: int = 0  # of their prompts
     max_tenant_requests: int = 0  # the same for each tenant
     max_tenant_tokens: int = 0
+    fair_queueing: bool = False  # between tenants; else requests are served by arrival alone
+    prompt_token_weight: float = 1.0  # what a computed prompt token costs its tenant
+    generated_token_weight: float = 2.0  # and a generated one
+    max_tenant_sequences: int = 0  # of one tenant that run at once; 0: no limit
     queue_ttl_ms: int = 0  # how long a request may wait to be admitted; 0: no limit
     max_passing_steps: int = 0  # for which later groups may pass one that lacks slots
     vocab_size: int = 0  # tokens of the model; 0: not checked

@@ -36,6 +36,7 @@ class Admitted:
     again: bool  # it had been computed before
     num_tokens: int  # of all its sequences
     num_reused: int  # of those, found in the prefix cache or brought back from the host pool
+    tenant: str
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class Ended:
     request_id: str
     reason: str
     num_generated: int
+    tenant: str
 
 
 @dataclass(slots=True)

@@ -5,17 +5,25 @@ sequences of one request, runs as a whole or not at all. It is *waiting* until i
 *running* while it holds blocks, and *preempted* once it lost them. A preempted group is *swapped*
 if the host pool keeps its keys and values; otherwise they are recomputed.
 
-Groups are ranked by priority, then by arrival. Each step is planned in this order:
+Waiting groups are taken by priority, then by the service that their tenant has received (virtual
+token counters, see ``tenant_service.py``), then by arrival. Admitted groups are ranked by priority,
+then by admission. Each step is planned in this order:
 
 1. Blocks. Each running group gets the blocks that its next tokens need. While too few are free,
    the last running group by rank is preempted.
 2. Token budget. Every decoding sequence takes one token. The rest goes to prompts, which may have
    a smaller budget while others decode.
 3. Prefill. Admitted groups compute their prompts in chunks, by rank.
-4. Admission. While budget is left, the first by rank of all waiting and preempted groups is
-   admitted, if it gets a slot for each sequence (of ``max_num_sequences``) and blocks for all its
-   tokens. While others run, a watermark of blocks stays free beyond these. If it lacks blocks, no
-   later group is admitted.
+4. Admission. While budget is left, the first preempted group, or the first waiting one if it is
+   more urgent, is admitted, if it gets a slot for each sequence (of ``max_num_sequences``) and
+   blocks for all its tokens. While others run, a watermark of blocks stays free beyond these. If it
+   lacks blocks, no later group is admitted.
+
+Fairness between tenants, if there are several:
+* While too few blocks are free, the last group of a tenant that has several is preempted.
+* A waiting group whose tenant has nothing running goes before preempted groups of tenants that
+  have, and displaces the last group of the tenant with most running sequences, if that one has
+  several groups. It needs at most its equal share of the slots.
 
 Exceptions:
 * A waiting group that lacks slots may be passed by later ones for some steps (bounded backfill).
@@ -28,7 +36,13 @@ Exceptions:
 
 from scheduler_svc.core.config import Preemption, SchedulerConfig
 from scheduler_svc.core.sequences.queues import BY_RANK
-from scheduler_svc.core.sequences.sequence import FINISHING, PREEMPTED, PREFILLING, SequenceGroup
+from scheduler_svc.core.sequences.sequence import (
+    FINISHING,
+    PREEMPTED,
+    PREFILLING,
+    WAITING,
+    SequenceGroup,
+)
 from scheduler_svc.core.step.plan_draft import PlanDraft
 from scheduler_svc.core.step.planner import StepPlanner
 
@@ -43,10 +57,14 @@ class SchedulingPolicy:
         self._config = config
         self._planner = planner
         self._queues = planner.queues
+        self._claimant: SequenceGroup | None = None  # a waiting group that displaces others
+        self._lacks_blocks = False  # it has slots, but too few blocks
 
     def schedule(self, draft: PlanDraft) -> bool:
         """Put the next step into an empty draft; whether there is anything to compute."""
+        self._queues.tenants.step = draft.step
         self._planner.finish_at_limit(draft.step)
+        self._displace(draft)
         self._grow_running(draft)
         num_decoding = self._queues.num_decoding
         draft.budget -= num_decoding
@@ -66,20 +84,48 @@ class SchedulingPolicy:
         """Give running groups the blocks that their next tokens need."""
         due = self._planner.blocks.due(draft.step)
         if due and not self._planner.blocks.grow_all(due, draft):
+            grown: set[SequenceGroup] = set()
             for group in sorted(due, key=BY_RANK):
                 if group.state is not PREEMPTED:
-                    self._grow_or_preempt(group, draft)
+                    self._grow_or_preempt(group, grown, draft)
+                    grown.add(group)
 
-    def _grow_or_preempt(self, group: SequenceGroup, draft: PlanDraft) -> None:
+    def _grow_or_preempt(
+        self, group: SequenceGroup, grown: set[SequenceGroup], draft: PlanDraft
+    ) -> None:
         running = self._queues.running
         while not self._planner.blocks.grow(group, draft):
-            # A group whose last token is planned frees its blocks soon anyway.
-            victim = next(found for found in reversed(running) if found.state is not FINISHING)
+            victim = self._next_victim(grown)
             if victim is group is running[0] and self._planner.give_up_prefix(group, draft):
                 continue
             self._preempt(victim, group, draft)
             if victim is group:
                 return
+
+    def _next_victim(self, grown: set[SequenceGroup]) -> SequenceGroup:
+        """The last by rank; with fairness, of the last ones by priority whose tenants have several.
+
+        A group whose last token is planned frees its blocks soon anyway.
+
+        Args:
+            grown: groups that got blocks in this step, which stand in the plan.
+        """
+        found = (
+            group
+            for group in reversed(self._queues.running)
+            if group.state is not FINISHING and group not in grown
+        )
+        last = next(found)
+        if not self._config.fair_queueing:
+            return last
+        tenants = self._queues.tenants
+        victim = last
+        while victim.submit.priority == last.submit.priority:
+            if victim.computes_prefix or tenants.num_groups(victim.submit.tenant) > 1:
+                return victim
+            if (victim := next(found, last)) is last:
+                break
+        return last
 
     def _preempt(self, victim: SequenceGroup, beneficiary: SequenceGroup, draft: PlanDraft) -> None:
         if victim.computes_prefix:
@@ -106,42 +152,108 @@ class SchedulingPolicy:
         running = self._queues.running
         while draft.prompt_budget > 0 and not (running and _must_run_alone(running[0])):
             group = self._next_to_admit(draft.step)
-            if group is None or group.num_slots > self._planner.num_free_slots:
+            if group is None or not self._has_slots(group):
                 return
             if running and _must_run_alone(group):
                 return
+            if group.is_swapped and draft.swap_out_device:
+                return  # a plan swaps one way
             watermark = self._config.num_watermark_blocks if running else 0
             while not self._planner.allocate(group, watermark, draft):
+                if self._victim_for(group) is not None:
+                    self._claimant, self._lacks_blocks = group, True
                 has_alternative = running or group.computes_prefix
                 if has_alternative or not self._planner.give_up_prefix(group, draft):
                     return
             self._planner.admit(group, draft)
             self._planner.prefill(group, draft)
 
+    def _has_slots(self, group: SequenceGroup) -> bool:
+        """Whether there are slots for a group; preempted groups give back theirs if need be."""
+        if group.num_slots > self._planner.num_free_slots:
+            for preempted in self._queues.preempted:
+                self._planner.free_slots_of_preempted(preempted)
+        return group.num_slots <= self._planner.num_free_slots
+
     def _next_to_admit(self, step: int) -> SequenceGroup | None:
-        """The first by rank of waiting and preempted groups, None if it is not ready."""
+        """The first of waiting and preempted groups, None if it is not ready."""
         preempted = next(iter(self._queues.preempted), None)
         # A preempted group waits for the results of its last plans; then its slots are free.
         is_ready = preempted is not None and self._planner.free_slots_of_preempted(preempted)
         waiting = None if self.is_draining else self._next_waiting(step)
-        if preempted is None or (waiting is not None and waiting.rank < preempted.rank):
+        if self._claimant is not None and (
+            preempted is None or self._precedes(self._claimant, preempted)
+        ):
+            return None  # what becomes free is kept for it
+        if preempted is None or (waiting is not None and self._precedes(waiting, preempted)):
             return waiting
         return preempted if is_ready else None
+
+    def _precedes(self, waiting: SequenceGroup, preempted: SequenceGroup) -> bool:
+        """Whether a waiting group is admitted before a preempted one."""
+        if not self._config.fair_queueing:
+            return waiting.rank < preempted.rank
+        if waiting.submit.priority != preempted.submit.priority:
+            return waiting.submit.priority < preempted.submit.priority
+        return self._has_nothing(waiting) and not self._has_nothing(preempted)
 
     def _next_waiting(self, step: int) -> SequenceGroup | None:
         """The first waiting group, or one that may pass it, None if it lacks slots.
 
-        Slots that become free are kept for a group that was passed for ``max_passing_steps``.
+        Slots that become free are kept for a group that was passed for ``max_passing_steps``, and
+        for one that displaces others.
         """
         first = self._queues.first_waiting()
         if first is None or first.num_slots <= self._planner.num_free_slots:
             return first
+        if self._victim_for(first) is not None:
+            self._claimant = first
+            return None
         first.passed_since = first.passed_since or step
         if step - first.passed_since >= self._config.max_passing_steps:
             return None
         later = self._queues.first_waiting(self._planner.num_free_slots)
         same_priority = later is not None and later.submit.priority == first.submit.priority
         return later if same_priority else None
+
+    # -------------------------------------------------------------- fairness
+
+    def _has_nothing(self, group: SequenceGroup) -> bool:
+        """Whether the tenant of a group that does not run has no running group either."""
+        return self._queues.tenants.num_groups(group.submit.tenant) == 0
+
+    def _displace(self, draft: PlanDraft) -> None:
+        """Preempt one group for the waiting one that lacked slots or blocks in the step before."""
+        claimant, self._claimant = self._claimant, None
+        lacks_blocks, self._lacks_blocks = self._lacks_blocks, False
+        if claimant is None or claimant.state is not WAITING:
+            return
+        # Slots of a preempted group are free when the results of its plans are applied.
+        num_awaited = 0
+        for group in self._queues.preempted:
+            if not self._planner.free_slots_of_preempted(group) and group.search is None:
+                num_awaited += group.num_slots
+        lacks_slots = claimant.num_slots > self._planner.num_free_slots + num_awaited
+        if (lacks_slots or lacks_blocks) and (victim := self._victim_for(claimant)) is not None:
+            self._preempt(victim, claimant, draft)
+
+    def _victim_for(self, group: SequenceGroup) -> SequenceGroup | None:
+        """The last group of the tenant with most running sequences; None: none is displaced."""
+        tenants = self._queues.tenants
+        if not self._config.fair_queueing or group.state is not WAITING or group.computes_prefix:
+            return None
+        share = self._config.max_num_sequences // max(1, tenants.num_active)
+        if group.num_slots > max(1, share) or not self._has_nothing(group):
+            return None
+        busiest = tenants.busiest()
+        if busiest is None or tenants.num_groups(busiest) < 2:
+            return None
+        for victim in reversed(self._queues.running):
+            if victim.submit.tenant == busiest and not victim.computes_prefix:
+                is_less_urgent = victim.submit.priority >= group.submit.priority
+                if victim.state is not FINISHING:
+                    return victim if is_less_urgent and not _must_run_alone(victim) else None
+        return None
 
 
 def _must_run_alone(group: SequenceGroup) -> bool:

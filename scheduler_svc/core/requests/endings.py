@@ -176,4 +176,5 @@ class Endings:
             num_generated = sum(len(found.tokens) for found in message.hypotheses)
         else:
             num_generated = sum(len(found.output) for found in group.ended.values())
-        self._emit(events.Ended(group.request_id, reason, num_generated))
+        tenant = group.submit.tenant
+        self._emit(events.Ended(group.request_id, reason, num_generated, tenant))

@@ -23,6 +23,11 @@ def why_never(config: SchedulerConfig, submit: Submit, max_output: int) -> str |
             f"{num_choices} choices were asked for, "
             f"at most {config.max_num_sequences} sequences run at once"
         )
+    if 0 < config.max_tenant_sequences < num_choices:
+        return (
+            f"{num_choices} choices were asked for, "
+            f"at most {config.max_tenant_sequences} sequences of one key run at once"
+        )
     # The last token is sampled but never computed: it needs no place in a block.
     each = config.blocks_for(num_prompt + max_output - 1)
     shared = (num_prompt - 1) // config.block_size

@@ -5,17 +5,19 @@ from operator import attrgetter
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.sequences.backlog import Backlog
+from scheduler_svc.core.sequences.fair_queue import FairQueue
 from scheduler_svc.core.sequences.sequence import (
     DECODING,
     ENDED,
     FINISHING,
     PREEMPTED,
     PREFILLING,
+    SEARCHING,
     WAITING,
     GroupState,
     SequenceGroup,
 )
-from scheduler_svc.core.sequences.waiting_queue import WaitingQueue
+from scheduler_svc.core.sequences.tenant_service import TenantService
 
 BY_RANK = attrgetter("rank")
 
@@ -31,6 +33,7 @@ class Queues:
         num_waiting: groups that were not admitted yet.
         num_beams: slots of running beam searches.
         backlog: load of requests that were never admitted.
+        tenants: what each of them was served, and what runs.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -41,10 +44,17 @@ class Queues:
         self.num_decoding = 0
         self.num_waiting = 0
         self.num_beams = 0
-        self._waiting = WaitingQueue()
+        self.tenants = TenantService(config.prompt_token_weight, config.generated_token_weight)
+        self._waiting = FairQueue(config, self.tenants, self.preempted)
+        self._rank_by_admission = config.fair_queueing
+        self._num_admissions = 0
 
     def add_waiting(self, group: SequenceGroup) -> None:
         """Add a new group."""
+        self.tenants.accept(group)
+        self._add_waiting(group)
+
+    def _add_waiting(self, group: SequenceGroup) -> None:
         self._waiting.add(group)
         self.num_waiting += 1
         if not group.computes_prefix:
@@ -56,7 +66,7 @@ class Queues:
             self._waiting.add(group)
 
     def first_waiting(self, max_slots: int | None = None) -> SequenceGroup | None:
-        """The first by rank of the groups that were not admitted yet.
+        """The next of the groups that were not admitted yet, see `FairQueue`.
 
         Args:
             max_slots: only of those that need no more slots than this.
@@ -68,8 +78,12 @@ class Queues:
         if group.state is WAITING:
             self.num_waiting -= 1
             self.backlog.remove(group.submit)
+            if self._rank_by_admission and not group.computes_prefix:
+                self._num_admissions += 1
+                group.rank = (group.submit.priority, self._num_admissions)
         else:
             _remove(self.preempted, group)
+        self.tenants.run(group)
         group.move_to(PREFILLING)
         if group.search is not None:
             self.num_beams += group.search.params.width
@@ -80,13 +94,16 @@ class Queues:
         """Move a group whose tokens are all planned to its next state."""
         _remove(self.prefilling, group)
         group.move_to(state)
+        self.tenants.charge_generated(group, group.num_slots)  # its last chunk samples
         if state is DECODING:
-            self.num_decoding += len(group.sequences)
+            self._decode(group, len(group.sequences))
+        elif state is SEARCHING:
+            self.tenants.decode(group, group.num_slots)
 
     def finish(self, group: SequenceGroup) -> None:
         """Let a decoding group decode no more: its last possible token is planned."""
         group.move_to(FINISHING)
-        self.num_decoding -= len(group.sequences)
+        self._decode(group, -len(group.sequences))
 
     def preempt(self, group: SequenceGroup) -> None:
         """Move a running group to the preempted ones."""
@@ -98,7 +115,7 @@ class Queues:
         """Move a running group back to the waiting ones."""
         self._stop_running(group)
         group.move_to(WAITING)
-        self.add_waiting(group)
+        self._add_waiting(group)
 
     def end(self, group: SequenceGroup) -> None:
         """End a group in any state."""
@@ -109,12 +126,15 @@ class Queues:
             _remove(self.preempted, group)
         else:
             self._stop_running(group)
+        self.tenants.end(group)
         group.move_to(ENDED)
 
     def end_sequence(self, group: SequenceGroup) -> None:
         """Count one sequence less of a group that has several."""
         if group.state is DECODING:
-            self.num_decoding -= 1
+            self._decode(group, -1)
+        if group.state not in (WAITING, PREEMPTED):
+            self.tenants.end_sequence(group)
 
     def _stop_running(self, group: SequenceGroup) -> None:
         _remove(self.running, group)
@@ -123,7 +143,15 @@ class Queues:
         if group.state is PREFILLING:
             _remove(self.prefilling, group)
         elif group.state is DECODING:
-            self.num_decoding -= len(group.sequences)
+            self._decode(group, -len(group.sequences))
+        elif group.state is SEARCHING:
+            self.tenants.decode(group, -group.num_slots)
+        self.tenants.stop_running(group)
+
+    def _decode(self, group: SequenceGroup, num_sequences: int) -> None:
+        """Let so many more, or fewer, sequences of a group compute a token in every step."""
+        self.num_decoding += num_sequences
+        self.tenants.decode(group, num_sequences)
 
 
 def _insert(groups: list[SequenceGroup], group: SequenceGroup) -> None:

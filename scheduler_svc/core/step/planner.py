@@ -287,15 +287,13 @@ class StepPlanner:
         self._prefixes.touch(group)
         if group.computes_prefix:
             return
-        num_output = group.num_tokens - group.num_prompt_tokens
-        self._emit(
-            events.Admitted(
-                group.request_id,
-                again=group.was_admitted or num_output > 0,
-                num_tokens=group.num_tokens * len(group.prefilled),
-                num_reused=sum(sequence.num_planned for sequence in group.prefilled),
-            )
-        )
+        again = group.was_admitted or group.num_tokens > group.num_prompt_tokens
+        num_tokens = group.num_tokens * len(group.prefilled)
+        num_reused = sum(sequence.num_planned for sequence in group.prefilled)
+        if not again:
+            self.queues.tenants.charge_prompt(group, num_tokens - num_reused)
+        tenant = group.submit.tenant
+        self._emit(events.Admitted(group.request_id, again, num_tokens, num_reused, tenant))
         group.was_admitted = True
 
     def prefill(self, group: SequenceGroup, draft: PlanDraft) -> None:

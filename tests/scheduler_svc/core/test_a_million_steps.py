@@ -18,6 +18,8 @@ AT_LEAST = {
     "copies": 5_000,
     "preempted by recompute": 5_000,
     "preempted by swap": 2_000,
+    "displaced": 300,
+    "fair passes": 3_000,
     "swaps in": 10_000,
     "beam steps": 50_000,
     "beam forks": 15_000,

@@ -159,6 +159,7 @@ def may_refuse(config: SchedulerConfig, client: Client) -> bool:
         len(submit.prompt) == 0
         or client.max_output < 1
         or submit.num_choices > config.max_num_sequences
+        or 0 < config.max_tenant_sequences < submit.num_choices
         or blocks_needed(config, submit, client.max_output) > config.num_blocks
     )
 

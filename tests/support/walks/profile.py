@@ -148,6 +148,7 @@ def _random_config(rng: random.Random) -> SchedulerConfig:
     block_size = 2 ** rng.randint(0, 5)
     num_blocks = max(2, rng.randint(20, 120) // block_size)
     max_num_sequences = rng.randint(1, 8)
+    is_fair = rng.random() < 0.5
     return SchedulerConfig(
         num_blocks=num_blocks,
         block_size=block_size,
@@ -166,4 +167,6 @@ def _random_config(rng: random.Random) -> SchedulerConfig:
         max_prompt_tokens=rng.choice([0, 0, 1, 5]),
         max_passing_steps=rng.choice([0, 3, 30]),
         tenants_share_prefixes=rng.random() < 0.5,
+        fair_queueing=is_fair,
+        max_tenant_sequences=rng.choice([0, 0, 1, 3]) if is_fair else 0,
     )

@@ -31,6 +31,7 @@ from tests.support.walks.core_checks import (
     check_tenants,
     tables_of,
 )
+from tests.support.walks.fair_checks import FairQueueCheck
 from tests.support.walks.gateways import Gateways
 from tests.support.walks.profile import Event, random_profile
 from tests.support.walks.worker import WalkWorker
@@ -68,7 +69,8 @@ class Walk:
         self._requests: deque[Entry] = deque()
         self._num_requests = 0
         self._to_take_effect: list[tuple[EntryId, Client, int | None]] = []  # stops and aborts
-        self._queues = QueueCheck(self._gateways.by_id)
+        check = FairQueueCheck if self.profile.config.fair_queueing else QueueCheck
+        self._queues = check(self._gateways.by_id)
         self._epoch = 0
         self._config = self.profile.config
         self._begin_epoch()
