@@ -17,6 +17,9 @@ from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
 from kernels.cpu.runtime.instruction_set import Dot
 from kernels.cpu.runtime.memory import claim_task, claim_thread, field, load_i32
 
+# Tiles multiply in linear layers alone.
+_VECTORS_OF = {Dot.AMX: Dot.NATIVE, Dot.EMULATED_AMX: Dot.EMULATED}
+
 
 @njit
 def attend_tasks(args, tag):
@@ -81,5 +84,5 @@ def attend_kernel(dtype: torch.dtype, dot: Dot) -> Kernel:
     """
     tag = element_tag(dtype)
     if dtype == torch.bfloat16:
-        tag = BF16_DOT_TAGS.get(dot, tag)
+        tag = BF16_DOT_TAGS.get(_VECTORS_OF.get(dot, dot), tag)
     return compile_kernel(attend_tasks, fields.ATTENTION_LAYOUT, tag)

@@ -149,8 +149,8 @@ class CpuBackend:
         Without dot products of bf16 pairs the two kinds of tile sum in different orders:
         deterministic attention then uses prefill tiles alone.
         """
-        has_dot = dtype == torch.bfloat16 and self._dot is not Dot.WIDENED
-        prefill_only = self._deterministic and not has_dot
+        by_pairs = dtype == torch.bfloat16 and self._dot.of_pairs
+        prefill_only = self._deterministic and not by_pairs
         return 1 if prefill_only else fields.FASTER_PREFILL_TILE_ROWS
 
     def _scratch_for(self, num_bytes: int) -> int:

@@ -136,11 +136,11 @@ class CpuLinear:
         outputs = [x.new_empty((*shape[:-1], n), dtype=self.out_dtype) for n in self._out_features]
         if num_rows == 0:
             return outputs
-        chunk = min(num_rows, fields.MOST_CHUNK_ROWS)
+        chunk = min(num_rows, self._kernel.layout.max_chunk_rows)
         multiplications = num_rows * self._multiplications
         serial = self._is_small and multiplications < _SERIAL_MULTIPLICATIONS
         threads = 1 if serial else self._kernels.num_threads()
-        scratch_bytes = fields.scratch_bytes(chunk, self._in_features)
+        scratch_bytes = self._scratch_bytes(chunk)
         scratch = self._kernels.scratch(threads * scratch_bytes)
         args = self._args
         row_bytes = self._in_features * self._dtype.itemsize
@@ -156,6 +156,11 @@ class CpuLinear:
             args[fields.ADDEND_ROW] = addend.shape[-1] * self._dtype.itemsize
         self._kernels.run(self._kernel, self._address, threads)
         return outputs
+
+    def _scratch_bytes(self, chunk_rows: int) -> int:
+        if self._kernel.layout is fields.AMX_LINEAR_LAYOUT:
+            return fields.amx_scratch_bytes(chunk_rows)
+        return fields.scratch_bytes(chunk_rows, self._in_features)
 
     def _write_constants(self) -> None:
         """Write the arguments that are the same in every call."""

@@ -1,7 +1,9 @@
 """Arguments of linear layers, their tile sizes and scratch memory."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from kernels.cpu.amx.tiles import ROW_BYTES, STATE_BYTES, TILE_BYTES
 from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
 
 INPUT, INPUT_ROW = 2, 3
@@ -35,6 +37,7 @@ TILE_ROW = 4 * GROUP_OUTPUTS
 # same.
 DEPTH = 512
 MOST_CHUNK_ROWS = 96
+AMX_MOST_CHUNK_ROWS = 192
 # Rows of a register block at most; a block may reach beyond the last row.
 MOST_BLOCK_ROWS = 12
 
@@ -51,6 +54,7 @@ LINEAR_LAYOUT = ArgumentLayout(
     scratch=SCRATCH,
     multiplications=_multiplications,
 )
+AMX_LINEAR_LAYOUT = replace(LINEAR_LAYOUT, max_chunk_rows=AMX_MOST_CHUNK_ROWS)
 
 
 def widened_stride(in_features: int) -> int:
@@ -64,3 +68,11 @@ def scratch_bytes(chunk_rows: int, in_features: int) -> int:
     """Scratch of one thread: sums [chunk, GROUP_OUTPUTS], and rows widened to float32."""
     sums = (chunk_rows + MOST_BLOCK_ROWS) * TILE_ROW
     return -(-(sums + chunk_rows * widened_stride(in_features)) // 4096) * 4096
+
+
+def amx_scratch_bytes(chunk_rows: int) -> int:
+    """The same for AMX: its state, the last weights of each panel of a group and the last inputs of
+    each row, both padded with zeros, and sums [chunk, GROUP_OUTPUTS].
+    """
+    num_bytes = STATE_BYTES + GROUP * TILE_BYTES + chunk_rows * (ROW_BYTES + TILE_ROW)
+    return -(-num_bytes // 4096) * 4096

@@ -1,7 +1,7 @@
 """The CPU kernel of linear layers: threads claim groups of outputs until none is left.
 
 A task is a group of panels of outputs for a chunk of rows. Sums are in the thread's scratch memory;
-when all inputs are summed, bias, gate and addend follow, and one rounding, or none.
+when all inputs are summed, the epilogue follows.
 """
 
 # ruff: noqa: ARG001 - numba calls an overload with types to choose what to compile
@@ -15,28 +15,20 @@ from numba import njit, types
 from numba.extending import overload
 
 from kernels.cpu.linear import linear_arguments as fields
+from kernels.cpu.linear.amx_linear_kernel import amx_linear_tasks
+from kernels.cpu.linear.epilogue import finish
 from kernels.cpu.linear.linear_ir import (
     ITS_OWN,
     NOTHING,
     accumulate,
-    add_chunk,
     clear_chunk,
-    round_chunk,
-    silu_gate_chunk,
     widen_chunk,
 )
 from kernels.cpu.runtime.bf16_dot import BF16_DOT_TAGS
 from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
 from kernels.cpu.runtime.instruction_set import Instructions
 from kernels.cpu.runtime.kernel_arguments import NEXT_THREAD
-from kernels.cpu.runtime.memory import (
-    claim_task,
-    claim_thread,
-    field,
-    item_bytes,
-    load_element,
-    store_element,
-)
+from kernels.cpu.runtime.memory import claim_task, claim_thread, field, item_bytes
 from kernels.cpu.runtime.simd import float32_tag
 
 narrow_registers = np.int8(0)
@@ -92,7 +84,7 @@ def linear_tasks(args, weight_tag, operand_tag, tag, registers):
                 registers, weight_tag, operand_tag, rows, x_at, x_stride, w_at, panel_stride,
                 depth // 2, then, tile,
             )  # fmt: skip
-        _finish(args, tag, tile, first, rows, group)
+        finish(args, tag, tile, first, rows, group)
 
 
 def multiply(
@@ -217,82 +209,6 @@ def _widen(tag, x, x_stride, target, rows, in_features):
             widen_chunk(tag, source, target + r * stride + 4 * k)
 
 
-@njit
-def _finish(args, tag, tile, first, rows, group):
-    """Add bias, gate and addend in float32, round, and store in the segment of this group."""
-    segment = args + 8 * fields.SEGMENTS
-    behind = segment + 8 * fields.SEGMENT_FIELDS
-    while field(behind, fields.FIRST_GROUP) <= group:
-        segment, behind = behind, behind + 8 * fields.SEGMENT_FIELDS
-    column = (group - field(segment, fields.FIRST_GROUP)) * fields.GROUP_OUTPUTS
-    out_row = field(segment, fields.OUT_ROW)
-    out = field(segment, fields.OUT) + first * out_row
-    num_outputs = min(fields.GROUP_OUTPUTS, field(segment, fields.OUT_FEATURES) - column)
-    bias = field(segment, fields.BIAS)
-    if bias != 0:
-        for r in range(rows):
-            for n in range(0, fields.GROUP_OUTPUTS, fields.PANEL):
-                add_chunk(float32_tag, tile + r * fields.TILE_ROW + 4 * n, bias + 4 * (column + n))
-    if field(args, fields.EPILOGUE) == fields.SILU_GATED:
-        _finish_gated(tag, tile, rows, out + column // 2 * item_bytes(tag), out_row, num_outputs)
-        return
-    if field(args, fields.EPILOGUE) == fields.FLOAT32:
-        _store(float32_tag, tile, rows, out + 4 * column, out_row, num_outputs)
-        return
-    out += column * item_bytes(tag)
-    addend, addend_row = field(args, fields.ADDEND), field(args, fields.ADDEND_ROW)
-    if addend != 0:
-        _add(
-            tag,
-            tile,
-            rows,
-            addend + first * addend_row + column * item_bytes(tag),
-            addend_row,
-            num_outputs,
-        )
-    _store(tag, tile, rows, out, out_row, num_outputs)
-
-
-@njit
-def _store(tag, tile, rows, out, out_row, num_outputs):
-    for r in range(rows):
-        sums = tile + r * fields.TILE_ROW
-        target = out + r * out_row
-        n = 0
-        while n + fields.PANEL <= num_outputs:
-            round_chunk(tag, sums + 4 * n, target + n * item_bytes(tag))
-            n += fields.PANEL
-        for m in range(n, num_outputs):
-            total = load_element(float32_tag, sums + 4 * m)
-            store_element(tag, target + m * item_bytes(tag), total)
-
-
-@njit
-def _add(tag, tile, rows, addend, addend_row, num_outputs):
-    for r in range(rows):
-        sums = tile + r * fields.TILE_ROW
-        source = addend + r * addend_row
-        n = 0
-        while n + fields.PANEL <= num_outputs:
-            add_chunk(tag, sums + 4 * n, source + n * item_bytes(tag))
-            n += fields.PANEL
-        for m in range(n, num_outputs):
-            total = load_element(float32_tag, sums + 4 * m)
-            total += load_element(tag, source + m * item_bytes(tag))
-            store_element(float32_tag, sums + 4 * m, total)
-
-
-@njit
-def _finish_gated(tag, tile, rows, out, out_row, num_outputs):
-    """out = silu(gate) * up: half as many columns as the tile has."""
-    for r in range(rows):
-        sums = tile + r * fields.TILE_ROW
-        for n in range(0, num_outputs, 2 * fields.PANEL):
-            gate = sums + 4 * n
-            silu_gate_chunk(gate, gate + 4 * fields.PANEL)
-            round_chunk(tag, gate, out + r * out_row + n // 2 * item_bytes(tag))
-
-
 @cache
 def linear_kernel(weight: torch.dtype, dtype: torch.dtype, instructions: Instructions) -> Kernel:
     """Linear layers with packed weights of one type, inputs and outputs of another.
@@ -306,6 +222,8 @@ def linear_kernel(weight: torch.dtype, dtype: torch.dtype, instructions: Instruc
     operand_tag: Any = float32_tag
     if dtype == torch.bfloat16:
         operand_tag = BF16_DOT_TAGS.get(instructions.dot, float32_tag)
+        if instructions.dot.by_amx:
+            return compile_kernel(amx_linear_tasks, fields.AMX_LINEAR_LAYOUT, operand_tag, tag)
     registers = wide_registers if instructions.wide else narrow_registers
     return compile_kernel(
         linear_tasks, fields.LINEAR_LAYOUT, weight_tag, operand_tag, tag, registers

@@ -2,9 +2,10 @@
 
 The type of an *operand tag* decides how numbers are multiplied: ``float32_tag`` one by one, in
 float32; ``bf16_dot_tag`` as pairs of bfloat16, with the instruction for it;
-``emulated_bf16_dot_tag`` the same without it, for tests on any CPU. Likewise ``int8_dot_tag`` and
-``emulated_int8_dot_tag`` for four bytes, signed in rows and unsigned in weights; their sums are
-int32, held in vectors of float32.
+``emulated_bf16_dot_tag`` the same without it, for tests on any CPU. ``amx_tag`` and
+``emulated_amx_tag`` stand for pairs in tiles (see ``kernels.cpu.amx.tiles``). ``int8_dot_tag`` and
+``emulated_int8_dot_tag`` stand for four bytes, signed in rows and unsigned in weights; their sums
+are int32, held in vectors of float32.
 """
 
 import numpy as np
@@ -18,14 +19,31 @@ bf16_dot_tag = np.uint32(0)
 emulated_bf16_dot_tag = np.int32(0)
 int8_dot_tag = np.uint8(0)
 emulated_int8_dot_tag = np.int8(0)
+amx_tag = np.uint64(0)
+emulated_amx_tag = np.int64(0)
 
-BF16_DOT_TAGS = {Dot.NATIVE: bf16_dot_tag, Dot.EMULATED: emulated_bf16_dot_tag}
+BF16_DOT_TAGS = {
+    Dot.NATIVE: bf16_dot_tag,
+    Dot.EMULATED: emulated_bf16_dot_tag,
+    Dot.AMX: amx_tag,
+    Dot.EMULATED_AMX: emulated_amx_tag,
+}
 """Of bfloat16 that is not widened."""
 
 
 def is_bf16_dot_tag(tag):
     """Whether a tag's type stands for dot products of bf16 pairs."""
-    return tag in (types.uint32, types.int32)
+    return tag in (types.uint32, types.int32) or is_amx_tag(tag)
+
+
+def is_amx_tag(tag):
+    """Whether a tag's type stands for products by AMX tiles."""
+    return tag in (types.uint64, types.int64)
+
+
+def is_emulated_amx_tag(tag):
+    """Whether those are emulated."""
+    return tag == types.int64
 
 
 def fma(builder, a, b, c):

@@ -3,7 +3,7 @@
 import pytest
 from numba.core import config
 
-from kernels.cpu.runtime.instruction_set import choose, detect
+from kernels.cpu.runtime.instruction_set import EMULATE, choose, detect
 
 
 def test_instructions_are_the_best_that_the_cpu_has() -> None:
@@ -13,6 +13,8 @@ def test_instructions_are_the_best_that_the_cpu_has() -> None:
         (avx2, "avx2"),
         (avx512, "avx512"),
         (avx512 | {"avx512bf16"}, "avx512_bf16"),
+        (avx512 | {"avx512bf16", "amx-tile", "amx-bf16"}, "amx"),
+        (avx512 | {"avx512bf16", "amx-tile"}, "avx512_bf16"),
         ({"neon", "fp-armv8"}, "neon"),
     ):
         found = choose(features)
@@ -22,7 +24,18 @@ def test_instructions_are_the_best_that_the_cpu_has() -> None:
 
 
 def test_instructions_are_no_better_than_numba_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(EMULATE, raising=False)
     monkeypatch.setattr(config, "CPU_FEATURES", "+avx2,+fma,-avx512f")
     found = detect()
     assert found is not None
     assert found.name == "avx2"
+
+
+def test_instructions_that_are_emulated_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(EMULATE, "amx")
+    found = detect()
+    assert found is not None
+    assert found.dot.by_amx
+    monkeypatch.setenv(EMULATE, "sse9")
+    with pytest.raises(ValueError, match=r"PAGESTREAM_EMULATE=sse9; expected .*amx"):
+        detect()

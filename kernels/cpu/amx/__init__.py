@@ -1,0 +1,1 @@
+"""Products of matrices by AMX tiles (Intel, from Sapphire Rapids on), and the same without AMX."""
