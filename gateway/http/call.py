@@ -23,6 +23,7 @@ _SCOPE_KEY = "pagestream.call"
 # Probes and scrapes call these every few seconds.
 QUIET_PATHS = ("/health", "/metrics")
 MAX_KEY_CHARS = 255
+_MESSAGES_PATH = "/v1/messages"
 _SHOWN_PATH_CHARS = 200
 # Nothing that would need quoting in a header, a log line or a query.
 _CLIENTS_ID = re.compile(rb"[A-Za-z0-9._:/@+=-]{1,128}")
@@ -102,6 +103,11 @@ def idempotency_key(request: Request) -> str | None:
             f"Idempotency-Key: {len(key)} characters; it must have 1 to {MAX_KEY_CHARS}",
         )
     return key
+
+
+def is_messages_path(path: str) -> bool:
+    """Whether a path is of the Messages API, which has Anthropic's headers and errors."""
+    return path == _MESSAGES_PATH or path.startswith(f"{_MESSAGES_PATH}/")
 
 
 def shown_path(scope: Scope) -> str:
@@ -191,8 +197,11 @@ class AccessLog:
         async def send_and_record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
-                header = (b"x-request-id", (call.clients_id or call.id).encode())
-                message["headers"] = [*message.get("headers", ()), header]
+                shown_id = (call.clients_id or call.id).encode()
+                headers = [*message.get("headers", ()), (b"x-request-id", shown_id)]
+                if is_messages_path(scope["path"]):
+                    headers.append((b"request-id", shown_id))
+                message["headers"] = headers
             await send(message)
 
         try:

@@ -5,10 +5,9 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import Scope
 
-from gateway.http.call import call_in
+from gateway.http.call import call_in, is_messages_path
 from gateway.http.errors import ApiError
 
-MESSAGES_PATH = "/v1/messages"
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -17,12 +16,13 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+# By the field that is refused: with these, Anthropic's clients go on without it.
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request"}}
 
 
 def error_response(scope: Scope, error: ApiError) -> JSONResponse:
     """The response of a call that failed, in the format of its endpoint."""
-    path = scope["path"]
-    if path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/"):
+    if is_messages_path(scope["path"]):
         return JSONResponse(messages_error(error, call_in(scope).id), error.status, error.headers)
     return JSONResponse(error.body(), error.status, error.headers)
 
@@ -31,5 +31,7 @@ def messages_error(error: ApiError, call_id: str) -> dict[str, Any]:
     """An error in Anthropic's format."""
     fallback = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _TYPES.get(error.status, fallback)
-    shown = {"type": kind, "message": str(error)}
+    shown: dict[str, Any] = {"type": kind, "message": str(error)}
+    if error.param in _DETAILS:
+        shown["details"] = _DETAILS[error.param]
     return {"type": "error", "error": shown, "request_id": call_id}

@@ -51,6 +51,7 @@ CLIENTS = {
         Client("openai-python", "openai", "openai_python.py"),
         Client("openai-node", "openai", "openai_node.mjs"),
         Client("anthropic-python", "anthropic", "anthropic_python.py"),
+        Client("anthropic-node", "@anthropic-ai/sdk", "anthropic_node.mjs"),
         Client("langchain", "langchain-openai", "langchain_chat.py"),
         Client("litellm", "litellm", "litellm_proxy.py"),
         Client("instructor", "instructor", "instructor_models.py"),

@@ -36,6 +36,7 @@ IGNORED: IgnoredFields = {
 REASONS: Mapping[str, str] = {
     "suffix": "text is only added at the end; for a model that was trained to fill in the middle, "
     "write the special tokens of its format and the suffix into the prompt",
+    "thread": "conversations are not kept here; send all messages",
 }
 IGNORED_IN_STREAM_OPTIONS: IgnoredFields = {
     "include_obfuscation": (False,),

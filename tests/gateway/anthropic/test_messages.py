@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from anthropic import AsyncAnthropic, BadRequestError, NotFoundError
+from anthropic import AsyncAnthropic, BadRequestError, NotFoundError, beta_async_tool
 
 from gateway.text.tokenizer import Tokenizer
 from shared.messages.endings import EndFlag
@@ -223,6 +223,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"thinking": {"type": "maybe"}}, "thinking.type"),
     ({"n": 2}, "n"),
+    ({"thread": {"type": "create"}}, "thread"),
     ({"prompt": "x"}, "prompt"),
 ]
 
@@ -247,6 +248,34 @@ async def test_errors_are_those_of_the_client(make_stage: MakeStage) -> None:
             await client.messages.create(model="other", max_tokens=5, messages=HELLO)  # type: ignore[arg-type]
         with pytest.raises(BadRequestError, match="max_tokens"):
             await client.messages.create(model="demo", max_tokens=10**4, messages=HELLO)  # type: ignore[arg-type]
+
+
+async def test_the_clients_tool_runner_goes_on_without_threads(make_stage: MakeStage) -> None:
+    @beta_async_tool
+    async def add(a: float, b: float) -> str:
+        """Adds two numbers."""
+        return str(a + b)
+
+    async with await tools_client(make_stage) as client:
+        runner = client.beta.messages.tool_runner(
+            model="demo",
+            max_tokens=50,
+            messages=HELLO,  # type: ignore[arg-type]
+            tools=[add],
+            max_iterations=1,
+        )
+        [message] = [message async for message in runner]
+    assert message.stop_reason == "tool_use"
+
+
+async def test_the_client_finds_the_id_of_a_call(make_stage: MakeStage) -> None:
+    stage = await make_stage()
+    play(stage, "ok")
+    answers = [await create(stage), await create(stage, max_tokens=0)]
+    for answer in answers:
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
+    other = await stage.complete(max_tokens=0)
+    assert "request-id" not in other.headers
 
 
 async def test_a_failed_generation_ends_its_stream_with_an_error(make_stage: MakeStage) -> None:
