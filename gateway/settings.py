@@ -242,6 +242,34 @@ class GatewaySettings(ServiceSettings):
         "Most unfinished background responses of one API key; more are answered 429.",
         minimum=1,
     )
+    batch_retention: float = setting(
+        604_800.0,
+        "Seconds for which files of /v1/files are kept after they came, and a batch of /v1/batches "
+        "with its answers after its end.",
+        minimum=60,
+    )
+    batch_bytes: int = setting(
+        256 * 2**20,
+        "Most bytes in Redis of the files and batches of one API key. Beyond it, files are "
+        "refused (429), and the other lines of a batch are not answered.",
+        parse=byte_size,
+        minimum=0,
+    )
+    batch_file_bytes: int = setting(
+        100 * 2**20, "Largest file of /v1/files.", parse=byte_size, minimum=1
+    )
+    batch_lines: int = setting(
+        50_000, "Most lines in the file of a batch; longer ones fail.", minimum=1, maximum=1_000_000
+    )
+    batch_concurrency: int = setting(
+        16,
+        "Lines of batches that a gateway lets the engine answer at once, at the lowest priority.",
+        minimum=1,
+        maximum=10_000,
+    )
+    batches_queued: int = setting(
+        20, "Most unfinished batches of one API key; more are answered 429.", minimum=1
+    )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
 
     @property

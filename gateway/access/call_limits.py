@@ -19,6 +19,7 @@ from gateway.http.other_errors import error_response
 from shared.metrics import GatewayMetrics
 
 TOKEN_PATHS = ("/tokenize", "/detokenize")
+FILES_PATH = "/v1/files"  # its bodies are written while they arrive, and never held
 _GRACE_S = 5.0  # for a body to arrive, even if another call needs the place
 
 
@@ -59,16 +60,32 @@ class CallQuotas:
 class _Running:
     """One call in progress."""
 
-    __slots__ = ("arrival", "bytes", "caller", "deadline_s", "has_place", "num_bytes", "started_s")
+    __slots__ = (
+        *("arrival", "bytes", "caller", "deadline_s", "has_place", "is_streamed", "num_bytes"),
+        "started_s",
+    )
 
-    def __init__(self, caller: str, num_bytes: Quota, started_s: float, deadline_s: float) -> None:
+    def __init__(
+        self,
+        caller: str,
+        num_bytes: Quota,
+        started_s: float,
+        deadline_s: float,
+        is_streamed: bool,
+    ) -> None:
         self.caller = caller
+        self.is_streamed = is_streamed
         self.bytes = num_bytes  # the quota that its body counts for
         self.num_bytes = 0
         self.started_s = started_s
         self.deadline_s = deadline_s  # for its body
         self.arrival: asyncio.Timeout | None = None
         self.has_place = True
+
+    def goes_on(self, timeout_s: float) -> None:
+        """A part of its body has come; the next may take as long again."""
+        if self.has_place:
+            self.deadline_s = asyncio.get_running_loop().time() + timeout_s
 
     def expire(self, now_s: float) -> None:
         """Stop waiting for its body."""
@@ -118,7 +135,9 @@ class LimitCalls:
             await response(scope, receive, send)
             return
         now_s = asyncio.get_running_loop().time()
-        running = _Running(caller, num_bytes, now_s, now_s + quotas.body_timeout_s)
+        is_streamed = scope["path"] == FILES_PATH
+        deadline_s = now_s + quotas.body_timeout_s
+        running = _Running(caller, num_bytes, now_s, deadline_s, is_streamed)
         self._calls.take(caller, 1)
         self._arriving[running] = None
         try:
@@ -142,7 +161,10 @@ class LimitCalls:
                 raise too_slow(now_s - running.started_s) from None
             finally:
                 running.arrival = None
-            num_bytes = 0 if call.discards_body else len(message.get("body", b""))
+            if running.is_streamed:  # however long it is, if it goes on
+                running.goes_on(self._quotas.body_timeout_s)
+            is_held = not (call.discards_body or running.is_streamed)
+            num_bytes = len(message.get("body", b"")) if is_held else 0
             error = self._why_no_bytes(running.caller, running.bytes, num_bytes)
             if error is not None:
                 raise error
@@ -162,7 +184,8 @@ class LimitCalls:
         elif self._calls.is_exhausted(1) and not self._make_place(None):
             return too_many_calls(self._calls.total)
         # The HTTP parser accepts digits alone here.
-        expected = int(headers.get("content-length", "0"))
+        is_held = scope["path"] != FILES_PATH
+        expected = int(headers.get("content-length", "0")) if is_held else 0
         # A body larger than the whole quota is refused later, as too large.
         error = self._why_no_bytes(caller, num_bytes, min(expected, num_bytes.most))
         if error is not None:

@@ -12,6 +12,10 @@ from gateway.access.authentication import OPEN_PATHS, RequireKey
 from gateway.access.call_limits import LimitCalls
 from gateway.anthropic.body import CountBody, MessagesBody
 from gateway.anthropic.endpoints import messages_router
+from gateway.batches.body import BatchBody
+from gateway.batches.endpoints import batches_router
+from gateway.batches.service import Batches
+from gateway.files.endpoints import files_router
 from gateway.http.call import AccessLog, call_of, shown_path
 from gateway.http.cors import allow_origins
 from gateway.http.errors import ApiError, failed
@@ -35,7 +39,7 @@ from gateway.service import Service
 from shared.version import version
 
 
-def create_app(service: Service, responses: Responses) -> FastAPI:
+def create_app(service: Service, responses: Responses, batches: Batches) -> FastAPI:
     """The application that serves one gateway's clients."""
     # Redirects would trust the Host header.
     # FastAPI's own page of the API loads scripts from other hosts, and sends no key.
@@ -51,6 +55,8 @@ def create_app(service: Service, responses: Responses) -> FastAPI:
     app.include_router(messages_router(service))
     app.include_router(streams_router(service))
     app.include_router(responses_router(service, responses))
+    app.include_router(files_router(service, batches.files, batches.store.reader_of))
+    app.include_router(batches_router(service, batches))
     app.include_router(inspection_router(service, version()))
     app.add_middleware(
         LimitCalls,
@@ -75,6 +81,7 @@ def create_app(service: Service, responses: Responses) -> FastAPI:
         CompletionBody,
         ChatBody,
         ResponseBody,
+        BatchBody,
         MessagesBody,
         CountBody,
         TokenizeTextBody,

@@ -129,21 +129,21 @@ async def read_body(request: Request, limit: int) -> bytes:
     try:
         if encoding not in ("", "identity"):
             if "expect" not in request.headers:
-                await _discard(body)
+                await discard(body)
             raise unsupported_encoding(encoding)
         # The HTTP parser accepts digits alone here.
         if int(request.headers.get("content-length", "0")) > limit:
             # A client that sends ``Expect`` gets the error before it sends the body.
             if "expect" not in request.headers:
                 call_of(request).discards_body = True
-                await _discard(body)
+                await discard(body)
             raise body_too_large(limit)
         async for chunk in body:
             size += len(chunk)
             if size > limit:
                 chunks.clear()
                 call_of(request).discards_body = True
-                await _discard(body)
+                await discard(body)
                 raise body_too_large(limit)
             chunks.append(chunk)
     except ClientDisconnect:
@@ -151,7 +151,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-async def _discard(body: AsyncIterator[bytes]) -> None:
+async def discard(body: AsyncIterator[bytes]) -> None:
     """Read the rest of a body for a while and drop it.
 
     Closing a connection with unread data resets it, and the client would not get the error.

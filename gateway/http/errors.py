@@ -1,16 +1,21 @@
 """All errors that clients can get, in OpenAI's format."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic_core import ErrorDetails
+
+from shared.errors import BusUnavailable
 
 MISSING_FIELD = "missing_field"
 _SHOWN_VALUE_CHARS = 80
 _RETRY_AFTER_S = 2
 _WITH_KEY = " with this API key"
 STREAM_LOST = "stream_lost"
+TAKEN_OVER = "taken_over"
+OTHER_BODY = "idempotency_key_reused"
 # OpenAI's own clients retry every 409 and 500 without this header.
 _FINAL = {"x-should-retry": "false"}
 
@@ -111,6 +116,28 @@ def body_too_large(limit: int) -> ApiError:
     )
 
 
+def file_too_large(limit: int) -> ApiError:
+    """413: a file is larger than any may be."""
+    return ApiError(
+        413,
+        f"file: it is larger than {limit} bytes; split it into several",
+        param="file",
+        code="file_too_large",
+        rejection="too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def files_full(limit: int) -> ApiError:
+    """429: what the files of one API key may keep is full."""
+    return ApiError(
+        429,
+        f"the files and batches of one API key may have {limit} bytes together; delete some files",
+        code="files_full",
+        rejection="overloaded",
+    )
+
+
 def body_too_complex(kind: str, number: int, limit: int) -> ApiError:
     """400: the body has an allowed size, but would take too long to parse."""
     message = f"The request body has {number} {kind}; at most {limit} are accepted"
@@ -133,6 +160,19 @@ def unavailable(message: str) -> ApiError:
     """503: there is no engine now; the same request may succeed later."""
     headers = {"Retry-After": str(_RETRY_AFTER_S)}
     return ApiError(503, message, code="engine_unavailable", rejection="no_engine", headers=headers)
+
+
+@contextmanager
+def bus_errors() -> Iterator[None]:
+    """That Redis does not answer is a 503.
+
+    Raises:
+        ApiError: 503.
+    """
+    try:
+        yield
+    except BusUnavailable as error:
+        raise unavailable(f"Redis does not answer: {error}") from error
 
 
 def unauthorized(given: bool) -> ApiError:
@@ -232,7 +272,7 @@ def gone(message: str) -> ApiError:
 def taken_over() -> ApiError:
     """409: a newer call delivers the same generation."""
     message = "a newer call has taken over the delivery of this generation"
-    return ApiError(409, message, code="taken_over", headers=_FINAL)
+    return ApiError(409, message, code=TAKEN_OVER, headers=_FINAL)
 
 
 def other_body() -> ApiError:
@@ -240,7 +280,7 @@ def other_body() -> ApiError:
     return ApiError(
         422,
         "Idempotency-Key: it was used with another body; a key stands for one generation",
-        code="idempotency_key_reused",
+        code=OTHER_BODY,
         rejection="invalid",
     )
 

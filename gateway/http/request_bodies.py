@@ -31,7 +31,7 @@ class BodyReader:
     """
 
     def __init__(self, max_body_bytes: int) -> None:
-        self._max_body_bytes = max_body_bytes
+        self.max_body_bytes = max_body_bytes
         self._max_values = max_body_bytes // _BYTES_PER_VALUE
         self._max_structures = max_body_bytes // _BYTES_PER_STRUCTURE
         self._thread = FairThreads(1, 1, "parse")
@@ -48,8 +48,19 @@ class BodyReader:
             ApiError: 413 or 400, the body is too large, holds too many values, or ``parse`` refuses
                 it.
         """
-        limit = self._max_body_bytes
+        limit = self.max_body_bytes
         data = await read_body(request, limit if max_bytes is None else min(limit, max_bytes))
+        return await self.parse(caller_of(request), data, parse)
+
+    async def parse(self, caller: str, data: bytes, parse: Callable[[bytes], _T]) -> _T:
+        """Return the result of ``parse``, which runs on the thread if there is much to do.
+
+        Args:
+            caller: by which the thread is shared.
+
+        Raises:
+            ApiError: 400, the data holds too many values, or ``parse`` refuses it.
+        """
         if len(data) <= _INLINE_BYTES:
             return parse(data)
 
@@ -57,7 +68,7 @@ class BodyReader:
             self._check(data)
             return parse(data)
 
-        return await self._thread.run(caller_of(request), check_and_parse)
+        return await self._thread.run(caller, check_and_parse)
 
     def close(self) -> None:
         """Stop the thread; ``read`` may not be called afterwards."""

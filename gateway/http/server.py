@@ -13,6 +13,8 @@ from typing import Any
 from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallLimits, CallQuotas
 from gateway.access.priorities import PriorityRange
+from gateway.answers.answer_formats import AnswerFormats
+from gateway.batches.service import Batches
 from gateway.engine.client import EngineClient
 from gateway.engine.readiness import readiness
 from gateway.grammars.compiler import GrammarCompiler
@@ -34,7 +36,7 @@ from shared.errors import SettingsError
 from shared.logs import EventLog
 from shared.metrics import GatewayMetrics
 from shared.model_name import model_name
-from shared.tasks import cancel_until_done
+from shared.tasks import cancel_until_done, run_together
 
 _log = EventLog("gateway.http.server")
 
@@ -67,9 +69,6 @@ class Server:
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
         keys = ApiKeys(settings.api_keys, settings.api_key, priorities=_priorities(settings))
-        answers = tokenizer.answer_formats(settings.tool_call_parser, settings.reasoning_parser)
-        calls = (answers.calls if answers.describes_tools else None) or "none"
-        _log.info("formats of answers chosen", calls=calls, reasoning=answers.reasoning or "none")
         tracer = tracer_of(settings.otlp_endpoint, instance, name, settings.engine_id)
         self.port = 0
         self.connections: set[Any] = set()
@@ -87,7 +86,7 @@ class Server:
                 settings.template_timeout,
                 settings.max_prompt_chars,
             ),
-            answers=answers,
+            answers=_answer_formats(settings, tokenizer),
             defaults=defaults or {},
             engine=EngineClient(
                 bus,
@@ -111,6 +110,7 @@ class Server:
             tracer=tracer,
         )
         self._responses = Responses(self.service, bus, settings)
+        self._batches = Batches(self.service, bus, settings)
         self._limits = connection_limits(settings, connections_that_fit(settings.max_connections))
         self._settings = settings
         self._stopping = asyncio.Event()
@@ -123,11 +123,11 @@ class Server:
             ready: called when connections are accepted.
         """
         settings = self._settings
-        app = create_app(self.service, self._responses)
+        app = create_app(self.service, self._responses, self._batches)
         http = HttpServer(app, settings.host, settings.port, self._limits)
         self.connections = http.server_state.connections
         engine = asyncio.create_task(self.service.engine.run())
-        background = asyncio.create_task(self._responses.run())
+        background = asyncio.create_task(run_together(self._responses.run(), self._batches.run()))
         servers = [http, *self._management()]
         serving = [asyncio.create_task(server.serve()) for server in servers]
         leaving = asyncio.create_task(self._stopping.wait())
@@ -209,6 +209,13 @@ class Server:
             engine=self._settings.engine_id,
         )
         ready()
+
+
+def _answer_formats(settings: GatewaySettings, tokenizer: Tokenizer) -> AnswerFormats:
+    answers = tokenizer.answer_formats(settings.tool_call_parser, settings.reasoning_parser)
+    calls = (answers.calls if answers.describes_tools else None) or "none"
+    _log.info("formats of answers chosen", calls=calls, reasoning=answers.reasoning or "none")
+    return answers
 
 
 def _priorities(settings: GatewaySettings) -> PriorityRange | None:

@@ -7,5 +7,5 @@ of an event is the same in every stream of it.
     request/                    what clients ask, and the chat that it becomes
     output_items, events        what clients get, from tokens
     records, store              what Redis keeps
-    background_run, dispatcher  finish what no client waits for
+    background_run, _jobs       finish what no client waits for
 """

@@ -1,6 +1,5 @@
 """Finishes one response that no client waits for."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from dataclasses import replace
 
 from gateway.engine.backoff import Backoff
 from gateway.http.errors import ApiError
+from gateway.jobs.claims import run_claimed
 from gateway.openai.generation.generation import Generation, TakenOver
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.prompts.prompt import Prompt
@@ -21,11 +21,8 @@ from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
 from shared.messages.logprobs import TokenLogprobs
-from shared.tasks import cancel_until_done
 
 _log = EventLog("gateway.responses.background_run")
-_RENEW_S = 1.5
-_FLUSH_S = 0.1
 _LATER = (429, 503)  # the same request may succeed later
 
 
@@ -50,18 +47,7 @@ class BackgroundRun:
             StaleWriter: another gateway has claimed it, or it was cancelled or deleted.
             BusUnavailable: Redis does not answer; what was not written is generated again.
         """
-        work = asyncio.create_task(self._generate())
-        renewed_s = time.monotonic()
-        try:
-            while not work.done():
-                await asyncio.wait([work], timeout=_FLUSH_S)
-                await self._flush()
-                if time.monotonic() - renewed_s > _RENEW_S:
-                    await self._log.check()
-                    renewed_s = time.monotonic()
-        finally:
-            await cancel_until_done(work)
-        ended = work.result()
+        ended = await run_claimed(self._log, self._generate(), self._flush)
         if ended is not None:
             await self._log.end(ended)
             _log.info("response ended", id=self._log.id, reason=ended.reason)

@@ -1,8 +1,7 @@
 """POST /v1/responses, and what clients can do with a response that is kept."""
 
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,8 @@ from gateway.http.call import (
     client_of,
     idempotency_key,
 )
-from gateway.http.errors import invalid, invalid_value, unavailable
+from gateway.http.errors import bus_errors, invalid, invalid_value
+from gateway.http.pages import page_query, shown_page
 from gateway.openai.endpoints.openapi_description import (
     answers,
     generates,
@@ -62,7 +62,7 @@ def responses_router(service: Service, responses: Responses) -> APIRouter:
     )
     async def create_response(request: Request) -> Response:
         """Answer an input, in one piece, as a stream, or in the background."""
-        with _errors(service):
+        with service.counting_refusals(), bus_errors():
             return await _create(service, responses, request)
 
     _add_kept(router, service, responses)
@@ -83,7 +83,7 @@ def _add_kept(router: APIRouter, service: Service, responses: Responses) -> None
     )
     async def get_response(response_id: str, request: Request) -> Response:
         """A response that is kept; with ``stream=true`` its events, as they come."""
-        with _errors(service):
+        with service.counting_refusals(), bus_errors():
             found = await responses.store.find(response_id, call_of(request).tenant)
             after = _starting_after(request)
             if after is None:
@@ -93,7 +93,7 @@ def _add_kept(router: APIRouter, service: Service, responses: Responses) -> None
     @router.delete("/v1/responses/{response_id}", responses=answers(DeletedAnswer, 404))
     async def delete_response(response_id: str, request: Request) -> Response:
         """Forget a response; what is still generated for it is stopped."""
-        with _errors(service):
+        with service.counting_refusals(), bus_errors():
             found = await responses.store.find(response_id, call_of(request).tenant)
             await responses.store.delete(found)
             return JSONResponse({"id": response_id, "object": "response", "deleted": True})
@@ -101,7 +101,7 @@ def _add_kept(router: APIRouter, service: Service, responses: Responses) -> None
     @router.post("/v1/responses/{response_id}/cancel", responses=answers(ResponseAnswer, 400, 404))
     async def cancel_response(response_id: str, request: Request) -> Response:
         """End a background response; what was generated until then is its answer."""
-        with _errors(service):
+        with service.counting_refusals(), bus_errors():
             found = await responses.store.find(response_id, call_of(request).tenant)
             return JSONResponse(await _cancelled(service, responses, found))
 
@@ -118,19 +118,13 @@ def _add_kept(router: APIRouter, service: Service, responses: Responses) -> None
     )
     async def input_items(response_id: str, request: Request) -> Response:
         """What a response was asked with."""
-        with _errors(service):
+        with service.counting_refusals(), bus_errors():
             found = await responses.store.find(response_id, call_of(request).tenant)
-            return JSONResponse(_page(await responses.views.input_of(found), request))
-
-
-@contextmanager
-def _errors(service: Service) -> Iterator[None]:
-    """Count what is refused; that Redis does not answer is a 503."""
-    with service.counting_refusals():
-        try:
-            yield
-        except BusUnavailable as error:
-            raise unavailable(f"Redis does not answer: {error}") from error
+            query = page_query(request, _FEW_ITEMS, _MOST_ITEMS)
+            by_id = {item["id"]: item for item in await responses.views.input_of(found)}
+            ids = query.behind(list(by_id))
+            page = [by_id[name] for name in ids[: query.limit]]
+            return JSONResponse(shown_page(page, len(ids) > len(page)))
 
 
 async def _create(service: Service, responses: Responses, request: Request) -> Response:
@@ -157,7 +151,7 @@ async def _create(service: Service, responses: Responses, request: Request) -> R
     asked = _asked(prepared, call.tenant, raw[0])
     call.fields["response"] = asked.id
     if body.background:
-        await responses.dispatcher.begin(asked)
+        await responses.begin(asked)
         if body.stream:
             return responses.stream(asked.id, -1)
         return JSONResponse(await responses.views.object_of(StoredResponse(asked)))
@@ -182,7 +176,7 @@ async def _may_be_kept(
     if body.background:
         responses.dispatcher.check_room(call.tenant)
     is_full = service.engine.memory_share > _FULL_SHARE
-    if not is_full and await responses.store.has_room(call.tenant, num_bytes):
+    if not is_full and await responses.store.kept.has_room(call.tenant, num_bytes):
         return True
     if body.store or body.background:
         raise responses.store.no_room(is_full)
@@ -261,33 +255,3 @@ def _starting_after(request: Request) -> int | None:
     if not (after.isascii() and after.isdigit() and len(after) < 10):
         raise invalid_value("starting_after", after, "must be the number of an event")
     return int(after)
-
-
-def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
-    """A page of items, the newest first as OpenAI has it, or the oldest.
-
-    Raises:
-        ApiError: 400.
-    """
-    query = request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise invalid_value("order", order, "must be asc or desc")
-    limit = query.get("limit", str(_FEW_ITEMS))
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= _MOST_ITEMS):
-        raise invalid_value("limit", limit, f"must be 1 to {_MOST_ITEMS}")
-    ordered = items if order == "asc" else items[::-1]
-    after = query.get("after")
-    if after is not None:
-        places = [place for place, item in enumerate(ordered) if item["id"] == after]
-        if not places:
-            raise invalid_value("after", after, "no item has this id")
-        ordered = ordered[places[0] + 1 :]
-    page = ordered[: int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(ordered) > len(page),
-    }

@@ -1,4 +1,4 @@
-"""What Redis keeps of a response: the messages of its log, and of the queue of background work."""
+"""What Redis keeps of a response: the messages of its log."""
 
 from dataclasses import dataclass
 
@@ -61,12 +61,3 @@ class ResponseEnded(Message):
     cached_tokens: int = 0
     error: str = ""
     code: str = ""
-
-
-@message
-@dataclass(frozen=True, slots=True, eq=False)
-class QueuedResponse(Message):
-    """A response to be finished in the background."""
-
-    id: str
-    tenant: str

@@ -1,6 +1,8 @@
 """Responses of one gateway: their store, and the task that finishes those in the background."""
 
-from gateway.responses.dispatcher import Dispatcher
+from gateway.jobs.dispatcher import Dispatcher
+from gateway.responses.background_jobs import BackgroundJobs
+from gateway.responses.records import ResponseAsked
 from gateway.responses.response_stream import ResponseStream
 from gateway.responses.store import ResponseStore
 from gateway.responses.views import ResponseViews
@@ -21,8 +23,16 @@ class Responses:
             settings.responses_bytes,
         )
         self.views = ResponseViews(service)
-        self.dispatcher = Dispatcher(service, self.store, settings.responses_queued)
+        jobs = BackgroundJobs(service, self.store, settings.responses_queued)
+        self.dispatcher = Dispatcher(service, bus, jobs)
+        self._instance = service.engine.instance
         self._patience_s = settings.bus_patience
+
+    async def begin(self, asked: ResponseAsked) -> None:
+        """Queue a response and run it here; nothing happens if there is one of this id."""
+        log = await self.store.begin(asked, self._instance)
+        if log is not None:
+            await self.dispatcher.begin(log, asked.tenant)
 
     def stream(self, response_id: str, after: int) -> ResponseStream:
         """The events of a response after one that the client has; -1: all."""

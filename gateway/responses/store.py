@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gateway.http.errors import ApiError, overloaded
+from gateway.jobs.claims import ClaimedLog
+from gateway.jobs.kept_bytes import KeptBytes
 from gateway.responses.records import (
     CANCELLED,
     DELETED,
-    QueuedResponse,
     ResponseAsked,
     ResponseClaimed,
     ResponseEnded,
@@ -26,9 +27,7 @@ from shared.messages.requests import Submit
 
 _ID = re.compile(r"resp_[0-9a-f]{32}")
 _ENTRIES_AT_ONCE = 64
-_LEASE_MS = 6_000
 _TOMBSTONE_MS = 60_000  # a gateway that still works on a deleted response finds out
-_BUCKETS = 24  # of the retention; bytes are counted until the bucket of their time has passed
 _PROMPT_END_TOKENS = 256  # in which the answer's message may have begun
 _ATTEMPTS = 5
 
@@ -89,8 +88,9 @@ class ResponseStore:
     def __init__(self, bus: Bus, keys: EngineKeys, retention_s: float, max_bytes: int) -> None:
         self.bus = bus
         self.keys = keys
+        self.kept = KeptBytes(bus, keys.response_bytes, retention_s, max_bytes)
+        self._retention_s = retention_s
         self._retention_ms = int(1000 * retention_s)
-        self._max_bytes = max_bytes
 
     # ---------------------------------------------------------------- one response
 
@@ -134,17 +134,14 @@ class ResponseStore:
         await self._count(asked, sum(map(len, messages)))
 
     async def begin(self, asked: ResponseAsked, instance: str) -> "ResponseLog | None":
-        """Queue a response for the background, claimed by this gateway; None: it is there."""
+        """A response for the background, claimed by this gateway; None: it is there."""
         first = [encode(asked), encode(ResponseClaimed(instance))]
         log = ResponseLog(self, asked.id, instance, 1, StoredResponse(asked))
         await log.renew()
-        queued = encode(QueuedResponse(asked.id, asked.tenant))
         try:
             await self.bus.append(Append(self.keys.response(asked.id), first, 1, 0))
         except StaleWriter:
             return None
-        # Without an entry in the queue it would end with this gateway alone.
-        await self.bus.append(Append(self.keys.response_queue, [queued]))
         await self.bus.expire(self.keys.response(asked.id), 2 * self._retention_ms)
         await self._count(asked, sum(map(len, first)))
         log.num_counted = sum(map(len, first))
@@ -205,21 +202,15 @@ class ResponseStore:
         assert log.stored.asked is not None
         await self.bus.expire(self.keys.response(log.id), self._retention_ms)
         await self._count(log.stored.asked, num_bytes - log.num_counted)
-        await self.bus.delete(self.keys.response_lease(log.id))
+        await log.drop_lease()
 
     # ---------------------------------------------------------------------- bytes
-
-    async def has_room(self, tenant: str, num_bytes: int) -> bool:
-        """Whether an API key may keep so many bytes more."""
-        return (
-            await self._tally(tenant, self._bucket(time.time()), 0) + num_bytes <= self._max_bytes
-        )
 
     def no_room(self, is_redis_full: bool) -> ApiError:
         """429: what one API key may keep is full, or Redis is."""
         why = "Redis is short of memory"
         if not is_redis_full:
-            why = f"the responses of one API key may have {self._max_bytes} bytes together"
+            why = f"the responses of one API key may have {self.kept.limit} bytes together"
         return ApiError(
             429,
             f"store=True: {why}; delete some, or give store=false",
@@ -229,22 +220,11 @@ class ResponseStore:
         )
 
     async def _count(self, asked: ResponseAsked, num_bytes: int) -> None:
-        await self._tally(asked.tenant, self._bucket(asked.created_s), num_bytes)
-
-    async def _tally(self, tenant: str, bucket: int, num_bytes: int) -> int:
-        oldest = self._bucket(time.time()) - _BUCKETS
-        key, ttl_ms = self.keys.response_bytes(tenant), 2 * self._retention_ms
-        return await self.bus.tally(key, bucket, num_bytes, oldest, ttl_ms)
-
-    def _bucket(self, when_s: float) -> int:
-        return int(1000 * when_s * _BUCKETS / self._retention_ms)
+        await self.kept.add(asked.tenant, asked.created_s + self._retention_s, num_bytes)
 
 
-class ResponseLog:
+class ResponseLog(ClaimedLog):
     """Writes the log of one response while no other gateway claims it.
-
-    The epoch of an entry's id is the number of the claim, so Redis refuses what a gateway appends
-    after another has claimed the response.
 
     Attributes:
         stored: what the log said when it was claimed.
@@ -259,37 +239,11 @@ class ResponseLog:
         epoch: int,
         stored: StoredResponse,
     ) -> None:
-        self.id = response_id
+        log, lease = store.keys.response(response_id), store.keys.response_lease(response_id)
+        super().__init__(store.bus, response_id, log, lease, instance, epoch)
         self.stored = stored
         self.num_counted = 0
         self._store = store
-        self._instance = instance
-        self._next = EntryId(epoch, 1)
-
-    async def renew(self) -> None:
-        """Renew the lease."""
-        lease = self._store.keys.response_lease(self.id)
-        await self._store.bus.put(lease, self._instance.encode(), _LEASE_MS)
-
-    async def check(self) -> None:
-        """Renew the lease if the response is still this gateway's.
-
-        Raises:
-            StaleWriter: another gateway has claimed it, or ended it.
-        """
-        log = self._store.keys.response(self.id)
-        if (await self._store.bus.last_id(log)).epoch != self._next.epoch:
-            raise StaleWriter(f"{log}: another gateway has claimed it")
-        await self.renew()
-
-    async def release(self) -> None:
-        """End the lease, so that another gateway need not wait for its end.
-
-        Raises:
-            StaleWriter: another gateway has claimed the response, or ended it.
-        """
-        await self.check()
-        await self._store.bus.delete(self._store.keys.response_lease(self.id))
 
     async def add(self, tokens: ResponseTokens) -> None:
         """Append tokens.
@@ -297,7 +251,7 @@ class ResponseLog:
         Raises:
             StaleWriter: another gateway has claimed it, or ended it.
         """
-        await self._append([encode(tokens)], None)
+        await self.append([encode(tokens)])
         self.stored.tokens += tokens.tokens.tolist()
         self.stored.logprobs += tokens.logprobs
 
@@ -311,13 +265,8 @@ class ResponseLog:
         assert stored.asked is not None
         tokens = tokens_message(stored.tokens, stored.logprobs)
         messages = [encode(_slim(stored.asked)), encode(tokens), encode(ended)]
-        await self._append(messages, self._next)
+        await self.append(messages, replaces=True)
         await self._store.ended(self, sum(map(len, messages)))
-
-    async def _append(self, messages: Sequence[bytes], trim_below: EntryId | None) -> None:
-        log, place = self._store.keys.response(self.id), self._next
-        await self._store.bus.append(Append(log, messages, place.epoch, place.seq, trim_below))
-        self._next = EntryId(place.epoch, place.seq + 1)
 
 
 def tokens_message(tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ResponseTokens:

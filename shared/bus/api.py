@@ -117,11 +117,14 @@ class Bus(Protocol):
     async def get(self, key: str) -> bytes | None:
         """Value of a key, None if it is not there or has expired."""
 
+    async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Values of keys, of at least one, in one command."""
+
     async def expire(self, key: str, ttl_ms: int) -> bool:
         """Set when a log or a value expires, in place of an earlier time; False: it is missing."""
 
-    async def delete(self, *keys: str) -> None:
-        """Delete logs and values; missing ones are skipped."""
+    async def delete(self, *keys: str) -> int:
+        """Delete logs and values; how many there were."""
 
     async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:
         """Add ``amount`` to a bucket of a tally; the sum of all its buckets.

@@ -8,8 +8,16 @@
     {E}:gateway:I  string  lease of the gateway instance I, expires
     {E}:response:ID        stream  ResponseAsked, ResponseTokens, ..., ResponseEnded; expires
     {E}:response-lease:ID  string  the gateway that finishes it in the background, expires
-    {E}:response-queue     stream  QueuedResponse
+    {E}:response-queue     stream  QueuedJob
     {E}:response-bytes:T   hash    bytes of an API key's responses, by time; expires
+    {E}:file:ID            string  FileInfo: a file of /v1/files; expires
+    {E}:file-pieces:ID     stream  FilePiece: its bytes; expires
+    {E}:file-names:T       stream  ids of an API key's files; expires
+    {E}:file-bytes:T       hash    bytes of an API key's files and batches, by time; expires
+    {E}:batch:ID           stream  BatchState, one entry: a batch of /v1/batches; expires
+    {E}:batch-lease:ID     string  the gateway that works on it, expires
+    {E}:batch-names:T      stream  ids of an API key's batches; expires
+    {E}:batch-queue        stream  QueuedJob
     engines        set     ids of all engines that ever existed, for operators
 
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
@@ -66,3 +74,36 @@ class EngineKeys:
     def response_bytes(self, tenant: str) -> str:
         """Bytes that the responses of an API key hold."""
         return f"{{{self.engine_id}}}:response-bytes:{tenant}"
+
+    def file(self, file_id: str) -> str:
+        """What a file is; it is there as long as this key."""
+        return f"{{{self.engine_id}}}:file:{file_id}"
+
+    def file_pieces(self, file_id: str) -> str:
+        """The bytes of a file."""
+        return f"{{{self.engine_id}}}:file-pieces:{file_id}"
+
+    def file_names(self, tenant: str) -> str:
+        """The files of an API key, in the order in which they were made."""
+        return f"{{{self.engine_id}}}:file-names:{tenant}"
+
+    def file_bytes(self, tenant: str) -> str:
+        """Bytes that the files and batches of an API key hold."""
+        return f"{{{self.engine_id}}}:file-bytes:{tenant}"
+
+    def batch(self, batch_id: str) -> str:
+        """What has become of a batch."""
+        return f"{{{self.engine_id}}}:batch:{batch_id}"
+
+    def batch_lease(self, batch_id: str) -> str:
+        """Lease of the gateway that works on a batch."""
+        return f"{{{self.engine_id}}}:batch-lease:{batch_id}"
+
+    def batch_names(self, tenant: str) -> str:
+        """The batches of an API key, in the order in which they were made."""
+        return f"{{{self.engine_id}}}:batch-names:{tenant}"
+
+    @property
+    def batch_queue(self) -> str:
+        """Batches that may not have ended."""
+        return f"{{{self.engine_id}}}:batch-queue"

@@ -95,6 +95,7 @@ class MemoryBus:
         return self._logs[log].last if log in self._logs else START
 
     async def length(self, log: str) -> int:
+        self._drop_expired(log)
         return len(self._logs[log].entries) if log in self._logs else 0
 
     async def put(self, key: str, value: bytes, ttl_ms: int) -> None:
@@ -103,6 +104,9 @@ class MemoryBus:
     async def get(self, key: str) -> bytes | None:
         value, expires_ms = self._values.get(key, (None, 0))
         return value if expires_ms > self._clock_ms() else None
+
+    async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        return [await self.get(key) for key in keys]
 
     async def expire(self, key: str, ttl_ms: int) -> bool:
         self._drop_expired(key)
@@ -115,10 +119,15 @@ class MemoryBus:
             return False
         return True
 
-    async def delete(self, *keys: str) -> None:
+    async def delete(self, *keys: str) -> int:
+        num_found = 0
         for key in keys:
+            self._drop_expired(key)
+            found = await self.get(key) is not None or key in self._logs
+            num_found += found
             self._logs.pop(key, None)
             self._values.pop(key, None)
+        return num_found
 
     async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:  # noqa: ARG002
         buckets = self._tallies.setdefault(key, {})
@@ -160,6 +169,7 @@ class MemoryBus:
     def _collect(self, cursors: Mapping[str, EntryId], max_entries: int) -> dict[str, list[Entry]]:
         found = {}
         for name, cursor in cursors.items():
+            self._drop_expired(name)
             log = self._logs.get(name)
             if log is not None and log.last > cursor:
                 fresh = [entry for entry in log.entries if entry.id > cursor][:max_entries]

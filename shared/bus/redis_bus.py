@@ -145,11 +145,15 @@ class RedisBus:
         found: bytes | None = await self._execute("GET", key)
         return found
 
+    async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = await self._execute("MGET", *keys)
+        return found
+
     async def expire(self, key: str, ttl_ms: int) -> bool:
         return bool(await self._execute("PEXPIRE", key, ttl_ms))
 
-    async def delete(self, *keys: str) -> None:
-        await self._execute("UNLINK", *keys)
+    async def delete(self, *keys: str) -> int:
+        return int(await self._execute("UNLINK", *keys))
 
     async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:
         commands: list[Command] = [

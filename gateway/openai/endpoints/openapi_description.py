@@ -138,6 +138,13 @@ def continues() -> dict[int | str, dict[str, Any]]:
     return described | {200: streams(), 204: nothing}
 
 
+def bytes_of_file(*errors: int) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of an endpoint that returns what a file holds."""
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    found = {"description": "Success.", "headers": _REQUEST_ID, "content": content}
+    return answers(ErrorAnswer, *errors) | {200: found}
+
+
 def plain_text(media_type: str) -> dict[int | str, dict[str, Any]]:
     """``responses`` of an endpoint that returns plain text."""
     described = answers(ErrorAnswer)

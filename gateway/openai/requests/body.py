@@ -1,9 +1,14 @@
 """Bases of the schemas of request bodies: strict types, and no unknown fields."""
 
+from collections.abc import Mapping
+
 from pydantic import BaseModel, ConfigDict
 
-from gateway.http.errors import unsupported
+from gateway.http.errors import invalid_value, unsupported
 from gateway.openai.requests.ignored_fields import REASONS, IgnoredFields, may_be_ignored
+
+_MAX_METADATA = 16
+_MAX_METADATA_CHARS = 512
 
 
 class Body(BaseModel):
@@ -23,6 +28,20 @@ class Part(BaseModel):
     """A part of a body in which no field is ignored."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Refuse more metadata than a kept object may have.
+
+    Raises:
+        ApiError: 400.
+    """
+    if len(metadata) > _MAX_METADATA:
+        raise invalid_value("metadata", metadata, f"at most {_MAX_METADATA} entries")
+    for name, value in metadata.items():
+        if max(len(name), len(value)) > _MAX_METADATA_CHARS:
+            reason = f"keys and values have at most {_MAX_METADATA_CHARS} characters"
+            raise invalid_value("metadata", metadata, reason)
 
 
 def refuse_extra(body: Body, path: str, ignored: IgnoredFields) -> None:

@@ -91,7 +91,7 @@ class StreamAnswer(Response):
             generation.output.count_unfinished(FinishReason.ABORT)
             response = client_left(self._call)
         except BaseException as error:
-            generation.output.count_unfinished(_reason(error))
+            generation.output.count_unfinished(reason_of(error))
             self._close()
             raise
         self._close()
@@ -124,7 +124,7 @@ class StreamAnswer(Response):
             await self._send(send, error, more=False)
         except ApiError as error:
             self._call.fields["error"] = error
-            generation.output.count_unfinished(_reason(error))
+            generation.output.count_unfinished(reason_of(error))
             await self._send(send, self._serializer.error(error), more=False)
         except Exception as error:
             _log.exception("stream failed", id=self._call.id)
@@ -234,6 +234,28 @@ def client_left(call: Call) -> Response:
     return Response(status_code=_CLIENT_CLOSED)
 
 
+async def whole_body(
+    generation: Generation, serializer: Serializer, before_end: BeforeEnd | None = None
+) -> bytes:
+    """Waits for a generation's end; the body of its answer in one piece.
+
+    Raises:
+        ApiError: it failed.
+        ClientLeft, TakenOver: no client waits for it here any more.
+    """
+    output = generation.output
+    await generation.accepted()
+    candidates = await _collect(generation)
+    choices = [candidates[index] for index in output.best()]
+    if before_end is not None:
+        await before_end(choices)
+    prompts, usage = output.prompt_scores(), output.usage
+    num_scored = sum(len(choice.scored) for choice in choices)
+    if output.scores_prompts or num_scored > _FEW_SCORED:  # would block the event loop
+        return await asyncio.to_thread(serializer.whole, choices, usage, prompts)
+    return serializer.whole(choices, usage, prompts)
+
+
 async def whole_answer(
     generation: Generation,
     serializer: Serializer,
@@ -249,18 +271,8 @@ async def whole_answer(
     output = generation.output
     try:
         async with watch_disconnect(receive, generation.client_disconnected):
-            await generation.accepted()
-            candidates = await _collect(generation)
-        choices = [candidates[index] for index in output.best()]
-        if before_end is not None:
-            await before_end(choices)
-        prompts, usage = output.prompt_scores(), output.usage
-        num_scored = sum(len(choice.scored) for choice in choices)
-        if output.scores_prompts or num_scored > _FEW_SCORED:  # would block the event loop
-            answer = await asyncio.to_thread(serializer.whole, choices, usage, prompts)
-        else:
-            answer = serializer.whole(choices, usage, prompts)
-        return Response(answer, media_type="application/json")
+            body = await whole_body(generation, serializer, before_end)
+        return Response(body, media_type="application/json")
     except ClientLeft:
         output.count_unfinished(FinishReason.ABORT)
         return client_left(call)
@@ -268,14 +280,14 @@ async def whole_answer(
         output.count_unfinished(FinishReason.ABORT)
         raise taken_over() from None
     except Exception as error:
-        output.count_unfinished(_reason(error))
+        output.count_unfinished(reason_of(error))
         raise
     finally:
         generation.close()
         _log_usage(call, output)
 
 
-def _reason(error: BaseException) -> FinishReason:
+def reason_of(error: BaseException) -> FinishReason:
     """The finish reason under which a generation that ends with this error is counted."""
     if not isinstance(error, ApiError) or error.status >= 500:
         return FinishReason.ERROR

@@ -6,7 +6,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError, cre
 
 from gateway.http.errors import from_validation, invalid, invalid_value
 from gateway.http.malformed_json import not_json
-from gateway.openai.requests.body import Body, Part, refuse_extra
+from gateway.openai.requests.body import Body, Part, check_metadata, refuse_extra
 from gateway.openai.requests.ignored_fields import IgnoredFields, describe_ignored
 from gateway.openai.requests.messages import MAX_NAME_CHARS
 from gateway.openai.requests.sampling_fields import sampling_field
@@ -15,8 +15,6 @@ from gateway.responses.request.input_items import Input
 from shared.sampling import PARAMETERS
 
 LOGPROBS = "message.output_text.logprobs"
-_MAX_METADATA = 16
-_MAX_METADATA_CHARS = 512
 
 IGNORED: IgnoredFields = {
     "user": str,
@@ -162,7 +160,7 @@ def parse_response_body(data: bytes) -> ResponseBody:
     if body.stream_options is not None and not body.stream:
         raise invalid("stream_options", "stream_options: only allowed when stream is true")
     _check_format(body)
-    _check_metadata(body.metadata or {})
+    check_metadata(body.metadata or {})
     return body
 
 
@@ -175,12 +173,3 @@ def _check_format(body: ResponseBody) -> None:
     if given.type != "json_schema" and given.schema_ is not None:
         reason = 'text.format.schema: only allowed when type is "json_schema"'
         raise invalid("text.format.schema", reason)
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > _MAX_METADATA:
-        raise invalid_value("metadata", metadata, f"at most {_MAX_METADATA} entries")
-    for name, value in metadata.items():
-        if max(len(name), len(value)) > _MAX_METADATA_CHARS:
-            reason = f"keys and values have at most {_MAX_METADATA_CHARS} characters"
-            raise invalid_value("metadata", metadata, reason)

@@ -1,6 +1,7 @@
 """openai-python."""
 
 import json
+import time
 from typing import Annotated, Any, Literal
 
 import openai
@@ -349,3 +350,51 @@ def responses_background(server: Any) -> None:
         event.sequence_number for event in events if event.sequence_number > middle
     ]
     client.responses.delete(answer.id)
+
+
+def batches_completed(server: Any) -> None:
+    """batches.create, retrieve and list; files.create, content, list and delete"""
+    client = _client(server)
+    made = _batch(server, client, [{}, {}, {"temperature": 9}])
+    assert made.id in [found.id for found in client.batches.list(limit=20)]
+    batch = _ended(client, made.id)
+    assert batch.status == "completed", batch
+    texts = [
+        client.files.content(name).text for name in (batch.output_file_id, batch.error_file_id)
+    ]
+    answers, errors = ([json.loads(line) for line in text.splitlines()] for text in texts)
+    assert sorted(row["custom_id"] for row in answers) == ["0", "1"]
+    assert answers[0]["response"]["body"]["choices"][0]["message"]["content"]
+    assert errors[0]["response"]["body"]["error"]["param"] == "temperature"
+    names = {batch.input_file_id, batch.output_file_id, batch.error_file_id}
+    assert names <= {found.id for found in client.files.list()}
+    for name in names:
+        assert client.files.delete(name).deleted
+
+
+def batches_cancelled(server: Any) -> None:
+    """batches.cancel"""
+    client = _client(server)
+    made = _batch(server, client, [{"max_tokens": 64}] * 200)
+    client.batches.cancel(made.id)
+    assert _ended(client, made.id).status == "cancelled"
+
+
+def _batch(server: Any, client: openai.OpenAI, bodies: list[dict[str, Any]]) -> Any:
+    url: Any = "/v1/chat/completions"
+    asked = {"model": server.model, "messages": QUESTION, "max_tokens": 16}
+    lines = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": url, "body": asked | body})
+        for number, body in enumerate(bodies)
+    ]
+    file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+
+
+def _ended(client: openai.OpenAI, batch_id: str) -> Any:
+    for _ in range(600):
+        batch = client.batches.retrieve(batch_id)
+        if batch.status in ("completed", "failed", "expired", "cancelled"):
+            return batch
+        time.sleep(0.1)
+    raise AssertionError(f"the batch does not end: {batch}")

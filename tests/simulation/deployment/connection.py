@@ -129,12 +129,16 @@ class Connection:
     async def get(self, key: str) -> bytes | None:
         return await self._command("get", lambda: self._server.ask(lambda b: b.get(key)))
 
+    async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
+        return await self._command("get", lambda: self._server.ask(lambda b: b.get_all(keys)))
+
     async def expire(self, key: str, ttl_ms: int) -> bool:
         ask = self._server.ask
         return await self._command("expire", lambda: ask(lambda b: b.expire(key, ttl_ms)))
 
-    async def delete(self, *keys: str) -> None:
-        await self._command("delete", lambda: self._server.ask(lambda b: b.delete(*keys)))
+    async def delete(self, *keys: str) -> int:
+        ask = self._server.ask
+        return await self._command("delete", lambda: ask(lambda b: b.delete(*keys)))
 
     async def tally(self, key: str, bucket: int, amount: int, oldest: int, ttl_ms: int) -> int:
         ask = self._server.ask

@@ -1,0 +1,181 @@
+"""The answer to one line of a batch."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.types import Message
+
+from gateway.batches.body import BatchLine, parse_line
+from gateway.batches.records import BatchState
+from gateway.batches.validation import CALLER
+from gateway.engine.backoff import Backoff
+from gateway.http.call import Call
+from gateway.http.errors import OTHER_BODY, TAKEN_OVER, ApiError, failed, invalid_value
+from gateway.openai.generation.generation import TakenOver
+from gateway.openai.generation.origin import Origin
+from gateway.openai.generation.prepare import Prepared, prepare_chat, prepare_completion
+from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody, parse_body
+from gateway.openai.responses.answers import reason_of, whole_body
+from gateway.openai.responses.serializer import Serializer, Usage
+from gateway.service import Service
+from shared.logs import EventLog
+from shared.messages.endings import FinishReason
+
+_log = EventLog("gateway.batches.line_call")
+_LOWEST_PRIORITY = 2**31 - 1
+_LATER = (429, 503)  # the same request may succeed later
+_NO_USAGE = Usage(0, 0, 0)
+
+Prepare = Callable[[Service, Origin, bytes], Awaitable[tuple[Prepared, Serializer]]]
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """What became of a line.
+
+    Attributes:
+        data: the line for the file of answers, or of errors.
+    """
+
+    is_answer: bool
+    data: bytes
+    usage: Usage = _NO_USAGE
+
+
+class LineCall:
+    """Answers one line, however often engine and gateways die meanwhile.
+
+    Args:
+        goes_on: whether the engine is to go on when this gateway stops waiting.
+    """
+
+    def __init__(
+        self, service: Service, state: BatchState, number: int, goes_on: Callable[[], bool]
+    ) -> None:
+        self._service = service
+        self._state = state
+        self._number = number
+        self._goes_on = goes_on
+
+    async def run(self, data: bytes) -> LineResult:
+        """The result, as soon as there is one.
+
+        Raises:
+            TakenOver: another gateway answers it.
+        """
+        service = self._service
+        line = await service.bodies.parse(CALLER, data, parse_line)
+        body = json.dumps(line.body).encode()
+        backoff = Backoff()
+        while True:
+            call = Call(tenant=self._state.tenant)
+            try:
+                shown, usage = await self._attempt(call, body)
+            except ApiError as error:
+                if error.code == TAKEN_OVER:
+                    raise TakenOver from None
+                if _may_succeed_later(error):
+                    await backoff.wait()
+                    continue
+                shown = json.dumps(error.body()).encode()
+                return LineResult(False, answered_line(line, call.id, error.status, shown))
+            except TakenOver:
+                raise
+            except Exception:
+                _log.exception("line failed", id=self._state.id, line=self._number + 1)
+                shown = json.dumps(failed("internal error", "internal_error").body()).encode()
+                return LineResult(False, answered_line(line, call.id, 500, shown))
+            return LineResult(True, answered_line(line, call.id, 200, shown), usage)
+
+    async def _attempt(self, call: Call, body: bytes) -> tuple[bytes, Usage]:
+        service, state = self._service, self._state
+        key = f"batch\n{state.id}\n{self._number}"  # no header can hold it
+        origin = Origin(call, CALLER, state.tenant, key, _LOWEST_PRIORITY, _never)
+        prepared, serializer = await _PREPARE[state.endpoint](service, origin, body)
+        generation = prepared.generation
+        await prepared.submit()
+        has_ended = False
+        try:
+            shown = await whole_body(generation, serializer)
+            has_ended = True
+        except BaseException as error:
+            has_ended = isinstance(error, ApiError) and not _may_succeed_later(error)
+            reason = reason_of(error) if has_ended else FinishReason.ABORT
+            generation.output.count_unfinished(reason)
+            raise
+        finally:
+            generation.close(abort=has_ended or not self._goes_on())
+        return shown, generation.output.usage
+
+
+def answered_line(line: BatchLine, call_id: str, status: int, body: bytes) -> bytes:
+    """The line of a file for a line of the input that has an answer, or a refusal.
+
+    Args:
+        body: of the response, as JSON.
+    """
+    head = json.dumps({"id": f"batch_req_{call_id}", "custom_id": line.custom_id})[:-1]
+    response = json.dumps({"status_code": status, "request_id": call_id})[:-1]
+    return f'{head}, "response": {response}, "body": '.encode() + body + b'}, "error": null}\n'
+
+
+def skipped_line(custom_id: str, number: int, state: BatchState, code: str, why: str) -> bytes:
+    """The line of the file of errors for a line of the input that is not answered at all."""
+    shown = {
+        "id": f"batch_req_{state.id.removeprefix('batch_')}-{number}",
+        "custom_id": custom_id,
+        "response": None,
+        "error": {"code": code, "message": why},
+    }
+    return json.dumps(shown).encode() + b"\n"
+
+
+def _may_succeed_later(error: ApiError) -> bool:
+    """Whether the engine is to be asked again.
+
+    A request from another body of the same line was made by a gateway of another version; the
+    engine forgets it after a while.
+    """
+    return error.status in _LATER or error.code in (TAKEN_OVER, OTHER_BODY)
+
+
+async def _prepare_completion(
+    service: Service, origin: Origin, data: bytes
+) -> tuple[Prepared, Serializer]:
+    body = await service.bodies.parse(CALLER, data, partial(parse_body, CompletionBody))
+    _check(body)
+    prepared = await prepare_completion(service, origin, body)
+    return prepared, prepared.display.serializer(service.tokenizer, prepared.prompts)
+
+
+async def _prepare_chat(
+    service: Service, origin: Origin, data: bytes
+) -> tuple[Prepared, Serializer]:
+    body = await service.bodies.parse(CALLER, data, partial(parse_body, ChatBody))
+    _check(body)
+    prepared = await prepare_chat(service, origin, body)
+    return prepared, prepared.display.serializer(service.tokenizer, prepared.prompts)
+
+
+def _check(body: GenerationBody) -> None:
+    """Refuse what a line of a batch cannot have.
+
+    Raises:
+        ApiError: 400.
+    """
+    if body.stream:
+        raise invalid_value("stream", True, "not in a batch: its answers are lines of a file")
+    if body.priority is not None:
+        raise invalid_value("priority", body.priority, "batches have the lowest")
+
+
+_PREPARE: dict[str, Prepare] = {
+    "/v1/completions": _prepare_completion,
+    "/v1/chat/completions": _prepare_chat,
+}
+
+
+async def _never() -> Message:
+    raise AssertionError("no connection belongs to a batch")

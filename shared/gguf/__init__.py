@@ -1,1 +1,0 @@
-"""GGUF files: their place, their header and the tokenizer in it."""
