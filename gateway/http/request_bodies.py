@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import numpy as np
 from fastapi import Request
 
 from gateway.http.call import caller_of, read_body
@@ -17,7 +18,7 @@ _INLINE_BYTES = 16 * 2**10
 # some 5 bytes, a message of a conversation some 60, with 5 strings and maps.
 _BYTES_PER_VALUE = 4
 _BYTES_PER_STRUCTURE = 40
-_FEW_STRINGS = 1_000
+_QUOTE, _COMMA, _LIST, _MAP = b'",[{'
 
 
 class BodyReader:
@@ -86,13 +87,15 @@ class BodyReader:
 def count_values(data: bytes) -> tuple[int, int]:
     """Values in a JSON text, and how many of them are strings, keys, lists and maps.
 
-    At least as many as a parser finds before the first error. Takes some 10 ms for 4 MB.
+    At least as many as a parser finds before the first error. Takes some 5 ms for 4 MB, for most of
+    which numpy releases the GIL.
     """
     if b"\\" in data:
         data = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    num_strings = (data.count(b'"') + 1) // 2
-    if num_strings > max(_FEW_STRINGS, len(data) // 8):  # too many to split the text at each
-        return num_strings, num_strings
-    outside = b"".join(data.split(b'"')[::2])
-    num_containers = outside.count(b"[") + outside.count(b"{")
-    return outside.count(b",") + num_containers + 1, num_strings + num_containers
+    chars = np.frombuffer(data, np.uint8)  # [num_bytes]
+    quotes = chars == _QUOTE
+    outside = ~np.logical_xor.accumulate(quotes)  # of strings
+    num_strings = (np.count_nonzero(quotes) + 1) // 2
+    num_containers = np.count_nonzero(((chars == _LIST) | (chars == _MAP)) & outside)
+    num_commas = np.count_nonzero((chars == _COMMA) & outside)
+    return int(num_commas + num_containers + 1), int(num_strings + num_containers)
