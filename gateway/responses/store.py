@@ -32,13 +32,19 @@ _PROMPT_END_TOKENS = 256  # in which the answer's message may have begun
 _ATTEMPTS = 5
 
 
-def unknown_response(response_id: str) -> ApiError:
-    """404: there is none of this id, or it is another key's, or it is not kept any more."""
+def unknown_response(response_id: str, field: str | None = None) -> ApiError:
+    """404: there is none of this id, or it is another key's, or it is not kept any more.
+
+    Args:
+        field: of the request that names it; None: its path does.
+    """
+    where = "" if field is None else f"{field}: "
     return ApiError(
         404,
-        f"Response with id {response_id[:80]!r} not found: there was none, or it was deleted, or "
-        "the time for which responses are kept is over",
-        code="response_not_found",
+        f"{where}Response with id {response_id[:80]!r} not found: there was none, or it was "
+        "deleted, or the time for which responses are kept is over",
+        param=field,
+        code="response_not_found" if field is None else "previous_response_not_found",
         rejection="invalid",
     )
 
@@ -94,17 +100,20 @@ class ResponseStore:
 
     # ---------------------------------------------------------------- one response
 
-    async def find(self, response_id: str, tenant: str) -> StoredResponse:
+    async def find(self, response_id: str, tenant: str, field: str | None = None) -> StoredResponse:
         """A response of an API key.
+
+        Args:
+            field: of the request that names it; None: its path does.
 
         Raises:
             ApiError: 404.
         """
         if _ID.fullmatch(response_id) is None:
-            raise unknown_response(response_id)
+            raise unknown_response(response_id, field)
         found = await self.read(response_id)
         if found.asked is None or found.asked.tenant != tenant:
-            raise unknown_response(response_id)
+            raise unknown_response(response_id, field)
         return found
 
     async def read(self, response_id: str) -> StoredResponse:

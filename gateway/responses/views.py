@@ -58,7 +58,7 @@ class ResponseViews:
         turns: list[list[InputItem]] = []
         field = "previous_response_id"
         while response_id is not None:
-            found = await store.find(response_id, tenant)
+            found = await store.find(response_id, tenant, field)
             if found.ended is None:
                 raise invalid_value(field, response_id, "this response goes on; wait for its end")
             if len(turns) == _MOST_TURNS:

@@ -64,7 +64,8 @@ async def test_a_deleted_response_is_forgotten(stage: Stage) -> None:
     for response in (await stage.http.get(url), await stage.http.delete(url)):
         assert check_error(response, 404)["code"] == "response_not_found"
     again = await create(stage, tools=[], previous_response_id=made["id"])
-    check_error(again, 404)
+    error = check_error(again, 404, "previous_response_id")
+    assert error["code"] == "previous_response_not_found"
 
 
 @pytest.mark.parametrize("name", ["resp_" + "0" * 32, "x", "resp_..", "%00"])
@@ -97,7 +98,7 @@ async def test_another_key_cannot_see_it(make_stage: MakeStage, tmp_path: Path) 
     check_error(await stage.http.delete(url, headers=bob), 404)
     check_error(await stage.http.post(f"{url}/cancel", headers=bob), 404)
     taken = await create(stage, tools=[], previous_response_id=made["id"], headers=bob)
-    check_error(taken, 404)
+    check_error(taken, 404, "previous_response_id")
 
 
 async def test_what_one_key_may_keep_is_bounded(make_stage: MakeStage) -> None:
