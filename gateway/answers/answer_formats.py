@@ -9,12 +9,15 @@ from gateway.answers.family_parser import FamilyParser
 from gateway.answers.formats import (
     CALL_FORMATS,
     REASONING_FORMATS,
+    CallWrapper,
+    ReasoningFormat,
     call_format_of,
     reasoning_format_of,
 )
 from gateway.answers.model_template import ModelTemplate, ModelTemplateParser
 from gateway.answers.options import AnswerOptions
 from gateway.answers.parser_names import AUTO, NONE
+from gateway.answers.tag_calls import Tags
 
 MODEL = "model"  # the response template that comes with the tokenizer
 
@@ -49,6 +52,7 @@ class AnswerFormats:
     ) -> None:
         own = MODEL if model is not None else None
         self._model = model
+        self._added = frozenset(tokens)
         self._special = {name: token for name, token in tokens.items() if token is not None}
         self.calls = _chosen(calls, own or call_format_of(templates))
         self.reasoning = _chosen(reasoning, own or reasoning_format_of(templates, tokens))
@@ -58,6 +62,24 @@ class AnswerFormats:
         """Whether calls in this format are parsed by the names and parameters of the tools."""
         known = CALL_FORMATS.get(calls)
         return known is None or known.bare or known.tags is not None
+
+    def written(self, calls: str) -> tuple[CallWrapper, Tags | None] | None:
+        """How calls in this format are written where an answer must have some; None: not known."""
+        if calls == MODEL:
+            known = None if self._model is None else self._model.wrapper
+            return None if known is None else (known, None)
+        found = CALL_FORMATS.get(calls)
+        return None if found is None else (found.wrapper, found.tags)
+
+    def reasoning_in(self, options: AnswerOptions) -> ReasoningFormat | None:
+        """The markers around the reasoning of an answer; None: there are none, or not known."""
+        if options.reasoning == MODEL:
+            return None if self._model is None else self._model.reasoning
+        return REASONING_FORMATS.get(options.reasoning)
+
+    def has_token(self, name: str) -> bool:
+        """Whether the tokenizer has a token of its own for this text."""
+        return name in self._added
 
     def parsers(self, options: AnswerOptions, prompt_end: str) -> Callable[[], AnswerParser]:
         """Makes parsers for the answers to one prompt.

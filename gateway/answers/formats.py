@@ -23,7 +23,7 @@ class CallWrapper:
         before, after: text around the calls, or around each.
         between: text between calls; "": there is only one.
         each: every call has the text around it.
-        arguments: the key of the arguments.
+        arguments: the key of the arguments, where they are JSON.
     """
 
     before: str
@@ -41,19 +41,19 @@ class CallFormat:
         opens: markers before calls.
         closes: markers behind calls; () if calls end with themselves.
         in_template: one of these in the chat template shows that the model writes so.
+        wrapper: how calls are written where an answer must have some.
         bare: an answer that begins with ``{`` is a call if it names a tool of the request.
         tags: of ``Body.TAGS``.
-        wrapper: None: that an answer must have calls cannot be asked for.
         id_chars: characters of a call's id, where the chat template takes no others; 0: any.
     """
 
     opens: tuple[str, ...]
     closes: tuple[str, ...]
     in_template: tuple[str, ...]
+    wrapper: CallWrapper
     body: Body = Body.JSON
     bare: bool = False
     tags: Tags | None = None
-    wrapper: CallWrapper | None = None
     id_chars: int = 0
 
     @property
@@ -88,6 +88,7 @@ CALL_FORMATS = {
         ("<arg_key>",),
         body=Body.TAGS,
         tags=Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>")),
+        wrapper=CallWrapper("<tool_call>", "</tool_call>", between="\n", each=True),
     ),
     "qwen3_coder": CallFormat(
         ("<tool_call>",),
@@ -95,6 +96,7 @@ CALL_FORMATS = {
         ("<parameter=",),
         body=Body.TAGS,
         tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), True),
+        wrapper=CallWrapper("<tool_call>\n", "</function>\n</tool_call>", between="\n", each=True),
     ),
     "phi4": CallFormat(
         ("<|tool_call|>",),

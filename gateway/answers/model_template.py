@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.answers.call_body import CallBody, CallLog, is_name
 from gateway.answers.events import AnswerEvent, Content, Reasoning
+from gateway.answers.formats import CallWrapper, ReasoningFormat
 from gateway.answers.json_calls import JsonCalls
 from gateway.answers.markers import TrimmedText
 from gateway.answers.typed_arguments import json_of_arguments
@@ -33,6 +34,8 @@ class ModelTemplate:
         streams_json: calls are plain JSON, which is parsed while it arrives.
         values_are_texts: values of arguments come as text, whatever their type.
         marks: patterns and texts of all markers.
+        wrapper: how calls are written where an answer must have some; None: that is not known.
+        reasoning: the markers around reasoning; None: there are none, or not always the same.
     """
 
     template: Any
@@ -41,6 +44,8 @@ class ModelTemplate:
     streams_json: bool
     values_are_texts: bool
     marks: tuple[str, ...]
+    wrapper: CallWrapper | None = None
+    reasoning: ReasoningFormat | None = None
 
     def prompt_end(self, text: str) -> str:
         """What the prompt has of the answer's message, from the end of a prompt; "" if unknown."""
@@ -76,10 +81,14 @@ def read_model_template(source: Any) -> ModelTemplate | None:
             groups = () if each.open_re is None else each.open_re.groupindex
             each.transform = {"text": "{content}"} | {name: f"{{{name}}}" for name in groups}
         calls = original.fields.get(_CALLS)
+        reasoning: Mapping[str, Any] = next(
+            (given["fields"][name] for name in fields if name in _REASONING), {}
+        )
     except (ImportError, AttributeError, KeyError, TypeError, ValueError):
         return None
+    around = _reasoning_format(reasoning)
     if calls is None:
-        return ModelTemplate(template, new_parser, None, False, False, marks)
+        return ModelTemplate(template, new_parser, None, False, False, marks, reasoning=around)
     return ModelTemplate(
         template,
         new_parser,
@@ -87,6 +96,8 @@ def read_model_template(source: Any) -> ModelTemplate | None:
         _is_plain_json(calls),
         calls.content != "json",
         marks,
+        _wrapper(given["fields"][_CALLS]) if _is_plain_json(calls) else None,
+        around,
     )
 
 
@@ -238,6 +249,21 @@ class ModelTemplateParser:
     def _take(self) -> list[AnswerEvent]:
         events, self._events = self._events, []
         return events
+
+
+def _wrapper(field: Mapping[str, Any]) -> CallWrapper | None:
+    """How calls in plain JSON are written, if their markers are texts."""
+    before, after = field.get("open"), field.get("close")
+    if not isinstance(before, str) or not isinstance(after, str):
+        return None
+    return CallWrapper(before, after, between="\n" if field.get("repeats") else "", each=True)
+
+
+def _reasoning_format(field: Mapping[str, Any]) -> ReasoningFormat | None:
+    before, after = field.get("open"), field.get("close")
+    if not isinstance(before, str) or not isinstance(after, str):
+        return None
+    return ReasoningFormat(before, after)
 
 
 def _is_plain_json(calls: Any) -> bool:

@@ -38,7 +38,9 @@ class CompileChild:
             answer = ""
         if not answer:
             self.close()
-            raise ValueError(f"it takes more than {LIMIT_S:g} s or too much memory to compile")
+            raise ValueError(
+                f"it takes more than {LIMIT_S:g} s of CPU time or too much memory to compile"
+            )
         if reason := json.loads(answer):
             raise ValueError(reason)
 

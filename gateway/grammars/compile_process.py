@@ -2,7 +2,7 @@
 
 For each it writes a line with the reason why it cannot be compiled, "" if it can. llguidance's own
 limits do not bound every grammar's time and memory, and a thread that compiles cannot be stopped:
-this process is ended by an alarm, or by a limit on its memory.
+this process is ended by a timer, or by a limit on its memory.
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 from llguidance import LLMatcher, LLTokenizer
 
 LIMIT_S = 1.0
-"""For one grammar."""
+"""Of CPU time for one grammar: how busy the machine is does not decide what is accepted."""
 
 _MEMORY_BYTES = 2 * 1024**3  # of addresses; the tokenizer of a large vocabulary needs a tenth
 
@@ -34,9 +34,9 @@ def main() -> None:
     tokenizer = LLTokenizer(json.loads(sys.stdin.readline()))
     for line in sys.stdin:
         grammar = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, LIMIT_S)  # SIGALRM ends this process
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)  # SIGPROF ends this process
         reason = reason_against(tokenizer, grammar)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(reason), flush=True)
 
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from gateway.grammars.compile_child import CompileChild
-from gateway.grammars.constraints import Constraint
-from gateway.grammars.tool_calls import ToolCalls
+from gateway.grammars.constraints import Structure
 from gateway.http.errors import invalid
 from gateway.prompts.fair_threads import FairThreads
 
@@ -23,7 +22,7 @@ _SHOWN_CHARS = 400  # of llguidance's reason, which may quote all of the grammar
 
 
 class GrammarCompiler:
-    """Compiles constraints for one tokenizer.
+    """Compiles structures for one tokenizer.
 
     Args:
         tokenizer: makes the text of a ``tokenizer.json``; None: the tokenizer has none.
@@ -39,14 +38,18 @@ class GrammarCompiler:
         self._num_bytes = 0
 
     async def compile(
-        self, caller: str, path: str, constraint: Constraint | ToolCalls, num_prompts: int
+        self,
+        caller: str,
+        path: str,
+        structure: Structure,
+        num_prompts: int,
     ) -> str:
-        """The grammar of a constraint.
+        """The grammar of a structure.
 
         Args:
             caller: threads are shared fairly between callers.
             path: of the field, for errors.
-            constraint: to compile.
+            structure: to compile.
             num_prompts: of the call.
 
         Raises:
@@ -55,7 +58,7 @@ class GrammarCompiler:
         if not self._has_tokenizer:
             raise invalid(path, f"{path}: this model's tokenizer is not one for structured output")
         try:
-            return await self._threads.run(caller, lambda: self._compile(constraint, num_prompts))
+            return await self._threads.run(caller, lambda: self._compile(structure, num_prompts))
         except ValueError as error:
             raise invalid(path, f"{path}: {_shown(str(error))}") from None
 
@@ -66,14 +69,14 @@ class GrammarCompiler:
             for child in self._children:
                 child.close()
 
-    def _compile(self, constraint: Constraint | ToolCalls, num_prompts: int) -> str:
+    def _compile(self, structure: Structure, num_prompts: int) -> str:
         """The same, on a thread.
 
         Raises:
             ValueError: the reason.
         """
         try:
-            grammar = constraint.grammar()
+            grammar = structure.grammar()
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         num_bytes = len(grammar.encode("utf-8", "surrogatepass"))

@@ -1,29 +1,26 @@
 """What a text has to look like, and the grammar that llguidance reads."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from gateway.grammars.lark import JSON_OPTIONS, escaped
 from gateway.grammars.schemas import check_schema
 
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
 
-# A model that may write any whitespace may write nothing else for ever: at most a space, or the
-# end of a line and its indentation.
-_WHITESPACE = r"(\n[ ]{0,16}|[ ])?"
-# Keywords that llguidance does not know are errors, whatever a schema asks of it.
-JSON_OPTIONS: "JsonCompileOptions" = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": _WHITESPACE,
-    "lenient": False,
-}
-_META = re.compile(r"[\\.+*?()|\[\]{}^$]")
+class Structure(Protocol):
+    """What an answer has to look like."""
+
+    def grammar(self) -> str:
+        """As llguidance reads it.
+
+        Raises:
+            ValueError: the reason why it is none.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Choices:
     def grammar(self) -> str:
         """As llguidance reads it."""
         # One expression compiles several times faster than as many strings.
-        return LLMatcher.grammar_from_regex("|".join(map(_escaped, self.texts)))
+        return LLMatcher.grammar_from_regex("|".join(map(escaped, self.texts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +83,3 @@ class Grammar:
 
 
 Constraint = JsonSchema | Regex | Choices | Grammar
-
-
-def _escaped(text: str) -> str:
-    """An expression that matches the text alone; ``re.escape`` escapes what llguidance refuses."""
-    return _META.sub(r"\\\g<0>", text)

@@ -8,8 +8,10 @@ from typing import Any
 from llguidance import LLMatcher
 
 from gateway.answers.formats import CallWrapper
-from gateway.grammars.constraints import JSON_OPTIONS
+from gateway.answers.tag_calls import Tags
+from gateway.grammars.lark import json_value, literal, with_tokens
 from gateway.grammars.schemas import check_schema
+from gateway.grammars.tagged_arguments import TaggedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,7 @@ class ToolCalls:
         several: more than one call may follow.
         token_ids: of markers that are special tokens.
         otherwise: JSON schema of an answer without calls; None: there must be calls.
+        tags: arguments stand between these; None: they are JSON.
     """
 
     wrapper: CallWrapper
@@ -28,6 +31,7 @@ class ToolCalls:
     several: bool
     token_ids: Mapping[str, int]
     otherwise: Mapping[str, Any] | None = None
+    tags: Tags | None = None
 
     def grammar(self) -> str:
         """As llguidance reads it.
@@ -40,11 +44,18 @@ class ToolCalls:
         for index, (name, given) in enumerate(self.tools):
             schema = {"type": "object", **given}
             check_schema(schema)
-            head = f'{{"name": {json.dumps(name)}, "{wrapper.arguments}": '
-            calls.append(f'{_text(head)} arguments_{index} "}}"')
-            rules.append(f"arguments_{index}: {_json(schema)}")
-        before, after = self._marker(wrapper.before), self._marker(wrapper.after)
-        more = f" ({_text(wrapper.between)} call)*" if self.several and wrapper.between else ""
+            if self.tags is None:
+                head = f'{{"name": {json.dumps(name)}, "{wrapper.arguments}": '
+                calls.append(f'{literal(head)} arguments_{index} "}}"')
+                rules.append(f"arguments_{index}: {json_value(schema)}")
+            else:
+                call = TaggedCall(name, schema, self.tags, self.token_ids, f"arguments_{index}")
+                calls.append(call.expression)
+                rules += call.rules
+        before, after = (
+            with_tokens(text, self.token_ids) for text in (wrapper.before, wrapper.after)
+        )
+        more = f" ({literal(wrapper.between)} call)*" if self.several and wrapper.between else ""
         start = f"{before} call{more} {after}"
         if wrapper.each:
             start = f"one{more.replace('call', 'one')}"
@@ -52,22 +63,6 @@ class ToolCalls:
         if self.otherwise is not None:
             check_schema(self.otherwise)
             start += " | otherwise"
-            rules.append(f"otherwise: {_json(self.otherwise)}")
+            rules.append(f"otherwise: {json_value(self.otherwise)}")
         rules = [f"start: {start}", f"call: {' | '.join(calls)}", *rules]
         return LLMatcher.grammar_from_lark("\n".join(rules))
-
-    def _marker(self, text: str) -> str:
-        """A text with markers, some of which may be special tokens."""
-        for name, token in self.token_ids.items():
-            if name in text:
-                before, _, after = text.partition(name)
-                return f"{self._marker(before)} <[{token}]> {self._marker(after)}"
-        return _text(text)
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
-
-
-def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False) if text else ""

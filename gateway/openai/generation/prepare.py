@@ -9,8 +9,7 @@ import numpy as np
 
 from gateway.answers.options import AnswerOptions
 from gateway.engine.engine_status import Engine
-from gateway.grammars.constraints import Constraint
-from gateway.grammars.tool_calls import ToolCalls
+from gateway.grammars.constraints import Structure
 from gateway.http.call import Call
 from gateway.openai.generation.generation import Generation
 from gateway.openai.generation.generation_output import GenerationOutput
@@ -22,8 +21,8 @@ from gateway.openai.requests.structured_output import constraint_of
 from gateway.openai.requests.template_fields import template_options
 from gateway.openai.requests.tool_parameters import (
     answer_options,
+    behind_reasoning,
     chat_constraint,
-    check_begins_with_call,
 )
 from gateway.openai.requests.validation import (
     chat_max_tokens,
@@ -116,13 +115,15 @@ async def prepare_chat(service: Service, origin: Origin, body: ChatBody) -> Prep
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
     engine = service.ready_engine()
     found = chat_constraint(body, answers, service.answers)
-    grammar = await _grammar(service, origin, body, 1, engine, found)
     options = _tokenize_options(origin, body, engine)
     template = template_options(body, service.tokenizer)
     whole = await service.prompts.chat(body.messages, body.tools, options, template)
     prompt = truncated(whole, body, engine)
-    if found is not None and isinstance(found[1], ToolCalls) and found[1].otherwise is None:
-        check_begins_with_call(prompt, service.answers, service.tokenizer)
+    if found is not None:
+        path, structure = found
+        formats, tokenizer = service.answers, service.tokenizer
+        found = path, behind_reasoning(structure, body, answers, prompt, formats, tokenizer)
+    grammar = await _grammar(service, origin, body, 1, engine, found)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
     sampling = sampling_params(body, output, beams, max_tokens, engine, grammar, service.defaults)
@@ -135,7 +136,7 @@ async def _grammar(
     body: GenerationBody,
     num_prompts: int,
     engine: Engine,
-    found: tuple[str, Constraint | ToolCalls] | None,
+    found: tuple[str, Structure] | None,
 ) -> str:
     """The grammar of the answer, compiled; "" if it may be anything.
 
@@ -147,9 +148,9 @@ async def _grammar(
     """
     if found is None:
         return ""
-    path, constraint = found
+    path, structure = found
     check_goes_with_structure(body, path, engine)
-    return await service.grammars.compile(origin.caller, path, constraint, num_prompts)
+    return await service.grammars.compile(origin.caller, path, structure, num_prompts)
 
 
 def _tokenize_options(origin: Origin, body: GenerationBody, engine: Engine) -> TokenizeOptions:

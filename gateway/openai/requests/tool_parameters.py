@@ -2,9 +2,9 @@
 
 from gateway.answers.answer_formats import AnswerFormats
 from gateway.answers.call_body import is_name
-from gateway.answers.formats import CALL_FORMATS, REASONING_FORMATS
 from gateway.answers.options import AnswerOptions, ToolShape
-from gateway.grammars.constraints import Constraint, JsonSchema
+from gateway.grammars.after_reasoning import AfterReasoning
+from gateway.grammars.constraints import JsonSchema, Structure
 from gateway.grammars.tool_calls import ToolCalls
 from gateway.http.errors import ApiError, invalid, invalid_value
 from gateway.openai.requests.messages import ChatTool, NamedTool
@@ -37,7 +37,7 @@ def answer_options(body: ChatBody, formats: AnswerFormats) -> AnswerOptions | No
 
 def chat_constraint(
     body: ChatBody, answers: AnswerOptions | None, formats: AnswerFormats
-) -> tuple[str, Constraint | ToolCalls] | None:
+) -> tuple[str, Structure] | None:
     """What the answer has to look like, and the field that asks for it; None: anything.
 
     ``response_format`` is the form of an answer that calls no tools.
@@ -63,26 +63,29 @@ def chat_constraint(
 
 def _calls_or_json(
     body: ChatBody, answers: AnswerOptions, formats: AnswerFormats, json: JsonSchema
-) -> Constraint | ToolCalls:
-    known = CALL_FORMATS.get(answers.calls)
+) -> Structure:
+    written = formats.written(answers.calls)
     # llguidance's lexer does not tell a call without a marker from other JSON.
-    if known is None or known.wrapper is None or not known.wrapper.before:
+    if written is None or not written[0].before:
         return json
     # As without response_format, the model decides what the arguments of other tools are.
     tools = [
         (each.function.name, (each.function.strict and each.function.parameters) or {})
         for each in body.tools or ()
     ]
-    ids = formats.shown_tokens(answers)
-    return ToolCalls(known.wrapper, tools, answers.parallel, ids, otherwise=json.schema)
+    ids, (wrapper, tags) = formats.shown_tokens(answers), written
+    return ToolCalls(wrapper, tools, answers.parallel, ids, otherwise=json.schema, tags=tags)
 
 
 def _required_calls(body: ChatBody, answers: AnswerOptions, formats: AnswerFormats) -> ToolCalls:
     choice = body.tool_choice
     named = choice.function.name if isinstance(choice, NamedTool) else None
-    known = CALL_FORMATS.get(answers.calls)
-    if known is None or known.wrapper is None:
-        reason = f'in the format {answers.calls} the model decides by itself; give "auto" or "none"'
+    written = formats.written(answers.calls)
+    if written is None:
+        reason = (
+            "the tokenizer's own response template does not fix how calls are written; "
+            'give "auto" or "none", or start the gateway with --tool-call-parser'
+        )
         raise invalid_value("tool_choice", named or "required", reason)
     tools = [
         (tool.function.name, tool.function.parameters or {})
@@ -90,22 +93,31 @@ def _required_calls(body: ChatBody, answers: AnswerOptions, formats: AnswerForma
         if named in (None, tool.function.name)
     ]
     several = answers.parallel and named is None
-    return ToolCalls(known.wrapper, tools, several, formats.shown_tokens(answers))
+    wrapper, tags = written
+    return ToolCalls(wrapper, tools, several, formats.shown_tokens(answers), tags=tags)
 
 
-def check_begins_with_call(prompt: Prompt, formats: AnswerFormats, tokenizer: Tokenizer) -> None:
-    """Refuse a prompt behind which the model reasons first, where an answer must call a tool.
+def behind_reasoning(
+    structure: Structure,
+    body: ChatBody,
+    answers: AnswerOptions | None,
+    prompt: Prompt,
+    formats: AnswerFormats,
+    tokenizer: Tokenizer,
+) -> Structure:
+    """The structure of an answer, with reasoning before it if the model reasons behind the prompt.
 
-    Raises:
-        ApiError: 400.
+    A model that has a token for the beginning of reasoning decides whether it does.
     """
-    known = REASONING_FORMATS.get(formats.reasoning or "")
-    if known is None:
-        return
-    end = tokenizer.decode(prompt.tokens[-_PROMPT_END_TOKENS:], skip_special=False)
-    if end.rstrip().endswith(known.open):
-        reason = "the chat template begins with reasoning, so the answer cannot begin with a call"
-        raise invalid("tool_choice", f'tool_choice: {reason}; give "auto"')
+    known = None if answers is None else formats.reasoning_in(answers)
+    if answers is None or known is None:
+        return structure
+    end = tokenizer.decode(prompt.tokens[-_PROMPT_END_TOKENS:], skip_special=False).rstrip()
+    has_begun = end.endswith(known.open)
+    may_begin = formats.has_token(known.open) and not end.endswith(known.close)
+    if not has_begun and (not may_begin or body.continue_final_message):
+        return structure
+    return AfterReasoning(structure, known, has_begun, formats.shown_tokens(answers))
 
 
 def _no_tools(formats: AnswerFormats) -> ApiError:

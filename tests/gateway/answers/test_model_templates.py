@@ -9,8 +9,10 @@ from gateway.answers.answer_formats import MODEL, AnswerFormats, UnknownFormat
 from gateway.answers.events import AnswerEvent, merged
 from gateway.answers.model_template import read_model_template
 from gateway.answers.options import AnswerOptions, ToolShape
-from tests.gateway.answers.tool_models import ADD, call_text, demo_tokenizer
-from tests.gateway.conftest import MakeStage
+from shared.messages.endings import EndFlag
+from shared.messages.requests import Submit
+from tests.gateway.answers.tool_models import ADD, allows, call_text, demo_tokenizer
+from tests.gateway.conftest import MakeStage, check_error
 
 pytest.importorskip("transformers.utils.chat_parsing")
 
@@ -96,6 +98,28 @@ CASES: dict[str, tuple[dict[str, Any], str, str, str, list[tuple[str, str]]]] = 
         [("add", '{"a": 1, "note": "2"}')],
     ),
 }
+
+
+async def test_calls_in_json_between_fixed_markers_can_be_required(make_stage: MakeStage) -> None:
+    stage = await make_stage(tokenizer=demo_tokenizer(response_template=JSON))
+    text = f'<tool_call>{{"name": "add", "arguments": {AB}}}</tool_call>'
+    stage.answer_text(text, flag=EndFlag.STOP)
+    response = await stage.chat(tools=[ADD], tool_choice="required")
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls", response.text
+    [submit] = [each for each in stage.engine.received if isinstance(each, Submit)]
+    assert allows(submit.sampling.grammar, text.replace(AB, '{"a": 1, "b": 2}'))
+    assert not allows(submit.sampling.grammar, "No. " + text)
+
+
+@pytest.mark.parametrize("template", [CHANNELS, TAGS])
+async def test_other_calls_cannot_be_required(
+    make_stage: MakeStage, template: dict[str, Any]
+) -> None:
+    stage = await make_stage(tokenizer=demo_tokenizer(response_template=template))
+    response = await stage.chat(tools=[ADD], tool_choice="required")
+    error = check_error(response, 400, "tool_choice")
+    assert "response template does not fix how calls are written" in error["message"]
+    assert "--tool-call-parser" in error["message"]
 
 
 class Source:

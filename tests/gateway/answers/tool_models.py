@@ -1,8 +1,10 @@
 """Tokenizers of models that call tools, and a tool."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llguidance import LLMatcher, LLTokenizer
 from transformers import AutoTokenizer
 
 from gateway.text.tokenizer import Tokenizer
@@ -42,6 +44,20 @@ def demo_tokenizer(
         source.add_special_tokens({"additional_special_tokens": list(special)})
     source.response_template = response_template
     return Tokenizer(source)
+
+
+@cache
+def grammar_tokenizer() -> LLTokenizer:
+    """The demo model's tokenizer, as grammars need it."""
+    return LLTokenizer(Path(DEMO_MODEL, "tokenizer.json").read_text())
+
+
+def allows(grammar: str, text: str) -> bool:
+    """Whether a text is one of a grammar's."""
+    tokenizer = grammar_tokenizer()
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return bool(matcher.consume_tokens(tokenizer.tokenize_str(text)) and matcher.is_accepting())
 
 
 def call_text(arguments: str, name: str = "add") -> str:
