@@ -16,7 +16,8 @@ from deploy.settings import REPOSITORY, LauncherSettings
 from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
-from shared.errors import SettingsError
+from shared.errors import ModelUnsupported, SettingsError
+from shared.gguf.location import gguf_file_of
 from shared.settings import SettingsParser, add_flags, check_environment, env_name, load
 from shared.suggestions import did_you_mean
 
@@ -85,7 +86,7 @@ def service_environ(flags: Mapping[str, str], environ: Mapping[str, str]) -> dic
 
 
 def find_model(model: str) -> str:
-    """Absolute path of a model's folder: as given, in the repository, or of a known model.
+    """Absolute path of a model's folder or GGUF file: as given, in the repository, or a known one.
 
     Anything else must be a hub id, and is returned unchanged.
 
@@ -94,9 +95,16 @@ def find_model(model: str) -> str:
     """
     for base in (Path.cwd(), REPOSITORY):
         folder = base / Path(model).expanduser()
+        try:
+            file = gguf_file_of(str(folder))
+        except ModelUnsupported as error:
+            raise SettingsError("--model", model, str(error)) from None
+        if file is not None:
+            return str(file)
         if folder.is_dir():
             if not (folder / "config.json").is_file():
-                raise SettingsError("--model", model, "the folder has no config.json")
+                reason = "the folder has neither config.json nor a GGUF file"
+                raise SettingsError("--model", model, reason)
             return str(folder)
     known = known_models()
     if model in known:

@@ -19,6 +19,9 @@ from gateway.text.detokenizer import Detokenizer, MarkerDetokenizer
 from gateway.text.text_limits import TextBound, text_bound
 from gateway.text.vocabulary import Vocabulary, vocabulary_of
 from shared.errors import ModelUnsupported
+from shared.gguf.header import read_header
+from shared.gguf.location import gguf_file_of
+from shared.gguf.tokenizer import load_tokenizer
 
 _UNKNOWN = "\N{SYMBOL FOR DELETE}\U0010fffd"  # in no vocabulary, unless as bytes
 
@@ -63,13 +66,16 @@ class Tokenizer:
 
     @staticmethod
     def load(model: str, trust_remote_code: bool, special_in_messages: bool = False) -> "Tokenizer":
-        """Tokenizer of a model folder or hub id.
+        """Tokenizer of a model folder, GGUF file or hub id.
 
         Raises:
             ModelUnsupported: the model has no tokenizer, or it cannot be read.
         """
         from transformers import AutoTokenizer
 
+        file = gguf_file_of(model)
+        if file is not None:
+            return Tokenizer(load_tokenizer(read_header(file)), special_in_messages)
         try:
             source = AutoTokenizer.from_pretrained(model, trust_remote_code=trust_remote_code)
         except Exception as error:  # transformers raises many unrelated types

@@ -41,11 +41,11 @@ class LoggedProgress(tqdm):  # type: ignore[misc]
 
 
 def download(model: str) -> None:
-    """Download a model's files into the hub's cache; does nothing for a folder, or offline.
+    """Download a model's files into the hub's cache; does nothing for local files, or offline.
 
     Failures are only logged: loading the model fails in the same way, and reports the reason.
     """
-    if Path(model).is_dir() or constants.HF_HUB_OFFLINE:
+    if Path(model).exists() or constants.HF_HUB_OFFLINE:
         return
     try:
         snapshot_download(

@@ -17,10 +17,15 @@ from transformers.models.auto.modeling_auto import (
 from gpu_worker.model.attention import ATTENTION_NAME, register_attention
 from gpu_worker.model.download import download
 from gpu_worker.model.hub import only_cached
+from gpu_worker.model.quantization.checkpoint_format import CheckpointFormat
+from gpu_worker.model.quantization.formats import take_format
+from gpu_worker.model.quantization.gguf_checkpoint import GgufCheckpoint
+from gpu_worker.model.quantization.quantized_loading import StoredFormat, complete
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.model.weight_files import refuse_broken, refuse_other_tensors
 from gpu_worker.settings import WorkerSettings
 from shared.errors import ModelUnsupported, SettingsError
+from shared.gguf.location import gguf_file_of
 from shared.logs import EventLog
 
 # Attention layers, by the names in transformers' ``layer_types``.
@@ -53,16 +58,25 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
     """
     register_attention()
     transformers.logging.disable_progress_bar()
-    _check_path(settings.model)
-    from_cache = not Path(settings.model).is_dir() and only_cached(settings.model)
-    config = _load_config(settings, from_cache)
+    file = gguf_file_of(settings.model)
+    if file is None:
+        _check_path(settings.model)
+    from_cache = not Path(settings.model).exists() and only_cached(settings.model)
+    gguf = None if file is None else GgufCheckpoint(file)
+    config = _load_config(settings, from_cache) if gguf is None else gguf.config
     refuse_by_config(config)
+    checkpoint = gguf or take_format(settings.model, config)
     if not from_cache:
         download(settings.model)
     dtype = choose_dtype(settings.dtype, own_dtype(config), device)
     log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
-    model, found = _load_weights(settings, config, dtype, from_cache)
+    model, found = _load_weights(settings, config, dtype, from_cache, checkpoint)
     refuse_other_tensors(settings.model, found)
+    if checkpoint is not None:
+        layers = complete(settings.model, model)
+        log.info("weights are quantized", format=checkpoint.name, layers=layers)
+    if gguf is not None:
+        gguf.finish(model)
     # The classes of hybrid models have this mark even if all of their layers are attention.
     if getattr(model, "_is_stateful", False) and not _layer_types(config):
         raise ModelUnsupported(
@@ -74,20 +88,31 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
 
 
 def _load_weights(
-    settings: WorkerSettings, config: Any, dtype: torch.dtype, from_cache: bool
+    settings: WorkerSettings,
+    config: Any,
+    dtype: torch.dtype,
+    from_cache: bool,
+    checkpoint: CheckpointFormat | None,
 ) -> tuple[Any, dict[str, Any]]:
     """The model, and transformers' report on the tensors in its files."""
     name = f"model type {config.model_type!r}"
+    arguments: dict[str, Any] = {
+        "config": config,
+        "dtype": dtype,
+        "attn_implementation": ATTENTION_NAME,
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # refuse_other_tensors names them
+    }
+    if checkpoint is not None:
+        arguments["quantization_config"] = StoredFormat(checkpoint)
     try:
+        if isinstance(checkpoint, GgufCheckpoint):
+            return checkpoint.load(dtype, arguments)
         model, found = AutoModelForCausalLM.from_pretrained(
             settings.model,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
             trust_remote_code=settings.trust_remote_code,
             local_files_only=from_cache,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refuse_other_tensors names them
+            **arguments,
         )
     except SafetensorError as error:
         reason = f"{settings.model}: a file of weights is damaged or incomplete ({error})"
@@ -297,7 +322,7 @@ def _check_path(model: str) -> None:
         raise ModelUnsupported(f"{model}: {_meaning_of_file(model)}")
     if Path(model).is_dir():
         if not (Path(model) / "config.json").is_file():
-            raise ModelUnsupported(f"{model}: the folder has no config.json")
+            raise ModelUnsupported(f"{model}: the folder has neither config.json nor a GGUF file")
         return
     if model.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(model):
         raise ModelUnsupported(f"{model}: there is no such folder")
@@ -305,11 +330,6 @@ def _check_path(model: str) -> None:
 
 def _meaning_of_file(model: str) -> str:
     folder = Path(model).resolve().parent
-    if model.endswith(".gguf"):
-        return (
-            "GGUF files are not served; give the folder, or the hub id, of the model that it was "
-            "made from, with config.json and safetensors"
-        )
     if (folder / "config.json").is_file():
         return f"this is a file; give its folder: --model {folder}"
     return "this is a file; give the folder that has it together with config.json"

@@ -1,12 +1,13 @@
 """Refuses a model whose files lack weights, hold others, or hold NaN or infinite values."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from shared.errors import ModelUnsupported
 
 # Buffers that older versions of transformers saved, and that are computed from the configuration.
@@ -45,15 +46,23 @@ def refuse_other_tensors(model: str, found: Mapping[str, Any]) -> None:
 
 @torch.inference_mode()
 def refuse_broken(model_name: str, model: nn.Module) -> None:
-    """Refuse a model with NaN or infinite weights; reads each weight once.
+    """Refuse a model with NaN or infinite weights or scales; reads each once.
 
     Raises:
         ModelUnsupported: names the tensors.
     """
-    broken = [name for name, weight in model.named_parameters() if not _is_finite(weight)]
+    broken = [name for name, weight in _weights(model) if not _is_finite(weight)]
     if broken:
         listed = _listed("NaN or infinite values in", broken)
         raise ModelUnsupported(f"{model_name}: {listed}; copy or download the model again")
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, and what quantized layers have instead, by name."""
+    yield from model.named_parameters()
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear):
+            yield from ((f"{name}.{own}", each) for own, each in module.named_buffers())
 
 
 def _is_finite(weight: torch.Tensor) -> bool:

@@ -16,6 +16,7 @@ from gpu_worker.model.graph.replay_check import replay_layers
 from gpu_worker.model.layer_kernels import check_layer_settings, replace_layers
 from gpu_worker.model.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
+from gpu_worker.model.tokenizer_file import TokenizerFile
 from gpu_worker.sampling import cpu_argmax, cpu_penalties
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.gpu_budget import GpuBudget
@@ -72,7 +73,8 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     if device.type == "cpu":
         _load_sampling_kernels()
     max_model_len = context_length(model.config, settings.max_model_len)
-    check = _begin_check(model, shapes, max_model_len, settings)
+    tokenizer_file = TokenizerFile(settings.model)
+    check = _begin_check(model, shapes, max_model_len, tokenizer_file)
     replace_layers(model, shapes, settings, device, check)
     allocator = choose_allocator(settings, device, max_model_len)
     block_bytes = allocator.block_bytes(shapes)
@@ -89,7 +91,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     memory = _allocate(settings, shapes, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
-    tokenizer = load_grammar_tokenizer(settings.model, model.vocab_size, eos)
+    tokenizer = load_grammar_tokenizer(tokenizer_file, model.vocab_size, eos)
     info = _model_info(settings, model, limits, takes_grammars=tokenizer is not None)
     largest = StepLimits(settings.max_num_batched_tokens, settings.max_num_sequences)
     executor = Executor(model, memory, backend, limits, largest, grammar_tokenizer=tokenizer)
@@ -204,11 +206,11 @@ def _begin_check(
     model: RaggedModel,
     shapes: tuple[LayerShape, ...],
     max_model_len: int,
-    settings: WorkerSettings,
+    tokenizer_file: TokenizerFile,
 ) -> ModelCheck:
     began = time.monotonic()
     try:
-        check = ModelCheck(model, shapes, max_model_len, text_tokens(settings.model))
+        check = ModelCheck(model, shapes, max_model_len, text_tokens(tokenizer_file))
     except ModelUnsupported as error:
         raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
     log.info("the model's own rounding measured", seconds=round(time.monotonic() - began, 1))

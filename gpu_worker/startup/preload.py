@@ -10,8 +10,12 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from gpu_worker.model.loader import choose_dtype, own_dtype, refuse_by_config
+from gpu_worker.model.quantization.formats import take_format
+from gpu_worker.model.quantization.gguf_config import make_config
 from gpu_worker.sampling import cpu_argmax, cpu_penalties
 from gpu_worker.settings import WorkerSettings
+from shared.gguf.header import read_header
+from shared.gguf.location import gguf_file_of
 from shared.logs import EventLog
 
 _SLOW_S = 1.0
@@ -26,15 +30,23 @@ def preload(settings: WorkerSettings) -> None:
     Failures are ignored: the worker meets them again when it starts, and reports them there.
     """
     try:
-        config = AutoConfig.from_pretrained(
-            settings.model, local_files_only=True, trust_remote_code=False
-        )
+        config = _config(settings.model)
         refuse_by_config(config)
         assert MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]  # looking it up imports it
         if _computes_on_cpu(settings):
             _load_all(_kernels(settings, config))
     except Exception as error:  # the worker's start fails in the same way and reports it
         log.debug("not everything is loaded ahead", error=error)
+
+
+def _config(model: str) -> Any:
+    """The model's configuration, from its files or the hub's cache."""
+    file = gguf_file_of(model)
+    if file is not None:
+        return make_config(read_header(file))
+    config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
+    take_format(model, config)  # imports the format's library
+    return config
 
 
 def _load_all(loads: Sequence[Callable[[], object]]) -> None:

@@ -96,7 +96,7 @@ def test_images_are_labelled_with_the_version_that_services_report() -> None:
 
 def test_only_the_worker_image_holds_torch() -> None:
     project = (ROOT / "pyproject.toml").read_text()
-    with_torch = re.findall(r'^(\w+) = \[.*"torch', project, re.MULTILINE)
+    with_torch = re.findall(r'^(\w+) = \[[^]]*"torch', project, re.MULTILINE)
     assert with_torch == ["worker"]
 
 

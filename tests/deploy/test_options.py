@@ -83,6 +83,18 @@ def test_a_model_is_looked_for_here_then_in_the_repository_then_on_the_hub(
     assert find_model("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B"
 
 
+def test_a_gguf_file_is_a_model_and_so_is_a_folder_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "one.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert find_model("mine") == find_model("mine/one.gguf") == str(tmp_path / "mine" / "one.gguf")
+    (tmp_path / "mine" / "two.gguf").touch()
+    with pytest.raises(SettingsError, match=r"several GGUF files; give one of one\.gguf, two\."):
+        find_model("mine")
+
+
 @pytest.mark.parametrize("model", ["/no/where", "./here", "a/b/c", "empty"])
 def test_what_can_be_no_model_is_refused_before_anything_starts(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,10 +1,10 @@
 """Makes the token sequences of the check: a text, and random ids."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
+from gpu_worker.model.tokenizer_file import TokenizerFile
 from shared.logs import EventLog
 
 # A text gives activations as in use; random ids give those where rounding matters most. The text
@@ -42,22 +42,13 @@ def check_sequences(
     return [tokens.to(device) for tokens in found]
 
 
-def text_tokens(model: str) -> list[int]:
+def text_tokens(tokenizer: TokenizerFile) -> list[int]:
     """Token ids of a short text by the model's own tokenizer; empty if it has no fast one."""
     try:
         from tokenizers import Tokenizer
 
-        ids: list[int] = Tokenizer.from_file(str(tokenizer_file(model))).encode(_TEXT).ids
+        ids: list[int] = Tokenizer.from_str(tokenizer.text).encode(_TEXT).ids
     except Exception as error:  # the tokenizers library raises plain Exceptions
         log.info("checked with random tokens only", because=error)
         return []
     return ids
-
-
-def tokenizer_file(model: str) -> Path:
-    """The file of a folder's or a hub id's fast tokenizer."""
-    if Path(model).is_dir():
-        return Path(model) / "tokenizer.json"
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(model, "tokenizer.json"))

@@ -144,10 +144,10 @@ def test_fields_that_cannot_be_are_refused(changes: dict[str, Any], tmp_path: Pa
 
 
 def test_files_are_refused_with_what_to_give_instead(tmp_path: Path, model_path: ModelPath) -> None:
-    gguf = tmp_path / "model.Q4_1.gguf"
-    gguf.write_bytes(b"GGUF")
-    with pytest.raises(ModelUnsupported, match="GGUF files are not served; give the folder"):
-        load(gguf)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ModelUnsupported, match=r"has neither config\.json nor a GGUF file"):
+        load(empty)
     folder = model_path("llama")
     with pytest.raises(ModelUnsupported, match=f"give its folder: --model {folder}"):
         load(folder / "model.safetensors")

@@ -351,7 +351,7 @@ def test_settings_that_do_not_fit_are_refused(make_worker: MakeWorker, tmp_path:
         make_worker("llama", dtype="float16")
     with pytest.raises(ModelUnsupported, match="no such folder"):
         build_worker(WorkerSettings(model=str(tmp_path / "nothing")))
-    with pytest.raises(ModelUnsupported, match=r"no config\.json"):
+    with pytest.raises(ModelUnsupported, match=r"neither config\.json"):
         build_worker(WorkerSettings(model=str(tmp_path)))
 
 

@@ -18,6 +18,7 @@ from gpu_worker.model.check.watched_layers import WatchedLayers
 from gpu_worker.model.fusion.cpu_fusion import fuse
 from gpu_worker.model.loader import load_model
 from gpu_worker.model.ragged_model import RaggedModel
+from gpu_worker.model.tokenizer_file import TokenizerFile
 from gpu_worker.settings import WorkerSettings
 from kernels.cpu.linear.layers import CpuLayers
 from kernels.cpu.runtime.instruction_set import Dot, Instructions, choose, detect
@@ -53,7 +54,7 @@ def checked(path: str, dtype: str, instructions: Instructions) -> Checked:
     model = load_model(WorkerSettings(model=path, dtype=dtype), CPU)
     shapes = model.observe_layers()
     attention = [shape.module for shape in shapes]
-    check = ModelCheck(model, shapes, MAX_MODEL_LEN, text_tokens(path))
+    check = ModelCheck(model, shapes, MAX_MODEL_LEN, text_tokens(TokenizerFile(str(path))))
     fuse(model.model, CpuLayers(instructions), model.dtype, attention)
     backend = select_backend(None, "cpu", model.dtype, False)
     return Checked(model, check, backend, WatchedLayers(model.model, attention).layers)

@@ -1,0 +1,1 @@
+"""GGUF files: their place, their header and the tokenizer in it."""
