@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from gpu_worker.ranks.member import ALONE, Member
 from shared.bus.api import Bus
 from shared.bus.keys import EngineKeys
 from shared.codec import decode_as, encode
@@ -32,7 +33,7 @@ class Lease:
     Args:
         bus: stores the key.
         keys: of the engine.
-        rank: of the worker.
+        member: the worker's rank and group.
         clock_s: monotonic time.
     """
 
@@ -40,20 +41,25 @@ class Lease:
         self,
         bus: Bus,
         keys: EngineKeys,
-        rank: int,
+        member: Member = ALONE,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bus = bus
-        self._key = keys.worker(rank)
-        self._rank = rank
+        self._keys = keys
+        self._key = keys.worker(member.rank)
+        self._member = member
         self._clock_s = clock_s
         self._ready: bytes | None = None
         self._instance = ""
         self._due_s = 0.0
 
     async def publish_loading(self, instance: str) -> None:
-        """Publish that this worker loads a model, unless another worker serves meanwhile."""
-        if await self._has_ready_holder():
+        """Publish that this worker loads a model, unless another worker serves meanwhile.
+
+        A rank of several publishes it in any case: its process has left its group, so that no
+        epoch can go on.
+        """
+        if self._member.is_alone and await self._has_ready_holder():
             return  # this would end the epoch of the worker that is about to be replaced
         info = self._without_model(instance, WorkerState.LOADING, "")
         await self._bus.put(self._key, encode(info), _LOADING_TTL_MS)
@@ -78,10 +84,7 @@ class Lease:
         life: str = "",
     ) -> None:
         """Take the lease, also from another worker; it must be renewed from now on."""
-        info = WorkerInfo(
-            instance, self._rank, WorkerState.READY, "", model, kv, speeds, life, PROTOCOL
-        )
-        self._ready = encode(info)
+        self._ready = encode(self._info(instance, WorkerState.READY, "", model, kv, speeds, life))
         self._instance = instance
         await self._put(_ttl_ms(longest_step_s))
 
@@ -123,15 +126,60 @@ class Lease:
             and holder.instance != self._instance
         )
 
+    async def other_ready_holder(self) -> WorkerInfo | None:
+        """The worker of another parent that serves as this rank; None: there is none.
+
+        A parent has one worker at a time: one of this process's parent is dead.
+        """
+        holder = await self._holder()
+        if holder is None or holder.state != WorkerState.READY:
+            return None
+        is_dead = self._member.parent != "" and holder.parent == self._member.parent
+        return None if is_dead else holder
+
+    async def of_rank(self, rank: int) -> WorkerInfo | None:
+        """The lease of a rank; None: it has none that can be read."""
+        return await self._read(self._keys.worker(rank))
+
     def _without_model(self, instance: str, state: WorkerState, detail: str) -> WorkerInfo:
-        return WorkerInfo(instance, self._rank, state, detail, None, None, None, protocol=PROTOCOL)
+        return self._info(instance, state, detail, None, None, None, "")
+
+    def _info(
+        self,
+        instance: str,
+        state: WorkerState,
+        detail: str,
+        model: ModelInfo | None,
+        kv: KVGeometry | None,
+        speeds: Speeds | None,
+        life: str,
+    ) -> WorkerInfo:
+        member = self._member
+        return WorkerInfo(
+            instance=instance,
+            rank=member.rank,
+            state=state,
+            detail=detail,
+            model=model,
+            kv=kv,
+            speeds=speeds,
+            life=life,
+            protocol=PROTOCOL,
+            num_ranks=member.num_ranks,
+            group=member.group,
+            address=member.address,
+            parent=member.parent,
+        )
 
     async def _has_ready_holder(self) -> bool:
         holder = await self._holder()
         return holder is not None and holder.state == WorkerState.READY
 
     async def _holder(self) -> WorkerInfo | None:
-        value = await self._bus.get(self._key)
+        return await self._read(self._key)
+
+    async def _read(self, key: str) -> WorkerInfo | None:
+        value = await self._bus.get(key)
         try:
             return None if value is None else decode_as(WorkerInfo, value)
         except DecodeError:

@@ -24,7 +24,6 @@ from shared.model_name import model_name
 from shared.tasks import cancel_until_done
 
 EXIT_HOPELESS = 78  # EX_CONFIG: a restart would end the same way
-_RANK = 0
 
 log = EventLog(__name__)
 
@@ -62,7 +61,7 @@ def _publish(settings: WorkerSettings, write: Callable[[Lease], Awaitable[None]]
     async def publish() -> None:
         bus = RedisBus(settings.redis_url)
         try:
-            await write(Lease(bus, EngineKeys(settings.engine_id), _RANK))
+            await write(Lease(bus, EngineKeys(settings.engine_id)))
         except BusUnavailable as error:
             log.warning("the worker's state was not published", error=error)
         finally:
@@ -89,7 +88,6 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
         executor.limits.kv,
         worker.speeds,
         Observer(metrics, executor),
-        _RANK,
         ready=ready,
         thread=compute_thread(executor.device),
         premapper=premapper(executor),

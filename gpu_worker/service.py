@@ -19,6 +19,7 @@ from gpu_worker.batch.plan_checks import PlanRefused
 from gpu_worker.kv.premap import Premapper
 from gpu_worker.lease import Lease, LeaseTaken
 from gpu_worker.plan_reader import PlanEntry, PlanReader
+from gpu_worker.ranks.member import ALONE, GroupOver, Member
 from gpu_worker.step.plan_executor import Pipeline, PlanExecutor, StepObserver
 from gpu_worker.step.step_queue import StepQueue
 from shared.bus.api import START, Append, Bus, EntryId
@@ -64,7 +65,7 @@ class WorkerService:
         kv: size of the KV pools.
         speeds: of prefill and of swapping on this machine.
         observer: records every step.
-        rank: of this worker in its engine.
+        member: rank and group of this worker in its engine.
         clock_s: monotonic time.
         ready: called whenever plans can be carried out.
         thread: computes steps; None: the loop computes them, and does nothing else meanwhile.
@@ -82,7 +83,7 @@ class WorkerService:
         kv: KVGeometry,
         speeds: Speeds,
         observer: StepObserver[Any],
-        rank: int = 0,
+        member: Member = ALONE,
         clock_s: Callable[[], float] = time.monotonic,
         ready: Callable[[], None] = lambda: None,
         thread: futures.Executor | None = None,
@@ -98,7 +99,8 @@ class WorkerService:
         self._kv = kv
         self._speeds = speeds
         self._premapper = premapper
-        self._lease = Lease(bus, self._keys, rank, clock_s)
+        self._lease = Lease(bus, self._keys, member, clock_s)
+        self._member = member
         self._ends = LogEnds(bus)
         self._stopping = asyncio.Event()
         # An estimate until steps are measured: a slow first chunk must not outlive the lease.
@@ -108,6 +110,7 @@ class WorkerService:
         self._run_id = ""
         self._epoch: int | None = None  # None: no epoch names this worker; plans are skipped
         self._step = 0  # the last one that was begun
+        self._is_fenced = False  # off this epoch, whose plans are executed nevertheless
         self._unpublished: _Computed | None = None
         self._appended = START  # entry of the last result
 
@@ -128,6 +131,7 @@ class WorkerService:
         """Serve, as one instance after the other, until ``stop``.
 
         Raises:
+            GroupOver: the group of this rank cannot go on.
             Exception: whatever the model raises in a step.
         """
         try:
@@ -143,6 +147,8 @@ class WorkerService:
         except InstanceOver as reason:
             log.warning("instance over", instance=self._instance, reason=reason)
         except LeaseTaken as taken:
+            if not self._member.is_alone:
+                raise GroupOver(f"rank {self._member.rank}: {taken}") from taken
             log.warning("standing by", instance=self._instance, reason=taken)
             await self._stand_by()
         except BusUnavailable as error:
@@ -197,11 +203,25 @@ class WorkerService:
     async def _renew_lease(self, plans: PlanReader) -> None:
         if not await self._lease.renew_if_due(self._longest_step_s):
             return
+        await self._check_peers()
         # The bus reconnects without a word, perhaps to a server that lost its last entries.
         if await self._bus.run_id() != self._run_id:
             raise InstanceOver("Redis was restarted")
         if await self._ends.lost({self._keys.plans: plans.cursor}) is not None:
             raise InstanceOver("plans has lost entries that were there: was it deleted?")
+
+    async def _check_peers(self) -> None:
+        """End with the group if another rank has left it.
+
+        A rank whose lease has run out may be paused: without it no epoch begins.
+
+        Raises:
+            GroupOver: a lease names another group.
+        """
+        for rank in self._member.peers:
+            lease = await self._lease.of_rank(rank)
+            if lease is not None and lease.group != self._member.group:
+                raise GroupOver(f"rank {rank} has left group {self._member.group}")
 
     async def _process_entry(self, entry: PlanEntry, plans: PlanReader) -> None:
         for message in entry.messages:
@@ -242,6 +262,7 @@ class WorkerService:
         """Wait for a step under way, then drop the epoch and its sequences."""
         self._epoch = None
         self._step = 0
+        self._is_fenced = False
         self._unpublished = None
         await self._steps.reset()
 
@@ -262,12 +283,16 @@ class WorkerService:
         self._unpublished = _Computed(plan.step, result, epoch, trim_below)
 
     async def _publish_result(self) -> bool:
-        """Append the result that is not in the log yet, if there is one.
+        """Append the result that is not in the log yet, if there is one and this is rank 0.
+
+        Where several ranks compute together, a fenced one goes on: the others may have begun the
+        next step, and execute all plans up to the next epoch's start as well.
 
         Returns:
-            False if a later epoch has fenced this worker off.
+            False if a later epoch has fenced this worker off, and it must not go on.
 
         Raises:
+            GroupOver: the same where several ranks compute together, which must begin anew.
             InstanceOver: the plan was refused, or the outputs log has lost entries.
             Exception: whatever the model raised.
         """
@@ -279,7 +304,10 @@ class WorkerService:
         except PlanRefused as error:
             # A new life, as after a crash: the scheduler then suspects the requests of this plan.
             self._life = uuid4().hex
-            raise InstanceOver(f"plan of step {computed.step}: {error}") from error
+            reason = f"plan of step {computed.step}: {error}"
+            raise (InstanceOver if self._member.is_alone else GroupOver)(reason) from error
+        if self._member.rank or self._is_fenced:
+            return True
         append = Append(
             self._keys.outputs, [encode(result)], computed.epoch, trim_below=computed.trim_below
         )
@@ -287,7 +315,8 @@ class WorkerService:
             appended = await self._bus.append(append)
         except StaleWriter as error:
             log.warning("fenced off", epoch=computed.epoch, error=error)
-            return False
+            self._is_fenced = not self._member.is_alone
+            return self._is_fenced
         if appended <= self._appended:
             raise InstanceOver("outputs has lost entries that were there: was it deleted?")
         self._appended = appended

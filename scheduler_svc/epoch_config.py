@@ -1,35 +1,33 @@
-"""Configuration of the scheduler core for one epoch, from the settings and the worker's lease."""
+"""Configuration of the scheduler core for one epoch, from the settings and the workers' leases."""
 
 import dataclasses
 
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.settings import SchedulerSettings
-from shared.messages.leases import WorkerInfo
+from scheduler_svc.worker_watch import WorkerGroup
 
 _LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the worker is
 
 
-def config_for(settings: SchedulerSettings, worker: WorkerInfo) -> SchedulerConfig:
-    """Limits of an epoch with this worker, which is ready."""
-    assert worker.model is not None, "a ready worker's lease has its model"
-    assert worker.kv is not None, "a ready worker's lease has its pool's size"
+def config_for(settings: SchedulerSettings, workers: WorkerGroup) -> SchedulerConfig:
+    """Limits of an epoch with these workers."""
     config = SchedulerConfig(
-        num_blocks=worker.kv.num_blocks,
-        block_size=worker.kv.block_size,
-        max_model_len=worker.model.max_model_len,
-        vocab_size=worker.model.vocab_size,
+        num_blocks=workers.kv.num_blocks,
+        block_size=workers.kv.block_size,
+        max_model_len=workers.model.max_model_len,
+        vocab_size=workers.model.vocab_size,
         max_passing_steps=settings.max_passing_steps,
         max_num_sequences=settings.max_num_sequences,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         max_plans_in_flight=settings.max_plans_in_flight,
-        num_watermark_blocks=int(settings.watermark * worker.kv.num_blocks),
+        num_watermark_blocks=int(settings.watermark * workers.kv.num_blocks),
         outputs_retention=settings.outputs_retention,
         outputs_retention_bytes=settings.outputs_retention_bytes,
         prefix_caching=settings.prefix_caching,
         tenants_share_prefixes=settings.prefix_sharing == "all",
-        num_host_blocks=worker.kv.num_host_blocks,
+        num_host_blocks=workers.kv.num_host_blocks,
         preemption=settings.preemption,
-        max_pinned_blocks=int(settings.max_pinned_share * worker.kv.num_blocks),
+        max_pinned_blocks=int(settings.max_pinned_share * workers.kv.num_blocks),
         max_waiting_requests=settings.max_waiting_requests,
         max_waiting_tokens=settings.max_waiting_tokens,
         max_tenant_requests=settings.max_tenant_requests,
@@ -41,7 +39,7 @@ def config_for(settings: SchedulerSettings, worker: WorkerInfo) -> SchedulerConf
         queue_ttl_ms=int(1e3 * settings.queue_ttl),
         resume_window_ms=int(1e3 * settings.resume_window),
     )
-    return _with_speeds(config, worker, settings.prefill_pause)
+    return _with_speeds(config, workers, settings.prefill_pause)
 
 
 def longest_step_s(config: SchedulerConfig) -> float:
@@ -50,16 +48,16 @@ def longest_step_s(config: SchedulerConfig) -> float:
 
 
 def _with_speeds(
-    config: SchedulerConfig, worker: WorkerInfo, prefill_pause_s: float
+    config: SchedulerConfig, workers: WorkerGroup, prefill_pause_s: float
 ) -> SchedulerConfig:
-    """With what preemption costs on this worker, and prompts, if it has measured that."""
-    if worker.speeds is None or worker.kv is None:
+    """With what preemption costs on these workers, and prompts, if they have measured that."""
+    if workers.speeds is None:
         return config
-    tokens_per_s = worker.speeds.prefill_tokens_per_s
+    tokens_per_s = workers.speeds.prefill_tokens_per_s
     num_tokens = max(_LEAST_PROMPT_TOKENS, int(prefill_pause_s * tokens_per_s))
     return dataclasses.replace(
         config,
         max_prompt_tokens=num_tokens if prefill_pause_s else 0,
         recompute_us_per_token=1e6 / tokens_per_s,
-        swap_us_per_block=1e6 * worker.kv.bytes_per_block / worker.speeds.swap_bytes_per_s,
+        swap_us_per_block=1e6 * workers.kv.bytes_per_block / workers.speeds.swap_bytes_per_s,
     )

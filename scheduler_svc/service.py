@@ -18,7 +18,7 @@ from scheduler_svc.progress import Progress
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_failure import WorkerFailure
-from scheduler_svc.worker_watch import look_at_worker
+from scheduler_svc.worker_watch import WorkerGroup, look_at_workers
 from shared.bus.api import Append, Bus, Entry, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
@@ -33,8 +33,6 @@ from shared.messages.leases import (
     KVGeometry,
     ModelInfo,
     PrefixStatus,
-    WorkerInfo,
-    WorkerState,
 )
 from shared.messages.outputs import RequestEnded, StepResult
 from shared.messages.plans import EpochStarted
@@ -90,7 +88,7 @@ class SchedulerService:
         self._stopping = asyncio.Event()
         self._draining = asyncio.Event()
         self._suspects: list[int] = []
-        self._served_life = ""  # of the last worker that an epoch was started for
+        self._served_lives: tuple[str, ...] = ()  # of the workers of the last epoch
         self._gateways = GatewayWatch(settings.gateway_grace, clock_s)
         self._progress = Progress(clock_s)
         self._ends = LogEnds(bus)
@@ -120,9 +118,9 @@ class SchedulerService:
                 if self._draining.is_set():
                     break  # what ran has lost its worker, or Redis
                 await self._bus.add_engine(self._settings.engine_id)
-                worker = await self._wait_for_worker()
-                if worker is not None:
-                    await self._serve(worker)
+                workers = await self._wait_for_workers()
+                if workers is not None:
+                    await self._serve(workers)
             except EpochOver as reason:
                 pause_s = self._progress.over()
                 log.warning("epoch over", reason=reason, next_in_s=pause_s)
@@ -135,16 +133,16 @@ class SchedulerService:
                 raise Superseded(str(error)) from None
         await self._publish_stop()
 
-    # ---------------------------------------------------------------- a worker
+    # ----------------------------------------------------------------- workers
 
-    async def _wait_for_worker(self) -> WorkerInfo | None:
-        """The worker's lease once it is ready; None if stopped."""
+    async def _wait_for_workers(self) -> WorkerGroup | None:
+        """The workers of all ranks once they are ready; None if stopped."""
         said = ""
         while not (self._stopping.is_set() or self._draining.is_set()):
-            found = self._failure.judge(await look_at_worker(self._bus, self._keys))
-            if found.lease is not None and found.state is EngineState.READY:
-                self._model, self._kv = found.lease.model, found.lease.kv
-                return found.lease
+            found = self._failure.judge(await look_at_workers(self._bus, self._keys))
+            if found.group is not None:
+                self._model, self._kv = found.group.model, found.group.kv
+                return found.group
             if found.detail != said:
                 say = log.error if found.state is EngineState.FAILED else log.info
                 say("waiting for a worker", detail=found.detail)
@@ -162,21 +160,21 @@ class SchedulerService:
 
     # ---------------------------------------------------------------- an epoch
 
-    async def _serve(self, worker: WorkerInfo) -> None:
-        """Plan for one worker until it is gone."""
-        config = config_for(self._settings, worker)
+    async def _serve(self, workers: WorkerGroup) -> None:
+        """Plan for the workers of all ranks until one is gone."""
+        config = config_for(self._settings, workers)
         # A worker that comes back under any name did not die: it was paused, or without Redis.
         # Its name may date from before a restart of Redis: then it does nothing in this epoch,
         # and the next one finds it alive.
-        survived = worker.life != "" and worker.life == self._served_life
+        survived = workers.can_survive and workers.lives == self._served_lives
         suspects, self._suspects = [] if survived else self._suspects, []
-        self._served_life = worker.life
+        self._served_lives = workers.lives
         started = await start_epoch(
             self._bus,
             self._keys,
             config,
             self._instance,
-            (worker.instance,),
+            workers.instances,
             self._recorder,
             suspects,
             above=self._epoch,
@@ -184,9 +182,8 @@ class SchedulerService:
         epoch, core = started.number, started.core
         self._epoch_since_s = self._clock_s()
         self._epoch = epoch
-        assert worker.kv is not None
         self._progress.start(core, longest_step_s(config))
-        self._observer.new_epoch(epoch, worker.kv, core)
+        self._observer.new_epoch(epoch, workers.kv, core)
         stalled_ms = self._progress.stalled_ms(core)
         await self._publish(EngineState.READY, "", epoch, stalled_ms=stalled_ms)
         due_s = 0.0
@@ -200,7 +197,7 @@ class SchedulerService:
             if core.is_draining and not core.has_running:
                 break
             if self._clock_s() >= due_s:
-                await self._housekeeping(core, epoch, worker)
+                await self._housekeeping(core, epoch, workers)
                 due_s = self._clock_s() + _HOUSEKEEPING_S
         if self._draining.is_set():
             self._stopping.set()
@@ -296,18 +293,17 @@ class SchedulerService:
 
     # ------------------------------------------------------------ housekeeping
 
-    async def _housekeeping(self, core: Scheduler, epoch: int, worker: WorkerInfo) -> None:
+    async def _housekeeping(self, core: Scheduler, epoch: int, workers: WorkerGroup) -> None:
         """Leases, gauges, and RequestStates that let the log be trimmed."""
-        lease = (await look_at_worker(self._bus, self._keys)).lease
-        if lease is None:
+        found = await look_at_workers(self._bus, self._keys)
+        if found.group is None:
             self._suspects = core.suspects()
-            raise EpochOver("the worker's lease has run out, or is another version's")
-        if lease.instance != worker.instance or lease.state != WorkerState.READY:
+            raise EpochOver(found.detail)
+        if found.group.instances != workers.instances:
             self._suspects = core.suspects()
-            raise EpochOver(f"the worker is {lease.state}, instance {lease.instance}")
+            raise EpochOver(f"the workers are now {', '.join(found.group.instances)}")
         await self._check_logs(core, epoch)
-        assert worker.kv is not None
-        stats = self._observer.gauges(core, worker.kv)
+        stats = self._observer.gauges(core, workers.kv)
         stalled_ms = self._progress.stalled_ms(core)
         await self._publish(EngineState.READY, "", epoch, stats, core.prefixes(), stalled_ms)
         keys = self._keys

@@ -74,6 +74,10 @@ class WorkerInfo(Message):
     speeds: Speeds | None
     life: str = ""  # equal in successive instances of a process in which no plan failed
     protocol: int = 1  # of leases without this field
+    num_ranks: int = 1  # workers of the engine, which hold a part of the model each
+    group: str = ""  # of ranks, which this worker has joined; rank 0 draws the name
+    address: str = ""  # of the group's store, HOST:PORT; in the lease of rank 0
+    parent: str = ""  # of the process; it has one worker at a time
 
 
 class EngineState(StrEnum):

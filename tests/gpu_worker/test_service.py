@@ -190,7 +190,7 @@ async def test_a_step_that_fails_ends_the_loop_and_the_lease() -> None:
 async def test_a_later_worker_takes_over_and_the_earlier_stands_by() -> None:
     stage = Stage()
     mine = await stage.instance()
-    later = Lease(stage.bus, KEYS, 0)
+    later = Lease(stage.bus, KEYS)
     await later.acquire("later", MODEL, KV, SPEEDS)
     stage.service._lease._due_s = 0.0
     await stage.start_epoch(10, "later")
@@ -211,7 +211,7 @@ async def test_a_worker_that_stands_by_survives_an_outage_of_redis(
 ) -> None:
     monkeypatch.setattr("gpu_worker.service._RETRY_S", 0.001)
     mine = await stage.instance()
-    await Lease(stage.bus, KEYS, 0).acquire("later", MODEL, KV, SPEEDS)
+    await Lease(stage.bus, KEYS).acquire("later", MODEL, KV, SPEEDS)
     stage.service._lease._due_s = 0.0
     await stage.start_epoch(10, "later")
     await stage.until(lambda: stage.service._lease._ready is None)
@@ -225,7 +225,7 @@ async def test_a_worker_that_stands_by_survives_an_outage_of_redis(
 
 async def test_a_worker_that_ends_leaves_the_lease_of_its_successor_alone(stage: Stage) -> None:
     await stage.instance()
-    await Lease(stage.bus, KEYS, 0).acquire("later", MODEL, KV, SPEEDS)
+    await Lease(stage.bus, KEYS).acquire("later", MODEL, KV, SPEEDS)
     stage.service.stop()
     await stage.start_epoch(10, "later")  # wakes the loop
     await asyncio.wait_for(stage.task, 5)
@@ -238,8 +238,8 @@ async def test_a_worker_that_ends_leaves_the_lease_of_its_successor_alone(stage:
 async def test_states_before_ready_leave_a_living_workers_lease_alone() -> None:
     clock = Clock()
     bus = MemoryBus(clock)
-    await Lease(bus, KEYS, 0).acquire("first", MODEL, KV, SPEEDS)
-    second = Lease(bus, KEYS, 0)
+    await Lease(bus, KEYS).acquire("first", MODEL, KV, SPEEDS)
+    second = Lease(bus, KEYS)
     await second.publish_loading("second")
     assert decode_as(WorkerInfo, await bus.get(KEYS.worker(0)) or b"").instance == "first"
     clock.now_ms += 10_000

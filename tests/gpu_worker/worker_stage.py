@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from gpu_worker.batch.plan_checks import PlanRefused
+from gpu_worker.ranks.member import ALONE, Member
 from gpu_worker.service import WorkerService
 from shared.bus.api import START, Append, EntryId
 from shared.bus.keys import EngineKeys
@@ -187,7 +188,9 @@ class Stage:
         executor: FakeExecutor | None = None,
         thread: ThreadPoolExecutor | None = None,
         device: "Device | None" = None,
+        member: Member = ALONE,
     ) -> None:
+        self.member = member
         self.clock = Clock()
         self.bus = FlakyBus(self.clock)
         self.executor = executor or FakeExecutor()
@@ -201,6 +204,7 @@ class Stage:
             KV,
             SPEEDS,
             self.observer,
+            member,
             thread=thread,
             pipeline=device,
             waiting=None if device is None else device.waiting,
@@ -213,7 +217,7 @@ class Stage:
                 await asyncio.sleep(0.001)
 
     async def lease(self) -> WorkerInfo | None:
-        value = await self.bus.get(KEYS.worker(0))
+        value = await self.bus.get(KEYS.worker(self.member.rank))
         return None if value is None else decode_as(WorkerInfo, value)
 
     async def instance(self, other_than: str = "") -> str:

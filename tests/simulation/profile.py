@@ -65,6 +65,7 @@ class Profile:
     max_faults: int = 3
     faults_from_s: float = 0.0  # no faults are begun earlier
     quiet_after_s: float = 30.0  # nor later
+    num_ranks: int = 1
     num_blocks: int = 40
     num_host_blocks: int = 0
     preemption: str = "auto"

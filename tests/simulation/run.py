@@ -14,16 +14,19 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 from tests.simulation.display import Display
-from tests.simulation.simulate import simulate
+from tests.simulation.simulate import Run, simulate
 from tests.simulation.tally import Tally
 
 _BATCH = 500  # runs
 BATCHES = range(0, 1_000, 200)  # first seeds of what the tests run
+
+Simulate = Callable[[int], Run]
 
 
 def main() -> int:
@@ -33,11 +36,12 @@ def main() -> int:
     if options.trace:
         total = Tally()
         for seed in seeds:
-            total.add(simulate(seed, trace=print))
+            total.add(simulate(seed, trace=print, num_ranks=options.ranks))
     else:
         if options.folder is not None:
             options.folder.mkdir(parents=True, exist_ok=True)
-        total = _run_all(_batches(seeds), options.jobs, options.folder)
+        run = partial(simulate, num_ranks=options.ranks)
+        total = _run_all(run, _batches(seeds), options.jobs, options.folder)
     print(total.summary())
     return int(total.num_failed > 0)
 
@@ -48,6 +52,7 @@ def _parsed() -> argparse.Namespace:
     )
     parser.add_argument("--first", type=int, default=0, help="seed of the first run")
     parser.add_argument("--seeds", type=int, default=1, help="number of runs")
+    parser.add_argument("--ranks", type=int, default=1, help="workers of the engine")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--folder", type=Path, help="where to keep what was run")
     parser.add_argument("--trace", action="store_true", help="print everything that happens")
@@ -60,7 +65,7 @@ def _batches(seeds: range) -> list[range]:
     return [range(max(seeds.start, end - _BATCH), min(seeds.stop, end)) for end in ends]
 
 
-def _run_all(batches: Sequence[range], num_jobs: int, folder: Path | None) -> Tally:
+def _run_all(run: Simulate, batches: Sequence[range], num_jobs: int, folder: Path | None) -> Tally:
     total = Tally()
     left = []
     for batch in batches:
@@ -72,36 +77,38 @@ def _run_all(batches: Sequence[range], num_jobs: int, folder: Path | None) -> Ta
     if total.num_runs:
         print(f"{total.num_runs:,} runs are known", *total.failures, sep="\n", flush=True)
     with Display(total, sum(map(len, batches))) as display:
-        for tally in _tallies(left, num_jobs, folder):
+        for tally in _tallies(run, left, num_jobs, folder):
             total.join(tally)
             display.update(tally.failures)
     return total
 
 
-def _tallies(batches: Sequence[range], num_jobs: int, folder: Path | None) -> Iterator[Tally]:
+def _tallies(
+    run: Simulate, batches: Sequence[range], num_jobs: int, folder: Path | None
+) -> Iterator[Tally]:
     if num_jobs == 1:
-        yield from (_run_batch(batch, folder) for batch in batches)
+        yield from (_run_batch(run, batch, folder) for batch in batches)
         return
     with ProcessPoolExecutor(num_jobs) as pool:
         left = iter(batches)
         waiting: set[Future[Tally]] = set()
         while True:
             for batch in itertools.islice(left, 2 * num_jobs - len(waiting)):
-                waiting.add(pool.submit(_run_batch, batch, folder))
+                waiting.add(pool.submit(_run_batch, run, batch, folder))
             if not waiting:
                 return
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             yield from (found.result() for found in done)
 
 
-def _run_batch(seeds: range, folder: Path | None) -> Tally:
+def _run_batch(run: Simulate, seeds: range, folder: Path | None) -> Tally:
     tally = Tally()
     began_s = time.process_time()
     logging.disable(logging.CRITICAL)
     gc.disable()  # cycles are looked for between batches
     try:
         for seed in seeds:
-            tally.add(simulate(seed))
+            tally.add(run(seed))
     finally:
         gc.enable()
         logging.disable(logging.NOTSET)

@@ -66,6 +66,29 @@ def pause(seconds: float) -> Action:
     return lambda world, party: world.pause(party, seconds)
 
 
+def rank_of(world: World, number: int) -> Party:
+    """The process of another rank than 0 that was started last."""
+    return [found for found in world.parties if found.role == f"rank{number}"][-1]
+
+
+def crash_rank(number: int, restart_s: float = 0.01) -> Action:
+    return lambda world, _: world.crash(rank_of(world, number), restart_s)
+
+
+def pause_rank(number: int, seconds: float) -> Action:
+    return lambda world, _: world.pause(rank_of(world, number), seconds)
+
+
+def refuse_at_rank(number: int) -> Action:
+    """Its next plan: as if a block could not be mapped."""
+
+    def act(world: World, _: Party) -> None:
+        groups = list(world.meeting.groups.values())
+        groups[-1].executors[number].refuses_plan = True
+
+    return act
+
+
 def crash_scheduler(restart_s: float = 0.01) -> Action:
     return lambda world, _: world.crash(scheduler_of(world), restart_s)
 

@@ -5,7 +5,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from tests.simulation.deployment.determined import determined
@@ -37,11 +37,13 @@ class Run:
     virtual_s: float
     order: int
     history: int
+    num_ranks: int
 
     @property
     def command(self) -> str:
         """Replays exactly this run."""
-        return f"python -m tests.simulation.run --first {self.seed} --trace"
+        ranks = f"--ranks {self.num_ranks} " if self.num_ranks > 1 else ""
+        return f"python -m tests.simulation.run {ranks}--first {self.seed} --trace"
 
 
 def simulate(
@@ -50,6 +52,7 @@ def simulate(
     script: Script | None = None,
     trace: Callable[[str], None] | None = None,
     inspect: Callable[[World], None] | None = None,
+    num_ranks: int | None = None,
 ) -> Run:
     """Run a deployment until every client has been served.
 
@@ -59,11 +62,15 @@ def simulate(
         script: faults instead of drawn ones.
         trace: takes a line for everything that happens.
         inspect: looks at the world in the end.
+        num_ranks: of the engine, instead of the profile's.
     """
     rng = Random(seed)
     loop = VirtualLoop(rng)  # type: ignore[abstract]  # the services ask for no more
     with determined(is_silent=trace is None):
-        found = World(loop, rng, profile or draw(rng), trace, script)
+        profile = profile or draw(rng)
+        if num_ranks is not None:
+            profile = replace(profile, num_ranks=num_ranks)
+        found = World(loop, rng, profile, trace, script)
         with _logged(found, trace is not None):
             try:
                 loop.run_until_done(loop.create_task(_live(found)))
@@ -83,6 +90,7 @@ def simulate(
         virtual_s,
         order,
         found.history,
+        profile.num_ranks,
     )
 
 
@@ -164,6 +172,7 @@ def _clear_away(loop: VirtualLoop, world: World) -> None:
     for party in world.parties:
         party.is_dead = True
         party.thaw()
+    world.meeting.close()
     loop.cancel_all()
 
 

@@ -1,8 +1,8 @@
 """The interleavings of docs/RECOVERY.md, each built on purpose; the numbers are its rows.
 
-Not reachable with one worker rank and one server: 8 (two primaries after a failover, which no log
-can mend), 18 and 19 (ranks of a tensor-parallel group that wait for each other). 25 is a property
-of the worker's sampler: here everything that is computed again differs, by intention.
+Not reachable with one server: 8 (two primaries after a failover, which no log can mend). 25 is a
+property of the worker's sampler: here everything that is computed again differs, by intention. 29
+is one of its batch on a GPU, where steps overlap (tests/gpu_worker/ranks).
 """
 
 import re
@@ -28,6 +28,7 @@ from tests.simulation.scripts import (
     also,
     crash,
     crash_gateways,
+    crash_rank,
     crash_scheduler,
     delete,
     forget_last_of,
@@ -35,6 +36,8 @@ from tests.simulation.scripts import (
     lose_tail,
     move_clients,
     pause,
+    pause_rank,
+    refuse_at_rank,
     wake_worker,
 )
 from tests.simulation.simulate import simulate
@@ -244,6 +247,22 @@ def test_row_17_restarts_of_the_server_make_no_request_suspect() -> None:
     play(*[Cue("worker", "after", RESULT, 1, restart) for _ in range(3)])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_row_18_a_rank_dies_or_is_paused_and_the_other_waits_for_it(when: str) -> None:
+    for action in (crash_rank(1), crash_rank(1, 7.0), pause_rank(1, 2.0), pause_rank(1, 30.0)):
+        play(Cue("worker", when, RESULT, 4, action), num_ranks=2)
+    for action in (crash(), pause(30.0)):
+        play(Cue("worker", when, RESULT, 4, action), num_ranks=2)
+
+
+def test_row_19_a_plan_and_the_start_of_the_next_epoch_are_read_together() -> None:
+    for number in (1, 2, 3):
+        slow = also(pause_rank(1, 0.2), crash_scheduler())
+        play(Cue("scheduler", "after", PLAN, number + 1, slow), num_ranks=2)
+        late = also(pause(0.2), crash_scheduler())
+        play(Cue("worker", "before", "read", number + 4, late), num_ranks=3)
+
+
 def test_row_20_plans_are_in_flight_when_a_worker_dies() -> None:
     for when in ("before", "after"):
         play(Cue("worker", when, RESULT, 4, crash()), max_plans_in_flight=4)
@@ -334,8 +353,23 @@ def test_row_28_the_entry_with_the_prompt_is_lost_and_states_without_it_are_not(
     assert all(num_left), "a state without the prompt is left"
 
 
+def test_row_30_a_rank_is_back_before_the_others_have_left_its_group() -> None:
+    def inspect(world: World) -> None:
+        first, *later = world.meeting.groups.values()
+        assert first.num_steps
+        assert any(group.num_steps for group in later)
+
+    for crashes in ((crash_rank(1, 0.0),), (crash_rank(1, 0.0), crash_rank(2, 0.0))):
+        play(Cue("worker", "after", RESULT, 4, also(*crashes)), num_ranks=3, inspect=inspect)
+
+
+def test_row_31_one_rank_alone_refuses_a_plan() -> None:
+    for number in (0, 1):
+        play(Cue("worker", "after", RESULT, 4, refuse_at_rank(number)), num_ranks=2)
+
+
 def test_every_row_of_the_catalogue_is_a_scene_but_those_that_cannot_be() -> None:
     catalogue = (ROOT / "docs" / "RECOVERY.md").read_text()
     rows = {int(found) for found in re.findall(r"^\| (\d+) \|", catalogue, re.MULTILINE)}
     scenes = {int(found) for found in re.findall(r"^def test_row_(\d+)_", SOURCE, re.MULTILINE)}
-    assert rows == scenes | {8, 18, 19, 25}
+    assert rows == scenes | {8, 25, 29}

@@ -20,6 +20,13 @@ def test_no_run_splices_loses_or_hangs(first: int) -> None:
         assert not run.failures, f"{'; '.join(run.failures)}\n{run.command}"
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_no_run_of_several_ranks_splices_loses_or_hangs(num_ranks: int) -> None:
+    for seed in range(60):
+        run = simulate(seed, num_ranks=num_ranks)
+        assert not run.failures, f"{'; '.join(run.failures)}\n{run.command}"
+
+
 def test_a_run_is_replayed_exactly_whatever_order_sets_of_strings_have() -> None:
     script = (
         "import hashlib\n"

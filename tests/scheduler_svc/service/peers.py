@@ -34,7 +34,15 @@ class Peer:
         num_blocks: int = 32,
         max_model_len: int = 256,
         worker_type: type[FakeWorker] = FakeWorker,
+        rank: int = 0,
+        num_ranks: int = 1,
+        group: str = "",
+        prefill_tokens_per_s: float = 1e4,
     ) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.group = group
+        self.prefill_tokens_per_s = prefill_tokens_per_s
         self.bus = bus
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
@@ -50,16 +58,18 @@ class Peer:
     async def announce(self, state: str = "ready", detail: str = "") -> None:
         info = WorkerInfo(
             instance=self.instance,
-            rank=0,
+            rank=self.rank,
             state=state,
             detail=detail,
             model=ModelInfo("demo", 1_000, self.max_model_len, "float32", (0,)),
             kv=KVGeometry(self.num_blocks, block_size=4, bytes_per_block=64, num_host_blocks=8),
-            speeds=Speeds(prefill_tokens_per_s=1e4, swap_bytes_per_s=1e9),
+            speeds=Speeds(self.prefill_tokens_per_s, swap_bytes_per_s=1e9),
             life=self.life,
             protocol=self.protocol,
+            num_ranks=self.num_ranks,
+            group=self.group,
         )
-        await self.bus.put(KEYS.worker(0), encode(info), 60_000)
+        await self.bus.put(KEYS.worker(self.rank), encode(info), 60_000)
 
     async def work(self) -> None:
         """Execute plans of the epochs that name this instance, for ever."""
@@ -71,7 +81,7 @@ class Peer:
                 message = decode(entry.messages[0])
                 if isinstance(message, EpochStarted):
                     self.epoch = message.epoch
-                    named = message.workers == (self.instance,)
+                    named = self.instance in message.workers
                     worker = self.worker_type(4, 512, _draw) if named else None
                 elif isinstance(message, StepPlan) and worker is not None:
                     assert entry.id == EntryId(self.epoch, message.step)

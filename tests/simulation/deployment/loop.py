@@ -197,6 +197,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready.append(turn)
         return turn
 
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> Any:
+        return self.call_soon(callback, *args, context=context)
+
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Any = None
     ) -> Any:

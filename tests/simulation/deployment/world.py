@@ -4,34 +4,33 @@ import asyncio
 import math
 import zlib
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
 from gateway.engine.client import EngineClient
-from gpu_worker.service import WorkerService
+from gpu_worker.ranks.member import GroupOver, Member
 from scheduler_svc.service import SchedulerService, Superseded
 from shared.bus.keys import EngineKeys
 from shared.errors import BusUnavailable
-from shared.messages.leases import KVGeometry, ModelInfo, Speeds
 from tests.simulation.deployment.allowances import Allowances
 from tests.simulation.deployment.client import Client
 from tests.simulation.deployment.connection import Connection
 from tests.simulation.deployment.loop import Party, VirtualLoop
-from tests.simulation.deployment.model import BLOCK_SIZE, Model, ModelExecutor
+from tests.simulation.deployment.model import Model
 from tests.simulation.deployment.processes import (
     GatewayProcess,
     SchedulerProcess,
-    Silent,
     Unwatched,
     Watching,
     scheduler_settings,
 )
+from tests.simulation.deployment.ranks import Group, Meeting
 from tests.simulation.deployment.server import Server
 from tests.simulation.deployment.waiting import Waiting
+from tests.simulation.deployment.workers import ENGINE, MODEL, run_worker
 from tests.simulation.profile import Fault, Profile
 
-ENGINE = "engine-0"
-MODEL = ModelInfo("demo", 10_000, 256, "float32", (0,))
 _NUM_GATEWAYS = 2
 _PATIENCE_S = 200.0
 _APPEND_WEIGHT = 6  # faults at appends do more harm than at what is asked all the time
@@ -115,10 +114,13 @@ class World:
         self.allowances = Allowances(
             profile, self.server, self.model, self.parties, self.schedulers, self.clients
         )
+        self.meeting = Meeting(
+            lambda: Group(loop, self.model, profile.num_ranks, profile.max_num_batched_tokens)
+        )
         self._metrics: Any = Unwatched()
         self._trace = trace
         self._script = script
-        self._stops: dict[Party, Callable[[], None]] = {}
+        self.stops: dict[Party, Callable[[], None]] = {}
         self._num_started = 0
         self._accepted: set[str] = set()  # by any scheduler
         self._home = Party("none", 0, loop)
@@ -135,8 +137,10 @@ class World:
     # --------------------------------------------------------------- processes
 
     def start(self) -> None:
-        """One scheduler, one worker, two gateways and all clients."""
+        """One scheduler, the workers, two gateways and all clients."""
         apart_s = self.profile.apart_s
+        for rank in range(1, self.profile.num_ranks):
+            self.later(0.0, partial(self.start_worker, rank))
         starts = [self.start_worker, self.start_scheduler, *[self.start_gateway] * _NUM_GATEWAYS]
         for number, start in enumerate(starts):
             self.later(min(number, 2) * apart_s, start)
@@ -168,25 +172,19 @@ class World:
             clock_s=self.loop.time,
         )
         self.schedulers.append(SchedulerProcess(party, observer))
-        self._stops[party] = service.stop
+        self.stops[party] = service.stop
         self._keep(party.spawn(service.run()), party)
         return party
 
-    def start_worker(self) -> Party:
-        party = self._party("worker")
-        kv = KVGeometry(self.profile.num_blocks, BLOCK_SIZE, 64, self.profile.num_host_blocks)
-        service = WorkerService(
-            self.bus_of(party),
-            ENGINE,
-            ModelExecutor(self.model, self.profile.max_num_batched_tokens),
-            MODEL,
-            kv,
-            Speeds(prefill_tokens_per_s=1e5, swap_bytes_per_s=self.profile.swap_bytes_per_s),
-            Silent(),
-            clock_s=self.loop.time,
-        )
-        self._stops[party] = service.stop
-        self._keep(party.spawn(service.run()), party)
+    def start_worker(self, rank: int = 0, parent: str = "") -> Party:
+        """Start a worker: of rank 0 "worker-…", of others "rank1-…" and so on.
+
+        Args:
+            parent: of a second process of the same rank; "": the first one's, which is dead then.
+        """
+        party = self._party(_role(rank))
+        member = Member(rank, self.profile.num_ranks, parent=parent or party.role)
+        self._keep(party.spawn(run_worker(self, party, member)), party)
         return party
 
     def start_gateway(self) -> Party:
@@ -228,7 +226,7 @@ class World:
                 self.over.set()
             return
         self.trace(f"{party.name} exits: {error!r}")
-        if error is not None and not isinstance(error, (Superseded, BusUnavailable)):
+        if error is not None and not isinstance(error, (Superseded, BusUnavailable, GroupOver)):
             self._fail(f"{party.name}: {error!r}")
         self._bury(party)
 
@@ -302,20 +300,22 @@ class World:
                 keys = EngineKeys(ENGINE)
                 self.delete(rng.choice((keys.outputs, keys.plans, keys.requests, "")))
             case Fault.RIVAL:
-                rng.choice((self.start_scheduler, self.start_worker))()
+                num_ranks = self.profile.num_ranks
+                rank = rng.randrange(num_ranks) if num_ranks > 1 else 0
+                rng.choice((self.start_scheduler, partial(self.start_worker, rank, "rival")))()
             case Fault.MOVE:
                 served = [client for client in self.clients if client.is_served]
                 if served:
                     rng.choice(served).move()
             case Fault.LEAVE:
-                if candidates := [found for found in self._stops if found.is_running]:
+                if candidates := [found for found in self.stops if found.is_running]:
                     self.leave(rng.choice(candidates))
 
     def leave(self, party: Party) -> None:
         """SIGTERM."""
         self.trace(f"{party.name} is asked to leave")
         self.leaving.append(party)
-        party.context.copy().run(self._stops[party])
+        party.context.copy().run(self.stops[party])
 
     def _is_served_instead(self, client: Client) -> bool:
         """Of two that ask for the same, the later one is served, as long as there is one."""
@@ -345,13 +345,12 @@ class World:
     def _replace(self, role: str) -> None:
         """Some supervisor sees to it that there are enough."""
         count = sum(found.role == role and not found.is_dead for found in self.parties)
-        start = {
-            "scheduler": self.start_scheduler,
-            "worker": self.start_worker,
-            "gateway": self.start_gateway,
-        }[role]
+        starts: dict[str, Callable[[], Party]] = {
+            _role(rank): partial(self.start_worker, rank) for rank in range(self.profile.num_ranks)
+        }
+        starts |= {"scheduler": self.start_scheduler, "gateway": self.start_gateway}
         if count < (_NUM_GATEWAYS if role == "gateway" else 1):
-            start()
+            starts[role]()
 
     def pause(self, party: Party, seconds: float) -> None:
         """The process does not run for a while."""
@@ -395,3 +394,7 @@ class World:
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """An action of no party."""
         self.loop.call_later(seconds, action, context=self._home.context)
+
+
+def _role(rank: int) -> str:
+    return f"rank{rank}" if rank else "worker"
