@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gpu_worker.model.attention import ATTENTION_NAME, STEP_KEYWORD, AttentionStep
+from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from kernels.cpu.sampling.pruned_argmax import RowArgmax
 from kernels.interface import AttentionParams
 from shared.errors import ModelUnsupported
@@ -79,6 +80,7 @@ class RaggedModel:
         self.vocab_size: int = self.config.vocab_size
         # Counted now, because layers may be replaced later; shared weights count once.
         self.num_parameters: int = sum(weight.numel() for weight in model.parameters())
+        self.num_parameters += sum(each.codes.numel() for each in _quantized(model))
         for module in model.modules():
             if hasattr(module, _PADDING_WARNING):
                 setattr(module, _PADDING_WARNING, _ignore_warning)
@@ -88,7 +90,8 @@ class RaggedModel:
     def weight_bytes(self) -> int:
         """Memory of the weights."""
         own: int = sum(weight.nbytes for weight in self.model.parameters())
-        return self.packed_bytes + own
+        quantized = sum(each.nbytes for layer in _quantized(self.model) for each in layer.buffers())
+        return self.packed_bytes + own + quantized
 
     def forward(
         self,
@@ -166,6 +169,10 @@ class RaggedModel:
                 "its attention is built in (no AttentionInterface), or it has none"
             )
         return tuple(probe.layers.values())
+
+
+def _quantized(model: nn.Module) -> list[QuantizedLinear]:
+    return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
 
 
 def _ignore_warning(*args: Any, **kwargs: Any) -> None:

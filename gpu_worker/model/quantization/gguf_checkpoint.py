@@ -194,7 +194,8 @@ def _tables(header: GgufHeader, skeleton: Any) -> tuple[dict[str, str], Any]:
         raise ModelUnsupported(f"{header.path}: {reason}") from error
     make = TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)
     processor = make(config=skeleton.config.to_dict())
-    return get_gguf_hf_weights_map(skeleton, processor), processor
+    names = get_gguf_hf_weights_map(skeleton, processor, model_type=header.architecture)
+    return names, processor
 
 
 def _dequantized(rows: torch.Tensor, kind: BlockType, dtype: torch.dtype) -> torch.Tensor:

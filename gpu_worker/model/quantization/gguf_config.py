@@ -54,6 +54,8 @@ def make_config(header: GgufHeader) -> Any:
         value = header.of_model(key)
         if value is not None:
             fields[name] = value.tolist() if hasattr(value, "tolist") else value
+    if not fields.get("sliding_window"):  # 0: there is no window
+        fields.pop("sliding_window", None)
     _check(header, fields)
     fields.setdefault("vocab_size", len(header.metadata.get("tokenizer.ggml.tokens", ())))
     fields["tie_word_embeddings"] = "output.weight" not in header.tensors

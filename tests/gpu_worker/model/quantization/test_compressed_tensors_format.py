@@ -69,6 +69,8 @@ def test_weights_and_logits_are_those_of_the_decompressed_model(
         if isinstance(module, QuantizedLinear)
     }
     assert len(quantized) == 2 * 7
+    assert found.num_parameters == expected.num_parameters()
+    assert found.weight_bytes < 4 * found.num_parameters
     for name, module in quantized.items():
         weight = expected.get_parameter(f"{name}.weight")
         torch.testing.assert_close(module.quantized.dequantize(), weight, rtol=1e-6, atol=1e-6)

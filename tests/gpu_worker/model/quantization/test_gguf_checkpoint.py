@@ -121,6 +121,14 @@ def test_a_folder_with_one_file_is_that_file(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_a_window_of_no_tokens_is_none(tmp_path: Path) -> None:
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_sliding_window(0)
+
+    path = write_gguf(tmp_path / "model.gguf", llama(), ALL_Q8_0, change=add)
+    assert getattr(load(path).config, "sliding_window", None) is None
+
+
 def _metadata(key: str, value: str) -> Callable[[gguf.GGUFWriter], None]:
     return lambda writer: writer.add_string(key, value)
 
