@@ -55,7 +55,7 @@ async def _create(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     chat = chat_body(body)
     call = call_of(request)
-    priority = priority_of(chat, call.priorities, service.keys.open_priorities)
+    priority = priority_of(chat.priority, call.priorities, service.keys.open_priorities)
     origin = Origin(call, caller_of(request), client_of(request), None, priority, request.receive)
     with NAMES.used():
         prepared = await prepare_chat(service, origin, chat)

@@ -9,6 +9,7 @@ asking the engine again finds the same generation, or makes the same text.
     records, store          what Redis keeps
     line_reader             the lines of a file, from any place in it
     validation              the check of the whole file, before the first answer
+    line_requests           what the engine is asked for a line
     line_call               the answer to one line
     batch_run               validates, answers, and ends a batch
     batch_jobs, service     batches as jobs

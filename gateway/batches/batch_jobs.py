@@ -1,6 +1,7 @@
 """Batches, as jobs."""
 
 from gateway.batches.batch_run import BatchLimits, BatchRun
+from gateway.batches.line_requests import LineRequests
 from gateway.batches.store import BatchLog, BatchStore
 from gateway.service import Service
 
@@ -17,8 +18,14 @@ class BatchJobs:
     max_running = 64
 
     def __init__(
-        self, service: Service, store: BatchStore, max_queued: int, limits: BatchLimits
+        self,
+        service: Service,
+        requests: LineRequests,
+        store: BatchStore,
+        max_queued: int,
+        limits: BatchLimits,
     ) -> None:
+        self._requests = requests
         self.queue = store.keys.batch_queue
         self.max_queued = max_queued
         self._service = service
@@ -36,4 +43,4 @@ class BatchJobs:
         return await self._store.claim(job_id, self._service.engine.instance)
 
     async def finish(self, log: BatchLog) -> None:
-        await BatchRun(self._service, self._store, log, self._limits).run()
+        await BatchRun(self._service, self._requests, self._store, log, self._limits).run()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from gateway.batches.body import parse_line
 from gateway.batches.line_call import LineCall, LineResult, skipped_line
 from gateway.batches.line_reader import Line, read_lines
+from gateway.batches.line_requests import LineRequests
 from gateway.batches.progress import LineProgress
 from gateway.batches.records import Counts, LineError, Status
 from gateway.batches.store import BatchLog, BatchStore
@@ -59,8 +60,14 @@ class BatchRun:
     """
 
     def __init__(
-        self, service: Service, store: BatchStore, log: BatchLog, limits: BatchLimits
+        self,
+        service: Service,
+        requests: LineRequests,
+        store: BatchStore,
+        log: BatchLog,
+        limits: BatchLimits,
     ) -> None:
+        self._requests = requests
         self._service = service
         self._files = store.files
         self._store = store
@@ -188,7 +195,7 @@ class BatchRun:
 
     async def _answer(self, line: Line) -> None:
         assert line.data is not None, line.number
-        call = LineCall(self._service, self._state, line.number, self._goes_on)
+        call = LineCall(self._service, self._requests, self._state, line.number, self._goes_on)
         self._take(line, await call.run(line.data))
 
     def _take(self, line: Line, result: LineResult) -> None:

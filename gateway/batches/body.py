@@ -28,7 +28,7 @@ class BatchBody(Body):
     """POST /v1/batches."""
 
     input_file_id: Annotated[str, Field(max_length=64)]
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     completion_window: Annotated[str, Field(max_length=7)] = Field(
         description="The time after which the batch expires, such as 24h, 30m or 7d."
     )

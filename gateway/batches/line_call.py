@@ -1,24 +1,22 @@
 """The answer to one line of a batch."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from starlette.types import Message
 
 from gateway.batches.body import BatchLine, parse_line
+from gateway.batches.line_requests import LineRequests
 from gateway.batches.records import BatchState
 from gateway.batches.validation import CALLER
 from gateway.engine.backoff import Backoff
 from gateway.http.call import Call
-from gateway.http.errors import OTHER_BODY, TAKEN_OVER, ApiError, failed, invalid_value
+from gateway.http.errors import OTHER_BODY, TAKEN_OVER, ApiError, failed
 from gateway.openai.generation.generation import TakenOver
 from gateway.openai.generation.origin import Origin
-from gateway.openai.generation.prepare import Prepared, prepare_chat, prepare_completion
-from gateway.openai.requests.schema import ChatBody, CompletionBody, GenerationBody, parse_body
 from gateway.openai.responses.answers import reason_of, whole_body
-from gateway.openai.responses.serializer import Serializer, Usage
+from gateway.openai.responses.serializer import Usage
 from gateway.service import Service
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
@@ -27,8 +25,6 @@ _log = EventLog("gateway.batches.line_call")
 _LOWEST_PRIORITY = 2**31 - 1
 _LATER = (429, 503)  # the same request may succeed later
 _NO_USAGE = Usage(0, 0, 0)
-
-Prepare = Callable[[Service, Origin, bytes], Awaitable[tuple[Prepared, Serializer]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +48,15 @@ class LineCall:
     """
 
     def __init__(
-        self, service: Service, state: BatchState, number: int, goes_on: Callable[[], bool]
+        self,
+        service: Service,
+        requests: LineRequests,
+        state: BatchState,
+        number: int,
+        goes_on: Callable[[], bool],
     ) -> None:
         self._service = service
+        self._requests = requests
         self._state = state
         self._number = number
         self._goes_on = goes_on
@@ -90,10 +92,10 @@ class LineCall:
             return LineResult(True, answered_line(line, call.id, 200, shown), usage)
 
     async def _attempt(self, call: Call, body: bytes) -> tuple[bytes, Usage]:
-        service, state = self._service, self._state
+        state = self._state
         key = f"batch\n{state.id}\n{self._number}"  # no header can hold it
         origin = Origin(call, CALLER, state.tenant, key, _LOWEST_PRIORITY, _never)
-        prepared, serializer = await _PREPARE[state.endpoint](service, origin, body)
+        prepared, serializer = await self._requests.prepare(state.endpoint, origin, body)
         generation = prepared.generation
         await prepared.submit()
         has_ended = False
@@ -139,42 +141,6 @@ def _may_succeed_later(error: ApiError) -> bool:
     engine forgets it after a while.
     """
     return error.status in _LATER or error.code in (TAKEN_OVER, OTHER_BODY)
-
-
-async def _prepare_completion(
-    service: Service, origin: Origin, data: bytes
-) -> tuple[Prepared, Serializer]:
-    body = await service.bodies.parse(CALLER, data, partial(parse_body, CompletionBody))
-    _check(body)
-    prepared = await prepare_completion(service, origin, body)
-    return prepared, prepared.display.serializer(service.tokenizer, prepared.prompts)
-
-
-async def _prepare_chat(
-    service: Service, origin: Origin, data: bytes
-) -> tuple[Prepared, Serializer]:
-    body = await service.bodies.parse(CALLER, data, partial(parse_body, ChatBody))
-    _check(body)
-    prepared = await prepare_chat(service, origin, body)
-    return prepared, prepared.display.serializer(service.tokenizer, prepared.prompts)
-
-
-def _check(body: GenerationBody) -> None:
-    """Refuse what a line of a batch cannot have.
-
-    Raises:
-        ApiError: 400.
-    """
-    if body.stream:
-        raise invalid_value("stream", True, "not in a batch: its answers are lines of a file")
-    if body.priority is not None:
-        raise invalid_value("priority", body.priority, "batches have the lowest")
-
-
-_PREPARE: dict[str, Prepare] = {
-    "/v1/completions": _prepare_completion,
-    "/v1/chat/completions": _prepare_chat,
-}
 
 
 async def _never() -> Message:

@@ -8,12 +8,14 @@ import time
 from gateway.batches.batch_jobs import BatchJobs
 from gateway.batches.batch_run import BatchLimits
 from gateway.batches.body import BatchBody
+from gateway.batches.line_requests import LineRequests
 from gateway.batches.records import ENDED, BatchState, Status
 from gateway.batches.store import BatchStore
 from gateway.files.records import FOR_BATCH
 from gateway.files.store import NEXT_TO_NOTHING_BYTES, FileStore, new_file_id
 from gateway.http.errors import files_full, invalid_value
 from gateway.jobs.dispatcher import Dispatcher
+from gateway.responses.service import Responses
 from gateway.service import Service
 from gateway.settings import GatewaySettings
 from shared.bus.api import Bus
@@ -23,7 +25,9 @@ from shared.bus.keys import EngineKeys
 class Batches:
     """What the endpoints of files and batches share."""
 
-    def __init__(self, service: Service, bus: Bus, settings: GatewaySettings) -> None:
+    def __init__(
+        self, service: Service, responses: Responses, bus: Bus, settings: GatewaySettings
+    ) -> None:
         self.files = FileStore(
             bus,
             EngineKeys(settings.engine_id),
@@ -34,7 +38,8 @@ class Batches:
         self.store = BatchStore(self.files)
         self._instance = service.engine.instance
         limits = BatchLimits(asyncio.Semaphore(settings.batch_concurrency), settings.batch_lines)
-        jobs = BatchJobs(service, self.store, settings.batches_queued, limits)
+        requests = LineRequests(service, responses)
+        jobs = BatchJobs(service, requests, self.store, settings.batches_queued, limits)
         self._dispatcher = Dispatcher(service, bus, jobs)
 
     async def create(self, body: BatchBody, tenant: str) -> BatchState:

@@ -110,7 +110,7 @@ class Server:
             tracer=tracer,
         )
         self._responses = Responses(self.service, bus, settings)
-        self._batches = Batches(self.service, bus, settings)
+        self._batches = Batches(self.service, self._responses, bus, settings)
         self._limits = connection_limits(settings, connections_that_fit(settings.max_connections))
         self._settings = settings
         self._stopping = asyncio.Event()

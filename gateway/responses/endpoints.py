@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -27,14 +26,14 @@ from gateway.openai.endpoints.openapi_description import (
     takes,
 )
 from gateway.openai.generation.origin import Origin
-from gateway.openai.generation.prepare import Prepared, prepare_chat
+from gateway.openai.generation.prepare import Prepared
 from gateway.openai.requests.validation import priority_of
 from gateway.openai.responses.answers import answer
 from gateway.responses.answer_schema import DeletedAnswer, ItemsAnswer, ResponseAnswer
+from gateway.responses.prepare import prepare_response
 from gateway.responses.records import ResponseAsked
 from gateway.responses.request.body import ResponseBody, parse_response_body
-from gateway.responses.request.chat_request import NAMES, chat_body
-from gateway.responses.request.conversation import items_of
+from gateway.responses.request.chat_request import NAMES
 from gateway.responses.serializer import ResponseSerializer
 from gateway.responses.service import Responses
 from gateway.responses.store import StoredResponse, tokens_message
@@ -139,16 +138,8 @@ async def _create(service: Service, responses: Responses, request: Request) -> R
     service.ready_engine()
     call = call_of(request)
     is_kept = await _may_be_kept(service, responses, call, body, len(raw[0]))
-    history = await responses.views.history(responses.store, body.previous_response_id, call.tenant)
-    chat = chat_body(body, [*history, *items_of(body.input)])
     origin = _origin(service, request, body)
-    with NAMES.used():
-        origin = replace(
-            origin,
-            priority=priority_of(chat, call.priorities, service.keys.open_priorities),
-        )
-        prepared = await prepare_chat(service, origin, chat)
-    asked = _asked(prepared, call.tenant, raw[0])
+    prepared, asked = await prepare_response(service, responses, origin, body, raw[0])
     call.fields["response"] = asked.id
     if body.background:
         await responses.begin(asked)
@@ -184,20 +175,17 @@ async def _may_be_kept(
 
 
 def _origin(service: Service, request: Request, body: ResponseBody) -> Origin:
-    """Where a body comes from; a response in the background outlives its call."""
+    """Where a body comes from; a response in the background outlives its call.
+
+    Raises:
+        ApiError: 400, its priority or its key is refused.
+    """
     call, key = call_of(request), idempotency_key(request)
     if body.background:
         key = key or secrets.token_hex(16)
         call = Call(tenant=call.tenant, priorities=call.priorities)
-    default = service.keys.open_priorities.default
-    return Origin(call, caller_of(request), client_of(request), key, default, request.receive)
-
-
-def _asked(prepared: Prepared, tenant: str, data: bytes) -> ResponseAsked:
-    [request] = prepared.generation.output.requests
-    display = prepared.display
-    submit = request.submit
-    return ResponseAsked(f"resp_{display.call_id}", tenant, data, display.created, submit)
+    priority = priority_of(body.priority, call.priorities, service.keys.open_priorities)
+    return Origin(call, caller_of(request), client_of(request), key, priority, request.receive)
 
 
 def _keeper(

@@ -69,6 +69,6 @@ def _origin(service: Service, request: Request, body: GenerationBody) -> Origin:
         caller_of(request),
         client_of(request),
         idempotency_key(request),
-        priority_of(body, call.priorities, service.keys.open_priorities),
+        priority_of(body.priority, call.priorities, service.keys.open_priorities),
         request.receive,
     )

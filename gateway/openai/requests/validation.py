@@ -24,10 +24,11 @@ _NEUTRAL_IN_SEARCHES = {
 }
 
 
-def priority_of(body: GenerationBody, of_key: PriorityRange | None, of_all: PriorityRange) -> int:
+def priority_of(given: int | None, of_key: PriorityRange | None, of_all: PriorityRange) -> int:
     """The priority of a request.
 
     Args:
+        given: in its body.
         of_key: priorities that its API key allows, None where no key is required.
         of_all: priorities that are allowed then.
 
@@ -35,13 +36,13 @@ def priority_of(body: GenerationBody, of_key: PriorityRange | None, of_all: Prio
         ApiError: 400.
     """
     allowed = of_all if of_key is None else of_key
-    if body.priority is None:
+    if given is None:
         return allowed.default
-    if body.priority not in allowed:
+    if given not in allowed:
         holder = "this server" if of_key is None else "this API key"
         reason = f"{holder} allows {allowed} (lower ones are served first)"
-        raise invalid_value("priority", body.priority, reason)
-    return body.priority
+        raise invalid_value("priority", given, reason)
+    return given
 
 
 def check_num_choices(

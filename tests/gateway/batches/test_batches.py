@@ -60,6 +60,42 @@ async def test_completions_with_several_prompts_are_answered(stage: Stage) -> No
     assert texts == ["Fine", "Fine"]
 
 
+async def test_responses_are_answered_and_continue_kept_ones(stage: Stage) -> None:
+    play(stage, "Fine.")
+    kept = await stage.openai.responses.create(model="demo", input="Hello")
+    url = "/v1/responses"
+    bodies: list[dict[str, Any]] = [
+        {"input": "Hello"},
+        {"input": "And?", "previous_response_id": kept.id},
+        {"input": "Hello", "store": True},
+        {"input": "Hello", "background": True},
+        {"input": "Hello", "text": {"format": {"type": "json_schema", "schema": 1}}},
+        {"input": "And?", "previous_response_id": "resp_" + "0" * 32},
+    ]
+    lines = [
+        {"custom_id": str(n), "method": "POST", "url": url, "body": {"model": "demo"} | body}
+        for n, body in enumerate(bodies)
+    ]
+    made = await begin(stage.openai, lines, url)
+    ended = await until(stage.openai, made.id, "completed")
+    answers = await rows_of(stage.openai, ended.output_file_id)
+    assert answers.keys() == {"0", "1"}
+    for row in answers.values():
+        [item] = row["response"]["body"]["output"]
+        assert item["content"][0]["text"] == "Fine."
+        assert row["response"]["body"]["status"] == "completed"
+        assert not row["response"]["body"]["store"]
+    assert answers["1"]["response"]["body"]["previous_response_id"] == kept.id
+    errors = await rows_of(stage.openai, ended.error_file_id)
+    params = {name: row["response"]["body"]["error"]["param"] for name, row in errors.items()}
+    assert params == {
+        "2": "store",
+        "3": "background",
+        "4": "text.format.schema",
+        "5": "previous_response_id",
+    }
+
+
 async def test_a_line_whose_body_is_refused_is_in_the_file_of_errors(stage: Stage) -> None:
     play(stage, "Fine.")
     lines = [
