@@ -21,7 +21,8 @@ from shared.tasks import cancel_until_done
 
 _log = EventLog("gateway.batches.batch_run")
 _LINES_AHEAD = 1_000  # of the first that has no result
-_LINES_AT_ONCE = 100  # that are skipped before they are written
+_LINES_AT_ONCE = 50  # that are read before other tasks have a turn
+_SKIPPED_AT_ONCE = 1_000  # lines that get no answer, before they are written
 _WHY = {
     Status.EXPIRED: (
         "batch_expired",
@@ -173,7 +174,7 @@ class BatchRun:
                 found = await self._service.bodies.parse(CALLER, line.data, parse_line)
                 data = skipped_line(found.custom_id, line.number, self._state, code, why)
                 self._take(line, LineResult(False, data))
-                if len(self._results) >= _LINES_AT_ONCE:
+                if len(self._results) >= _SKIPPED_AT_ONCE:
                     await self._flush()
 
     # --------------------------------------------------------------------- lines
