@@ -1,14 +1,19 @@
 """Chooses the format in which a checkpoint's weights are quantized."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpu_worker.model.quantization.checkpoint_format import CheckpointFormat
 from gpu_worker.model.quantization.compressed_tensors_format import CompressedTensorsFormat
+from gpu_worker.model.quantization.transposed_formats import AwqFormat, GptqFormat
 from shared.errors import ModelUnsupported
 
 _FIELD = "quantization_config"
-_FORMATS = {"compressed-tensors": CompressedTensorsFormat}
+_FORMATS: dict[str, Callable[[str, Mapping[str, Any]], CheckpointFormat]] = {
+    "compressed-tensors": CompressedTensorsFormat,
+    "gptq": GptqFormat,
+    "awq": AwqFormat,
+}
 
 
 def take_format(model_name: str, config: Any) -> CheckpointFormat | None:
