@@ -51,12 +51,15 @@ async def _serve(
     except BusUnavailable as error:
         # The server keeps trying to connect, and is not ready until then.
         _log.warning("starting without Redis", error=error)
+    directory = None if settings.directory_url is None else RedisBus(settings.directory_url)
     try:
-        server = Server(settings, bus, tokenizer, defaults)
+        server = Server(settings, bus, tokenizer, defaults, directory)
         handle_signals(server)
         return await server.run(ready)
     finally:
         await bus.close()
+        if directory is not None:
+            await directory.close()
 
 
 def prepare() -> None:

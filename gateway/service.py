@@ -8,8 +8,8 @@ from typing import Any
 from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallQuotas
 from gateway.answers.answer_formats import AnswerFormats
-from gateway.engine.client import EngineClient
 from gateway.engine.engine_status import Engine, EngineAway
+from gateway.engine.engines import Engines
 from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.errors import ApiError, overloaded, shutting_down, unavailable, unknown_model
 from gateway.http.request_bodies import BodyReader
@@ -60,7 +60,7 @@ class Service:
     grammars: GrammarCompiler
     answers: AnswerFormats
     defaults: Mapping[str, Any]
-    engine: EngineClient
+    engine: Engines
     metrics: GatewayMetrics
     keys: ApiKeys
     quotas: CallQuotas

@@ -174,6 +174,12 @@ class GatewaySettings(ServiceSettings):
     drain_timeout: float = setting(
         30.0, "Seconds that open streams may take to end after SIGTERM.", minimum=0
     )
+    engine_patience: float = setting(
+        10.0,
+        "Seconds without a sign of life, after which an engine of a fleet is lost and its requests "
+        "go on in others.",
+        minimum=1,
+    )
     bus_patience: float = setting(
         60.0,  # a process that is paused for half a minute causes no failure
         "Seconds that Redis may be unreachable before open requests fail, and that a new or "

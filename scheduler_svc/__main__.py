@@ -30,7 +30,8 @@ async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
     )
     metrics.serve(settings.scheduler_metrics_host, settings.scheduler_metrics_port)
     recorder = None if settings.record is None else FileRecorder(Path(settings.record))
-    service = SchedulerService(bus, settings, Observer(metrics), recorder)
+    directory = None if settings.directory_url is None else RedisBus(settings.directory_url)
+    service = SchedulerService(bus, settings, Observer(metrics), recorder, directory=directory)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, service.stop)
@@ -45,6 +46,8 @@ async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
         return 1
     finally:
         await bus.close()
+        if directory is not None:
+            await directory.close()
         if recorder is not None:
             recorder.close()
     return 0

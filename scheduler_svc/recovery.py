@@ -271,6 +271,9 @@ class Recovery:
         request = self.unfinished.get(message.request_id)
         if request is None:
             return
+        if message.reason == FinishReason.RELEASED:
+            self._forget(message.request_id)  # another engine has it
+            return
         by_message = message.reason in (FinishReason.ABORT, FinishReason.ERROR)
         if by_message or request.search is not None:
             self._finish(message.request_id, message)

@@ -9,6 +9,7 @@ from uuid import uuid4
 from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.events import Stats
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.engine_lease import EngineLease, EngineReport
 from scheduler_svc.epoch import start_epoch
 from scheduler_svc.epoch_config import config_for, longest_step_s
 from scheduler_svc.lost_gateways import GatewayWatch
@@ -26,21 +27,14 @@ from shared.codec import Message, decode, encode
 from shared.errors import BusUnavailable, DecodeError, PageStreamError, StaleWriter
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
-from shared.messages.leases import (
-    PROTOCOL,
-    EngineInfo,
-    EngineState,
-    KVGeometry,
-    ModelInfo,
-    PrefixStatus,
-)
+from shared.messages.leases import EngineState
 from shared.messages.outputs import RequestEnded, StepResult
 from shared.messages.plans import EpochStarted
 from shared.messages.requests import Drain, GatewayLost
 from shared.outputs_log.reader import check_output
 
 _BLOCK_MS = 250  # an idle loop wakes this often to look after leases
-_LEASE_MS = 5_000
+_RELEASE_S = 1.5  # for requests that are sent to an engine that hands over
 _HOUSEKEEPING_S = 0.5
 _RETRY_S = 0.5
 _LOOK_S = 0.1  # for a worker that is to come
@@ -67,6 +61,7 @@ class SchedulerService:
         observer: logs and counts what happens.
         recorder: records everything that a replay needs; None: nothing is recorded.
         clock_s: monotonic time.
+        directory: of the fleet that the engine belongs to; None: it is alone.
     """
 
     def __init__(
@@ -76,6 +71,7 @@ class SchedulerService:
         observer: Observer,
         recorder: FileRecorder | None = None,
         clock_s: Callable[[], float] = time.monotonic,
+        directory: Bus | None = None,
     ) -> None:
         self._bus = bus
         self._settings = settings
@@ -94,8 +90,7 @@ class SchedulerService:
         self._ends = LogEnds(bus)
         self._epoch = 0  # the last one that was begun
         self._failure = WorkerFailure(settings.worker_patience, clock_s)
-        self._model: ModelInfo | None = None
-        self._kv: KVGeometry | None = None
+        self._lease = EngineLease(bus, settings, self._instance, directory)
 
     def stop(self) -> None:
         """Finish what runs without new admissions; at the second call, end after this tick.
@@ -141,13 +136,13 @@ class SchedulerService:
         while not (self._stopping.is_set() or self._draining.is_set()):
             found = self._failure.judge(await look_at_workers(self._bus, self._keys))
             if found.group is not None:
-                self._model, self._kv = found.group.model, found.group.kv
+                self._lease.model, self._lease.kv = found.group.model, found.group.kv
                 return found.group
             if found.detail != said:
                 say = log.error if found.state is EngineState.FAILED else log.info
                 say("waiting for a worker", detail=found.detail)
                 said = found.detail
-            await self._publish(found.state, found.detail, epoch=0)
+            await self._lease.publish(EngineReport(found.state, found.detail))
             await self._pause(_LOOK_S)
         return None
 
@@ -185,16 +180,20 @@ class SchedulerService:
         self._progress.start(core, longest_step_s(config))
         self._observer.new_epoch(epoch, workers.kv, core)
         stalled_ms = self._progress.stalled_ms(core)
-        await self._publish(EngineState.READY, "", epoch, stalled_ms=stalled_ms)
+        ready = EngineReport(EngineState.READY, epoch=epoch, stalled_ms=stalled_ms)
+        await self._lease.publish(ready)
         due_s = 0.0
         until_s = math.inf
         while not self._stopping.is_set() and self._clock_s() < until_s:
             await self._tick(core, epoch, started.history)
             self._progress.update(core)
             if self._draining.is_set() and not self._stopping.is_set() and until_s == math.inf:
-                await self._start_draining(epoch)
+                await self._start_draining(core, epoch)
                 until_s = self._clock_s() + self._settings.drain_timeout
-            if core.is_draining and not core.has_running:
+            if core.hands_over and not core.has_work and until_s > self._clock_s() + _RELEASE_S:
+                # Gateways may have sent more before they read that the engine drains.
+                until_s = self._clock_s() + _RELEASE_S
+            elif core.is_draining and not core.hands_over and not core.has_running:
                 break
             if self._clock_s() >= due_s:
                 await self._housekeeping(core, epoch, workers)
@@ -207,7 +206,7 @@ class SchedulerService:
         """Read, apply, plan, append: one round trip each way."""
         keys = self._keys
         cursors = {keys.outputs: core.outputs_cursor}
-        if not core.is_draining:  # what comes now is for the next scheduler
+        if not core.is_draining or core.hands_over:  # else it is for the next scheduler
             cursors[keys.requests] = core.requests_cursor
         found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
         if not found and not core.has_work:
@@ -304,8 +303,7 @@ class SchedulerService:
             raise EpochOver(f"the workers are now {', '.join(found.group.instances)}")
         await self._check_logs(core, epoch)
         stats = self._observer.gauges(core, workers.kv)
-        stalled_ms = self._progress.stalled_ms(core)
-        await self._publish(EngineState.READY, "", epoch, stats, core.prefixes(), stalled_ms)
+        await self._lease.publish(self._report(core, epoch, stats))
         keys = self._keys
         self._observer.log_lengths(
             {
@@ -339,10 +337,13 @@ class SchedulerService:
             plan = f"the plan of step {core.applied_step + 1}"
             raise EpochOver(f"{plan} has had no result for {self._progress.stalled_ms(core)} ms")
 
-    async def _start_draining(self, epoch: int) -> None:
+    async def _start_draining(self, core: Scheduler, epoch: int) -> None:
         """Append a Drain to the requests log, so that the core admits no further request."""
-        log.info("draining", timeout_s=self._settings.drain_timeout)
-        await self._bus.append(Append(self._keys.requests, [encode(Drain(epoch))]))
+        hand_over = await self._lease.has_other_engine()
+        timeout_s = self._settings.drain_timeout
+        log.info("draining", timeout_s=timeout_s, hand_over=hand_over, requests=core.num_requests)
+        await self._lease.publish(self._report(core, epoch))
+        await self._bus.append(Append(self._keys.requests, [encode(Drain(epoch, hand_over))]))
 
     async def _checkpoint(self, core: Scheduler, epoch: int, is_pressed: bool = False) -> None:
         """Restate old requests right behind what was read; in vain if a result came between."""
@@ -358,36 +359,20 @@ class SchedulerService:
                 raise
             log.debug("checkpoint came too late", requests=len(states))
 
-    async def _publish(
-        self,
-        state: EngineState,
-        detail: str,
-        epoch: int,
-        stats: Stats | None = None,
-        prefixes: tuple[PrefixStatus, ...] = (),
-        stalled_ms: int = 0,
-    ) -> None:
-        info = EngineInfo(
-            engine_id=self._settings.engine_id,
-            scheduler=self._instance,
+    def _report(self, core: Scheduler, epoch: int, stats: Stats | None = None) -> EngineReport:
+        return EngineReport(
+            EngineState.READY,
             epoch=epoch,
-            state=state,
-            detail=detail,
-            model=self._model,
-            kv=self._kv,
-            max_num_sequences=self._settings.max_num_sequences,
-            num_running=0 if stats is None else stats.num_running,
-            num_waiting=0 if stats is None else stats.num_waiting,
-            prefixes=prefixes,
-            stalled_ms=stalled_ms,
+            stats=stats,
+            prefixes=core.prefixes(),
+            stalled_ms=self._progress.stalled_ms(core),
             draining=self._draining.is_set(),
-            protocol=PROTOCOL,
         )
-        await self._bus.put(self._keys.info, encode(info), _LEASE_MS)
 
     async def _publish_stop(self) -> None:
         try:
-            await self._publish(EngineState.STARTING, "the scheduler was stopped", epoch=0)
+            stopped = EngineReport(EngineState.STARTING, "the scheduler was stopped", draining=True)
+            await self._lease.publish(stopped)
         except BusUnavailable as error:
             log.warning("Redis is gone already", error=error)
         log.info("scheduler stopped")

@@ -112,6 +112,10 @@ class SchedulerSettings(StepSettings):
         "Seconds that running requests may take to end when the scheduler is stopped.",
         minimum=0,
     )
+    advertised_redis_url: str | None = setting(
+        None,
+        "URL of the engine's Redis for the gateways of a fleet; auto: that of --redis-url.",
+    )
     record: str | None = setting(
         None, "File to which the input of the scheduler is appended, for a replay; auto: none."
     )

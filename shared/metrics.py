@@ -156,6 +156,18 @@ class GatewayMetrics(_Metrics):
                 *("unauthorized", "overloaded"),
             ),
         )
+        self.routed_requests = self._counter_by(
+            "routed_requests",
+            "Calls sent to each engine of a fleet, by the reason of the choice.",
+            *("to_engine", "reason"),
+        )
+        self.moved_requests = self._counters(
+            "moved_requests",
+            "Requests that went on in another engine of the fleet, because theirs was lost or "
+            "released them.",
+            "why",
+            ("lost", "released"),
+        )
         self.open_streams = self._gauge("open_streams", "Requests that clients wait for.")
         self.outputs_lag_entries = self._gauge(
             "gateway_outputs_read_entries", "Entries that the last read of outputs returned."

@@ -21,6 +21,12 @@ class ServiceSettings:
         None, "Name of the model for clients; by default the last part of its path."
     )
     redis_url: str = setting("redis://127.0.0.1:6379/0", "URL of Redis.", env="REDIS_URL")
+    directory_url: str | None = setting(
+        None,
+        "URL of the Redis with the directory of a fleet: schedulers enter their engines there, and "
+        "gateways serve all engines with their model that are in it. auto: there is no fleet, and "
+        "gateways serve the engine --engine-id.",
+    )
     engine_id: str = setting("engine-0", "Name of the engine, which prefixes its keys in Redis.")
     log_level: str = setting(
         "info", "Least severe level that is logged.", choices=("debug", "info", "warning", "error")

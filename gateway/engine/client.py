@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gateway.engine.backoff import Backoff
-from gateway.engine.deliveries import Deliveries
+from gateway.engine.deliveries import Deliveries, TakenAway
 from gateway.engine.engine_status import Engine, EngineAway, status_of
 from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.outbox import Outbox
@@ -45,6 +45,7 @@ class EngineClient:
         patience_s: how long the bus may be away, and how long calls wait for the engine's first
             answer, before they fail.
         phases: follows the requests of traces; None: no traces are recorded.
+        on_released: takes the id of a request that the engine hands over to others.
     """
 
     def __init__(
@@ -57,10 +58,11 @@ class EngineClient:
         prefixes: Sequence[Prefix] = (),
         patience_s: float = 30.0,
         phases: PhaseTracker | None = None,
+        on_released: Callable[[str], None] | None = None,
     ) -> None:
         self.instance = instance
         self.patience_s = patience_s
-        self.pinning = Pinning(prefixes)
+        self._pinning = Pinning(prefixes)
         self._bus = bus
         self._keys = EngineKeys(engine_id)
         self._model_name = model_name
@@ -68,7 +70,7 @@ class EngineClient:
         self._follower = OutputsFollower(phases)
         self._outbox = Outbox(bus, self._keys.requests, self._trim_below)
         self._deliveries = Deliveries(
-            instance, self._follower.requests, self._outbox.send, _loop_s, phases
+            instance, self._follower.requests, self._outbox.send, _loop_s, phases, on_released
         )
         self._renew_s = 0.0
         self._away_since_s: float | None = None
@@ -82,6 +84,11 @@ class EngineClient:
         self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
         self._last_read_s = time.monotonic()
         self._memory_share = 0.0
+
+    @property
+    def pinning(self) -> Pinning:
+        """The prefixes that the engine is to keep in its pool."""
+        return self._pinning
 
     @property
     def is_short_of_memory(self) -> bool:
@@ -158,6 +165,23 @@ class EngineClient:
         self._deliveries.look_up(request_id, queue, self.patience_s)
         self._none_open.clear()
 
+    def open_ids(self) -> list[str]:
+        """Ids of the requests that calls wait for."""
+        return self._deliveries.ids()
+
+    def take_away(self, request_id: str, abort: bool) -> TakenAway | None:
+        """End the delivery of a request, which goes on in another engine.
+
+        Args:
+            abort: leave an Abort in the log, so that the engine does not go on if it comes back.
+        """
+        taken = self._deliveries.take_away(request_id)
+        if taken is not None and abort:
+            self._outbox.send(Abort(request_id, taken.attachment, "it was moved"))
+        if not self._deliveries:
+            self._none_open.set()
+        return taken
+
     @property
     def is_full(self) -> bool:
         """Whether a new request would be refused: one just was, for lack of room."""
@@ -166,6 +190,14 @@ class EngineClient:
     def submit_of(self, request_id: str) -> Submit | None:
         """What a call of this process asked for that is still open."""
         return self._deliveries.submit_of(request_id)
+
+    def is_open(self, request_id: str, queue: EventQueue) -> bool:
+        """Whether this call still waits for this request."""
+        return self._deliveries.is_open(request_id, queue)
+
+    def route_of(self, request_id: str) -> str:  # noqa: ARG002
+        """Empty: there is one engine."""
+        return ""
 
     def stop(self, stop: Stop, queue: EventQueue) -> None:
         """Send a Stop of a choice, unless another call delivers the request."""
@@ -329,7 +361,7 @@ class EngineClient:
             return EngineAway(str(error))
         status = status_of(info, self._keys.engine_id, self._model_name)
         if info is not None and isinstance(status, Engine):
-            for pin in self.pinning.due(info, _loop_s()):
+            for pin in self._pinning.due(info, _loop_s()):
                 self._outbox.send(pin)
         return status
 

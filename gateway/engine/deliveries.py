@@ -12,6 +12,7 @@ from gateway.engine.events import (
     EngineUnreachable,
     Event,
     PromptMissing,
+    Released,
     RequestAccepted,
     RequestFailed,
     Superseded,
@@ -57,6 +58,23 @@ class _Delivery:
     stateless_since_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TakenAway:
+    """A delivery that was ended here, to go on in another engine.
+
+    Attributes:
+        views: by choice, what the client has; empty for nothing.
+        accepted: the engine had accepted the request.
+        attachment: by which an Abort can name the delivery that was ended.
+    """
+
+    submit: Submit
+    queue: EventQueue
+    views: tuple[ChoiceView, ...]
+    accepted: bool
+    attachment: str
+
+
 class Deliveries:
     """All requests that calls of this process wait for. It does no I/O.
 
@@ -65,6 +83,8 @@ class Deliveries:
         send: appends to the requests log as soon as possible.
         clock_s: monotonic.
         phases: follows the requests of traces; None: no traces are recorded.
+        on_released: takes the id of a request that the engine hands over; None: it is asked for
+            again at the same engine.
     """
 
     def __init__(
@@ -74,8 +94,10 @@ class Deliveries:
         send: Callable[[Attach], None],
         clock_s: Callable[[], float],
         phases: PhaseTracker | None = None,
+        on_released: Callable[[str], None] | None = None,
     ) -> None:
         self._instance = instance
+        self._on_released = on_released
         self._requests = requests
         self._send = send
         self._clock_s = clock_s
@@ -198,6 +220,23 @@ class Deliveries:
         self._forget(request_id)
         return attachment
 
+    def ids(self) -> list[str]:
+        """Ids of all requests that calls wait for."""
+        return list(self._open)
+
+    def take_away(self, request_id: str) -> "TakenAway | None":
+        """End a delivery that another engine goes on with; None if only the id is known."""
+        delivery = self._open.get(request_id)
+        if delivery is None or delivery.submit is None:
+            return None
+        delivered = self._requests.attach(request_id)
+        submit = replace(delivery.submit, overtaken=delivered.overtaken)
+        has_begun = any(choice.tokens or choice.ended for choice in delivered.choices)
+        views = delivered.views() if has_begun else ()
+        taken = TakenAway(submit, delivery.queue, views, delivery.accepted, delivered.attachment)
+        self._forget(request_id)
+        return taken
+
     def dispatch(self, events: Iterable[Event]) -> None:
         """Put events into the queues of their calls, and attach after each Desynchronized."""
         for event in events:
@@ -209,6 +248,10 @@ class Deliveries:
                 continue
             if isinstance(event, PromptMissing):
                 self._send_prompt(event.request_id, delivery)
+                continue
+            if isinstance(event, Released):
+                if self._on_released is not None:
+                    self._on_released(event.request_id)
                 continue
             if isinstance(event, Desynchronized):
                 if not self._requests.awaits(event.request_id):

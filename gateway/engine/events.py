@@ -102,6 +102,13 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """The engine hands the request over: it goes on in another engine."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineUnreachable:
     """The engine did not answer in time."""
 
@@ -121,5 +128,6 @@ Event = (
     | UnknownRequest
     | PromptMissing
     | Superseded
+    | Released
     | EngineUnreachable
 )

@@ -17,6 +17,7 @@ from gateway.engine.events import (
     PrefixFound,
     PromptMissing,
     PromptScored,
+    Released,
     RequestAccepted,
     RequestFailed,
     Superseded,
@@ -278,6 +279,9 @@ class OutputsFollower:
             return
         if request.has_ended:
             requests.close(request_id)
+        elif reason is FinishReason.RELEASED:
+            yield from self._desynchronize(request_id, "the engine hands it over")
+            yield Released(request_id)
         elif reason is FinishReason.UNKNOWN:
             # It answers a gateway that has the id alone, or an Attach without a prompt.
             if request.awaits:

@@ -47,6 +47,7 @@ class Call:
         priorities: priorities that its API key allows, None where no key is required.
         discards_body: the rest of the body is read and dropped.
         status: of the response, 0 before it starts.
+        route: in a fleet, the engine that answers and why, for the ``X-Engine`` header.
         fields: further fields for the access log; never a client's text.
     """
 
@@ -59,6 +60,7 @@ class Call:
     priorities: PriorityRange | None = None
     discards_body: bool = False
     status: int = 0
+    route: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -201,6 +203,8 @@ class AccessLog:
                 headers = [*message.get("headers", ()), (b"x-request-id", shown_id)]
                 if is_messages_path(scope["path"]):
                     headers.append((b"request-id", shown_id))
+                if call.route:
+                    headers.append((b"x-engine", call.route.encode()))
                 message["headers"] = headers
             await send(message)
 

@@ -3,7 +3,14 @@
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-_EXPOSED = ("X-Request-Id", "Request-Id", "X-Stream-URL", "Retry-After", "X-Should-Retry")
+_EXPOSED = (
+    "X-Request-Id",
+    "Request-Id",
+    "X-Stream-URL",
+    "X-Engine",
+    "Retry-After",
+    "X-Should-Retry",
+)
 _PREFLIGHT_S = 600  # for which browsers may cache an answer
 
 

@@ -6,7 +6,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,13 +16,17 @@ from gateway.access.priorities import PriorityRange
 from gateway.answers.answer_formats import AnswerFormats
 from gateway.batches.service import Batches
 from gateway.engine.client import EngineClient
+from gateway.engine.engines import Engines
 from gateway.engine.readiness import readiness
+from gateway.fleet.directory import Directory
+from gateway.fleet.fleet import Fleet
 from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.app import create_app
 from gateway.http.connection_limits import connections_that_fit
 from gateway.http.management import management_app
 from gateway.http.request_bodies import BodyReader
 from gateway.http.uvicorn_server import LAST_EVENTS_S, HttpServer, connection_limits
+from gateway.pins.pin_requests import Prefix
 from gateway.pins.prefix_file import read_prefixes
 from gateway.prompts.tokenization import PromptReader
 from gateway.responses.service import Responses
@@ -30,8 +34,9 @@ from gateway.service import ReadyLimits, Service
 from gateway.settings import GatewaySettings
 from gateway.text.tokenizer import Tokenizer
 from gateway.tracing.phases import PhaseTracker
-from gateway.tracing.tracer import tracer_of
+from gateway.tracing.tracer import Tracer, tracer_of
 from shared.bus.api import Bus
+from shared.bus.redis_bus import RedisBus
 from shared.errors import SettingsError
 from shared.logs import EventLog
 from shared.metrics import GatewayMetrics
@@ -48,6 +53,7 @@ class Server:
 
     Args:
         defaults: of sampling parameters, by name; the API's for others.
+        directory: of the fleet whose engines are served; None: the engine on ``bus`` is.
 
     Attributes:
         port: on which it listens, 0 before.
@@ -63,6 +69,7 @@ class Server:
         bus: Bus,
         tokenizer: Tokenizer,
         defaults: Mapping[str, Any] | None = None,
+        directory: Bus | None = None,
     ) -> None:
         name = model_name(settings.model, settings.served_model_name)
         metrics = GatewayMetrics(name, settings.engine_id)
@@ -88,16 +95,7 @@ class Server:
             ),
             answers=_answer_formats(settings, tokenizer),
             defaults=defaults or {},
-            engine=EngineClient(
-                bus,
-                settings.engine_id,
-                name,
-                instance,
-                metrics,
-                prefixes,
-                settings.bus_patience,
-                None if tracer is None else PhaseTracker(tracer.record, time.time_ns),
-            ),
+            engine=_engines(settings, bus, directory, name, instance, metrics, prefixes, tracer),
             metrics=metrics,
             keys=keys,
             quotas=CallQuotas(call_limits(settings)),
@@ -109,8 +107,9 @@ class Server:
             ready_limits=ReadyLimits(int(1000 * settings.max_stall), settings.max_log_lag),
             tracer=tracer,
         )
-        self._responses = Responses(self.service, bus, settings)
-        self._batches = Batches(self.service, self._responses, bus, settings)
+        kept = directory or bus  # what all gateways must find
+        self._responses = Responses(self.service, kept, settings)
+        self._batches = Batches(self.service, self._responses, kept, settings)
         self._limits = connection_limits(settings, connections_that_fit(settings.max_connections))
         self._settings = settings
         self._stopping = asyncio.Event()
@@ -216,6 +215,42 @@ def _answer_formats(settings: GatewaySettings, tokenizer: Tokenizer) -> AnswerFo
     calls = (answers.calls if answers.describes_tools else None) or "none"
     _log.info("formats of answers chosen", calls=calls, reasoning=answers.reasoning or "none")
     return answers
+
+
+def _engines(
+    settings: GatewaySettings,
+    bus: Bus,
+    directory: Bus | None,
+    model: str,
+    instance: str,
+    metrics: GatewayMetrics,
+    prefixes: Sequence[Prefix],
+    tracer: Tracer | None,
+) -> Engines:
+    """The engine of the settings, or the fleet of a directory."""
+    phases = None if tracer is None else PhaseTracker(tracer.record, time.time_ns)
+
+    def client(
+        bus: Bus, engine_id: str, on_released: Callable[[str], None] | None = None
+    ) -> EngineClient:
+        patience_s = settings.bus_patience
+        return EngineClient(
+            *(bus, engine_id, model, instance, metrics, prefixes, patience_s, phases, on_released)
+        )
+
+    if directory is None:
+        return client(bus, settings.engine_id)
+    return Fleet(
+        Directory(directory),
+        model,
+        instance,
+        metrics,
+        RedisBus,
+        client,
+        settings.bus_patience,
+        settings.engine_patience,
+        prefixes,
+    )
 
 
 def _priorities(settings: GatewaySettings) -> PriorityRange | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from starlette.types import Receive
 
-from gateway.engine.client import EngineClient
+from gateway.engine.engines import Engines
 from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue, ServerStopping
 from gateway.engine.events import Attached, EngineUnreachable, Superseded, UnknownRequest
 from gateway.http.errors import shutting_down, taken_over, unavailable
@@ -21,7 +21,7 @@ class RequestLookup:
         receive: of the HTTP call, to notice that the client disconnects.
     """
 
-    def __init__(self, engine: EngineClient, receive: Receive) -> None:
+    def __init__(self, engine: Engines, receive: Receive) -> None:
         self._engine = engine
         self._receive = receive
         self._queue = EventQueue()

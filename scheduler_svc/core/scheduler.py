@@ -12,6 +12,7 @@ from scheduler_svc.core import events
 from scheduler_svc.core.blocks.block_tables import BlockTables
 from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
 from scheduler_svc.core.config import ProtocolError, SchedulerConfig
+from scheduler_svc.core.idle_ticks import IdleTicks
 from scheduler_svc.core.policy import SchedulingPolicy
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest
 from scheduler_svc.core.requests.endings import Endings
@@ -28,10 +29,10 @@ from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
 from shared.errors import DecodeError
 from shared.messages.checks import check
-from shared.messages.endings import EndFlag
+from shared.messages.endings import EndFlag, FinishReason
 from shared.messages.leases import PrefixStatus
 from shared.messages.outputs import BeamCandidates, RequestState, StepResult
-from shared.messages.plans import StepPlan, Tick
+from shared.messages.plans import StepPlan
 from shared.messages.requests import Abort, Attach, Drain, GatewayLost, Pin, Stop, Submit
 
 
@@ -80,9 +81,8 @@ class Scheduler:
             emit,
         )
         self._timed_out: list[Message] = []
-        self._idle_ticks: list[Tick] = []
-        self._tick_cursor = requests_cursor  # last entry of requests before the last tick or plan
-        self._was_empty = False  # no request was left at the last idle tick
+        self._idle_ticks = IdleTicks(requests_cursor)
+        self._is_released = False  # the engine hands its requests over to others
 
     @property
     def requests_cursor(self) -> EntryId:
@@ -181,6 +181,8 @@ class Scheduler:
     def _apply_request(self, message: Message) -> list[Message]:
         requests = self._requests
         match message:
+            case Submit() | Attach() if self._is_released:
+                return [self._answers.ended(message.request_id, FinishReason.RELEASED)]
             case Submit():
                 return requests.submit(message)
             case Attach():
@@ -195,6 +197,7 @@ class Scheduler:
                 requests.pin(message)
             case Drain() if message.epoch == self.outputs_cursor.epoch:
                 self._policy.is_draining = True
+                self._is_released = message.hand_over
         return []
 
     def apply_result(
@@ -234,22 +237,21 @@ class Scheduler:
         draft = self.draft(now_ms)
         if draft is None:
             return None
-        idle_ticks, self._idle_ticks = self._idle_ticks, []
-        return draft.finish(
-            now_ms,
-            self.requests_cursor,
-            self.outputs_cursor,
-            self.outputs_min_id,
-            idle_ticks,
-        )
+        cursors = (self.requests_cursor, self.outputs_cursor, self.outputs_min_id)
+        return draft.finish(now_ms, *cursors, self._idle_ticks.take())
 
     def draft(self, now_ms: int) -> PlanDraft | None:
         """The same as ``schedule``, but not packed into a message."""
         if self._planner.is_full:
-            if self.requests_cursor != self._tick_cursor:
+            if self.requests_cursor != self._idle_ticks.cursor:
                 self._record_idle_tick(now_ms)  # requests were applied before the next results
             return None
         self._timed_out += self._endings.end_overdue(now_ms)
+        if self._is_released:
+            if self.applied_step == self.planned_step:  # no token of any request follows
+                self._timed_out += self._endings.release_all()
+            self._record_idle_tick(now_ms)
+            return None
         draft = self._planner.new_draft()
         is_planned = self._policy.schedule(draft)
         for group, sequence in draft.dropped:
@@ -258,8 +260,7 @@ class Scheduler:
             self._record_idle_tick(now_ms)
             return None
         self._planner.planned_step = draft.step
-        self._was_empty = False
-        self._tick_cursor = self.requests_cursor
+        self._idle_ticks.planned(self.requests_cursor)
         draft.retired, self._tables.retired = self._tables.retired, []
         return draft
 
@@ -269,17 +270,8 @@ class Scheduler:
         return taken
 
     def _record_idle_tick(self, now_ms: int) -> None:
-        """Record a moment at which no plan was made: a replay must ask at the same moments.
-
-        While there is no request at all, only the first moment matters: an idle engine that gets
-        requests which it refuses must not collect ticks without end.
-        """
         is_empty = not len(self._known.by_request)
-        if not (is_empty and self._was_empty):
-            tick = Tick(now_ms, str(self.requests_cursor), str(self.outputs_cursor))
-            self._idle_ticks.append(tick)
-            self._tick_cursor = self.requests_cursor
-        self._was_empty = is_empty
+        self._idle_ticks.record(now_ms, self.requests_cursor, self.outputs_cursor, is_empty)
 
     # -------------------------------------------------------- the outputs log
 
@@ -345,6 +337,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a client's request is running, preempted or waiting."""
         return self.has_running or len(self._planner.queues.backlog) > 0
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether the engine releases its requests, and all that come, for other engines."""
+        return self._is_released
 
     @property
     def is_draining(self) -> bool:

@@ -120,6 +120,9 @@ class Bus(Protocol):
     async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
         """Values of keys, of at least one, in one command."""
 
+    async def swap(self, key: str, old: bytes | None, new: bytes, ttl_ms: int) -> bool:
+        """Set a key that expires if it has the value ``old``, None for no value; whether it had."""
+
     async def expire(self, key: str, ttl_ms: int) -> bool:
         """Set when a log or a value expires, in place of an earlier time; False: it is missing."""
 

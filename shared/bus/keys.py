@@ -20,12 +20,28 @@
     {E}:batch-queue        stream  QueuedJob
     engines        set     ids of all engines that ever existed, for operators
 
+In the directory of a fleet, which may be another Redis:
+
+    engines        set     ids of all engines that ever existed
+    engine:E       string  EngineInfo with the URL of the engine's Redis, expires
+    placement:ID   string  the engine that a request belongs to, and how often it was moved; expires
+
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
 """
 
 from dataclasses import dataclass
 
 ENGINES = "engines"
+
+
+def engine_lease(engine_id: str) -> str:
+    """Lease of an engine in the directory of a fleet."""
+    return f"engine:{engine_id}"
+
+
+def placement(request_id: str) -> str:
+    """Placement of a request in the directory of a fleet."""
+    return f"placement:{request_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,12 @@ class MemoryBus:
     async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
         return [await self.get(key) for key in keys]
 
+    async def swap(self, key: str, old: bytes | None, new: bytes, ttl_ms: int) -> bool:
+        if await self.get(key) != old:
+            return False
+        await self.put(key, new, ttl_ms)
+        return True
+
     async def expire(self, key: str, ttl_ms: int) -> bool:
         self._drop_expired(key)
         expires_ms = self._clock_ms() + ttl_ms

@@ -22,6 +22,11 @@ _MAX_APPENDS = 32  # at once; each has a connection of its own
 _REFUSED = "equal or smaller"
 _NO_KEY = "no such key"
 
+_SWAP = (
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then "
+    "redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3]) return 1 end return 0"
+)
+
 
 class RedisBus:
     """One Redis or Valkey server.
@@ -148,6 +153,11 @@ class RedisBus:
     async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
         found: list[bytes | None] = await self._execute("MGET", *keys)
         return found
+
+    async def swap(self, key: str, old: bytes | None, new: bytes, ttl_ms: int) -> bool:
+        if old is None:
+            return await self._execute("SET", key, new, "PX", ttl_ms, "NX") is not None
+        return bool(await self._execute("EVAL", _SWAP, 1, key, old, new, ttl_ms))
 
     async def expire(self, key: str, ttl_ms: int) -> bool:
         return bool(await self._execute("PEXPIRE", key, ttl_ms))

@@ -15,6 +15,7 @@ class FinishReason(StrEnum):
     ERROR = "error"
     DEADLINE = "deadline"  # the request's own, or the queue's
     OVERLOADED = "overloaded"  # never accepted: too much is waiting
+    RELEASED = "released"  # it goes on in another engine, from the tokens that its client has
     UNKNOWN = "unknown"  # the request of an Attach is not remembered
 
 

@@ -130,6 +130,7 @@ class Drain(Message):
     """The scheduler of this epoch shuts down and admits no further request. Sent by itself."""
 
     epoch: int
+    hand_over: bool = False  # unfinished requests are released, for other engines
 
 
 @message

@@ -22,6 +22,13 @@ _REQUEST_ID = {
         "schema": {"type": "string"},
     }
 }
+_ENGINE = {
+    "X-Engine": {
+        "description": "In a fleet: the engine that answers, the reason of the choice, and the "
+        "tokens of the prompt that it probably has cached.",
+        "schema": {"type": "string"},
+    }
+}
 _RETRY_AFTER = {
     "Retry-After": {
         "description": "Seconds after which it may work.",
@@ -126,7 +133,7 @@ def streams() -> dict[str, Any]:
     )
     return {
         "description": "Success. A stream is written as " + text,
-        "headers": _REQUEST_ID | _STREAM_URL,
+        "headers": _REQUEST_ID | _STREAM_URL | _ENGINE,
         "content": {"text/event-stream": {"schema": _EVENT}},
     }
 

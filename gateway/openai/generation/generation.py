@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 
-from gateway.engine.client import EngineClient
+from gateway.engine.engines import Engines
 from gateway.engine.event_queue import CallEvent, ClientDisconnected, EventQueue, ServerStopping
 from gateway.engine.events import (
     Attached,
@@ -13,6 +13,7 @@ from gateway.engine.events import (
     Desynchronized,
     EngineUnreachable,
     PromptMissing,
+    Released,
     RequestAccepted,
     RequestFailed,
     Superseded,
@@ -62,9 +63,7 @@ class Generation:
         is_taken_over: a newer call delivers at least one of its requests.
     """
 
-    def __init__(
-        self, engine: EngineClient, metrics: GatewayMetrics, output: GenerationOutput
-    ) -> None:
+    def __init__(self, engine: Engines, metrics: GatewayMetrics, output: GenerationOutput) -> None:
         self.queue = EventQueue()
         self.output = output
         self.server_stops = self.is_taken_over = False
@@ -82,6 +81,11 @@ class Generation:
         submits = [request.submit for request in self.output.requests]
         self._metrics.open_streams.inc(len(submits))
         await self._engine.submit(submits, self.queue)
+
+    @property
+    def route(self) -> str:
+        """In a fleet, the engine of the first request, and why; else empty."""
+        return self._engine.route_of(self.output.requests[0].id)
 
     def attach(self) -> None:
         """Send all requests to the engine, which may have them already from another call.
@@ -253,7 +257,8 @@ class Generation:
             return None
         if isinstance(event, ChoiceFinished):
             return self.output.finish_choice(event)
-        self.output.add_prompt_facts(event)
+        if not isinstance(event, Released):  # never in a queue
+            self.output.add_prompt_facts(event)
         return None
 
     def _fail(self, event: RequestFailed) -> None:

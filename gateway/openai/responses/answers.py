@@ -216,6 +216,7 @@ async def answer(
     generation, display = prepared.generation, prepared.display
     serializer = serializer or display.serializer(service.tokenizer, prepared.prompts)
     await prepared.submit()
+    origin.call.route = generation.route
     if not prepared.is_stream:
         return await whole_answer(
             generation, serializer, origin.call, origin.receive, before_end=before_end

@@ -141,6 +141,15 @@ class Endings:
             self._known.remembered.add(group.request_id, ended, self._known.now_ms)
         return message
 
+    def release_all(self) -> list[Message]:
+        """End all requests here: other engines go on with them. No plan may be in flight."""
+        released: list[Message] = []
+        for group in list(self._known.by_request.values()):
+            if not group.computes_prefix:
+                released.append(self.end_all(group, FinishReason.RELEASED))
+                self._known.remembered.forget(group.request_id)
+        return released
+
     def _end_search(self, group: SequenceGroup, reason: FinishReason, message: Message) -> None:
         assert group.search is not None, f"{group.request_id} has no beams"
         self._planner.end_search(group)

@@ -8,7 +8,7 @@ from scheduler_svc.worker_watch import WorkerLook, look_at_workers
 from shared.bus.api import Append
 from shared.bus.memory import MemoryBus
 from shared.codec import encode
-from shared.messages.leases import EngineState
+from shared.messages.leases import PROTOCOL, EngineState
 from shared.messages.outputs import StepResult
 from shared.messages.plans import EpochStarted
 from tests.scheduler_svc.service.peers import KEYS, Peer, Reader, ended, running, service, working
@@ -52,7 +52,7 @@ async def test_ready_ranks_of_one_group_have_what_the_least_of_them_has(bus: Mem
         ({"group": ["g", "h"]}, (), "starting", "rank 1 has not joined the group of rank 0"),
         ({"num_ranks": [2, 3]}, (), "starting", "rank 1 has not joined the group of rank 0"),
         ({"max_model_len": [256, 128]}, (), "starting", "rank 1 serves another model than rank 0"),
-        ({"protocol": [2, 99]}, (), "failed", "the worker of rank 1 speaks protocol 99"),
+        ({"protocol": [PROTOCOL, 99]}, (), "failed", "the worker of rank 1 speaks protocol 99"),
     ],
 )
 async def test_no_group_is_made_of_ranks_that_do_not_belong_together(

@@ -132,6 +132,10 @@ class Connection:
     async def get_all(self, keys: Sequence[str]) -> list[bytes | None]:
         return await self._command("get", lambda: self._server.ask(lambda b: b.get_all(keys)))
 
+    async def swap(self, key: str, old: bytes | None, new: bytes, ttl_ms: int) -> bool:
+        ask = self._server.ask
+        return await self._command("swap", lambda: ask(lambda b: b.swap(key, old, new, ttl_ms)))
+
     async def expire(self, key: str, ttl_ms: int) -> bool:
         ask = self._server.ask
         return await self._command("expire", lambda: ask(lambda b: b.expire(key, ttl_ms)))

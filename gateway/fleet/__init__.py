@@ -1,0 +1,1 @@
+"""Many engines behind one gateway: the directory, routing, placements, and moved generations."""

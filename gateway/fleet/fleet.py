@@ -1,0 +1,387 @@
+"""All engines of a directory behind the methods of one: routes requests, and moves them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from gateway.engine.deliveries import TakenAway
+from gateway.engine.engine_status import Engine, EngineAway
+from gateway.engine.event_queue import EventQueue
+from gateway.engine.events import EngineUnreachable, Superseded, UnknownRequest
+from gateway.fleet.directory import Directory, Placement
+from gateway.fleet.members import Connect, MakeClient, Member, Members
+from gateway.fleet.router import Router
+from gateway.fleet.routing import Reason
+from gateway.pins.pin_requests import Pinning, Prefix
+from shared.errors import BusUnavailable, DecodeError
+from shared.logs import EventLog
+from shared.messages.endings import FinishReason
+from shared.messages.requests import ChoiceView, Stop, Submit
+from shared.metrics import GatewayMetrics
+from shared.tasks import cancel_until_done
+
+_log = EventLog("gateway.fleet")
+
+_POLL_S = 0.5
+_RETRY_S = 0.25
+_FORGET_S = 60.0  # after which an engine without a lease and without requests is dropped
+
+
+class Fleet:
+    """Implements ``Engines``.
+
+    Args:
+        directory: of the fleet.
+        model_name: that this gateway serves.
+        instance: names this gateway in the logs.
+        connect: makes the bus to an engine's Redis.
+        make_client: makes an engine's client.
+        patience_s: how long a request waits for an engine that goes on with it.
+        engine_patience_s: without a lease for so long, an engine is lost.
+        prefixes: those that engines are to keep in their pools.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        model_name: str,
+        instance: str,
+        metrics: GatewayMetrics,
+        connect: Connect,
+        make_client: MakeClient,
+        patience_s: float = 30.0,
+        engine_patience_s: float = 10.0,
+        prefixes: Sequence[Prefix] = (),
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.instance = instance
+        self._directory = directory
+        self._model_name = model_name
+        self._metrics = metrics
+        self._patience_s = patience_s
+        self._engine_patience_s = engine_patience_s
+        self._prefixes = prefixes
+        self._clock_s = clock_s
+        self._members = Members(model_name, connect, make_client, self._released)
+        self._router = Router(metrics)
+        self._engine_of: dict[str, str] = {}  # of open requests
+        self._between: dict[str, EventQueue] = {}  # requests that no engine has now
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._memory_share = 0.0
+        self._was_read = False
+        self._is_away: str | None = "the directory was not read yet"
+        self._changed = asyncio.Event()
+
+    # ------------------------------------------------------------------ state
+
+    @property
+    def status(self) -> Engine | EngineAway:
+        """The engine with the largest pool: what it cannot take, none can."""
+        engines = [member.engine for member in self._members.ready()]
+        found = [engine for engine in engines if engine is not None]
+        if found:
+            return max(found, key=lambda engine: engine.pool_tokens)
+        for member in self._members.by_id.values():
+            if isinstance(status := member.client.status, EngineAway):
+                return EngineAway(status.detail)
+        return EngineAway(self._is_away or f"no engine of the fleet serves {self._model_name!r}")
+
+    @property
+    def pinning(self) -> Pinning:
+        """That of a ready engine."""
+        ready = self._members.ready()
+        return ready[0].client.pinning if ready else Pinning(self._prefixes)
+
+    @property
+    def is_positioned(self) -> bool:
+        """The directory was read, and the log of at least one engine."""
+        return self._was_read and any(
+            member.client.is_positioned for member in self._members.by_id.values()
+        )
+
+    @property
+    def is_full(self) -> bool:
+        """Every engine would refuse a new request."""
+        ready = self._members.ready()
+        return bool(ready) and all(member.client.is_full for member in ready)
+
+    @property
+    def is_short_of_memory(self) -> bool:
+        """No engine's Redis has memory for new requests."""
+        ready = self._members.ready()
+        return bool(ready) and all(member.client.is_short_of_memory for member in ready)
+
+    @property
+    def memory_share(self) -> float:
+        """Share of the directory's memory limit that is in use."""
+        return self._memory_share
+
+    @property
+    def num_open(self) -> int:
+        """The number of requests that calls wait for."""
+        return len(self._between) + sum(m.client.num_open for m in self._members.by_id.values())
+
+    @property
+    def log_lag_s(self) -> float:
+        """The longest since the log of an engine was read to its end."""
+        return max((m.client.log_lag_s for m in self._members.ready()), default=0.0)
+
+    def submit_of(self, request_id: str) -> Submit | None:
+        """What a call of this process asked for that is still open."""
+        member = self._member_of(request_id)
+        return None if member is None else member.client.submit_of(request_id)
+
+    def route_of(self, request_id: str) -> str:
+        """The engine of an open request and the reason, for a header; empty if not known."""
+        return self._router.route_of(request_id)
+
+    # --------------------------------------------------------------- requests
+
+    async def submit(self, submits: Sequence[Submit], queue: EventQueue) -> None:
+        """Submit the requests of a call to one engine."""
+        member = self._router.route(submits[0], self._members.ready())
+        if member is None:
+            for submit in submits:
+                queue.put(EngineUnreachable(submit.request_id, "no engine of the fleet is ready"))
+            return
+        ids = [submit.request_id for submit in submits]
+        for request_id in ids:
+            self._engine_of[request_id] = member.engine_id
+        try:
+            await self._directory.place(ids, member.engine_id)
+        except BusUnavailable as error:
+            _log.warning("not placed", ids=ids, error=error)  # a move places them
+        await member.client.submit(submits, queue)
+
+    def attach(
+        self, submit: Submit, queue: EventQueue, views: Sequence[ChoiceView] | None = None
+    ) -> None:
+        """Deliver a request that an engine may have, from there on."""
+        self._enter(submit.request_id, queue)
+        self._start(self._attach(submit, queue, views))
+
+    def look_up(self, request_id: str, queue: EventQueue) -> None:
+        """Ask for a request by its id."""
+        self._enter(request_id, queue)
+        self._start(self._look_up(request_id, queue))
+
+    def stop(self, stop: Stop, queue: EventQueue) -> None:
+        """Send a Stop of a choice."""
+        if (member := self._member_of(stop.request_id)) is not None:
+            member.client.stop(stop, queue)
+
+    def abort(self, request_id: str, queue: EventQueue, reason: str) -> None:
+        """Abort the request, unless another call waits for it."""
+        if (member := self._closing(request_id, queue)) is not None:
+            member.client.abort(request_id, queue, reason)
+
+    def abandon(self, request_id: str, queue: EventQueue, after_s: float) -> None:
+        """End the call's wait, and abort the request later unless another call comes."""
+        if (member := self._closing(request_id, queue)) is not None:
+            member.client.abandon(request_id, queue, after_s)
+
+    def close(self, request_id: str, queue: EventQueue) -> None:
+        """End the call's wait without an Abort."""
+        if (member := self._closing(request_id, queue)) is not None:
+            member.client.close(request_id, queue)
+
+    def close_choice(
+        self, request_id: str, index: int, num_tokens: int, reason: FinishReason, queue: EventQueue
+    ) -> None:
+        """End one choice of a request; others may go on."""
+        if (member := self._member_of(request_id)) is not None:
+            member.client.close_choice(request_id, index, num_tokens, reason, queue)
+
+    def leave(self) -> None:
+        """Tell every call that this process stops."""
+        for member in self._members.by_id.values():
+            member.client.leave()
+
+    async def all_closed(self) -> None:
+        """Return when no request is open."""
+        while self.num_open:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def flushed(self) -> None:
+        """Return when all that was sent has been appended."""
+        await asyncio.gather(*(m.client.flushed() for m in self._members.ready()))
+
+    # ------------------------------------------------------------------- loop
+
+    async def run(self) -> None:
+        """Read the directory, and move requests, until cancelled."""
+        try:
+            while True:
+                await self._poll()
+                await asyncio.sleep(_POLL_S)
+        finally:
+            for task in list(self._tasks):
+                await cancel_until_done(task)
+            await self._members.close()
+
+    async def _poll(self) -> None:
+        try:
+            leases = await self._directory.engines()
+            self._memory_share = await self._directory.memory_share()
+        except BusUnavailable as error:
+            # Leases expire while nothing can be read: no engine is lost by that.
+            if self._is_away is None:
+                _log.warning("directory not read", error=error)
+            self._is_away = f"the directory does not answer: {error}"
+            now_s = self._clock_s()
+            for member in self._members.by_id.values():
+                member.seen_s = now_s
+            return
+        self._is_away, self._was_read = None, True
+        now_s = self._clock_s()
+        self._members.update(leases, now_s)
+        self._router.update(self._members.ready())
+        for member in self._members.by_id.values():
+            if member.task.done():
+                member.task.result()  # the reader of a log failed, and with it the gateway
+        for member in self._members.silent(now_s, self._engine_patience_s):
+            for request_id in member.client.open_ids():
+                self._start(self._move(request_id, member.engine_id, is_lost=True))
+            if not member.client.num_open and now_s - member.seen_s >= _FORGET_S:
+                await self._members.drop(member)
+        self._changed.set()
+
+    # ----------------------------------------------- requests of known placement
+
+    async def _attach(
+        self, submit: Submit, queue: EventQueue, views: Sequence[ChoiceView] | None
+    ) -> None:
+        request_id = submit.request_id
+        while self._is_between(request_id, queue):
+            try:
+                old = await self._directory.find(request_id)
+                member = None if old is None else self._members.by_id.get(old.engine_id)
+                if member is None:
+                    reason = None if old is None else Reason.MOVED
+                    member = self._router.route(submit, self._members.ready(), reason)
+                    if member is None or not await self._place(request_id, old, member):
+                        await asyncio.sleep(_RETRY_S)
+                        continue
+            except (BusUnavailable, DecodeError) as error:
+                self._fail(request_id, queue, f"the directory does not answer: {error}")
+                return
+            if self._arrive(request_id, queue, member):
+                member.client.attach(submit, queue, views)
+
+    async def _look_up(self, request_id: str, queue: EventQueue) -> None:
+        try:
+            old = await self._directory.find(request_id)
+        except (BusUnavailable, DecodeError) as error:
+            self._fail(request_id, queue, f"the directory does not answer: {error}")
+            return
+        member = None if old is None else self._members.by_id.get(old.engine_id)
+        if member is None:
+            if self._between.pop(request_id, None) is queue:
+                queue.put(UnknownRequest(request_id))
+        elif self._arrive(request_id, queue, member):
+            member.client.look_up(request_id, queue)
+
+    async def _place(self, request_id: str, old: Placement | None, member: Member) -> bool:
+        return await self._directory.move(request_id, old, member.engine_id) is not None
+
+    # ------------------------------------------------------------------ moves
+
+    def _released(self, engine_id: str, request_id: str) -> None:
+        self._start(self._move(request_id, engine_id, is_lost=False))
+
+    async def _move(self, request_id: str, source: str, is_lost: bool) -> None:
+        """Let another engine go on with a request, from the tokens that its client has."""
+        member = self._members.by_id.get(source)
+        taken = None if member is None else member.client.take_away(request_id, abort=is_lost)
+        if taken is None:
+            return  # its call has ended
+        self._engine_of.pop(request_id, None)
+        self._between[request_id] = taken.queue
+        until_s = self._clock_s() + self._patience_s
+        while self._is_between(request_id, taken.queue):
+            try:
+                target = await self._new_place(taken, source)
+            except (BusUnavailable, DecodeError) as error:
+                _log.warning("cannot move", request=request_id, error=error)
+                target = None
+            if target is None:
+                if self._clock_s() >= until_s:
+                    why = "its engine ended, and no other could go on with it"
+                    self._fail(request_id, taken.queue, why)
+                    return
+                await asyncio.sleep(_RETRY_S)
+            elif self._arrive(request_id, taken.queue, target):
+                views = taken.views if taken.accepted else None
+                target.client.attach(taken.submit, taken.queue, views)
+                num_tokens = sum(len(view.tokens) for view in taken.views)
+                _log.info(
+                    "moved",
+                    request=request_id,
+                    source=source,
+                    engine=target.engine_id,
+                    generated_tokens=num_tokens,
+                )
+                self._metrics.moved_requests["lost" if is_lost else "released"].inc()
+
+    async def _new_place(self, taken: TakenAway, source: str) -> Member | None:
+        """The engine that a request was moved to, by this gateway or another; None if none is."""
+        request_id = taken.submit.request_id
+        old = await self._directory.find(request_id)
+        if old is not None and old.engine_id != source:
+            return self._members.by_id.get(old.engine_id)
+        others = [one for one in self._members.ready() if one.engine_id != source]
+        target = self._router.route(taken.submit, others, Reason.MOVED)
+        if target is None or not await self._place(request_id, old, target):
+            return None
+        return target
+
+    # ---------------------------------------------------------------- helpers
+
+    def _enter(self, request_id: str, queue: EventQueue) -> None:
+        """A call waits for a request whose engine is looked for; the newer of two calls wins."""
+        earlier = self._between.get(request_id)
+        if earlier is not None:
+            earlier.put(Superseded(request_id))
+        self._between[request_id] = queue
+
+    def _is_between(self, request_id: str, queue: EventQueue) -> bool:
+        return self._between.get(request_id) is queue
+
+    def _arrive(self, request_id: str, queue: EventQueue, member: Member) -> bool:
+        """A request is at an engine; False if its call has ended meanwhile."""
+        if not self._is_between(request_id, queue):
+            return False
+        del self._between[request_id]
+        self._engine_of[request_id] = member.engine_id
+        return True
+
+    def _member_of(self, request_id: str) -> Member | None:
+        return self._members.by_id.get(self._engine_of.get(request_id, ""))
+
+    def _closing(self, request_id: str, queue: EventQueue) -> Member | None:
+        """The engine of a request whose call ends."""
+        if self._is_between(request_id, queue):
+            del self._between[request_id]
+        member = self._member_of(request_id)
+        if member is None or member.client.is_open(request_id, queue):
+            self._engine_of.pop(request_id, None)
+            self._router.forget(request_id)
+        self._changed.set()
+        return member
+
+    def _fail(self, request_id: str, queue: EventQueue, why: str) -> None:
+        if self._is_between(request_id, queue):
+            del self._between[request_id]
+            queue.put(EngineUnreachable(request_id, why))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a request was lost between engines", error=error)

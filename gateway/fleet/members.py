@@ -1,0 +1,123 @@
+"""The engines of a fleet, as one gateway sees them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from gateway.engine.client import EngineClient
+from gateway.engine.engine_status import Engine
+from gateway.fleet.routing import EngineLoad
+from shared.bus.api import Bus
+from shared.logs import EventLog
+from shared.messages.leases import EngineInfo
+from shared.tasks import cancel_until_done
+
+_log = EventLog("gateway.fleet.members")
+
+Connect = Callable[[str], Bus]
+"""Makes a bus to the Redis at a URL."""
+
+MakeClient = Callable[[Bus, str, Callable[[str], None]], EngineClient]
+"""Makes the client of an engine from its bus, its id, and what takes released requests."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One engine.
+
+    Attributes:
+        info: its last lease.
+        seen_s: when that was read.
+        load: for routing.
+    """
+
+    engine_id: str
+    info: EngineInfo
+    bus: Bus
+    client: EngineClient
+    task: "asyncio.Task[None]"
+    seen_s: float
+    load: EngineLoad = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.load = EngineLoad(self.engine_id)
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine if it can take requests."""
+        status = self.client.status
+        return status if isinstance(status, Engine) and not self.info.draining else None
+
+    def saw(self, info: EngineInfo, now_s: float) -> None:
+        """Take a new lease."""
+        self.info, self.seen_s = info, now_s
+        self.load.polled, self.load.sent = info.num_running + info.num_waiting, 0
+
+
+class Members:
+    """Engines that come and go.
+
+    Args:
+        model_name: engines with another model are left out.
+        connect: makes buses.
+        make_client: makes clients.
+        on_released: takes the id of an engine, and of a request that it hands over.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        connect: Connect,
+        make_client: MakeClient,
+        on_released: Callable[[str, str], None],
+    ) -> None:
+        self._model_name = model_name
+        self._connect = connect
+        self._make_client = make_client
+        self._on_released = on_released
+        self.by_id: dict[str, Member] = {}
+
+    def update(self, leases: dict[str, EngineInfo], now_s: float) -> None:
+        """Take all leases of the directory."""
+        for engine_id, info in leases.items():
+            if info.model is not None and info.model.name != self._model_name:
+                continue
+            member = self.by_id.get(engine_id)
+            if member is None and info.model is not None:
+                member = self.by_id[engine_id] = self._join(engine_id, info, now_s)
+            if member is not None:
+                member.saw(info, now_s)
+
+    def ready(self) -> list[Member]:
+        """Engines that can take requests."""
+        return [member for member in self.by_id.values() if member.engine is not None]
+
+    def silent(self, now_s: float, patience_s: float) -> list[Member]:
+        """Engines without a lease for so long."""
+        return [one for one in self.by_id.values() if now_s - one.seen_s >= patience_s]
+
+    async def drop(self, member: Member) -> None:
+        """Forget an engine."""
+        _log.info("engine left", engine=member.engine_id)
+        del self.by_id[member.engine_id]
+        await _end(member)
+
+    async def close(self) -> None:
+        """Forget all engines."""
+        members, self.by_id = list(self.by_id.values()), {}
+        for member in members:
+            await _end(member)
+
+    def _join(self, engine_id: str, info: EngineInfo, now_s: float) -> Member:
+        bus = self._connect(info.redis_url)
+        on_released = partial(self._on_released, engine_id)
+        client = self._make_client(bus, engine_id, on_released)
+        task = asyncio.create_task(client.run(), name=f"engine {engine_id}")
+        _log.info("engine joined", engine=engine_id)
+        return Member(engine_id, info, bus, client, task, now_s)
+
+
+async def _end(member: Member) -> None:
+    await cancel_until_done(member.task)
+    await member.bus.close()

@@ -1,0 +1,103 @@
+"""Chooses the engine of a request: a pure function of the request and of what is known of engines.
+
+An engine's score is the share of the prompt that it probably has cached, less what its load exceeds
+the mean by. It is computed for each request, so one busy engine changes nothing for others.
+Engines with a part of the prompt in their caches are always considered, and all others if they are
+few. Of many, a sample is drawn by the request's random id (the power of several choices).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+LOAD_WEIGHT = 0.3
+_CONSIDER_ALL = 16  # engines
+_SAMPLE = 8
+_ID_BITS = 128
+
+
+class Reason(StrEnum):
+    """Why an engine was chosen."""
+
+    ONLY = "only"  # no other can take the request
+    PREFIX = "prefix"  # it probably has a part of the prompt cached
+    LOAD = "load"  # its load is the lowest of those considered
+    MOVED = "moved"  # the request's engine ends, or was lost
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The engine of a request.
+
+    Attributes:
+        expected_tokens: of the prompt that it probably has cached.
+    """
+
+    engine: str
+    reason: Reason
+    expected_tokens: int = 0
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """The load of an engine, in requests.
+
+    Attributes:
+        polled: that run or wait there, by its last lease.
+        sent: that this gateway has sent there since.
+    """
+
+    name: str
+    polled: int = 0
+    sent: int = 0
+
+    @property
+    def value(self) -> int:
+        """Requests there now, as far as is known."""
+        return self.polled + self.sent
+
+
+def mean_load(engines: Iterable[EngineLoad]) -> float:
+    """The mean load of engines, at least one request."""
+    values = [engine.value for engine in engines]
+    return max(1.0, sum(values) / len(values)) if values else 1.0
+
+
+def choose(
+    request_id: str,
+    num_tokens: int,
+    expected: Mapping[str, int],
+    engines: Sequence[EngineLoad],
+    mean: float,
+    by_name: Mapping[str, EngineLoad],
+    load_weight: float = LOAD_WEIGHT,
+) -> Choice:
+    """The engine with the best score; of equal ones, the less loaded.
+
+    Args:
+        request_id: random, in hexadecimal digits.
+        num_tokens: of the prompt.
+        expected: tokens of it that engines probably have cached.
+        engines: those that can take the request, at least one.
+        mean: their mean load.
+        by_name: the same engines.
+    """
+    if len(engines) == 1:
+        name = engines[0].name
+        return Choice(name, Reason.ONLY, expected.get(name, 0))
+    considered = [by_name[name] for name in expected if name in by_name]
+    if len(engines) <= _CONSIDER_ALL:
+        considered = list(engines)
+    else:
+        bits, count = int(request_id, 16), len(engines)
+        shifts = range(0, _ID_BITS, _ID_BITS // _SAMPLE)
+        considered += [engines[(bits >> shift) % count] for shift in shifts]
+
+    def score(engine: EngineLoad) -> tuple[float, int]:
+        share = expected.get(engine.name, 0) / num_tokens
+        load = engine.value
+        return share - load_weight * (load - mean) / mean, -load
+
+    best = max(considered, key=score)
+    num_expected = expected.get(best.name, 0)
+    return Choice(best.name, Reason.PREFIX if num_expected else Reason.LOAD, num_expected)
