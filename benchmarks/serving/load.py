@@ -18,8 +18,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Load:
         token_ids: half-open range that prompts are drawn from.
         temperature: zero: greedy.
         top_p: one: all tokens.
+        fields: further ones of the body.
     """
 
     endpoint: str
@@ -66,6 +67,7 @@ class Load:
     ignore_eos: bool = True
     temperature: float = 0.0
     top_p: float = 1.0
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, rng: random.Random, num_words: int) -> dict[str, Any]:
         """The body of a request with a prompt of its own."""
@@ -89,7 +91,7 @@ class Load:
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
-        return body
+        return {**body, **self.fields}
 
 
 class Measurement:
