@@ -25,7 +25,7 @@ from benchmarks.models.model_folder import MODEL_HELP, model_folder
 from benchmarks.serving.http_stream import StreamFailed, Target
 from benchmarks.serving.load import Load, Measurement, find_model
 from gateway.grammars.constraints import JsonSchema
-from gpu_worker.model.check.tokens import tokenizer_file
+from gpu_worker.model.tokenizer_file import TokenizerFile
 
 _PERSON = {
     "type": "object",
@@ -126,7 +126,7 @@ def main() -> None:
     except StreamFailed as error:
         console.print(f"failed: {error}", style="red", markup=False)
         sys.exit(1)
-    tokenizer = LLTokenizer(tokenizer_file(args.model).read_text())
+    tokenizer = LLTokenizer(TokenizerFile(args.model).text)
     compiled = {
         f"{kib} KB": median(compile_ms(tokenizer, schema_of_bytes(kib * 1_000)) for _ in range(5))
         for kib in (1, 10, 50)

@@ -17,7 +17,7 @@ from gpu_worker.model.layer_kernels import check_layer_settings, replace_layers
 from gpu_worker.model.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
 from gpu_worker.model.tokenizer_file import TokenizerFile
-from gpu_worker.sampling import cpu_argmax, cpu_penalties
+from gpu_worker.sampling import cpu_argmax, cpu_bans, cpu_penalties
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.gpu_budget import GpuBudget
 from gpu_worker.startup.preemption_speeds import measure_speeds
@@ -119,6 +119,7 @@ def _model_info(
 def _load_sampling_kernels() -> None:
     """Compile the CPU kernels for sampling, or load them from the cache."""
     cpu_argmax.warm_up()
+    cpu_bans.warm_up()
     sampler.load()
     cpu_penalties.warm_up()
 

@@ -12,7 +12,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from gpu_worker.model.loader import choose_dtype, own_dtype, refuse_by_config
 from gpu_worker.model.quantization.formats import take_format
 from gpu_worker.model.quantization.gguf_config import make_config
-from gpu_worker.sampling import cpu_argmax, cpu_penalties
+from gpu_worker.sampling import cpu_argmax, cpu_bans, cpu_penalties
 from gpu_worker.settings import WorkerSettings
 from shared.gguf.header import read_header
 from shared.gguf.location import gguf_file_of
@@ -72,6 +72,7 @@ def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]
     dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
     loads: list[Callable[[], object]] = [
         cpu_argmax.warm_up,
+        cpu_bans.warm_up,
         cpu_penalties.warm_up,
         write_kernel,
         sampler.load,

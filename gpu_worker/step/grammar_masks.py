@@ -11,6 +11,7 @@ import torch
 from gpu_worker.batch.rows import Indices, Rows
 from gpu_worker.batch.sequence_arrays import SlotArrays
 from gpu_worker.grammar.grammars import Grammars, Masks
+from gpu_worker.sampling import cpu_bans
 from gpu_worker.step.begun_step import BegunStep
 
 _BANNED = float("-inf")
@@ -39,12 +40,11 @@ class StepMasks:
         """Set logits of tokens that are not allowed to -inf."""
         if not len(self.sampled):
             return
-        allowed = self.grammars.unpack(self.future.result()[: len(self.sampled)])
-        if not logits.is_cuda:  # row by row, so that nothing is copied
-            for place, row in zip(self.sampled.tolist(), allowed, strict=True):
-                logits[place].masked_fill_(~row, _BANNED)
-            return
-        ban_rows(logits, self.sampled, allowed)
+        masks = self.future.result()[: len(self.sampled)]
+        if logits.is_cuda:
+            ban_rows(logits, self.sampled, self.grammars.unpack(masks))
+        else:
+            cpu_bans.ban(logits, self.sampled, masks)
 
     def allowed_of_beams(self, num_beams: int) -> torch.Tensor | None:
         """Whether each beam may continue with each token, [B, V]; None: all may with all."""

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from gpu_worker.grammar.grammars import Grammars, unpacked
+from gpu_worker.sampling import cpu_bans
 from gpu_worker.step.grammar_masks import ban_rows
 
 HAS_GPU = torch.cuda.is_available()
@@ -43,6 +44,20 @@ def test_tokens_of_a_device_are_banned_in_the_rows_with_a_mask_alone(
         assert torch.equal(logits[row][allowed[place]], before[row][allowed[place]])
         assert (logits[row][~allowed[place]] == float("-inf")).all()
     assert torch.equal(logits[[0, 2]], before[[0, 2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("vocab_size", [1, 33, 100, 4_096, 5_003])
+def test_tokens_of_a_cpu_are_banned_alike(vocab_size: int, dtype: torch.dtype) -> None:
+    wide = torch.randn(5, vocab_size + 13).to(dtype)
+    wide[:, 0], wide[:, -1] = float("nan"), float("inf")
+    given = wide.clone()
+    rows, packed = np.array([4, 1, 3]), masks(3, vocab_size)
+    expected = given[:, :vocab_size]
+    ban_rows(expected, rows, unpacked(torch.from_numpy(packed.view(np.int32)), vocab_size))
+    cpu_bans.ban(wide[:, :vocab_size], rows, packed)
+    bits = torch.int32 if dtype == torch.float32 else torch.int16
+    assert torch.equal(wide.view(bits), given.view(bits))
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="no GPU")
