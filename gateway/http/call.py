@@ -42,6 +42,7 @@ class Call:
             gave none or one that is not kept. It names the call in the answer and in logs alone:
             ids of requests are secrets, and clients cannot choose them.
         trace: the span of the call if it is recorded, or the client's from its ``traceparent``.
+        continues: the span of an earlier call, whose stream it continues.
         received_ms: wall clock at its start.
         tenant: name of its API key, "" where none is required.
         priorities: priorities that its API key allows, None where no key is required.
@@ -56,6 +57,7 @@ class Call:
     received_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     clients_id: str | None = None
     trace: TraceContext | None = None
+    continues: TraceContext | None = None
     tenant: str = ""
     priorities: PriorityRange | None = None
     discards_body: bool = False
@@ -221,7 +223,7 @@ class AccessLog:
     def _begin_span(self, scope: Scope, call: Call) -> CallSpan | None:
         if self._tracer is None or scope["path"].startswith(QUIET_PATHS):
             return None
-        span = self._tracer.begin_call(call.trace, scope["method"], shown_path(scope))
+        span = self._tracer.begin_call(call.trace, scope["method"])
         call.trace = span.context
         return span
 
@@ -253,11 +255,13 @@ _ATTRIBUTES = {
 
 
 def _end_span(span: CallSpan, scope: Scope, call: Call) -> None:
-    # The path of the endpoint, without the ids in it, is what traces are grouped by.
+    # The path itself may hold a secret, that of a stream.
     route = getattr(scope.get("route"), "path", None)
     attributes: dict[str, Any] = {"pagestream.call_id": call.id}
     if route is not None:
         attributes["http.route"] = route
+    if call.continues is not None:
+        span.link(call.continues)
     for name, value in call.fields.items():
         attributes[_ATTRIBUTES.get(name, f"pagestream.{name}")] = (
             value if isinstance(value, (bool, int, float)) else str(value)

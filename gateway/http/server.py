@@ -228,12 +228,13 @@ def _engines(
     tracer: Tracer | None,
 ) -> Engines:
     """The engine of the settings, or the fleet of a directory."""
-    phases = None if tracer is None else PhaseTracker(tracer.record, time.time_ns)
 
     def client(
         bus: Bus, engine_id: str, on_released: Callable[[str], None] | None = None
     ) -> EngineClient:
         patience_s = settings.bus_patience
+        # Epochs and steps are those of one engine.
+        phases = None if tracer is None else PhaseTracker(tracer.record, time.time_ns)
         return EngineClient(
             *(bus, engine_id, model, instance, metrics, prefixes, patience_s, phases, on_released)
         )

@@ -183,7 +183,7 @@ def _origin(service: Service, request: Request, body: ResponseBody) -> Origin:
     call, key = call_of(request), idempotency_key(request)
     if body.background:
         key = key or secrets.token_hex(16)
-        call = Call(tenant=call.tenant, priorities=call.priorities)
+        call = Call(tenant=call.tenant, priorities=call.priorities, trace=call.trace)
     priority = priority_of(body.priority, call.priorities, service.keys.open_priorities)
     return Origin(call, caller_of(request), client_of(request), key, priority, request.receive)
 

@@ -19,6 +19,7 @@ from gateway.resume.request_lookup import RequestLookup
 from gateway.resume.stream_context import Display, read_display, request_id
 from gateway.resume.stream_ids import call_id_in
 from gateway.service import Service
+from gateway.tracing.trace_context import TraceContext
 from shared.messages.requests import Submit
 from shared.sampling import SamplingParams
 
@@ -118,6 +119,9 @@ def _continued(
     position = resumption.start
     call = call_of(request)
     call.fields |= {"stream": True, "resumes": display.call_id}
+    call.continues = next(
+        (TraceContext.parse(state.submit.traceparent) for state in found if state is not None), None
+    )
     prompts = [_prompt(state) for state in found]
     submits = [
         _forgotten_submit(request_id(display.call_id, number)) if state is None else state.submit

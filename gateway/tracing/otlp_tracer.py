@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -61,14 +62,13 @@ class OtlpTracer:
         self._common = {"gen_ai.request.model": model_name, "pagestream.engine": engine_id}
         _log.info("sending spans", url=url)
 
-    def begin_call(self, parent: TraceContext | None, method: str, path: str) -> "OtlpCallSpan":
+    def begin_call(self, parent: TraceContext | None, method: str) -> "OtlpCallSpan":
         """Begin the span of a call."""
-        attributes = {"http.request.method": method, "url.path": path}
         span = self._tracer.start_span(
             method,
             None if parent is None else _context_of(parent),
             SpanKind.SERVER,
-            attributes | self._common,
+            {"http.request.method": method, **self._common},
             start_time=time.time_ns(),
         )
         return OtlpCallSpan(span)
@@ -112,6 +112,10 @@ class OtlpCallSpan:
         return TraceContext(
             f"{context.trace_id:032x}", f"{context.span_id:016x}", context.trace_flags.sampled
         )
+
+    def link(self, other: TraceContext) -> None:
+        """Link it to another call's span, whose stream it continues."""
+        self._span.add_link(_span_context(other))
 
     def end(self, name: str, status: int, attributes: Mapping[str, Any], error: str) -> None:
         """End it now."""
@@ -166,7 +170,10 @@ def _service(instance: str) -> Resource:
     return Resource.create(own | dict(OTELResourceDetector().detect().attributes))
 
 
-def _context_of(found: TraceContext) -> Any:
+def _span_context(found: TraceContext) -> SpanContext:
     flags = TraceFlags(TraceFlags.SAMPLED if found.is_sampled else TraceFlags.DEFAULT)
-    context = SpanContext(int(found.trace_id, 16), int(found.span_id, 16), True, flags)
-    return set_span_in_context(NonRecordingSpan(context))
+    return SpanContext(int(found.trace_id, 16), int(found.span_id, 16), True, flags)
+
+
+def _context_of(found: TraceContext) -> Context:
+    return set_span_in_context(NonRecordingSpan(_span_context(found)))

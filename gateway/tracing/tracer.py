@@ -16,6 +16,10 @@ class CallSpan(Protocol):
         """By which other spans become its children."""
         ...
 
+    def link(self, other: TraceContext) -> None:
+        """Link it to another call's span, whose stream it continues."""
+        ...
+
     def end(self, name: str, status: int, attributes: Mapping[str, Any], error: str) -> None:
         """End it now.
 
@@ -30,7 +34,7 @@ class CallSpan(Protocol):
 class Tracer(Protocol):
     """Records spans. No method but ``close`` blocks, whatever becomes of the collector."""
 
-    def begin_call(self, parent: TraceContext | None, method: str, path: str) -> CallSpan:
+    def begin_call(self, parent: TraceContext | None, method: str) -> CallSpan:
         """Begin the span of a call.
 
         Args:

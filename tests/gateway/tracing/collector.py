@@ -23,6 +23,7 @@ class ReceivedSpan:
     end_ns: int
     attributes: Mapping[str, Any]
     is_error: bool
+    links: tuple[str, ...]  # ids of spans
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Collector:
                         span.end_time_unix_nano,
                         _attributes(span.attributes),
                         span.status.code == span.status.STATUS_CODE_ERROR,
+                        tuple(link.span_id.hex() for link in span.links),
                     )
                     for span in scope.spans
                 ]

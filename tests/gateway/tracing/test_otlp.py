@@ -18,6 +18,7 @@ from shared.errors import SettingsError
 from shared.messages.endings import EndFlag
 from shared.settings import load
 from tests.gateway.conftest import MakeStage
+from tests.gateway.resume.played_streams import Played
 from tests.gateway.tracing.collector import Collector, ReceivedSpan, collecting
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +71,6 @@ async def test_a_call_and_its_phases_are_one_trace(
         "pagestream.client_id": "mine-1",
     }
     assert expected.items() <= call.attributes.items()
-    assert "/health" not in {span.attributes.get("url.path") for span in spans}
     phases = [named(spans, name) for name in ("queue", "prefill", "decode")]
     assert len(spans) == 1 + len(phases)
     for span in phases:
@@ -99,6 +99,45 @@ async def test_a_call_without_a_context_begins_a_trace(
     assert call.attributes["http.response.status_code"] == 400
     assert call.attributes["pagestream.param"] == "max_tokens"
     assert not call.is_error  # the client's mistake
+
+
+async def test_a_stream_that_goes_on_is_linked_and_its_secret_is_not_sent(
+    collector: Collector, make_stage: MakeStage
+) -> None:
+    stage = await make_stage(otlp_endpoint=collector.url)
+    body = {"model": "demo", "prompt": "Hello", "stream": True, "stream_resume": True}
+    stage.spawn(Played(stage.engine, [5, 6]).serve())
+    first = await stage.http.post("/v1/completions", json=body)
+    url = first.headers["x-stream-url"]
+    assert (await stage.http.get(url)).status_code == 200
+    assert stage.server.service.tracer is not None
+    await stage.server.service.tracer.close()
+    call = named(collector.spans, "POST /v1/completions")
+    again = named(collector.spans, "GET /v1/streams/{stream_id}")
+    assert again.links == (call.span_id,)
+    recovered = named(collector.spans, "recovered")
+    assert (recovered.trace_id, recovered.parent_id) == (call.trace_id, call.span_id)
+    assert url.rpartition("/")[2] not in str(collector.spans)
+
+
+async def test_a_response_in_the_background_belongs_to_the_trace_of_its_call(
+    collector: Collector, make_stage: MakeStage
+) -> None:
+    stage = await make_stage(otlp_endpoint=collector.url)
+    body = {"model": "demo", "input": "Hello", "background": True}
+    headers = {"traceparent": SAMPLED}
+    made = await stage.http.post("/v1/responses", json=body, headers=headers)
+    assert made.status_code == 200, made.text
+    attach = await stage.engine.read_attach()
+    submit = await stage.engine.accept_attach(attach, [])
+    await stage.engine.generate(submit, [5])
+    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    assert stage.server.service.tracer is not None
+    await stage.server.service.tracer.close()
+    call = named(collector.spans, "POST /v1/responses")
+    decode = named(collector.spans, "decode")
+    assert (call.trace_id, call.parent_id) == (TRACE, SPAN)
+    assert (decode.trace_id, decode.parent_id) == (TRACE, call.span_id)
 
 
 async def test_the_engine_receives_the_context_with_and_without_a_collector(
