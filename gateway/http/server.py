@@ -76,7 +76,7 @@ class Server:
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
         keys = ApiKeys(settings.api_keys, settings.api_key, priorities=_priorities(settings))
-        tracer = tracer_of(settings.otlp_endpoint, instance, name, settings.engine_id)
+        tracer = tracer_of(settings.otlp_endpoint, instance, name)
         self.port = 0
         self.connections: set[Any] = set()
         self.service = Service(
@@ -233,8 +233,9 @@ def _engines(
         bus: Bus, engine_id: str, on_released: Callable[[str], None] | None = None
     ) -> EngineClient:
         patience_s = settings.bus_patience
-        # Epochs and steps are those of one engine.
-        phases = None if tracer is None else PhaseTracker(tracer.record, time.time_ns)
+        phases = None
+        if tracer is not None:
+            phases = PhaseTracker(engine_id, tracer.record, time.time_ns)
         return EngineClient(
             *(bus, engine_id, model, instance, metrics, prefixes, patience_s, phases, on_released)
         )

@@ -45,7 +45,7 @@ _CLOSE_S = 3.0
 class OtlpTracer:
     """Spans wait in a bounded queue for a thread that sends them."""
 
-    def __init__(self, endpoint: str, instance: str, model_name: str, engine_id: str) -> None:
+    def __init__(self, endpoint: str, instance: str, model_name: str) -> None:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)  # it logs each failure
         url = endpoint if has_path(endpoint) else endpoint.rstrip("/") + _PATH
         self._exporter = _ObservedExporter(OTLPSpanExporter(url, timeout=_TIMEOUT_S), url)
@@ -59,7 +59,7 @@ class OtlpTracer:
             )
         )
         self._tracer = self._provider.get_tracer("pagestream", version())
-        self._common = {"gen_ai.request.model": model_name, "pagestream.engine": engine_id}
+        self._common = {"gen_ai.request.model": model_name}
         _log.info("sending spans", url=url)
 
     def begin_call(self, parent: TraceContext | None, method: str) -> "OtlpCallSpan":
@@ -80,7 +80,12 @@ class OtlpTracer:
             span.phase.value,
             _context_of(span.parent),
             SpanKind.INTERNAL,
-            {"pagestream.request_id": span.request_id, **facts, **self._common},
+            {
+                "pagestream.request_id": span.request_id,
+                "pagestream.engine": span.engine_id,
+                **facts,
+                **self._common,
+            },
             start_time=span.start_ns,
         )
         if span.error:

@@ -39,11 +39,13 @@ class PhaseSpan:
 
     Attributes:
         parent: the call of the request.
+        engine_id: of the engine that computes it.
         start_ns, end_ns: since 1970.
         error: why the request ended without its answer; "" otherwise.
     """
 
     parent: TraceContext
+    engine_id: str
     request_id: str
     phase: Phase
     start_ns: int
@@ -65,14 +67,18 @@ class _Followed:
 
 
 class PhaseTracker:
-    """Follows the requests of traces that are recorded. It does no I/O.
+    """Follows the requests of traces that are recorded, at one engine. It does no I/O.
 
     Args:
+        engine_id: of the engine, whose epochs and steps count.
         report: takes each phase when it is over; must not block.
         clock_ns: nanoseconds since 1970.
     """
 
-    def __init__(self, report: Callable[[PhaseSpan], None], clock_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, engine_id: str, report: Callable[[PhaseSpan], None], clock_ns: Callable[[], int]
+    ) -> None:
+        self._engine_id = engine_id
         self._report = report
         self._clock_ns = clock_ns
         self._followed: dict[str, _Followed] = {}
@@ -190,7 +196,16 @@ class PhaseTracker:
         since_ns = followed.since_ns
         end_ns = max(at_ns, since_ns)
         self._report(
-            PhaseSpan(followed.parent, request_id, followed.phase, since_ns, end_ns, facts, error)
+            PhaseSpan(
+                followed.parent,
+                self._engine_id,
+                request_id,
+                followed.phase,
+                since_ns,
+                end_ns,
+                facts,
+                error,
+            )
         )
 
     def _start_of(self, step: Step) -> int:

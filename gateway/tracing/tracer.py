@@ -51,9 +51,7 @@ class Tracer(Protocol):
         ...
 
 
-def tracer_of(
-    endpoint: str | None, instance: str, model_name: str, engine_id: str
-) -> Tracer | None:
+def tracer_of(endpoint: str | None, instance: str, model_name: str) -> Tracer | None:
     """The tracer of a gateway; None if no endpoint is set, and then no package of it is imported.
 
     Raises:
@@ -70,4 +68,4 @@ def tracer_of(
             f"{error}; install what it needs: pip install opentelemetry-sdk "
             "opentelemetry-exporter-otlp-proto-http",
         ) from error
-    return OtlpTracer(endpoint, instance, model_name, engine_id)
+    return OtlpTracer(endpoint, instance, model_name)

@@ -24,7 +24,9 @@ from tests.gateway.tracing.collector import Collector, ReceivedSpan, collecting
 ROOT = Path(__file__).parents[3]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, DROPPED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
-PHASE = PhaseSpan(TraceContext(TRACE, SPAN, True), "a", Phase.DECODE, 1_000, 2_000, {"tokens": 3})
+PHASE = PhaseSpan(
+    TraceContext(TRACE, SPAN, True), "engine-0", "a", Phase.DECODE, 1_000, 2_000, {"tokens": 3}
+)
 
 
 @pytest.fixture
@@ -75,6 +77,7 @@ async def test_a_call_and_its_phases_are_one_trace(
     assert len(spans) == 1 + len(phases)
     for span in phases:
         assert (span.trace_id, span.parent_id) == (TRACE, call.span_id)
+        assert span.attributes["pagestream.engine"] == "engine-0"
         assert call.attributes["pagestream.call_id"] in span.attributes["pagestream.request_id"]
         assert call.start_ns <= span.start_ns <= span.end_ns <= call.end_ns
     assert phases[0].end_ns == phases[1].start_ns
@@ -183,7 +186,7 @@ async def test_a_collector_that_fails_is_logged_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     collector.status = 400
-    tracer = OtlpTracer(collector.url + "/custom/path", "gateway", "demo", "engine-0")
+    tracer = OtlpTracer(collector.url + "/custom/path", "gateway", "demo")
     for _ in range(3):
         tracer.record(PHASE)
         await asyncio.to_thread(tracer.flush)
@@ -204,7 +207,7 @@ import sys
 import gateway.__main__
 from gateway.tracing.tracer import tracer_of
 
-assert tracer_of(None, "gateway", "demo", "engine-0") is None
+assert tracer_of(None, "gateway", "demo") is None
 # redis-py imports opentelemetry.sdk.metrics by itself where it is installed.
 ours = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "opentelemetry.proto", "google.")
 print([name for name in sys.modules if name.startswith(ours)])
@@ -217,7 +220,7 @@ print([name for name in sys.modules if name.startswith(ours)])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gateway.tracing.otlp_tracer", None)
     with pytest.raises(SettingsError, match="pip install opentelemetry-sdk"):
-        tracer_of("http://127.0.0.1:4318", "gateway", "demo", "engine-0")
+        tracer_of("http://127.0.0.1:4318", "gateway", "demo")
 
 
 @pytest.mark.parametrize(
