@@ -1,5 +1,6 @@
 """Arguments of attention and of cache writes, their tile sizes and scratch memory."""
 
+from kernels.cpu.amx.tiles import ROWS, STATE_BYTES
 from kernels.cpu.runtime.kernel_arguments import ArgumentLayout, StepField
 
 # Attention.
@@ -54,10 +55,11 @@ def padded_rows(group: int) -> int:
 def scratch_bytes(group: int, head_dim: int) -> int:
     """Scratch of one thread.
 
-    It holds address tables of two tiles, queries, sums, scores and row statistics, and weights and
-    values as bf16 pairs.
+    It holds address tables of two tiles, queries, sums, scores and row statistics, weights and
+    values as bf16 pairs, and with AMX zeros behind transposed keys and the state of its tiles.
     """
     rows = padded_rows(group)
     floats = 2 * rows * head_dim + rows * KV_TILE + 3 * rows
     floats += KV_TILE // 2 * (rows + head_dim)
-    return 2 * 2 * 8 * KV_TILE + 4 * floats
+    floats += (ROWS // 2 + 1) * KV_TILE
+    return 2 * 2 * 8 * KV_TILE + 4 * floats + STATE_BYTES

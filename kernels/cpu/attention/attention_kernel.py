@@ -4,21 +4,21 @@ A tile is some query tokens of one sequence under one KV head, so that keys and 
 for the whole group of query heads; a decode tile may be under several KV heads.
 """
 
+# ruff: noqa: ARG001 - numba calls an overload with types to choose what to compile
+
 from functools import cache
 
 import torch
 from numba import njit
+from numba.extending import overload
 
 from kernels.cpu.attention import attention_arguments as fields
 from kernels.cpu.attention.decode_tile import attend_decode_tile
 from kernels.cpu.attention.prefill_tile import attend_prefill_tile
-from kernels.cpu.runtime.bf16_dot import BF16_DOT_TAGS
+from kernels.cpu.runtime.bf16_dot import BF16_DOT_TAGS, is_amx_tag
 from kernels.cpu.runtime.entry_points import Kernel, compile_kernel, element_tag
 from kernels.cpu.runtime.instruction_set import Dot
 from kernels.cpu.runtime.memory import claim_task, claim_thread, field, load_i32
-
-# Tiles multiply in linear layers alone.
-_VECTORS_OF = {Dot.AMX: Dot.NATIVE, Dot.EMULATED_AMX: Dot.EMULATED}
 
 
 @njit
@@ -70,9 +70,25 @@ def attend_tasks(args, tag):
                 args, tag, scratch, sequence, head, num_heads, start + first, num_tokens, position
             )
         else:
-            attend_prefill_tile(
+            attend_many_rows(
                 args, tag, scratch, sequence, head, start + first, num_tokens, position
             )
+
+
+def attend_many_rows(args, tag, scratch, sequence, head, first_token, num_tokens, position):
+    """Attend for the rows of one tile under one KV head. numba puts one of two in its place."""
+    raise NotImplementedError
+
+
+@overload(attend_many_rows)
+def _choose_many_rows(args, tag, scratch, sequence, head, first_token, num_tokens, position):
+    if not is_amx_tag(tag):
+        return attend_prefill_tile.py_func
+
+    def as_few(args, tag, scratch, sequence, head, first_token, num_tokens, position):
+        attend_decode_tile(args, tag, scratch, sequence, head, 1, first_token, num_tokens, position)
+
+    return as_few
 
 
 @cache
@@ -84,5 +100,5 @@ def attend_kernel(dtype: torch.dtype, dot: Dot) -> Kernel:
     """
     tag = element_tag(dtype)
     if dtype == torch.bfloat16:
-        tag = BF16_DOT_TAGS.get(_VECTORS_OF.get(dot, dot), tag)
+        tag = BF16_DOT_TAGS.get(dot, tag)
     return compile_kernel(attend_tasks, fields.ATTENTION_LAYOUT, tag)

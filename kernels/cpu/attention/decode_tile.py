@@ -1,7 +1,8 @@
-"""Decode tiles: CPU attention of few query rows.
+"""Decode tiles: CPU attention of few query rows; with AMX, of any number of rows.
 
 The lanes of a vector lie along D; with dot products of bf16 pairs the lanes of scores are keys (see
-decode_bf16_dot). Two functions differ between the two, and the inner loops, by the tag's type.
+decode_bf16_dot). Some functions differ between these and AMX (see amx_tile), and the inner loops,
+by the tag's type.
 """
 
 # ruff: noqa: ARG001 - numba calls an overload with types to choose what to compile
@@ -12,6 +13,13 @@ from numba import njit, types
 from numba.extending import overload
 
 from kernels.cpu.attention import attention_arguments as fields
+from kernels.cpu.attention.amx_tile import (
+    begin_amx_tile,
+    end_amx_tile,
+    load_amx_row,
+    score_amx_rows,
+    weigh_amx_values,
+)
 from kernels.cpu.attention.decode_bf16_dot import load_row_pairs, score_pair_rows
 from kernels.cpu.attention.softmax_ir import decode_softmax, softcap_chunk
 from kernels.cpu.attention.tile_ir import (
@@ -20,10 +28,11 @@ from kernels.cpu.attention.tile_ir import (
     elements_per_step,
     fetch_rows,
     fill_chunk,
+    keys_multiple,
     scale_chunk,
 )
 from kernels.cpu.attention.tile_keys import LOG2_E, locate_tile, row_address, score_scale
-from kernels.cpu.runtime.bf16_dot import is_bf16_dot_tag
+from kernels.cpu.runtime.bf16_dot import is_amx_tag, is_bf16_dot_tag
 from kernels.cpu.runtime.memory import field, item_bytes, load_element, store_element
 from kernels.cpu.runtime.simd import float32_tag
 
@@ -53,6 +62,7 @@ def attend_decode_tile(
     total = maximum + 4 * num_heads * rows  # [heads, R]
     spare = total + 4 * num_heads * rows  # at least KV_TILE / 2 * D numbers of 32 bits
     all_rows = num_heads * rows
+    _begin(tag, rows, head_dim, spare)
     _load_rows(
         args, tag, first_head, first_token, rows, all_rows, scale, query, sums, maximum, total
     )
@@ -61,10 +71,11 @@ def attend_decode_tile(
     end = position + num_tokens
     ahead = 8 * fields.KV_TILE
     stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
-    locate_tile(args, sequence, first_head, begin, stop, keys, values)
+    multiple = keys_multiple(tag)
+    locate_tile(args, sequence, first_head, begin, stop, multiple, keys, values)
     while begin < end:
         stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
-        base = begin - begin % 16
+        base = begin - begin % multiple
         count = stop - base
         for head in range(num_heads):
             # Blocks lie anywhere, so the hardware cannot predict the next addresses. Behind the end
@@ -72,10 +83,12 @@ def attend_decode_tile(
             coming, next_keys, next_values = ahead, keys + ahead, values + ahead
             if head + 1 < num_heads:
                 behind = first_head + head + 1
-                locate_tile(args, sequence, behind, begin, stop, next_keys, next_values)
+                locate_tile(args, sequence, behind, begin, stop, multiple, next_keys, next_values)
             elif stop < end:
                 following = min(end, stop + fields.KV_TILE)
-                locate_tile(args, sequence, first_head, stop, following, next_keys, next_values)
+                locate_tile(
+                    args, sequence, first_head, stop, following, multiple, next_keys, next_values
+                )
             else:
                 coming = 0
             row = head * rows
@@ -87,14 +100,15 @@ def attend_decode_tile(
                 args, tag, rows, base, count, position, scores, maximum + 4 * row, total + 4 * row,
                 alpha, values + coming,
             )  # fmt: skip
-            _weigh_values(
+            _weigh(
                 tag, rows, head_dim, values, count, scores, alpha, sums + row * wide,
-                values + coming,
+                values + coming, spare,
             )  # fmt: skip
             keys, values, ahead = next_keys, next_values, -ahead
         begin = stop
 
     _store_rows(args, tag, first_head, first_token, rows, all_rows, sums, total)
+    _end(tag, head_dim, spare)
 
 
 @njit
@@ -128,7 +142,9 @@ def _weigh_scores(
     head_chunks = field(args, fields.HEAD_DIM) // 16
     group, window = field(args, fields.GROUP), field(args, fields.WINDOW)
     softcap = load_element(float32_tag, args + 8 * fields.SOFTCAP)
-    chunks = (count + 15) // 16
+    multiple = keys_multiple(tag)
+    chunks = (count + multiple - 1) // multiple * (multiple // 16)
+    fetches = chunks == fields.KV_TILE // 16 and elements_per_step(tag) == 2 and multiple == 16
     for r in range(rows):
         row = scores + r * 4 * fields.KV_TILE
         if softcap != 0:
@@ -139,7 +155,7 @@ def _weigh_scores(
             store_element(float32_tag, row + 4 * n, -math.inf)
         for n in range(min(count, seen - window + 1 - base)):
             store_element(float32_tag, row + 4 * n, -math.inf)
-        if r > 0 and chunks == fields.KV_TILE // 16 and elements_per_step(tag) == 2:
+        if r > 0 and fetches:
             coming = next_values + 8 * 16 * (r % 4)
             fetch_rows(tag, coming, min(16, 64 // head_chunks), head_chunks)
         decode_softmax(tag, row, chunks, maximum + 4 * r, total + 4 * r, alpha + 4 * r)
@@ -167,6 +183,14 @@ def _load_elements(tag, source, scale, head_dim, target):
         scale_chunk(tag, float32_tag, source + d * item_bytes(tag), scale, target + 4 * d)
 
 
+def _begin_nothing(tag, rows, head_dim, spare):
+    """Registers need no preparation."""
+
+
+def _end_nothing(tag, head_dim, spare):
+    """Likewise."""
+
+
 def _score_element_rows(tag, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
     """scores [rows, KV_TILE] = query @ keys, in register blocks of rows; the usual D unrolled."""
     chunks = head_dim // 16
@@ -179,7 +203,7 @@ def _score_element_rows(tag, rows, head_dim, keys, count, query, scale, scores, 
 
 
 def _load(tag, source, scale, head_dim, target):
-    """Load one row's query. Never called: numba puts one of two functions in its place."""
+    """Load one row's query. Never called: numba puts one of three functions in its place."""
     raise NotImplementedError
 
 
@@ -188,14 +212,48 @@ def _score_rows(tag, rows, head_dim, keys, count, query, scale, scores, next_key
     raise NotImplementedError
 
 
+def _weigh(tag, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
+    """sums[r] = sums[r] * alpha[r] + weights[r] @ values. Likewise replaced."""
+    raise NotImplementedError
+
+
+def _begin(tag, rows, head_dim, spare):
+    """Prepare for so many rows under a KV head. Likewise replaced."""
+    raise NotImplementedError
+
+
+def _end(tag, head_dim, spare):
+    """Give up what was prepared. Likewise replaced."""
+    raise NotImplementedError
+
+
 @overload(_load)
 def _choose_load(tag, source, scale, head_dim, target):
+    if is_amx_tag(tag):
+        return load_amx_row
     return load_row_pairs if is_bf16_dot_tag(tag) else _load_elements
 
 
 @overload(_score_rows)
 def _choose_score(tag, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
+    if is_amx_tag(tag):
+        return score_amx_rows
     return score_pair_rows if is_bf16_dot_tag(tag) else _score_element_rows
+
+
+@overload(_weigh)
+def _choose_weigh(tag, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
+    return weigh_amx_values if is_amx_tag(tag) else _weigh_values
+
+
+@overload(_begin)
+def _choose_begin(tag, rows, head_dim, spare):
+    return begin_amx_tile if is_amx_tag(tag) else _begin_nothing
+
+
+@overload(_end)
+def _choose_end(tag, head_dim, spare):
+    return end_amx_tile if is_amx_tag(tag) else _end_nothing
 
 
 @njit
@@ -230,8 +288,7 @@ def _score_blocks(tag, unrolled, rows, chunks, keys, count, query, scores, next_
         r += 1
 
 
-@njit
-def _weigh_values(tag, rows, head_dim, values, count, weights, alpha, sums, next_values):
+def _weigh_values(tag, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
     """sums[r] = sums[r] * alpha[r] + weights[r] @ values, in register blocks of rows x 64."""
     per_step = elements_per_step(tag)
     steps = (count + per_step - 1) // per_step

@@ -12,7 +12,12 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.runtime import simd
-from kernels.cpu.runtime.bf16_dot import is_bf16_dot_tag, multiply_accumulate, splat_bits
+from kernels.cpu.runtime.bf16_dot import (
+    is_amx_tag,
+    is_bf16_dot_tag,
+    multiply_accumulate,
+    splat_bits,
+)
 from kernels.cpu.runtime.prefetch import prefetch, read_once_cache
 from kernels.cpu.runtime.simd import LANES, size_of
 
@@ -238,6 +243,16 @@ def elements_per_step(typingctx, tag):
 
     def codegen(context, builder, signature, args):
         return simd.i64(2 if is_bf16_dot_tag(signature.args[0]) else 1)
+
+    return types.int64(tag), codegen
+
+
+@intrinsic
+def keys_multiple(typingctx, tag):
+    """Keys of a decode tile begin at a multiple of this position: vectors of keys, or AMX tiles."""
+
+    def codegen(context, builder, signature, args):
+        return simd.i64(2 * LANES if is_amx_tag(signature.args[0]) else LANES)
 
     return types.int64(tag), codegen
 

@@ -54,12 +54,12 @@ def locate_keys(args, sequence, head, begin, end, keys, values):
 
 
 @njit
-def locate_tile(args, sequence, head, begin, end, keys, values):
-    """The same for whole vectors of slots, from a multiple of 16 on.
+def locate_tile(args, sequence, head, begin, end, multiple, keys, values):
+    """The same for whole vectors of slots, from a ``multiple`` of sixteen or more on.
 
     Entries outside [begin, end) repeat the first slot and the last one.
     """
-    before = begin % 16
+    before = begin % multiple
     count = before + end - begin
     locate_keys(args, sequence, head, begin, end, keys + 8 * before, values + 8 * before)
     for table in (keys, values):

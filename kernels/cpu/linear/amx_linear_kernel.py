@@ -1,14 +1,13 @@
 """The CPU kernel of linear layers in bfloat16 by AMX tiles (see ``kernels.cpu.amx.tiles``).
 
 A task is a group of panels of outputs for a chunk of rows, as in ``linear_kernel``. All products of
-an output are summed in a tile, 32 inputs after the other. Up to sixteen rows are one tile. More are
-an even number of tiles, each with the same number of rows: the last tile begins early enough to
-have as many, and computes some rows once more, with the same bits.
+an output are summed in a tile, 32 inputs after the other. How rows are cut into tiles is in
+``kernels.cpu.amx.blocks``.
 """
 
 from numba import njit
 
-from kernels.cpu.amx import tiles
+from kernels.cpu.amx import blocks, tiles
 from kernels.cpu.linear import linear_arguments as fields
 from kernels.cpu.linear.epilogue import finish
 from kernels.cpu.runtime.memory import claim_task, claim_thread, copy_bytes, field, fill_bytes
@@ -34,7 +33,6 @@ def amx_linear_tasks(args, amx_tag, tag):
     last_weights = state + tiles.STATE_BYTES  # [GROUP] tiles
     last_inputs = last_weights + fields.GROUP * tiles.TILE_BYTES  # [chunk, 32]
     sums = last_inputs + chunk_rows * tiles.ROW_BYTES  # [chunk, GROUP_OUTPUTS] float32
-    pair_rows = 2 * tiles.ROWS
     prepared, rows, num_tiles, tile_rows = -1, 0, 0, 0
     while True:
         task = claim_task(args)
@@ -44,8 +42,7 @@ def amx_linear_tasks(args, amx_tag, tag):
         x = field(args, fields.INPUT) + chunk * chunk_rows * x_row
         if chunk != prepared:
             rows = min(chunk_rows, num_rows - chunk * chunk_rows)
-            num_tiles = 1 if rows <= tiles.ROWS else (rows + pair_rows - 1) // pair_rows * 2
-            tile_rows = (rows + num_tiles - 1) // num_tiles
+            num_tiles, tile_rows = blocks.cut(rows)
             tiles.configure(amx_tag, state, tile_rows, min(num_tiles, 2))
             _copy_last_inputs(x, x_row, rows, in_features, last_inputs)
             prepared = chunk
@@ -91,38 +88,15 @@ def _copy_last_weights(w, in_features, last_weights):
 @njit
 def _multiply_one_tile(amx_tag, state, x, x_row, w, in_features, last_inputs, last_weights, sums):
     """Sums [rows, GROUP_OUTPUTS] of the rows of one tile: weights are read once."""
-    panel = in_features * _PANEL_INPUTS_BYTES
-    tiles.clear(amx_tag, state, 0)
-    tiles.clear(amx_tag, state, 1)
-    tiles.clear(amx_tag, state, 2)
-    tiles.clear(amx_tag, state, 3)
-    steps = in_features // tiles.INPUTS
-    for _ in range(steps):
-        _step_of_one_tile(amx_tag, state, x, x_row, w, panel)
-        x += tiles.ROW_BYTES
-        w += tiles.TILE_BYTES
+    steps, panel = in_features // tiles.INPUTS, in_features * _PANEL_INPUTS_BYTES
+    blocks.clear_sums(amx_tag, state)
+    blocks.add_one_tile(amx_tag, state, steps, x, x_row, w, tiles.ROW_BYTES, panel)
     if in_features % tiles.INPUTS != 0:
-        _step_of_one_tile(
-            amx_tag, state, last_inputs, tiles.ROW_BYTES, last_weights, tiles.TILE_BYTES
-        )
-    tiles.store(amx_tag, state, 0, sums, fields.TILE_ROW)
-    tiles.store(amx_tag, state, 1, sums + tiles.ROW_BYTES, fields.TILE_ROW)
-    tiles.store(amx_tag, state, 2, sums + 2 * tiles.ROW_BYTES, fields.TILE_ROW)
-    tiles.store(amx_tag, state, 3, sums + 3 * tiles.ROW_BYTES, fields.TILE_ROW)
-
-
-@njit
-def _step_of_one_tile(amx_tag, state, x, x_row, w, panel):
-    """Add the products of 32 inputs of a group's panels, which lie ``panel`` bytes apart."""
-    tiles.load(amx_tag, state, 4, x, x_row)
-    tiles.load(amx_tag, state, 5, w, tiles.ROW_BYTES)
-    tiles.multiply(amx_tag, state, 0, 4, 5)
-    tiles.load(amx_tag, state, 6, w + panel, tiles.ROW_BYTES)
-    tiles.multiply(amx_tag, state, 1, 4, 6)
-    tiles.load(amx_tag, state, 7, w + 2 * panel, tiles.ROW_BYTES)
-    tiles.multiply(amx_tag, state, 2, 4, 7)
-    tiles.load(amx_tag, state, 5, w + 3 * panel, tiles.ROW_BYTES)
-    tiles.multiply(amx_tag, state, 3, 4, 5)
+        blocks.add_one_tile(
+            amx_tag, state, 1, last_inputs, tiles.ROW_BYTES, last_weights, tiles.ROW_BYTES,
+            tiles.TILE_BYTES,
+        )  # fmt: skip
+    blocks.store_one_tile(amx_tag, state, sums, fields.TILE_ROW)
 
 
 @njit
@@ -131,53 +105,25 @@ def _multiply_tiles(
     sums,
 ):  # fmt: skip
     """The same for rows of several tiles, of which two share their loads of weights."""
-    panel = in_features * _PANEL_INPUTS_BYTES
-    for first_panel in range(0, fields.GROUP, 2):
-        w_at, last_w = w + first_panel * panel, last_weights + first_panel * tiles.TILE_BYTES
-        out = sums + first_panel * tiles.ROW_BYTES
+    steps, panel = in_features // tiles.INPUTS, in_features * _PANEL_INPUTS_BYTES
+    for first in range(0, fields.GROUP, 2):
+        w_at, last_w = w + first * panel, last_weights + first * tiles.TILE_BYTES
+        out = sums + first * blocks.PANEL_BYTES
         for tile in range(0, num_tiles, 2):
             r = tile * tile_rows
             second = min(r + tile_rows, rows - tile_rows)
-            _multiply_two_tiles(
-                amx_tag, state, x + r * x_row, x + second * x_row, x_row, w_at, in_features,
-                last_inputs + r * tiles.ROW_BYTES, last_inputs + second * tiles.ROW_BYTES, last_w,
-                out + r * fields.TILE_ROW, out + second * fields.TILE_ROW,
+            blocks.clear_sums(amx_tag, state)
+            blocks.add_two_tiles(
+                amx_tag, state, steps, x + r * x_row, x + second * x_row, x_row, w_at,
+                tiles.ROW_BYTES, panel,
             )  # fmt: skip
-
-
-@njit
-def _multiply_two_tiles(
-    amx_tag, state, x, second, x_row, w, in_features, last, last_second, last_w, out, second_out
-):
-    """Sums of two tiles of rows for two panels."""
-    panel = in_features * _PANEL_INPUTS_BYTES
-    tiles.clear(amx_tag, state, 0)
-    tiles.clear(amx_tag, state, 1)
-    tiles.clear(amx_tag, state, 2)
-    tiles.clear(amx_tag, state, 3)
-    for _ in range(in_features // tiles.INPUTS):
-        _step_of_two_tiles(amx_tag, state, x, second, x_row, w, panel)
-        x += tiles.ROW_BYTES
-        second += tiles.ROW_BYTES
-        w += tiles.TILE_BYTES
-    if in_features % tiles.INPUTS != 0:
-        _step_of_two_tiles(
-            amx_tag, state, last, last_second, tiles.ROW_BYTES, last_w, tiles.TILE_BYTES
-        )
-    tiles.store(amx_tag, state, 0, out, fields.TILE_ROW)
-    tiles.store(amx_tag, state, 1, out + tiles.ROW_BYTES, fields.TILE_ROW)
-    tiles.store(amx_tag, state, 2, second_out, fields.TILE_ROW)
-    tiles.store(amx_tag, state, 3, second_out + tiles.ROW_BYTES, fields.TILE_ROW)
-
-
-@njit
-def _step_of_two_tiles(amx_tag, state, x, second, x_row, w, panel):
-    """Add the products of 32 inputs of two tiles of rows and two panels."""
-    tiles.load(amx_tag, state, 4, x, x_row)
-    tiles.load(amx_tag, state, 6, w, tiles.ROW_BYTES)
-    tiles.multiply(amx_tag, state, 0, 4, 6)
-    tiles.load(amx_tag, state, 7, w + panel, tiles.ROW_BYTES)
-    tiles.multiply(amx_tag, state, 1, 4, 7)
-    tiles.load(amx_tag, state, 5, second, x_row)
-    tiles.multiply(amx_tag, state, 2, 5, 6)
-    tiles.multiply(amx_tag, state, 3, 5, 7)
+            if in_features % tiles.INPUTS != 0:
+                blocks.add_two_tiles(
+                    amx_tag, state, 1, last_inputs + r * tiles.ROW_BYTES,
+                    last_inputs + second * tiles.ROW_BYTES, tiles.ROW_BYTES, last_w,
+                    tiles.ROW_BYTES, tiles.TILE_BYTES,
+                )  # fmt: skip
+            blocks.store_two_tiles(
+                amx_tag, state, out + r * fields.TILE_ROW, out + second * fields.TILE_ROW,
+                fields.TILE_ROW,
+            )  # fmt: skip

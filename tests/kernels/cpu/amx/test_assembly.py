@@ -23,6 +23,10 @@ KERNELS = {
 from kernels.cpu.linear.linear_kernel import linear_kernel
 kernel = linear_kernel(torch.bfloat16, torch.bfloat16, instructions)
 """,
+    "attention": """
+from kernels.cpu.attention.attention_kernel import attend_kernel
+kernel = attend_kernel(torch.bfloat16, instructions.dot)
+""",
 }
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the assembly is x86's")

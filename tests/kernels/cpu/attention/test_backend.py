@@ -27,7 +27,7 @@ from tests.kernels.cases import (
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-WAYS = sorted({best_dot(), Dot.EMULATED, Dot.WIDENED}, key=lambda dot: dot.name)
+WAYS = sorted({best_dot(), Dot.EMULATED, Dot.EMULATED_AMX, Dot.WIDENED}, key=lambda dot: dot.name)
 
 
 @pytest.fixture(scope="module", params=WAYS)
@@ -134,6 +134,14 @@ def assert_same_alone(
         out = torch.empty_like(together[first:end])
         backend.attend(many.query[first:end], many.cache, alone, many.params, out)
         assert torch.equal(out, together[first:end])
+
+
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_what_scratch_memory_held_before_does_not_matter(backend, head_dim):
+    case = make_case(Shape(((1, 90), (21, 75)), head_dim=head_dim, dtype=torch.bfloat16))
+    backend._scratch = torch.full((64 * 1024 * 1024,), 255, dtype=torch.uint8)  # NaNs
+    attend(backend, case)
+    assert_attends(case)
 
 
 @pytest.mark.parametrize("window", [None, 37])

@@ -17,6 +17,7 @@ from tests.kernels.cases import Case, Shape, make_case
 LONGEST_CHUNK = 60
 BY_PAIRS = [
     pytest.param(torch.bfloat16, Dot.EMULATED, id="emulated"),
+    pytest.param(torch.bfloat16, Dot.EMULATED_AMX, id="emulated_amx"),
     pytest.param(
         torch.bfloat16,
         Dot.NATIVE,
