@@ -12,6 +12,8 @@ from gpu_worker.model.ragged_model import LayerShape, RaggedModel
 from gpu_worker.model.torch_compiled import compile_layers
 from gpu_worker.settings import WorkerSettings
 from kernels.cpu.linear.layers import CpuLayers
+from kernels.cpu.linear.library_blocks import find_library
+from kernels.cpu.linear.library_trial import LibraryTrial
 from kernels.cpu.runtime.instruction_set import detect
 from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
@@ -69,7 +71,8 @@ def _fuse_on_cpu(
         _keep_torch_layers(deterministic, f"there are none for this CPU and {model.dtype}")
         return
     attention = [shape.module for shape in shapes]
-    found = fuse(model.model, CpuLayers(instructions), model.dtype, attention)
+    kernels = CpuLayers(instructions, LibraryTrial(find_library(instructions)))
+    found = fuse(model.model, kernels, model.dtype, attention)
     model.packed_bytes = found.weight_bytes
     _log_replaced(
         "layers compiled",

@@ -10,6 +10,7 @@ from numba import njit
 from kernels.cpu.amx import blocks, tiles
 from kernels.cpu.linear import linear_arguments as fields
 from kernels.cpu.linear.epilogue import finish
+from kernels.cpu.linear.library_blocks import multiply_by_library, rows_by_library
 from kernels.cpu.runtime.memory import claim_task, claim_thread, copy_bytes, field, fill_bytes
 
 _INPUT_BYTES = 2
@@ -33,30 +34,38 @@ def amx_linear_tasks(args, amx_tag, tag):
     last_weights = state + tiles.STATE_BYTES  # [GROUP] tiles
     last_inputs = last_weights + fields.GROUP * tiles.TILE_BYTES  # [chunk, 32]
     sums = last_inputs + chunk_rows * tiles.ROW_BYTES  # [chunk, GROUP_OUTPUTS] float32
-    prepared, rows, num_tiles, tile_rows = -1, 0, 0, 0
+    prepared = -1
     while True:
         task = claim_task(args)
         if task >= num_groups * num_chunks:
             break
         chunk, group = divmod(task, num_groups)
         x = field(args, fields.INPUT) + chunk * chunk_rows * x_row
-        if chunk != prepared:
-            rows = min(chunk_rows, num_rows - chunk * chunk_rows)
-            num_tiles, tile_rows = blocks.cut(rows)
-            tiles.configure(amx_tag, state, tile_rows, min(num_tiles, 2))
-            _copy_last_inputs(x, x_row, rows, in_features, last_inputs)
-            prepared = chunk
+        rows = min(chunk_rows, num_rows - chunk * chunk_rows)
         w = field(args, fields.WEIGHT) + group * fields.GROUP * in_features * _PANEL_INPUTS_BYTES
-        _copy_last_weights(w, in_features, last_weights)
-        if num_tiles == 1:
-            _multiply_one_tile(
-                amx_tag, state, x, x_row, w, in_features, last_inputs, last_weights, sums
-            )
-        else:
-            _multiply_tiles(
-                amx_tag, state, rows, num_tiles, tile_rows, x, x_row, w, in_features, last_inputs,
-                last_weights, sums,
-            )  # fmt: skip
+        done = rows_by_library(args, rows)
+        if done != 0:
+            multiply_by_library(args, done, x, x_row, w, in_features * _PANEL_INPUTS_BYTES, sums)
+            x += done * x_row
+        left = rows - done
+        if left != 0:
+            num_tiles, tile_rows = blocks.cut(left)
+            if chunk != prepared:
+                _copy_last_inputs(x, x_row, left, in_features, last_inputs)
+            if chunk != prepared or done != 0:  # the library configures tiles for itself
+                tiles.configure(amx_tag, state, tile_rows, min(num_tiles, 2))
+            prepared = chunk
+            _copy_last_weights(w, in_features, last_weights)
+            out = sums + done * fields.TILE_ROW
+            if num_tiles == 1:
+                _multiply_one_tile(
+                    amx_tag, state, x, x_row, w, in_features, last_inputs, last_weights, out
+                )
+            else:
+                _multiply_tiles(
+                    amx_tag, state, left, num_tiles, tile_rows, x, x_row, w, in_features,
+                    last_inputs, last_weights, out,
+                )  # fmt: skip
         finish(args, tag, sums, chunk * chunk_rows, rows, group)
     if prepared >= 0:
         tiles.release(amx_tag, state)

@@ -1,6 +1,7 @@
 """The layers of a model on CPUs, and linear layers over packed weights."""
 
 import ctypes
+from typing import Protocol
 
 import torch
 
@@ -9,6 +10,7 @@ from kernels.cpu.elementwise.norm import CpuNorm
 from kernels.cpu.elementwise.norm_kernel import layer_norm_kernel, norm_kernel
 from kernels.cpu.elementwise.rotary import CpuRotary
 from kernels.cpu.linear import linear_arguments as fields
+from kernels.cpu.linear.library_blocks import Library
 from kernels.cpu.linear.linear_kernel import linear_kernel
 from kernels.cpu.linear.weight_packing import PackedLayers
 from kernels.cpu.runtime.entry_points import Kernel
@@ -21,6 +23,13 @@ _SERIAL_WEIGHT_BYTES = 256 * 1024
 _SERIAL_MULTIPLICATIONS = 1_000_000
 
 
+class Trial(Protocol):
+    """Decides who multiplies."""
+
+    def choose(self, linear: "CpuLinear") -> object:
+        """Let a layer use a library or not."""
+
+
 class CpuLayers:
     """Makes the layers of a model, which share threads and scratch memory.
 
@@ -29,6 +38,7 @@ class CpuLayers:
 
     Args:
         instructions: that kernels may use.
+        trial: lets a library multiply where it is faster; None: it never does.
 
     Attributes:
         elements: functions that are computed element by element.
@@ -36,8 +46,9 @@ class CpuLayers:
 
     dtypes = (torch.float32, torch.bfloat16)
 
-    def __init__(self, instructions: Instructions) -> None:
+    def __init__(self, instructions: Instructions, trial: Trial | None = None) -> None:
         self.instructions = instructions
+        self._trial = trial
         self._team = ThreadTeam()
         self.elements = CpuElements(self._team)
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -49,7 +60,10 @@ class CpuLayers:
 
         Outputs have the same type, or are not rounded to it: ``out_dtype`` float32.
         """
-        return CpuLinear(self, layers, dtype, out_dtype or dtype)
+        linear = CpuLinear(self, layers, dtype, out_dtype or dtype)
+        if self._trial is not None:
+            self._trial.choose(linear)
+        return linear
 
     def rms_norm(self, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> "CpuNorm":
         """RMS normalization of rows [D] by a weight [D] float32, for inputs of a type."""
@@ -120,6 +134,7 @@ class CpuLinear:
         self,
         x: torch.Tensor,  # [..., K]
         addend: torch.Tensor | None = None,  # [..., N]
+        on_one_thread: bool = False,
     ) -> list[torch.Tensor]:
         """Outputs [..., N] of each of the layers; ``addend`` is added to the one there is.
 
@@ -139,7 +154,7 @@ class CpuLinear:
         chunk = min(num_rows, self._kernel.layout.max_chunk_rows)
         multiplications = num_rows * self._multiplications
         serial = self._is_small and multiplications < _SERIAL_MULTIPLICATIONS
-        threads = 1 if serial else self._kernels.num_threads()
+        threads = 1 if serial or on_one_thread else self._kernels.num_threads()
         scratch_bytes = self._scratch_bytes(chunk)
         scratch = self._kernels.scratch(threads * scratch_bytes)
         args = self._args
@@ -156,6 +171,27 @@ class CpuLinear:
             args[fields.ADDEND_ROW] = addend.shape[-1] * self._dtype.itemsize
         self._kernels.run(self._kernel, self._address, threads)
         return outputs
+
+    @property
+    def multiplies_pairs(self) -> bool:
+        """Whether products are of bfloat16 that is not widened."""
+        return self._dtype == torch.bfloat16 and self._kernels.instructions.dot.of_pairs
+
+    def first_groups(self, num_groups: int) -> "CpuLinear":
+        """The same for so many groups of outputs at most, in one layer without a bias."""
+        layers = self.layers
+        weight = layers.weight[: num_groups * fields.GROUP]
+        outputs = len(weight) * fields.PANEL // (2 if layers.gated else 1)
+        part = PackedLayers(weight, (None,), layers.in_features, (outputs,), layers.gated)
+        return CpuLinear(self._kernels, part, self._dtype, self.out_dtype)
+
+    def use_library(self, library: Library, fewest_rows: int) -> None:
+        """Let a library multiply from so many rows of a task on; only ``multiplies_pairs``."""
+        if not self.multiplies_pairs:
+            return
+        self._args[fields.LIBRARY] = library.multiply
+        self._args[fields.LIBRARY_RELEASE] = library.release
+        self._args[fields.LIBRARY_FEWEST_ROWS] = fewest_rows
 
     def _scratch_bytes(self, chunk_rows: int) -> int:
         if self._kernel.layout is fields.AMX_LINEAR_LAYOUT:

@@ -15,8 +15,11 @@ IN_FEATURES = 9
 NUM_GROUPS = 10
 EPILOGUE = 11
 ADDEND, ADDEND_ROW = 12, 13  # added to the output, of the input's type; zero for none
+# Functions of a library (see library_blocks), which multiplies from so many rows of a task on; zero
+# for none.
+LIBRARY, LIBRARY_RELEASE, LIBRARY_FEWEST_ROWS = 14, 15, 16
 # These numbers for each of the layers that share their input; behind the last one NUM_GROUPS.
-SEGMENTS = 14
+SEGMENTS = 17
 FIRST_GROUP, OUT, OUT_ROW, OUT_FEATURES, BIAS = range(5)  # bias: float32, zero for none
 SEGMENT_FIELDS = 5
 MOST_SEGMENTS = 3

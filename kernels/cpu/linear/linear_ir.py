@@ -12,6 +12,7 @@ rows are multiplied element by element or as bf16 pairs (see bf16_dot).
 
 import math
 
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
@@ -19,6 +20,7 @@ from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.bf16_dot import (
     fma,
     high_halves,
+    is_bf16_dot_tag,
     low_halves,
     multiply_accumulate,
     splat_bits,
@@ -156,6 +158,16 @@ def _rows_up_to(builder, last, num_rows, base, stride):
             index = builder.select(builder.icmp_signed("<", index, last), index, last)
         found.append(simd.offset(builder, base, index, stride))
     return found
+
+
+@intrinsic
+def is_of_pairs(typingctx, operand_tag):
+    """Whether rows are multiplied as bf16 pairs."""
+
+    def codegen(context, builder, signature, args):
+        return ir.Constant(ir.IntType(1), int(is_bf16_dot_tag(signature.args[0])))
+
+    return types.boolean(operand_tag), codegen
 
 
 @intrinsic

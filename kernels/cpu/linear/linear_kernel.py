@@ -17,11 +17,13 @@ from numba.extending import overload
 from kernels.cpu.linear import linear_arguments as fields
 from kernels.cpu.linear.amx_linear_kernel import amx_linear_tasks
 from kernels.cpu.linear.epilogue import finish
+from kernels.cpu.linear.library_blocks import multiply_by_library, rows_by_library
 from kernels.cpu.linear.linear_ir import (
     ITS_OWN,
     NOTHING,
     accumulate,
     clear_chunk,
+    is_of_pairs,
     widen_chunk,
 )
 from kernels.cpu.runtime.bf16_dot import BF16_DOT_TAGS
@@ -68,10 +70,17 @@ def linear_tasks(args, weight_tag, operand_tag, tag, registers):
                 widened_chunk = chunk
             x, x_stride = widened, 4 * in_features + 64
         w = field(args, fields.WEIGHT) + group * fields.GROUP * panel_stride
-        clear(tile, rows)
-        begin = 0
+        done = 0
+        if is_of_pairs(operand_tag):
+            done = rows_by_library(args, rows)
+        if done != 0:
+            multiply_by_library(args, done, x, x_stride, w, panel_stride, tile)
+            x += done * x_stride
+        sums, left = tile + done * fields.TILE_ROW, rows - done
+        clear(sums, left)
+        begin = 0 if left != 0 else in_features
         while begin < in_features:
-            depth = in_features if rows <= fields.MOST_BLOCK_ROWS else fields.DEPTH
+            depth = in_features if left <= fields.MOST_BLOCK_ROWS else fields.DEPTH
             depth = min(depth, in_features - begin)
             x_at = x + begin * item_bytes(operand_tag)
             w_at = w + begin * weight_bytes
@@ -81,8 +90,8 @@ def linear_tasks(args, weight_tag, operand_tag, tag, registers):
                 threads = field(args, NEXT_THREAD)
                 then = w + min(threads, num_groups - group) * fields.GROUP * panel_stride
             multiply(
-                registers, weight_tag, operand_tag, rows, x_at, x_stride, w_at, panel_stride,
-                depth // 2, then, tile,
+                registers, weight_tag, operand_tag, left, x_at, x_stride, w_at, panel_stride,
+                depth // 2, then, sums,
             )  # fmt: skip
         finish(args, tag, tile, first, rows, group)
 
