@@ -28,11 +28,13 @@ from gpu_worker.model.fusion.cpu_fusion import fuse
 from gpu_worker.model.ragged_model import RaggedModel
 from kernels.cpu.attention.backend import CpuBackend
 from kernels.cpu.linear.layers import CpuLayers
+from kernels.cpu.linear.library_blocks import find_library
+from kernels.cpu.linear.library_trial import LibraryTrial
 from kernels.cpu.linear.weight_packing import pack, pack_gated
 from kernels.cpu.runtime.instruction_set import detect
 from kernels.interface import LayerCache, RaggedBatch
 
-ROWS = (1, 4, 16, 64, 256)
+ROWS = (1, 4, 16, 64, 256, 512)
 BATCHES = (1, 16, 64)
 CONTEXT_TOKENS = 192
 BLOCK_SIZE = 16
@@ -143,7 +145,8 @@ def compare_steps(
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
     plain, fused = source.build(dtype), source.build(dtype)
-    fuse(fused.model, CpuLayers(instructions), dtype)
+    kernels = CpuLayers(instructions, LibraryTrial(find_library(instructions)))
+    fuse(fused.model, kernels, dtype)
     found = {}
     for batch in batches:
         steps = {
@@ -206,7 +209,7 @@ def measure(source: Source, rows: Sequence[int], batches: Sequence[int]) -> dict
     """Measure layers and steps of all types."""
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
-    kernels = CpuLayers(instructions)
+    kernels = CpuLayers(instructions, LibraryTrial(find_library(instructions)))
     found: dict[str, Any] = {"instructions": instructions.name, "threads": torch.get_num_threads()}
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
