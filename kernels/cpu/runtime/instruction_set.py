@@ -11,7 +11,7 @@ from numba.core import config
 
 from kernels.cpu.runtime import amx_permission
 
-EMULATE = "PAGESTREAM_EMULATE"
+EMULATE = "EMULATED_INSTRUCTIONS"
 """Environment variable: instructions that are emulated, by their names; for tests."""
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def detect() -> Instructions | None:
     """The best that this CPU has; None: it lacks fused multiply-add of vectors.
 
     Where ``NUMBA_CPU_FEATURES`` tells numba to compile for fewer, the best of those; where
-    ``PAGESTREAM_EMULATE`` names instructions, their emulation.
+    ``EMULATED_INSTRUCTIONS`` names instructions, their emulation.
 
     Raises:
         ValueError: there is no emulation of that name.

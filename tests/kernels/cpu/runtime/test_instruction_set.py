@@ -1,5 +1,8 @@
 """The instructions that kernels are compiled for."""
 
+import re
+from pathlib import Path
+
 import pytest
 from numba.core import config
 
@@ -37,5 +40,17 @@ def test_instructions_that_are_emulated_have_names(monkeypatch: pytest.MonkeyPat
     assert found is not None
     assert found.dot.by_amx
     monkeypatch.setenv(EMULATE, "sse9")
-    with pytest.raises(ValueError, match=r"PAGESTREAM_EMULATE=sse9; expected .*amx"):
+    with pytest.raises(ValueError, match=r"EMULATED_INSTRUCTIONS=sse9; expected .*amx"):
         detect()
+
+
+def test_tests_can_be_run_with_each_of_them() -> None:
+    script = (Path(__file__).parents[4] / "scripts" / "test").read_text()
+    (base,) = re.findall(r"^avx512=(.*)$", script, re.MULTILINE)
+    sets = re.findall(r"^  (\w+)\) set_of=\(\S+ (.*) \w+\)", script, re.MULTILINE)
+    assert [name for name, _ in sets] == ["avx2", "avx512", "avx512_bf16", "amx"]
+    for name, features in sets:
+        named = features.strip('"').replace("$avx512", base).split(",")
+        found = choose({each.removeprefix("+") for each in named})
+        assert found is not None
+        assert found.name == name
