@@ -69,12 +69,11 @@ class LineCall:
         """
         service = self._service
         line = await service.bodies.parse(CALLER, data, parse_line)
-        body = json.dumps(line.body).encode()
         backoff = Backoff()
         while True:
             call = Call(tenant=self._state.tenant)
             try:
-                shown, usage = await self._attempt(call, body)
+                shown, usage = await self._attempt(call, json.dumps(line.body).encode())
             except ApiError as error:
                 if error.code == TAKEN_OVER:
                     raise TakenOver from None

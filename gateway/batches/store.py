@@ -12,12 +12,14 @@ from gateway.http.errors import ApiError, overloaded
 from gateway.http.pages import PageQuery
 from gateway.jobs.claims import ClaimedLog
 from gateway.jobs.kept_names import KeptNames
+from gateway.jobs.records import MOST_QUEUED, QueuedJob
 from shared.bus.api import START, Append, EntryId
 from shared.codec import decode_as, encode
 from shared.errors import StaleWriter
 
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 _ATTEMPTS = 5
+_MOST_ENTRIES = 64  # of the log: one, and those that a process that died did not drop
 _FENCE = FilePiece(b"")  # the first entry of a claim, after which earlier ones cannot write
 
 
@@ -63,7 +65,7 @@ class BatchStore:
     async def read(self, batch_id: str) -> tuple[BatchState | None, EntryId]:
         """The state of a batch, None if there is none, and its place in the log."""
         log = self.keys.batch(batch_id)
-        entries = (await self.bus.read({log: START}, 0, 2)).get(log, [])
+        entries = (await self.bus.read({log: START}, 0, _MOST_ENTRIES)).get(log, [])
         if not entries:
             return None, START
         state: BatchState = decode_as(BatchState, entries[-1].messages[0])
@@ -87,10 +89,13 @@ class BatchStore:
 
     async def reader_of(self, tenant: str, file_id: str) -> str | None:
         """A batch of an API key that has not ended and reads a file; None if there is none."""
-        for name in await self._names.all(tenant):
-            state, _ = await self.read(name)
-            if state is not None and state.input_file == file_id and not state.has_ended:
-                return name
+        queue = self.keys.batch_queue
+        for entry in (await self.bus.read({queue: START}, 0, MOST_QUEUED)).get(queue, []):
+            queued: QueuedJob = decode_as(QueuedJob, entry.messages[0])
+            if queued.tenant == tenant:
+                state, _ = await self.read(queued.id)
+                if state is not None and state.input_file == file_id and not state.has_ended:
+                    return queued.id
         return None
 
     async def begin(self, state: BatchState, instance: str) -> "BatchLog":

@@ -1,6 +1,7 @@
 """/v1/files: what batches read and write."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
@@ -16,7 +17,8 @@ from gateway.http.pages import page_query, shown_page
 from gateway.openai.endpoints.openapi_description import answers, bytes_of_file, reads_query
 from gateway.service import Service
 
-_MOST_FILES = 10_000  # on a page
+_MOST_FILES = 10_000  # that a call may ask for, as OpenAI has it
+_PAGE_FILES = 1_000  # that it gets
 _FULL_SHARE = 0.7  # of Redis' memory, below what stops new generations
 
 
@@ -58,7 +60,8 @@ def files_router(
             purpose = request.query_params.get("purpose")
             if purpose not in (None, FOR_BATCH, OF_BATCH):
                 raise invalid_value("purpose", purpose, f"must be {FOR_BATCH} or {OF_BATCH}")
-            query = page_query(request, _MOST_FILES, _MOST_FILES)
+            query = page_query(request, _PAGE_FILES, _MOST_FILES)
+            query = replace(query, limit=min(query.limit, _PAGE_FILES))
             found, has_more = await files.page(call_of(request).tenant, query, purpose)
             return JSONResponse(shown_page([info.shown() for info in found], has_more))
 

@@ -83,7 +83,8 @@ class ClaimedLog:
         """Append an entry.
 
         Args:
-            replaces: it takes the place of all entries before it.
+            replaces: it takes the place of all entries before it, which are dropped. They are still
+                there if this process dies in between.
             beside: entries of other logs, which become visible together with it.
             is_first: it is the claim.
 
@@ -94,10 +95,11 @@ class ClaimedLog:
             place = self._next
             if not is_first:
                 await self._check_end()
-            below = place if replaces else None
-            own = Append(self._log, messages, place.epoch, place.seq, below)
+            own = Append(self._log, messages, place.epoch, place.seq)
             await self._bus.append_all([own, *beside])
             self._next = EntryId(place.epoch, place.seq + 1)
+            if replaces:  # not before: a server without memory would have neither
+                await self._bus.trim(self._log, place)
 
     async def _check_end(self) -> None:
         """Check that the log ends with the entry that was written last.

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 from gateway.engine.engine_status import Engine
 from gateway.http.errors import ApiError, overloaded
 from gateway.jobs.claims import ClaimedLog
-from gateway.jobs.records import QueuedJob
+from gateway.jobs.records import MOST_QUEUED, QueuedJob
 from gateway.service import Service
 from shared.bus.api import START, Append, Bus
 from shared.codec import decode_as, encode
@@ -19,7 +19,6 @@ from shared.tasks import cancel_until_done
 _log = EventLog("gateway.jobs.dispatcher")
 _L = TypeVar("_L", bound=ClaimedLog)
 _POLL_S = 1.0
-_MOST_QUEUED = 10_000  # of all API keys
 
 
 class JobKind(Protocol[_L]):
@@ -90,8 +89,8 @@ class Dispatcher(Generic[_L]):
         kind = self._kind
         if self._waiting[tenant] >= kind.max_queued:
             raise overloaded(f"{kind.max_queued} {kind.waiting} with this API key go on")
-        if self._num_queued >= _MOST_QUEUED:
-            raise overloaded(f"{_MOST_QUEUED} {kind.waiting} are queued")
+        if self._num_queued >= MOST_QUEUED:
+            raise overloaded(f"{MOST_QUEUED} {kind.waiting} are queued")
 
     async def begin(self, log: _L, tenant: str) -> None:
         """Queue a new job that this gateway has claimed, and run it here."""
@@ -115,7 +114,7 @@ class Dispatcher(Generic[_L]):
     async def _look(self) -> None:
         """Start what is queued and runs nowhere; trim what has ended from the queue's front."""
         queue = self._kind.queue
-        entries = (await self._bus.read({queue: START}, 0, _MOST_QUEUED)).get(queue, [])
+        entries = (await self._bus.read({queue: START}, 0, MOST_QUEUED)).get(queue, [])
         waiting: Counter[str] = Counter()
         names, trim_below = set(), None
         for entry in entries:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from shared.codec import Message, message
 
+MOST_QUEUED = 10_000  # jobs of one kind, of all API keys
+
 
 @message
 @dataclass(frozen=True, slots=True, eq=False)

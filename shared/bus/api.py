@@ -95,8 +95,8 @@ class Bus(Protocol):
     async def trim(self, log: str, below: EntryId) -> int:
         """Drop entries with smaller ids; their number.
 
-        Only for when memory is short. Otherwise appends trim, so that a refused writer trims
-        nothing.
+        For when memory is short, or behind an append of which the caller has the reply. Otherwise
+        appends trim, so that a refused writer trims nothing.
         """
 
     async def memory_share(self) -> float:

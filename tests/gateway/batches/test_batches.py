@@ -137,6 +137,7 @@ async def test_a_line_whose_body_is_refused_is_in_the_file_of_errors(stage: Stag
         (line(7) | {"method": "GET"}, "invalid_value", "method"),
         (line(7, url="/v1/completions"), "mismatched_endpoint", "url"),
         (line(7) | {"body": "text"}, "invalid_value", "body"),
+        ('{"custom_id": "x", "body": {"n": ' + "5" * 5_000 + "}}", "invalid_json", None),
         (line(7) | {"priority": 1}, "unsupported_parameter", "priority"),
         (line(7, user="x" * 20_000), "line_too_long", None),
     ],
