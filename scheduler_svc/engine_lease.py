@@ -74,6 +74,7 @@ class EngineLease:
             max_num_sequences=self._settings.max_num_sequences,
             num_running=0 if stats is None else stats.num_running,
             num_waiting=0 if stats is None else stats.num_waiting,
+            num_waiting_tokens=0 if stats is None else stats.num_waiting_tokens,
             prefixes=report.prefixes,
             stalled_ms=report.stalled_ms,
             draining=report.draining,

@@ -52,7 +52,7 @@ class Member:
     def saw(self, info: EngineInfo, now_s: float) -> None:
         """Take a new lease."""
         self.info, self.seen_s = info, now_s
-        self.load.polled, self.load.sent = info.num_running + info.num_waiting, 0
+        self.load.take_lease(info.num_running + info.num_waiting, info.num_waiting_tokens)
 
 
 class Members:

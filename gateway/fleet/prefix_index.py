@@ -17,7 +17,7 @@ from shared.codec import IntArray
 _STEPS = ((16, 128), (64, 4_096), (512, 131_072))
 BOUNDARIES = (0, *(at for (step, end), begin in zip(_STEPS, (0, 128, 4_096), strict=True)
                    for at in range(begin + step, end + 1, step)))  # fmt: skip
-_ENGINES_PER_PREFIX = 8  # the last ones to which it was sent
+_ENGINES_PER_PREFIX = 32  # the last ones that got it for the first time
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,8 @@ class PrefixIndex:
         """Enter a prompt that was sent to an engine."""
         for name in reversed(prompt.hashes):  # the shortest last: it is the most recent
             engines = self._engines.pop(name, ())
-            if engines[:1] != (engine,):
-                others = tuple(other for other in engines if other != engine)
-                engines = (engine, *others[: _ENGINES_PER_PREFIX - 1])
+            if engine not in engines:
+                engines = (engine, *engines[: _ENGINES_PER_PREFIX - 1])
             self._engines[name] = engines
         while len(self._engines) > self._max_prefixes:
             self._engines.popitem(last=False)

@@ -45,7 +45,7 @@ class Router:
         if reason is not None:
             found = Choice(found.engine, reason, found.expected_tokens)
         member = next(member for member in fits if member.engine_id == found.engine)
-        member.load.sent += 1
+        member.load.send(prompt.num_tokens - found.expected_tokens)
         self._index.sent(prompt, found.engine)
         self._routes[submit.request_id] = found
         self._metrics.routed_requests.inc(1, found.engine, found.reason)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 LOAD_WEIGHT = 0.3
+TOKENS_PER_REQUEST = 2_000  # prompt tokens that wait, which count as much as a request that runs
 _CONSIDER_ALL = 16  # engines
 _SAMPLE = 8
 _ID_BITS = 128
@@ -40,25 +41,33 @@ class Choice:
 
 @dataclass(slots=True)
 class EngineLoad:
-    """The load of an engine, in requests.
+    """The load of an engine: its requests, and prompt tokens that are still to be computed.
 
     Attributes:
-        polled: that run or wait there, by its last lease.
+        polled: by its last lease.
         sent: that this gateway has sent there since.
     """
 
     name: str
-    polled: int = 0
-    sent: int = 0
+    polled: float = 0.0
+    sent: float = 0.0
+
+    def take_lease(self, num_requests: int, num_waiting_tokens: int) -> None:
+        """Replace what was known by the numbers of a new lease."""
+        self.polled, self.sent = num_requests + num_waiting_tokens / TOKENS_PER_REQUEST, 0.0
+
+    def send(self, num_tokens: int) -> None:
+        """Count a request with so many prompt tokens to compute."""
+        self.sent += 1 + num_tokens / TOKENS_PER_REQUEST
 
     @property
-    def value(self) -> int:
-        """Requests there now, as far as is known."""
+    def value(self) -> float:
+        """The load now, as far as is known."""
         return self.polled + self.sent
 
 
 def mean_load(engines: Iterable[EngineLoad]) -> float:
-    """The mean load of engines, at least one request."""
+    """The mean load of engines, at least that of one request."""
     values = [engine.value for engine in engines]
     return max(1.0, sum(values) / len(values)) if values else 1.0
 
@@ -93,7 +102,7 @@ def choose(
         shifts = range(0, _ID_BITS, _ID_BITS // _SAMPLE)
         considered += [engines[(bits >> shift) % count] for shift in shifts]
 
-    def score(engine: EngineLoad) -> tuple[float, int]:
+    def score(engine: EngineLoad) -> tuple[float, float]:
         share = expected.get(engine.name, 0) / num_tokens
         load = engine.value
         return share - load_weight * (load - mean) / mean, -load

@@ -122,6 +122,7 @@ class Stats:
 
     num_running: int
     num_waiting: int  # preempted ones included
+    num_waiting_tokens: int  # of prompts, that are not in a plan yet
     num_swapped: int  # of these, with keys and values in the host pool
     num_used_blocks: int  # by requests
     num_pinned_prefixes: int
@@ -137,6 +138,7 @@ def collect(
     block_size: int,
     running: Sequence[SequenceGroup],
     num_waiting: int,
+    num_waiting_tokens: int,
     num_swapped: int,
     num_pinned_prefixes: int,
     step: int,
@@ -156,6 +158,7 @@ def collect(
     return Stats(
         num_running=len(running),
         num_waiting=num_waiting,
+        num_waiting_tokens=num_waiting_tokens,
         num_swapped=num_swapped,
         num_used_blocks=num_used,
         num_pinned_prefixes=num_pinned_prefixes,

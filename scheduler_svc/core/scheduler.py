@@ -377,6 +377,7 @@ class Scheduler:
             self.config.block_size,
             queues.running,
             num_waiting=queues.num_waiting + len(queues.preempted),
+            num_waiting_tokens=queues.num_waiting_tokens,
             num_swapped=sum(group.is_swapped for group in queues.preempted),
             num_pinned_prefixes=len(self._prefixes),
             step=self.planned_step,

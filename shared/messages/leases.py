@@ -120,4 +120,5 @@ class EngineInfo(Message):
     stalled_ms: int = 0  # how long there has been work without a step; 0: not stalled
     draining: bool = False  # accepted requests are finished, new ones are not accepted
     protocol: int = 1  # of leases without this field
+    num_waiting_tokens: int = 0  # of prompts, that are not in a plan yet
     redis_url: str = ""  # of the Redis that has the engine's logs; only in a fleet's directory

@@ -47,6 +47,11 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens of all requests here."""
+        return self._all.num_tokens
+
     def why_full(self, submit: Submit) -> Refusal | None:
         """Why a request exceeds a limit of waiting requests, or None."""
         config, num_tokens = self._config, _num_tokens(submit)

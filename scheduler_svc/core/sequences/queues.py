@@ -49,6 +49,15 @@ class Queues:
         self._rank_by_admission = config.fair_queueing
         self._num_admissions = 0
 
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of prompts that are in no plan yet; visits groups that compute theirs."""
+        return self.backlog.num_tokens + sum(
+            group.num_tokens - sequence.num_planned
+            for group in self.prefilling
+            for sequence in group.prefilled
+        )
+
     def add_waiting(self, group: SequenceGroup) -> None:
         """Add a new group."""
         self.tenants.accept(group)
