@@ -11,9 +11,12 @@ from kernels.cpu.linear.layers import CpuLayers, CpuLinear
 from kernels.cpu.linear.library_blocks import Library, find_library
 from kernels.cpu.linear.library_trial import LibraryTrial
 from kernels.cpu.linear.weight_packing import pack, pack_gated
+from kernels.cpu.runtime.captured_graph import CapturedGraph, GraphCapture
 from kernels.cpu.runtime.instruction_set import EMULATED, Instructions, choose, detect
 from kernels.cpu.runtime.memory import claim, load_element, store_element
 from kernels.cpu.runtime.simd import bfloat16_tag, float32_tag
+from kernels.cpu.runtime.thread_team import capturing
+from kernels.interface import RaggedBatch
 
 CALLS = np.zeros(2, np.int64)  # of multiply and of release
 CALLS_AT = CALLS.ctypes.data
@@ -129,6 +132,38 @@ def test_the_faster_one_multiplies_from_the_rows_on_where_it_is_faster(
         assert torch.equal(linear(x[:num_rows])[0], expected[:num_rows])
         called = fewest_rows is not None and num_rows >= fewest_rows
         assert (CALLS > 0).tolist() == [called, called], num_rows
+
+
+@pytest.mark.parametrize(("emulated", "step"), [("avx512_bf16", 2), ("amx", 32)])
+def test_the_library_multiplies_in_a_captured_graph_too(
+    make_library: Make, emulated: str, step: int
+) -> None:
+    linear, x = layer(EMULATED[emulated]), random(250, 48, seed=1)
+    expected = linear(x)[0]
+    linear.use_library(make_library(step), 32)
+    capture = GraphCapture()
+    with capturing(capture):
+        (out,) = linear(x)
+    graph = CapturedGraph(capture.ops, num_tokens=250)
+    for num_tokens, calls in ((250, True), (31, False), (1, False), (70, True)):
+        CALLS[:] = 0
+        out.fill_(torch.nan)
+        graph.replay(num_tokens, batch_of(num_tokens))
+        assert torch.equal(out[:num_tokens], expected[:num_tokens])
+        assert out[num_tokens:].isnan().all()
+        assert bool(CALLS[0]) == calls
+
+
+def batch_of(num_tokens: int) -> RaggedBatch:
+    """One row for each of so many sequences, which have no slots."""
+    return RaggedBatch(
+        slot_mapping=torch.full((num_tokens,), -1),
+        block_tables=torch.zeros(num_tokens, 1, dtype=torch.int32),
+        context_lens=torch.ones(num_tokens, dtype=torch.int32),
+        query_starts=torch.arange(num_tokens + 1, dtype=torch.int32),
+        max_query_len=1,
+        max_context_len=1,
+    )
 
 
 def test_a_library_with_other_bits_never_multiplies(make_library: Make) -> None:
