@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 
@@ -68,6 +67,12 @@ class QuantizedWeight:
         """N outputs, K inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of codes, in a byte each, scales and minimums."""
+        minimums = 0 if self.minimums is None else self.minimums.nbytes
+        return self.codes.nbytes + self.scales.nbytes + minimums
+
     def rows(self, begin: int, end: int) -> "QuantizedWeight":
         """The outputs [begin, end)."""
         minimums = None if self.minimums is None else self.minimums[begin:end]
@@ -106,15 +111,21 @@ def quantize(
     Raises:
         ValueError: the group size does not fit, or a weight is not finite.
     """
-    parts = []
-    for some in weight.split(max(1, _WEIGHTS_AT_ONCE // weight.shape[1])):
-        grouped = some.detach().float().unflatten(1, (-1, group_size))
-        if not bool(grouped.isfinite().all()):
-            raise ValueError("a weight is not finite")
-        parts.append(_Groups(grouped, bits, symmetric).fit())
-    codes, scales, minimums = (torch.cat(each) for each in zip(*parts, strict=True))
+    outputs, inputs = weight.shape
+    if group_size < 1 or inputs % group_size:
+        raise ValueError(f"groups of {group_size} do not divide {inputs} inputs")
+    groups = weight.detach().reshape(-1, group_size)  # [N * K / group_size, group_size]
+    codes = torch.empty(groups.shape, dtype=torch.int8, device=weight.device)
+    numbers = torch.empty(2, len(groups), device=weight.device)
+    step = max(1, _WEIGHTS_AT_ONCE // group_size)
+    for begin in range(0, len(groups), step):
+        some = slice(begin, begin + step)
+        found = _Groups(groups[some].T.float().contiguous(), bits, symmetric)
+        codes[some] = found.codes.T
+        numbers[0, some], numbers[1, some] = found.best
+    scales, minimums = numbers.unflatten(1, (outputs, -1))
     return QuantizedWeight(
-        codes.flatten(1),
+        codes.view(outputs, inputs),
         scales,
         None if symmetric else minimums,
         bits,
@@ -123,80 +134,66 @@ def quantize(
     )
 
 
-class _Trial(NamedTuple):
-    """Quantized groups, and their squared errors."""
-
-    codes: torch.Tensor  # [N, groups, group_size] float32
-    scale: torch.Tensor  # [N, groups]
-    minimum: torch.Tensor  # [N, groups]
-    error: torch.Tensor  # [N, groups]
-
-
-def _better(left: _Trial, right: _Trial) -> _Trial:
-    """Of each group the one with the smaller error."""
-    is_right = right.error < left.error
-    return _Trial(
-        torch.where(is_right.unsqueeze(2), right.codes, left.codes),
-        torch.where(is_right, right.scale, left.scale),
-        torch.where(is_right, right.minimum, left.minimum),
-        torch.where(is_right, right.error, left.error),
-    )
-
-
 class _Groups:
-    """Quantizes groups of weights [N, K / group_size, group_size] float32."""
+    """Quantizes groups of weights [group_size, groups] float32.
+
+    Attributes:
+        best: scales and minimums [groups].
+        codes: [group_size, groups].
+    """
 
     def __init__(self, weights: torch.Tensor, bits: int, symmetric: bool) -> None:
+        low, high = weights.aminmax(dim=0)
+        if not bool((low.isfinite() & high.isfinite()).all()):
+            raise ValueError("a weight is not finite")
         self._weights = weights
-        self._bits = bits
         self._symmetric = symmetric
         self._most = 2 ** (bits - 1) - 1
         self._least = -self._most - 1
-
-    def fit(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Codes [N, K / group_size, group_size] int8, scales and minimums [N, K / group_size]."""
-        low, high = self._weights.aminmax(dim=2)
-        if self._symmetric:
-            widest = torch.maximum(-low, high) / self._most
-        else:
+        self.best, self._error = (low, high), torch.full_like(low, torch.inf)
+        widest = torch.maximum(-low, high) / self._most
+        if not symmetric:
             widest = (high - low) / (self._most - self._least)
-        center = (high + low) / 2
-        best: _Trial | None = None
-        for part in _PARTS[self._bits]:
+        for part in _PARTS[bits]:
             scale = _in_half(widest * part)
             # Codes are centered at -1/2.
-            minimum = torch.zeros_like(scale) if self._symmetric else _in_half(center + scale / 2)
-            tried = self._tried(scale, minimum)
-            best = tried if best is None else _better(best, tried)
-            if len(_PARTS[self._bits]) > 1:
-                best = _better(best, self._tried(*self._fitted(tried.codes)))
-        assert best is not None
-        return best.codes.to(torch.int8), best.scale, best.minimum
+            center = torch.zeros_like(scale) if symmetric else (high + low + scale) / 2
+            codes = self._try(scale, _in_half(center))
+            if len(_PARTS[bits]) > 1:
+                self._try(*self._fitted(codes))
+        self.codes = self._nearest(*self.best).to(torch.int8)
 
-    def _tried(self, scale: torch.Tensor, minimum: torch.Tensor) -> "_Trial":
-        codes = self._codes(scale, minimum)
-        values = torch.addcmul(minimum.unsqueeze(2), codes, scale.unsqueeze(2))
-        return _Trial(codes, scale, minimum, values.sub_(self._weights).square_().sum(2))
+    def _try(self, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+        """Keep the numbers for the groups whose errors they make smaller; returns the codes."""
+        codes = self._nearest(scale, minimum)
+        error = torch.addcmul(minimum, codes, scale).sub_(self._weights).square_().sum(0)
+        is_better = error < self._error
+        self._error = torch.where(is_better, error, self._error)
+        self.best = (
+            torch.where(is_better, scale, self.best[0]),
+            torch.where(is_better, minimum, self.best[1]),
+        )
+        return codes
 
-    def _codes(self, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
+    def _nearest(self, scale: torch.Tensor, minimum: torch.Tensor) -> torch.Tensor:
         """The nearest codes, as float32."""
         inverse = torch.where(scale == 0, 0.0, 1 / scale)
-        found = (self._weights - minimum.unsqueeze(2)).mul_(inverse.unsqueeze(2))
+        found = (self._weights - minimum).mul_(inverse)
         return found.round_().clamp_(self._least, self._most)
 
     def _fitted(self, codes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The scales and minimums with the least squared errors for given codes."""
+        """The scales and minimums with the least squared errors for given codes, which change."""
         if self._symmetric:
-            squares = codes.square().sum(2)
-            products = (codes * self._weights).sum(2)
+            products = (codes * self._weights).sum(0)
+            squares = codes.square_().sum(0)
             scale = torch.where(squares == 0, 0.0, products / squares)
             return _in_half(scale), torch.zeros_like(scale)
-        mean, own_mean = codes.mean(2), self._weights.mean(2)
-        centered = codes - mean.unsqueeze(2)
-        squares = centered.square().sum(2)
-        products = centered.mul_(self._weights).sum(2)
+        mean = codes.mean(0)
+        centered = codes.sub_(mean)
+        products = (centered * self._weights).sum(0)
+        squares = centered.square_().sum(0)
         scale = _in_half(torch.where(squares == 0, 0.0, products / squares))
-        return scale, _in_half(own_mean - scale * mean)
+        return scale, _in_half(self._weights.mean(0) - scale * mean)
 
 
 def _in_half(numbers: torch.Tensor) -> torch.Tensor:

@@ -42,7 +42,7 @@ BATCHES = (1, 4, 16, 64)
 _STEPS = 4  # of one turn
 _AS_SERVED = "as_served"
 
-_prefetch_lines: Callable[..., None] = linear_ir._prefetch_lines
+_own_prefetch_lines: Callable[..., None] = linear_ir.prefetch_lines
 
 
 def _no_prefetch(*_: Any) -> None:
@@ -51,7 +51,7 @@ def _no_prefetch(*_: Any) -> None:
 
 def _prefetch_unless_none(builder: Any, addresses: Any, num_bytes: int, cache: Any) -> None:
     if cache is not None:
-        _prefetch_lines(builder, addresses, num_bytes, cache)
+        _own_prefetch_lines(builder, addresses, num_bytes, cache)
 
 
 def _other_cache(num_bytes: int | None) -> Cache:
@@ -59,7 +59,7 @@ def _other_cache(num_bytes: int | None) -> Cache:
 
 
 _LINEAR = "kernels.cpu.linear.linear_ir"
-_SKIP_NONE = (_LINEAR, "_prefetch_lines", _prefetch_unless_none)
+_SKIP_NONE = (_LINEAR, "prefetch_lines", _prefetch_unless_none)
 
 Replacement = tuple[str, str, object]
 """A module, the name of a global of it, and the value that it gets."""

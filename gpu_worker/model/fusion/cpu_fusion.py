@@ -25,6 +25,7 @@ from gpu_worker.model.fusion.cpu_layers import (
     SharedInput,
     SharedInputLinear,
 )
+from gpu_worker.model.fusion.linear_packing import LinearPacker
 from gpu_worker.model.fusion.module_matching import (
     QKV,
     Place,
@@ -32,18 +33,19 @@ from gpu_worker.model.fusion.module_matching import (
     gated_linears,
     joined_gated_linears,
     layer_norm_terms,
+    linears_of,
     norm_factors,
     places,
-    plain_linears,
-    reads_weights,
 )
 from gpu_worker.model.fusion.rotary import RotaryReplacer
+from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from kernels.cpu.elementwise.elementwise import Activation
 from kernels.cpu.linear.layers import CpuLayers, CpuLinear
 from kernels.cpu.linear.linear_arguments import PANEL
-from kernels.cpu.linear.weight_packing import PackedLayers, can_gate, can_pack, pack, pack_gated
+from kernels.cpu.linear.weight_packing import PackedLayers
 
 _CPU = torch.device("cpu")
+_KINDS: tuple[type[nn.Module], ...] = (nn.Linear, QuantizedLinear)
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Fusion:
         activations: outside gated MLPs.
         rotaries: attention layers that rotate queries and keys in one call.
         narrow: linear weights that bfloat16 holds without loss, stored in bfloat16.
+        quantized: calls over weights in few bits.
         embeddings_shared: embeddings that read the packed weights of the output layer.
         embeddings_copied: embeddings that keep a weight which the output layer has packed, too.
         kept: linear layers that stay torch's.
@@ -70,6 +73,7 @@ class Fusion:
     activations: int = 0
     rotaries: int = 0
     narrow: int = 0
+    quantized: int = 0
     embeddings_shared: int = 0
     embeddings_copied: int = 0
     kept: int = 0
@@ -121,6 +125,7 @@ class _LayerReplacer:
         self.done = Fusion()
         self._kernels = kernels
         self._dtype = dtype
+        self._packer = LinearPacker(kernels, dtype)
         # MLPs by type and activation; None: SiLU, unless the type is refused.
         self._refused: set[tuple[type[nn.Module], Activation | None]] = set()
         self._proven: set[tuple[type[nn.Module], Activation | None]] = set()
@@ -132,10 +137,10 @@ class _LayerReplacer:
 
     def join_qkv(self, module: nn.Module) -> None:
         """Compute the projections of an attention layer in one call."""
-        linears = _packable(plain_linears(module, QKV))
-        if linears is None or len({linear.in_features for linear in linears}) > 1:
+        linears = _first(linears_of(module, QKV, kind) for kind in _KINDS)
+        layers = None if linears is None else self._packer.pack(linears)
+        if layers is None:
             return
-        layers = pack([linear.weight for linear in linears], [linear.bias for linear in linears])
         shared = SharedInput(self._linear(self._count(layers)))
         for index, name in enumerate(QKV):
             setattr(module, name, SharedInputLinear(shared, index))
@@ -143,21 +148,24 @@ class _LayerReplacer:
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
         """Compute gate, activation and up of an MLP together, if it has no other parts."""
-        linears = _packable(gated_linears(module) or joined_gated_linears(module))
+        linears = _first(
+            find(module, kind) for kind in _KINDS for find in (gated_linears, joined_gated_linears)
+        )
         if linears is None:
             return
         gate, up, down = linears
         function = getattr(module, "act_fn", getattr(module, "activation_fn", None))
         activation = find_activation(function)
         kind = type(module), activation
-        if kind in self._refused or (activation is None and not can_gate(gate.weight)):
+        if kind in self._refused:
             return
         if activation is None:
-            biases = None if gate.bias is None else (gate.bias, up.bias)
-            joined = pack_gated(gate.weight, up.weight, biases)
+            joined = self._packer.pack_gated(gate, up)
         else:
-            joined = pack([gate.weight, up.weight], [gate.bias, up.bias])
-        last = pack([down.weight], [down.bias])
+            joined = self._packer.pack([gate, up])
+        last = self._packer.pack([down])
+        if joined is None or last is None:
+            return
         fused = self._gated_mlp(joined, activation, last)
         if kind not in self._proven and not self._agrees(module, fused, gate.in_features):
             self._refused.add(kind)
@@ -186,17 +194,18 @@ class _LayerReplacer:
         out_dtype: torch.dtype,
     ) -> None:
         """Pack one layer, and let an embedding with the same weight read the packed one."""
-        if type(module) not in (nn.Linear, Conv1D):
+        if type(module) not in (*_KINDS, Conv1D):
             return
-        parameter: Any = module.weight
-        weight = parameter.T if isinstance(module, Conv1D) else parameter
-        if not can_pack(weight) or weight.dtype != self._dtype or reads_weights(parent):
+        layers = self._packer.pack_alone(parent, module)
+        if layers is None:
             self.done.kept += 1
             return
-        layers = self._count(pack([weight], [module.bias]))  # type: ignore[list-item]
-        linear = self._kernels.linear(layers, self._dtype, out_dtype)
+        linear = self._kernels.linear(self._count(layers), self._dtype, out_dtype)
         setattr(parent, name, PackedLinear(linear))
         self.done.packed += 1
+        if isinstance(module, QuantizedLinear):  # a tied embedding keeps its own
+            return
+        parameter: Any = module.weight
         tied = embeddings.get(parameter)
         if tied is None:
             return
@@ -253,14 +262,13 @@ class _LayerReplacer:
         self.done.layers.append(layers)
         if self._dtype != torch.bfloat16:
             self.done.narrow += layers.weight.dtype == torch.bfloat16
+        self.done.quantized += layers.form is not None
         return layers
 
 
-def _packable(linears: list[nn.Linear] | None) -> list[nn.Linear] | None:
-    """The layers, if all can be packed; else None."""
-    if linears is None or not all(can_pack(linear.weight) for linear in linears):
-        return None
-    return linears
+def _first(found: Iterable[list[Any] | None]) -> list[Any] | None:
+    """The first that is not None."""
+    return next((each for each in found if each is not None), None)
 
 
 def _output_layer(model: nn.Module) -> nn.Module | None:

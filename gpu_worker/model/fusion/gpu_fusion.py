@@ -26,9 +26,9 @@ from gpu_worker.model.fusion.module_matching import (
     QKV,
     agrees,
     gated_linears,
+    linears_of,
     norm_factors,
     places,
-    plain_linears,
 )
 from gpu_worker.model.fusion.rotary import RotaryReplacer
 from kernels.triton.layers import DTYPES, can_norm, rotate
@@ -98,7 +98,7 @@ class _LayerReplacer:
 
     def join_qkv(self, module: nn.Module) -> None:
         """Compute the projections of an attention layer in one product."""
-        linears = plain_linears(module, QKV)
+        linears = linears_of(module, QKV, nn.Linear)
         if linears is None or not JoinedLinear.can_join(linears) or not _served(linears):
             return
         joined = JoinedLinear(linears, self._linear)
@@ -110,7 +110,7 @@ class _LayerReplacer:
 
     def replace_mlp(self, parent: nn.Module, name: str, module: nn.Module) -> None:
         """Compute gate, SiLU and up of an MLP together, if it has no other parts."""
-        linears = gated_linears(module)
+        linears = gated_linears(module, nn.Linear)
         if linears is None or not _served(linears) or self._mlps.get(type(module)) is False:
             return
         gate, up, down = linears

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
+
 QKV = ("q_proj", "k_proj", "v_proj")
 """Linear layers of attention that share their input."""
 
@@ -43,31 +45,34 @@ def reads_weights(module: nn.Module) -> bool:
     return "weight" in getattr(getattr(forward, "__code__", None), "co_names", ())
 
 
-def plain_linears(module: nn.Module, names: tuple[str, ...]) -> list[nn.Linear] | None:
-    """The children of these names, if all exist and are linear layers of one dtype."""
-    found: list[nn.Linear] = []
+def linears_of(
+    module: nn.Module, names: tuple[str, ...], kind: type[nn.Module]
+) -> list[Any] | None:
+    """The children of these names, if all exist and are linear layers of one kind and dtype."""
+    found: list[Any] = []
     for name in names:
         child = getattr(module, name, None)
-        if type(child) is not nn.Linear:
+        if type(child) is not kind:
             return None
         found.append(child)
-    return found if len({linear.weight.dtype for linear in found}) == 1 else None
+    dtypes = {linear.weight.dtype for linear in found if isinstance(linear, nn.Linear)}
+    return found if len(dtypes) <= 1 else None
 
 
-def gated_linears(module: nn.Module) -> list[nn.Linear] | None:
+def gated_linears(module: nn.Module, kind: type[nn.Module]) -> list[Any] | None:
     """Gate, up and down of an MLP without other parts, gate and up of one shape."""
-    linears = plain_linears(module, MLP)
+    linears = linears_of(module, MLP, kind)
     if linears is None:
         return None
     others = {child for child, _ in module.named_children()} - {*MLP, "act_fn"}
     gate, up, _ = linears
-    same = gate.weight.shape == up.weight.shape and (gate.bias is None) == (up.bias is None)
-    return linears if same and not others else None
+    shapes = {(each.in_features, each.out_features, each.bias is None) for each in (gate, up)}
+    return linears if len(shapes) == 1 and not others else None
 
 
-def joined_gated_linears(module: nn.Module) -> list[nn.Linear] | None:
+def joined_gated_linears(module: nn.Module, kind: type[nn.Module]) -> list[Any] | None:
     """The same of an MLP whose gate and up are the halves of one layer, as views of its weight."""
-    linears = plain_linears(module, JOINED_MLP)
+    linears = linears_of(module, JOINED_MLP, kind)
     if linears is None or linears[0].out_features % 2:
         return None
     others = {child for child, _ in module.named_children()} - {*JOINED_MLP, "activation_fn"}
@@ -75,15 +80,19 @@ def joined_gated_linears(module: nn.Module) -> list[nn.Linear] | None:
     return None if others else [*_halves(joined), down]
 
 
-def _halves(linear: nn.Linear) -> list[nn.Linear]:
+def _halves(linear: nn.Linear | QuantizedLinear) -> list[nn.Module]:
     """Layers of the first and of the second half of its outputs."""
-    found: list[nn.Linear] = []
     biases = (None, None) if linear.bias is None else linear.bias.chunk(2)
+    if isinstance(linear, QuantizedLinear):
+        half = linear.out_features // 2
+        weights = [linear.quantized.rows(begin, begin + half) for begin in (0, half)]
+        return [QuantizedLinear(each, bias) for each, bias in zip(weights, biases, strict=True)]
+    found: list[Any] = []
     for weight, bias in zip(linear.weight.chunk(2), biases, strict=True):
-        half = nn.Linear(linear.in_features, len(weight), bias=False, device="meta")
-        half.weight = nn.Parameter(weight, requires_grad=False)
-        half.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        found.append(half)
+        part: Any = nn.Linear(linear.in_features, len(weight), bias=False, device="meta")
+        part.weight = nn.Parameter(weight, requires_grad=False)
+        part.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        found.append(part)
     return found
 
 

@@ -13,6 +13,7 @@ from kernels.cpu.linear import linear_arguments as fields
 from kernels.cpu.linear.library_blocks import Library
 from kernels.cpu.linear.linear_kernel import linear_kernel
 from kernels.cpu.linear.weight_packing import PackedLayers
+from kernels.cpu.quantized.quantized_kernel import quantized_kernel
 from kernels.cpu.runtime.entry_points import Kernel
 from kernels.cpu.runtime.instruction_set import Instructions
 from kernels.cpu.runtime.thread_team import ThreadTeam
@@ -61,7 +62,7 @@ class CpuLayers:
         Outputs have the same type, or are not rounded to it: ``out_dtype`` float32.
         """
         linear = CpuLinear(self, layers, dtype, out_dtype or dtype)
-        if self._trial is not None:
+        if self._trial is not None and layers.form is None:
             self._trial.choose(linear)
         return linear
 
@@ -114,7 +115,11 @@ class CpuLinear:
         if out_dtype != dtype and (out_dtype != torch.float32 or layers.gated):
             raise ValueError(f"no CPU kernel for inputs of {dtype} and outputs of {out_dtype}")
         self._kernels = kernels
-        self._kernel = linear_kernel(layers.weight.dtype, dtype, kernels.instructions)
+        form, instructions = layers.form, kernels.instructions
+        if form is None:
+            self._kernel = linear_kernel(layers.weight.dtype, dtype, instructions)
+        else:
+            self._kernel = quantized_kernel(form, dtype, instructions)
         self.layers = layers
         self._dtype = dtype
         self.out_dtype = out_dtype
@@ -126,7 +131,8 @@ class CpuLinear:
             fields.SEGMENTS + index * fields.SEGMENT_FIELDS + fields.OUT
             for index in range(len(layers.out_features))
         )
-        self._multiplications = layers.weight.numel()  # per row
+        outputs = sum(layers.groups) * fields.GROUP_OUTPUTS
+        self._multiplications = layers.in_features * outputs  # per row
         self._is_small = layers.weight.nbytes < _SERIAL_WEIGHT_BYTES
         self._write_constants()
 
@@ -196,13 +202,22 @@ class CpuLinear:
     def _scratch_bytes(self, chunk_rows: int) -> int:
         if self._kernel.layout is fields.AMX_LINEAR_LAYOUT:
             return fields.amx_scratch_bytes(chunk_rows)
-        return fields.scratch_bytes(chunk_rows, self._in_features)
+        quantized = self.layers.form is not None
+        return fields.scratch_bytes(chunk_rows, self._in_features, quantized=quantized)
 
     def _write_constants(self) -> None:
         """Write the arguments that are the same in every call."""
         layers, args = self.layers, self._args
         args[fields.WEIGHT] = layers.weight.data_ptr()
         args[fields.IN_FEATURES] = layers.in_features
+        if layers.form is not None:
+            form = layers.form
+            args[fields.TASK_BYTES] = layers.weight.shape[1]
+            args[fields.GROUP_INPUTS : fields.HEADER_BYTES + 1] = [
+                form.group_size,
+                form.group_bytes,
+                form.header_bytes,
+            ]
         args[fields.EPILOGUE] = fields.SILU_GATED if layers.gated else fields.PLAIN
         if self.out_dtype != self._dtype:
             args[fields.EPILOGUE] = fields.FLOAT32

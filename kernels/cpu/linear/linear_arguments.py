@@ -18,8 +18,11 @@ ADDEND, ADDEND_ROW = 12, 13  # added to the output, of the input's type; zero fo
 # Functions of a library (see library_blocks), which multiplies from so many rows of a task on; zero
 # for none.
 LIBRARY, LIBRARY_RELEASE, LIBRARY_FEWEST_ROWS = 14, 15, 16
+# Of quantized weights: bytes of a group of outputs; inputs that share scales, and the bytes of them
+# and of their scales, for a group of outputs.
+TASK_BYTES, GROUP_INPUTS, GROUP_BYTES, HEADER_BYTES = 17, 18, 19, 20
 # These numbers for each of the layers that share their input; behind the last one NUM_GROUPS.
-SEGMENTS = 17
+SEGMENTS = 21
 FIRST_GROUP, OUT, OUT_ROW, OUT_FEATURES, BIAS = range(5)  # bias: float32, zero for none
 SEGMENT_FIELDS = 5
 MOST_SEGMENTS = 3
@@ -41,6 +44,10 @@ TILE_ROW = 4 * GROUP_OUTPUTS
 DEPTH = 512
 MOST_CHUNK_ROWS = 96
 AMX_MOST_CHUNK_ROWS = 192
+# Up to so many rows are one block over all panels of a group.
+FEW_QUANTIZED_ROWS = 4
+# Dequantized weights of a group of outputs, DEPTH inputs of them.
+WIDENED_BYTES = 4 * GROUP_OUTPUTS * DEPTH
 # Rows of a register block at most; a block may reach beyond the last row.
 MOST_BLOCK_ROWS = 12
 
@@ -67,10 +74,13 @@ def widened_stride(in_features: int) -> int:
     return 4 * in_features + 64
 
 
-def scratch_bytes(chunk_rows: int, in_features: int) -> int:
-    """Scratch of one thread: sums [chunk, GROUP_OUTPUTS], and rows widened to float32."""
+def scratch_bytes(chunk_rows: int, in_features: int, *, quantized: bool = False) -> int:
+    """Scratch of one thread: sums [chunk, GROUP_OUTPUTS], rows widened to float32, and behind them
+    dequantized weights.
+    """
     sums = (chunk_rows + MOST_BLOCK_ROWS) * TILE_ROW
-    return -(-(sums + chunk_rows * widened_stride(in_features)) // 4096) * 4096
+    rows = chunk_rows * widened_stride(in_features)
+    return -(-(sums + rows) // 4096) * 4096 + (WIDENED_BYTES if quantized else 0)
 
 
 def amx_scratch_bytes(chunk_rows: int) -> int:

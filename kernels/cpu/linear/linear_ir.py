@@ -39,9 +39,9 @@ ITS_OWN = 1
 _SOON_BYTES = 12 * _LINE_BYTES
 
 
-def _add_pairs(builder, operand_tag, sums, x_at, w_at):
+def multiply_pairs(builder, operand_tag, sums, x_at, pairs):
     """Add the dot products of a pair of inputs of each row and the pairs of each output."""
-    pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at]
+    sums = list(sums)
     for row, address in enumerate(x_at):
         x_pair = splat_bits(builder, simd.load(builder, address, simd.I32, 2))
         for vector, pair in enumerate(pairs):
@@ -50,8 +50,19 @@ def _add_pairs(builder, operand_tag, sums, x_at, w_at):
     return sums
 
 
+def multiply_elements(builder, sums, x_at, weights):
+    """Add the products of one input of each row and the weights of each output."""
+    sums = list(sums)
+    for row, address in enumerate(x_at):
+        element = simd.splat(builder, simd.load(builder, address, simd.F32, 4))
+        for vector, weight in enumerate(weights):
+            cell = row * len(weights) + vector
+            sums[cell] = fma(builder, element, weight, sums[cell])
+    return sums
+
+
 def _add_products(builder, narrow, sums, x_at, w_at):
-    """The same in float32, one input after the other; bfloat16 weights are widened."""
+    """Add the products of two inputs, one after the other; bfloat16 weights are widened."""
     pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at] if narrow else []
     for half in (0, 1):
         if narrow:
@@ -61,12 +72,8 @@ def _add_products(builder, narrow, sums, x_at, w_at):
             begin = simd.i64(half * _PAIR_BYTES)
             addresses = [builder.add(address, begin) for address in w_at]
             weights = [simd.load(builder, address, simd.VF32, 64) for address in addresses]
-        for row, address in enumerate(x_at):
-            element = builder.add(address, simd.i64(4 * half))
-            element = simd.splat(builder, simd.load(builder, element, simd.F32, 4))
-            for vector, weight in enumerate(weights):
-                cell = row * len(weights) + vector
-                sums[cell] = fma(builder, element, weight, sums[cell])
+        elements = [builder.add(address, simd.i64(4 * half)) for address in x_at]
+        sums = multiply_elements(builder, sums, elements, weights)
     return sums
 
 
@@ -106,22 +113,23 @@ def accumulate(
         narrow = weight_tag == types.uint16
         w_step = simd.i64(_PAIR_BYTES if narrow else 2 * _PAIR_BYTES)
         x_step = simd.i64(8 if operand_tag == types.float32 else 4)
-        row_at = _rows_up_to(builder, last, num_rows, x, x_stride)
+        row_at = row_addresses(builder, last, num_rows, x, x_stride)
         panel_at = [simd.offset(builder, w, simd.i64(v), w_stride) for v in range(num_vectors)]
-        cells = _cells(builder, num_rows, num_vectors, out, o_stride)
+        cells = sum_addresses(builder, num_rows, num_vectors, out, o_stride)
 
         def body(step, sums):
             w_at = [simd.offset(builder, panel, step, w_step) for panel in panel_at]
             x_at = [simd.offset(builder, row, step, x_step) for row in row_at]
             if is_own:
                 soon = [builder.add(panel, simd.i64(_SOON_BYTES)) for panel in w_at]
-                _prefetch_lines(builder, soon, w_step.constant, read_once_cache())
+                prefetch_lines(builder, soon, w_step.constant, read_once_cache())
             elif is_address:
                 later = [simd.offset(builder, panel, step, w_step) for panel in ahead_at]
-                _prefetch_lines(builder, later, w_step.constant, Cache.L2)
+                prefetch_lines(builder, later, w_step.constant, Cache.L2)
             if operand_tag == types.float32:
-                return _add_products(builder, narrow, list(sums), x_at, w_at)
-            return _add_pairs(builder, operand_tag, list(sums), x_at, w_at)
+                return _add_products(builder, narrow, sums, x_at, w_at)
+            pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at]
+            return multiply_pairs(builder, operand_tag, sums, x_at, pairs)
 
         initial = [simd.load(builder, cell, simd.VF32, 4) for cell in cells]
         sums = simd.loop(builder, steps, initial, body)
@@ -133,7 +141,7 @@ def accumulate(
     return types.void(weight_tag, operand_tag, rows, vectors, *numbers), codegen
 
 
-def _cells(builder, num_rows, num_vectors, out, stride):
+def sum_addresses(builder, num_rows, num_vectors, out, stride):
     """Addresses of sixteen sums each, row by row."""
     return [
         builder.add(simd.offset(builder, out, simd.i64(row), stride), simd.i64(4 * LANES * vector))
@@ -142,14 +150,14 @@ def _cells(builder, num_rows, num_vectors, out, stride):
     ]
 
 
-def _prefetch_lines(builder, addresses, num_bytes, cache):
+def prefetch_lines(builder, addresses, num_bytes, cache):
     """Prefetch so many bytes from each of the addresses on."""
     for address in addresses:
         for begin in range(0, num_bytes, _LINE_BYTES):
             prefetch(builder, builder.add(address, simd.i64(begin)), cache)
 
 
-def _rows_up_to(builder, last, num_rows, base, stride):
+def row_addresses(builder, last, num_rows, base, stride):
     """Addresses of so many rows; rows beyond the last one repeat it."""
     found = []
     for row in range(num_rows):

@@ -35,6 +35,12 @@ from kernels.cpu.runtime.simd import float32_tag
 
 narrow_registers = np.int8(0)
 wide_registers = np.int16(0)
+prepared_stride = njit(fields.widened_stride)
+
+
+def is_quantized(weight_tag):
+    """Whether a tag's type stands for quantized weights; quantized_kernel has their functions."""
+    return isinstance(weight_tag, types.BaseTuple)
 
 
 @njit
@@ -49,8 +55,6 @@ def linear_tasks(args, weight_tag, operand_tag, tag, registers):
     in_features = field(args, fields.IN_FEATURES)
     num_groups = field(args, fields.NUM_GROUPS)
     num_chunks = (num_rows + chunk_rows - 1) // chunk_rows
-    weight_bytes = item_bytes(weight_tag) * fields.PANEL
-    panel_stride = in_features * weight_bytes
     thread = claim_thread(args)
     tile = field(args, fields.SCRATCH) + thread * field(args, fields.SCRATCH_BYTES)
     widened = tile + (chunk_rows + fields.MOST_BLOCK_ROWS) * fields.TILE_ROW
@@ -64,11 +68,67 @@ def linear_tasks(args, weight_tag, operand_tag, tag, registers):
         rows = min(chunk_rows, num_rows - first)
         x_stride = field(args, fields.INPUT_ROW)
         x = field(args, fields.INPUT) + first * x_stride
-        if item_bytes(tag) != item_bytes(operand_tag):
+        if prepares_rows(weight_tag, operand_tag, tag):
             if widened_chunk != chunk:
-                _widen(tag, x, x_stride, widened, rows, in_features)
+                prepare_rows(
+                    args, weight_tag, operand_tag, tag, x, x_stride, widened, rows, in_features
+                )
                 widened_chunk = chunk
-            x, x_stride = widened, 4 * in_features + 64
+            x, x_stride = widened, prepared_stride(in_features)
+        sum_group(args, weight_tag, operand_tag, registers, group, rows, x, x_stride, tile)
+        finish(args, tag, tile, first, rows, group)
+
+
+def prepares_rows(weight_tag, operand_tag, tag):
+    """Whether rows are prepared before they are multiplied. Never called, see sum_group."""
+    raise NotImplementedError
+
+
+@overload(prepares_rows)
+def _choose_whether(weight_tag, operand_tag, tag):
+    if is_quantized(weight_tag):
+        return None
+    prepares = tag != operand_tag and operand_tag == types.float32
+
+    def chosen(weight_tag, operand_tag, tag):
+        return prepares
+
+    return chosen
+
+
+def prepare_rows(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
+    """Write rows to ``target`` as they are multiplied. Never called, see sum_group."""
+    raise NotImplementedError
+
+
+@overload(prepare_rows)
+def _choose_preparation(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
+    if is_quantized(weight_tag):
+        return None
+
+    def widen(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
+        widen_rows(tag, x, x_stride, target, rows, in_features)
+
+    return widen
+
+
+def sum_group(args, weight_tag, operand_tag, registers, group, rows, x, x_stride, tile):
+    """tile [rows, GROUP_OUTPUTS] = x @ w of a group of outputs, over all inputs.
+
+    Never called: numba puts the function below in its place, or that of other weights.
+    """
+    raise NotImplementedError
+
+
+@overload(sum_group)
+def _choose_sum_group(args, weight_tag, operand_tag, registers, group, rows, x, x_stride, tile):
+    if is_quantized(weight_tag):
+        return None
+
+    def chosen(args, weight_tag, operand_tag, registers, group, rows, x, x_stride, tile):
+        in_features = field(args, fields.IN_FEATURES)
+        weight_bytes = item_bytes(weight_tag) * fields.PANEL
+        panel_stride = in_features * weight_bytes
         w = field(args, fields.WEIGHT) + group * fields.GROUP * panel_stride
         done = 0
         if is_of_pairs(operand_tag):
@@ -86,14 +146,20 @@ def linear_tasks(args, weight_tag, operand_tag, tag, registers):
             w_at = w + begin * weight_bytes
             begin += depth
             then = w + begin * weight_bytes
-            if begin >= in_features:  # the group behind those that other threads have claimed
-                threads = field(args, NEXT_THREAD)
-                then = w + min(threads, num_groups - group) * fields.GROUP * panel_stride
+            if begin >= in_features:
+                then = w + groups_until_next(args, group) * fields.GROUP * panel_stride
             multiply(
                 registers, weight_tag, operand_tag, left, x_at, x_stride, w_at, panel_stride,
                 depth // 2, then, sums,
             )  # fmt: skip
-        finish(args, tag, tile, first, rows, group)
+
+    return chosen
+
+
+@njit
+def groups_until_next(args, group):
+    """How far the group is that this thread will probably claim next, behind those of others."""
+    return min(field(args, NEXT_THREAD), field(args, fields.NUM_GROUPS) - group)
 
 
 def multiply(
@@ -210,8 +276,9 @@ def clear(tile, rows):
 
 
 @njit
-def _widen(tag, x, x_stride, target, rows, in_features):
-    stride = 4 * in_features + 64
+def widen_rows(tag, x, x_stride, target, rows, in_features):
+    """Write rows to ``target`` in float32."""
+    stride = prepared_stride(in_features)
     for r in range(rows):
         for k in range(0, in_features, 16):
             source = x + r * x_stride + k * item_bytes(tag)

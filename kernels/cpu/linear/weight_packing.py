@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.cpu.linear.linear_arguments import GROUP_OUTPUTS, PANEL
+from kernels.cpu.quantized.packed_format import PackedFormat
 
 # Rows are widened and packed in whole vectors.
 _INPUTS_MULTIPLE = 16
@@ -28,6 +29,7 @@ class PackedLayers:
         in_features: K.
         out_features: of each layer, as its caller sees it.
         gated: one layer whose panels alternate between gate and up.
+        form: of quantized weights, which are bytes (see packed_format); None: they are as above.
     """
 
     weight: torch.Tensor
@@ -35,6 +37,7 @@ class PackedLayers:
     in_features: int
     out_features: tuple[int, ...]
     gated: bool
+    form: PackedFormat | None = None
 
     @property
     def groups(self) -> tuple[int, ...]:
@@ -64,7 +67,7 @@ def pack(
     packed = torch.cat([_panels(weight, narrow) for weight in weights])
     return PackedLayers(
         on_large_pages(packed),
-        tuple(bias if bias is None else _padded_bias(bias) for bias in biases),
+        tuple(bias if bias is None else padded_bias(bias) for bias in biases),
         weights[0].shape[1],
         tuple(len(weight) for weight in weights),
         gated=False,
@@ -85,7 +88,7 @@ def pack_gated(
     bias = None
     if biases is not None:
         bias = torch.stack([part.view(-1, PANEL) for part in biases], dim=1).flatten()
-        bias = _padded_bias(bias)
+        bias = padded_bias(bias)
     weight = on_large_pages(_panels(joined, narrow))
     return PackedLayers(weight, (bias,), in_features, (out_features,), gated=True)
 
@@ -106,7 +109,8 @@ def _panels(weight: torch.Tensor, narrow: bool) -> torch.Tensor:
     return padded.view(-1, PANEL, in_features).permute(0, 2, 1)
 
 
-def _padded_bias(bias: torch.Tensor) -> torch.Tensor:
+def padded_bias(bias: torch.Tensor) -> torch.Tensor:
+    """A bias in float32, filled up with zeros to whole groups of panels."""
     padded = torch.zeros(-(-len(bias) // GROUP_OUTPUTS) * GROUP_OUTPUTS)
     padded[: len(bias)] = bias
     return padded
