@@ -18,6 +18,12 @@ class WorkerSettings(StepSettings):
         "Type of weights and KV cache; auto takes the model's own.",
         choices=("float32", "bfloat16", "float16"),
     )
+    quantization: str | None = setting(
+        None,
+        "Weights of linear layers: int8 or int4 rounds those of any model to so many bits at load, "
+        "on CPUs; none dequantizes those of a quantized model; auto leaves them as they are.",
+        choices=("none", "int8", "int4"),
+    )
     attention_backend: str | None = setting(
         None,
         "Attention kernels; auto takes triton on GPUs and cpu elsewhere. sdpa needs --kv-memory "

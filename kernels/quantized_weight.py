@@ -67,12 +67,6 @@ class QuantizedWeight:
         """N outputs, K inputs."""
         return self.codes.shape[0], self.codes.shape[1]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of codes, in a byte each, scales and minimums."""
-        minimums = 0 if self.minimums is None else self.minimums.nbytes
-        return self.codes.nbytes + self.scales.nbytes + minimums
-
     def rows(self, begin: int, end: int) -> "QuantizedWeight":
         """The outputs [begin, end)."""
         minimums = None if self.minimums is None else self.minimums[begin:end]

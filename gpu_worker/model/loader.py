@@ -21,6 +21,7 @@ from gpu_worker.model.quantization.checkpoint_format import CheckpointFormat
 from gpu_worker.model.quantization.formats import take_format
 from gpu_worker.model.quantization.gguf_checkpoint import GgufCheckpoint
 from gpu_worker.model.quantization.quantized_loading import StoredFormat, complete
+from gpu_worker.model.quantization.requested_format import apply_quantization, check_device
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.model.weight_files import refuse_broken, refuse_other_tensors
 from gpu_worker.settings import WorkerSettings
@@ -56,6 +57,7 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
         ModelUnsupported: there is no such model, or its configuration is not supported.
         SettingsError: a setting does not fit the model.
     """
+    check_device(settings.quantization, device)
     register_attention()
     transformers.logging.disable_progress_bar()
     file = gguf_file_of(settings.model)
@@ -84,7 +86,7 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
         )
     model = model.to(device).eval().requires_grad_(False)
     refuse_broken(settings.model, model)
-    return RaggedModel(model)
+    return RaggedModel(model, apply_quantization(model, settings.quantization))
 
 
 def _load_weights(

@@ -65,13 +65,16 @@ class RaggedModel:
 
     Args:
         model: a decoder with a head, in evaluation mode.
+        weight_format: of its linear layers (see ``requested_format``).
 
     Attributes:
+        weight_format: the same; none: weights have the model's type.
         direct_pass: computes the same results for the steps that it serves; None: there is none.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, weight_format: str = "none") -> None:
         self.model = model
+        self.weight_format = weight_format
         self.config = model.config.get_text_config()
         self.direct_pass: DirectLogits | None = None
         self.packed_bytes = 0  # of weights that cpu_fusion has packed; they are no parameters

@@ -113,6 +113,7 @@ def _model_info(
         dtype=str(model.dtype).removeprefix("torch."),
         eos_token_ids=limits.eos_token_ids,
         takes_grammars=takes_grammars,
+        weights=model.weight_format,
     )
 
 
@@ -135,6 +136,7 @@ def _log_loaded(
         "model loaded",
         parameters=model.num_parameters,
         dtype=str(model.dtype).removeprefix("torch."),
+        weights=model.weight_format,
         device=device,
         backend=backend.name,
         layers=num_layers,

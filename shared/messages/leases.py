@@ -34,6 +34,7 @@ class ModelInfo:
     dtype: str
     eos_token_ids: tuple[int, ...]
     takes_grammars: bool = False  # whether the worker can enforce a request's grammar
+    weights: str = ""  # their format if they are quantized; "none": they have the dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from deploy.settings import REPOSITORY
 from tests.chaos.cluster import Cluster
 from tests.chaos.disruptor import Disruptor
@@ -23,8 +25,13 @@ _SETTINGS = {"PAGESTREAM_NUM_BLOCKS": "128", "PAGESTREAM_NUM_HOST_BLOCKS": "0"}
 _DEADLINE_S = 120.0
 
 
+@pytest.mark.parametrize(
+    ("targets", "settings"),
+    [(_TARGETS, {}), (("worker",), {"PAGESTREAM_QUANTIZATION": "int4"})],
+    ids=["each", "worker, int4"],
+)
 async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
-    tmp_path: Path,
+    targets: tuple[str, ...], settings: dict[str, str], tmp_path: Path
 ) -> None:
     asks = make_asks(
         seed=7, num_clients=_CLIENTS, num_requests=_REQUESTS, tokens=(64, 128), of_applications=True
@@ -33,16 +40,16 @@ async def test_whichever_service_is_killed_no_token_is_lost_repeated_or_changed(
     calm, rough = Run(), Run()
 
     async with asyncio.timeout(2 * _DEADLINE_S):
-        async with Cluster(tmp_path / "chaos", model, _SETTINGS) as cluster:
+        async with Cluster(tmp_path / "chaos", model, {**_SETTINGS, **settings}) as cluster:
             await run_clients(cluster, asks, "calm", False, _DEADLINE_S, _DEADLINE_S, calm)
             clients = run_clients(cluster, asks, "rough", False, _DEADLINE_S, _DEADLINE_S, rough)
-            disruptor = Disruptor(cluster, _TARGETS, False, (0.0, 0.0), random.Random(7))
+            disruptor = Disruptor(cluster, targets, False, (0.0, 0.0), random.Random(7))
             await disturbed(cluster, clients, disruptor, rough, once=True)
 
     story = "\n".join(failures(rough, calm.outcomes, cluster.deaths))
     row = row_of("each killed once", rough, calm.outcomes)
     assert calm.num_complete == row.total == _CLIENTS * _REQUESTS, story
-    assert len(rough.disruptions) == len(_TARGETS)
+    assert len(rough.disruptions) == len(targets)
     assert row.is_good(exact=True), story
 
 
