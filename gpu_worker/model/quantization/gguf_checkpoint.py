@@ -200,8 +200,12 @@ def _tables(header: GgufHeader, skeleton: Any) -> tuple[dict[str, str], Any]:
 
 def _dequantized(rows: torch.Tensor, kind: BlockType, dtype: torch.dtype) -> torch.Tensor:
     """The numbers [N, K] in bytes [N, bytes of a row], with few of them in float32 at once."""
-    parts = torch.split(rows, _ROWS_AT_ONCE)
-    return torch.cat([kind.quantized(part).dequantize().to(dtype) for part in parts])
+    first = kind.quantized(rows[:1])
+    made = torch.empty(len(rows), first.shape[1], dtype=dtype)
+    for begin in range(0, len(rows), _ROWS_AT_ONCE):
+        part = rows[begin : begin + _ROWS_AT_ONCE]
+        made[begin : begin + len(part)] = kind.quantized(part).dequantize()
+    return made
 
 
 def _divide_frequencies(header: GgufHeader, model: Any, factors: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 from transformers import AutoTokenizer
 
@@ -16,6 +17,7 @@ from gateway.text.tokenizer import Tokenizer
 from shared.errors import ModelUnsupported
 from tests.gateway.conftest import DEMO_MODEL
 from tests.gateway.tokenizers_for_tests import FAMILIES, byte_level
+from tests.support.gguf_files import add_tokenizer
 
 TEXTS = ["", " ", "Hello", "a<|eos|>b", "<|bos|>twice", "naïve 😀\n\n\t", "日本語", "\u0000"]
 
@@ -49,6 +51,23 @@ def test_conversations_are_rendered_as_transformers_does(
 def test_a_folder_without_a_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelUnsupported, match=str(tmp_path)):
         Tokenizer.load(str(tmp_path), trust_remote_code=False)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_gguf_file_has_the_same_tokenizer_and_chat_template(
+    tokenizer: Tokenizer, text: str, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    add_tokenizer(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    found = Tokenizer.load(str(tmp_path / "model.gguf"), trust_remote_code=False)
+    assert found.encode(text) == tokenizer.encode(text)
+    assert found.size == tokenizer.size
+    chat = Conversation([{"role": "user", "content": text}])
+    expected = tokenizer.encode_chat(tokenizer.render_with_control_tokens(chat))
+    assert found.encode_chat(found.render_with_control_tokens(chat)) == expected
 
 
 def test_truncation_that_came_with_the_tokenizer_is_off() -> None:
