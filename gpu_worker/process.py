@@ -74,7 +74,7 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
     metrics = WorkerMetrics(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
-    metrics.kv_pool_bytes.set(worker.pool_bytes)
+    metrics.describe_kv(worker.executor.limits.kv.dtype, worker.pool_bytes)
     metrics.weight_bytes.set(worker.weight_bytes)
     metrics.serve(settings.worker_metrics_host, settings.worker_metrics_port)
     bus = RedisBus(settings.redis_url)

@@ -15,7 +15,7 @@ class WorkerSettings(StepSettings):
     )
     dtype: str | None = setting(
         None,
-        "Type of weights and KV cache; auto takes the model's own.",
+        "Type of weights and activations; auto takes the model's own.",
         choices=("float32", "bfloat16", "float16"),
     )
     quantization: str | None = setting(
@@ -23,6 +23,13 @@ class WorkerSettings(StepSettings):
         "Weights of linear layers: int8 or int4 rounds those of any model to so many bits at load, "
         "on CPUs; none dequantizes those of a quantized model; auto leaves them as they are.",
         choices=("none", "int8", "int4"),
+    )
+    kv_dtype: str | None = setting(
+        None,
+        "Type of keys and values in the KV cache; auto takes that of --dtype. int8 has a scale for "
+        "each token and KV head; fp8, on GPUs that have it, has none. In 8 bits about twice as "
+        "many tokens fit into the same memory, and attention over long contexts reads half.",
+        choices=("float32", "bfloat16", "float16", "fp8", "int8"),
     )
     attention_backend: str | None = setting(
         None,

@@ -1,10 +1,12 @@
 """Packed blocks: the bytes of a block in all layers, layer by layer, keys first, for swapping.
 
-A packed block is ``[layer, 2, Hkv, block_size, D]``; layers may differ in Hkv, D and type. A pool
-of that layout, ``[block, layer, 2, Hkv, block_size, D]``, is called block-major.
+A packed block is ``[layer, 2, Hkv, block_size, D]``; layers may differ in Hkv, D and type. Scales
+of tokens ``[2, Hkv, block_size]`` follow behind a layer's values. A pool of that layout,
+``[block, layer, 2, Hkv, block_size, D]``, is called block-major.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -13,7 +15,7 @@ from kernels.interface import LayerCache
 
 def bytes_per_block(layers: Sequence[LayerCache]) -> int:
     """Bytes of one block, keys and values of all layers."""
-    return sum(2 * _tensor_bytes(cache) for cache in layers)
+    return sum(_tensor_bytes(each) for cache in layers for each in cache.tensors)
 
 
 def unpacked_views(
@@ -21,16 +23,17 @@ def unpacked_views(
     packed: torch.Tensor,  # [n, bytes_per_block] uint8
 ) -> list[LayerCache]:
     """Each layer's share of packed blocks, in the shape of the pool's: [n, Hkv, block_size, D]."""
-    found, first = [], 0
+    found: list[LayerCache] = []
+    first = 0
     for cache in layers:
-        size = _tensor_bytes(cache)
-        shape = (-1, *cache.key.shape[1:])
-        key, value = (
-            packed[:, begin : begin + size].view(cache.key.dtype).view(shape)
-            for begin in (first, first + size)
-        )
-        found.append(LayerCache(key, value, cache.key_scale, cache.value_scale))
-        first += 2 * size
+        views = []
+        for each in cache.tensors:
+            size = _tensor_bytes(each)
+            share = packed[:, first : first + size].view(each.dtype)
+            views.append(share.view(-1, *each.shape[1:]))
+            first += size
+        whole = LayerCache.of(*views)
+        found.append(replace(whole, key_scale=cache.key_scale, value_scale=cache.value_scale))
     return found
 
 
@@ -49,7 +52,7 @@ def whole_blocks(layers: Sequence[LayerCache]) -> torch.Tensor | None:
     pool = torch.empty(0, dtype=torch.uint8, device=first.device)
     pool.set_(storage, begin, (num_blocks, size), (size, 1))
     for cache, view in zip(layers, unpacked_views(layers, pool), strict=True):
-        for ours, theirs in ((cache.key, view.key), (cache.value, view.value)):
+        for ours, theirs in zip(cache.tensors, view.tensors, strict=True):
             if ours.data_ptr() != theirs.data_ptr() or ours.stride() != theirs.stride():
                 return None
             if ours.shape != theirs.shape:
@@ -72,5 +75,6 @@ def check_packed(packed: torch.Tensor, layers: Sequence[LayerCache]) -> None:
         )
 
 
-def _tensor_bytes(cache: LayerCache) -> int:
-    return cache.key[0].numel() * cache.key.element_size()
+def _tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of a block in one tensor of a cache."""
+    return tensor[0].numel() * tensor.element_size()

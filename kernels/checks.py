@@ -6,7 +6,7 @@ checked here first.
 
 import torch
 
-from kernels.interface import LayerCache, RaggedBatch
+from kernels.interface import FP8, INT8, LayerCache, RaggedBatch, may_hold
 
 
 def check_cache(cache: LayerCache) -> None:
@@ -24,8 +24,17 @@ def check_cache(cache: LayerCache) -> None:
     if key.stride(3) != 1 or value.stride(3) != 1:
         raise ValueError(f"cache strides {key.stride()} {value.stride()}: D must be contiguous")
     scales = (cache.key_scale, cache.value_scale)
-    if min(scales) <= 0 or (scales != (1.0, 1.0) and not cache.quantized):
+    if min(scales) <= 0 or (scales != (1.0, 1.0) and key.dtype != FP8):
         raise ValueError(f"scales {scales} of a cache of {key.dtype}")
+    expected = (*key.shape[:3], 1) if key.dtype == INT8 else None
+    for each in (cache.key_scales, cache.value_scales):
+        found = None if each is None else tuple(each.shape)
+        if found != expected or (each is not None and each.dtype != torch.float32):
+            kind = None if each is None else each.dtype
+            raise ValueError(
+                f"scales of tokens {found} {kind} of a cache of {key.dtype}: {expected} expected, "
+                "in float32"
+            )
 
 
 def check_write(
@@ -46,8 +55,7 @@ def check_write(
         raise ValueError(
             f"key {tuple(key.shape)} and value {tuple(value.shape)} are not {expected}"
         )
-    fits = (key.dtype == cache.key.dtype) != cache.quantized
-    if not fits or value.dtype != key.dtype:
+    if not may_hold(cache.dtype, key.dtype) or value.dtype != key.dtype:
         raise ValueError(f"key {key.dtype}, value {value.dtype}, cache {cache.key.dtype}")
     if key.stride(2) != 1 or value.stride(2) != 1:
         raise ValueError(f"strides {key.stride()} {value.stride()}: D must be contiguous")
@@ -88,8 +96,7 @@ def check_attend(
         )
     if query.shape[1] % num_kv_heads:
         raise ValueError(f"{query.shape[1]} query heads do not share {num_kv_heads} KV heads")
-    fits = (query.dtype == cache.key.dtype) != cache.quantized
-    if not fits or out.dtype != query.dtype:
+    if not may_hold(cache.dtype, query.dtype) or out.dtype != query.dtype:
         raise ValueError(f"query {query.dtype}, out {out.dtype}, cache {cache.key.dtype}")
     if query.stride(2) != 1 or out.stride(2) != 1:
         raise ValueError(f"strides {query.stride()} {out.stride()}: D must be contiguous")

@@ -5,7 +5,18 @@ from typing import Protocol
 
 import torch
 
-QUANTIZED_DTYPE = torch.float8_e4m3fn
+FP8 = torch.float8_e4m3fn
+INT8 = torch.int8
+INT8_LEVELS = 127
+"""Multiples of a row's scale on either side of zero."""
+
+
+def may_hold(stored: torch.dtype, computed: torch.dtype) -> bool:
+    """Whether a cache of one type may hold keys and values that are computed in another.
+
+    Of the same type, or of a narrower one: a wider or an equally wide one would gain nothing.
+    """
+    return stored == computed or stored.itemsize < computed.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,18 +24,34 @@ class LayerCache:
     """Keys and values of one layer in the KV pool.
 
     Views with arbitrary strides (the last dimension is contiguous), so that the pool may have any
-    layout. A pool of ``QUANTIZED_DTYPE`` holds keys and values divided by the scales.
+    layout. A pool of ``FP8`` holds keys and values divided by the two scales of the pool. A pool of
+    ``INT8`` has a scale for each token and KV head, which its elements are multiplied by.
     """
 
     key: torch.Tensor  # [num_blocks, Hkv, block_size, D]
     value: torch.Tensor  # [num_blocks, Hkv, block_size, D]
     key_scale: float = 1.0
     value_scale: float = 1.0
+    key_scales: torch.Tensor | None = None  # [num_blocks, Hkv, block_size, 1] float32, of INT8
+    value_scales: torch.Tensor | None = None  # [num_blocks, Hkv, block_size, 1] float32, of INT8
+
+    @classmethod
+    def of(cls, key: torch.Tensor, value: torch.Tensor, *scales: torch.Tensor) -> "LayerCache":
+        """A cache of ``tensors``: keys, values, and their scales if there are any."""
+        key_scales, value_scales = scales or (None, None)
+        return cls(key, value, key_scales=key_scales, value_scales=value_scales)
 
     @property
-    def quantized(self) -> bool:
-        """Whether keys and values are scaled, and of another type than queries and outputs."""
-        return self.key.dtype == QUANTIZED_DTYPE
+    def dtype(self) -> torch.dtype:
+        """Type of keys and values in the pool."""
+        return self.key.dtype
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that belongs to a block: keys, values, and their scales if there are any."""
+        if self.key_scales is None or self.value_scales is None:
+            return self.key, self.value
+        return self.key, self.value, self.key_scales, self.value_scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +85,9 @@ class AttentionBackend(Protocol):
 
     name: str
     capturable: bool
+
+    def narrow_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Types of caches, narrower than the queries' own, that it has kernels for."""
 
     def write_kv(
         self,

@@ -3,7 +3,15 @@
 import torch
 
 from kernels.checks import check_attend, check_write
-from kernels.interface import QUANTIZED_DTYPE, AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import (
+    FP8,
+    INT8,
+    INT8_LEVELS,
+    AttentionParams,
+    LayerCache,
+    RaggedBatch,
+    may_hold,
+)
 
 
 class ReferenceBackend:
@@ -11,6 +19,12 @@ class ReferenceBackend:
 
     name = "reference"
     capturable = False
+
+    def narrow_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """All that may hold keys and values of this type."""
+        return tuple(
+            each for each in (torch.bfloat16, torch.float16, FP8, INT8) if may_hold(each, dtype)
+        )
 
     def write_kv(
         self,
@@ -29,8 +43,8 @@ class ReferenceBackend:
         block_size = cache.key.shape[2]
         block = slot_mapping[written] // block_size
         offset = slot_mapping[written] % block_size
-        _store(cache.key, block, offset, key[written], cache.key_scale)
-        _store(cache.value, block, offset, value[written], cache.value_scale)
+        _store(cache.key, block, offset, key[written], cache.key_scale, cache.key_scales)
+        _store(cache.value, block, offset, value[written], cache.value_scale, cache.value_scales)
 
     def attend(
         self,
@@ -64,16 +78,32 @@ def _store(
     offset: torch.Tensor,  # [T]
     rows: torch.Tensor,  # [T, Hkv, D]
     scale: float,
+    scales: torch.Tensor | None,  # [num_blocks, Hkv, block_size, 1]
 ) -> None:
-    if pool.dtype == QUANTIZED_DTYPE:
+    if scales is not None:
+        rows, scales[block, :, offset] = quantize(rows)
+    elif pool.dtype == FP8:
         limit = torch.finfo(pool.dtype).max
-        rows = (rows.float() * (1.0 / scale)).clamp(-limit, limit).to(pool.dtype)
-    movable(pool)[block, :, offset] = movable(rows)
+        rows = (rows.float() * (1.0 / scale)).clamp(-limit, limit)
+    movable(pool)[block, :, offset] = movable(rows.to(pool.dtype))
+
+
+def quantize(
+    rows: torch.Tensor,  # [..., D]
+) -> tuple[torch.Tensor, torch.Tensor]:  # [..., D] int8, [..., 1] float32
+    """Round each row to multiples of its scale, a 127th of its largest element.
+
+    The scale of a row with a NaN or an infinity is NaN.
+    """
+    wide = rows.float()
+    scales = wide.abs().amax(-1, keepdim=True) / INT8_LEVELS + (wide * 0.0).sum(-1, keepdim=True)
+    steps = torch.where(scales > 0, wide / scales, 0.0).round()
+    return steps.to(INT8), scales
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
     """The same bytes in a type that torch can index: it cannot index 8-bit floats everywhere."""
-    return tensor.view(torch.uint8) if tensor.dtype == QUANTIZED_DTYPE else tensor
+    return tensor.view(torch.uint8) if tensor.dtype == FP8 else tensor
 
 
 def _attend_sequence(
@@ -89,9 +119,11 @@ def _attend_sequence(
     window = params.sliding_window if params.sliding_window is not None else context_len
     rows = torch.arange(context_len - num_rows, context_len, device=query.device)  # [R]
     begin = max(0, context_len - num_rows - window + 1)
-    keys = _gather(cache.key, table, begin, context_len).to(compute)  # [Hkv, N, D]
-    values = _gather(cache.value, table, begin, context_len).to(compute)  # [Hkv, N, D]
-    keys, values = keys * cache.key_scale, values * cache.value_scale
+    keys, values, *scales = (  # [Hkv, N, D]; scales [Hkv, N, 1]
+        _gather(each, table, begin, context_len).to(compute) for each in cache.tensors
+    )
+    key_scale, value_scale = scales or (cache.key_scale, cache.value_scale)
+    keys, values = keys * key_scale, values * value_scale
     grouped = query.to(compute).view(num_rows, num_kv_heads, -1, head_dim)  # [R, Hkv, G, D]
     logits = torch.einsum("rhgd,hnd->rhgn", grouped, keys) * params.scale  # [R, Hkv, G, N]
     if params.softcap is not None:

@@ -12,10 +12,14 @@ class SdpaBackend(ReferenceBackend):
     """Any device and float type; each sequence must be one block of the cache.
 
     Keys and values are read in place, through views. Writes, and layers that the operator does not
-    serve (soft-cap, pools of 8-bit floats), are left to the reference.
+    serve (soft-cap, pools of other types than the queries'), are left to the reference.
     """
 
     name = "sdpa"
+
+    def narrow_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:  # noqa: ARG002
+        """None: the operator reads keys and values in the queries' own type."""
+        return ()
 
     def attend(
         self,
@@ -33,7 +37,7 @@ class SdpaBackend(ReferenceBackend):
         check_attend(query, cache, batch, out)
         if batch.block_tables.shape[1] != 1:
             raise ValueError(f"block tables {tuple(batch.block_tables.shape)}: one column expected")
-        if params.softcap is not None or cache.quantized:
+        if params.softcap is not None or cache.dtype != query.dtype:
             super().attend(query, cache, batch, params, out)
             return
         starts = batch.query_starts.tolist()

@@ -330,3 +330,9 @@ class WorkerMetrics(_Metrics):
         )
         self.kv_pool_bytes = self._gauge("worker_kv_pool_bytes", "Memory of the KV pool.")
         self.weight_bytes = self._gauge("worker_weight_bytes", "Memory of the model's weights.")
+
+    def describe_kv(self, dtype: str, num_bytes: int) -> None:
+        """Set the KV pool's size, and the type of its keys and values as a label."""
+        self.kv_pool_bytes.set(num_bytes)
+        info = self._gauges("worker_kv_dtype", "Type of keys and values; 1.", "dtype", (dtype,))
+        info[dtype].set(1)

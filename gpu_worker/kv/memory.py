@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gpu_worker.kv.block_pools import BlockPools
+from gpu_worker.kv.cache_types import type_name
 from gpu_worker.kv.premap_demand import PremapDemand
 from gpu_worker.kv.zeroed_memory import zeroed
 from gpu_worker.model.ragged_model import LayerShape
@@ -109,7 +110,11 @@ class PagedMemory(BlockPools):
         layout: str = "layer_major",
     ) -> None:
         self._geometry = KVGeometry(
-            num_blocks, block_size, bytes_per_block(shapes, block_size), num_host_blocks
+            num_blocks,
+            block_size,
+            bytes_per_block(shapes, block_size),
+            num_host_blocks,
+            type_name(shapes[0].dtype),
         )
         allocate = _block_major if layout == "block_major" else _layer_major
         caches = allocate(shapes, num_blocks, block_size, device)
@@ -151,11 +156,14 @@ class PagedMemory(BlockPools):
 def _layer_major(
     shapes: Sequence[LayerShape], num_blocks: int, block_size: int, device: torch.device
 ) -> list[LayerCache]:
-    pools = [
-        zeroed((2, num_blocks, shape.num_kv_heads, block_size, shape.head_dim), shape.dtype, device)
-        for shape in shapes
-    ]
-    return [LayerCache(key=pool[0], value=pool[1]) for pool in pools]
+    found = []
+    for shape in shapes:
+        size = (2, num_blocks, shape.num_kv_heads, block_size)
+        tensors = [*zeroed((*size, shape.head_dim), shape.dtype, device)]
+        if shape.scale_bytes:
+            tensors += zeroed((*size, 1), torch.float32, device)
+        found.append(LayerCache.of(*tensors))
+    return found
 
 
 def _block_major(

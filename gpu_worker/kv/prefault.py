@@ -57,7 +57,7 @@ def _pieces(caches: Iterable[LayerCache]) -> Iterator[tuple[int, int]]:
     storages = {
         storage.data_ptr(): storage.nbytes()
         for cache in caches
-        for storage in (cache.key.untyped_storage(), cache.value.untyped_storage())
+        for storage in (each.untyped_storage() for each in cache.tensors)
     }
     for begin in range(0, max(storages.values(), default=0), _PIECE_BYTES):
         for address, num_bytes in storages.items():

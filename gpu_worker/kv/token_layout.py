@@ -1,6 +1,7 @@
 """Layout of virtual memory: token by token, each with all of its layers.
 
-The layout is ``[block, block_size, layer, 2, kv_head, head_dim]``. A sequence whose blocks are
+The layout is ``[block, block_size, layer, 2, kv_head, head_dim]``, with scales of keys and values
+behind those of their layer. A sequence whose blocks are
 mapped to contiguous addresses is one array of tokens. A block is a whole number of pages for any
 number of layers (vAttention, section 8.2: tensor slicing).
 """
@@ -53,16 +54,18 @@ class TokenLayout:
         num_pieces = memory.numel() // (tokens_each * self.token_bytes)
         found, first = {}, 0
         for shape in self.shapes:
-            elements = memory.view(shape.dtype)
-            item = shape.dtype.itemsize
-            size = (num_pieces, shape.num_kv_heads, tokens_each, shape.head_dim)
-            token = self.token_bytes // item
-            stride = (tokens_each * token, shape.head_dim, token, 1)
-            middle = first + shape.bytes_per_token // 2
-            key = elements.as_strided(size, stride, first // item)
-            value = elements.as_strided(size, stride, middle // item)
-            found[shape.module] = LayerCache(key, value)
-            first += shape.bytes_per_token
+            parts = [(shape.dtype, shape.head_dim)] * 2
+            if shape.scale_bytes:
+                parts += [(torch.float32, 1)] * 2
+            views = []
+            for dtype, width in parts:
+                item = dtype.itemsize
+                size = (num_pieces, shape.num_kv_heads, tokens_each, width)
+                token = self.token_bytes // item
+                stride = (tokens_each * token, width, token, 1)
+                views.append(memory.view(dtype).as_strided(size, stride, first // item))
+                first += shape.num_kv_heads * width * item
+            found[shape.module] = LayerCache.of(*views)
         return found
 
 

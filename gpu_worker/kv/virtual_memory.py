@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import nn
 
 from gpu_worker.kv.block_pools import BlockPools
+from gpu_worker.kv.cache_types import type_name
 from gpu_worker.kv.mapped_ranges import MappedRanges
 from gpu_worker.kv.mapping import Mapper
 from gpu_worker.kv.memory import MappingStats
@@ -52,7 +53,10 @@ class VirtualMemory(BlockPools):
         num_host_blocks: int = 0,
     ) -> None:
         block_bytes = layout.block_bytes
-        self._geometry = KVGeometry(num_blocks, layout.block_size, block_bytes, num_host_blocks)
+        dtype = type_name(layout.shapes[0].dtype)
+        self._geometry = KVGeometry(
+            num_blocks, layout.block_size, block_bytes, num_host_blocks, dtype
+        )
         self._mapper = mapper
         self._range_tokens = max_blocks * layout.block_size
         num_ranges = mapper.space.numel() // (max_blocks * block_bytes) - NUM_RESERVED

@@ -12,7 +12,7 @@ from torch import nn
 from gpu_worker.model.attention import ATTENTION_NAME, STEP_KEYWORD, AttentionStep
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from kernels.cpu.sampling.pruned_argmax import RowArgmax
-from kernels.interface import AttentionParams
+from kernels.interface import INT8, AttentionParams
 from shared.errors import ModelUnsupported
 
 # A method of transformers' models that looks for padding in every batch. A ragged batch has none.
@@ -22,7 +22,11 @@ _PADDING_WARNING = "warn_if_padding_and_no_attention_mask"
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The K/V shape and the parameters of one attention layer, observed in a forward pass."""
+    """The K/V shape and the parameters of one attention layer, observed in a forward pass.
+
+    Attributes:
+        dtype: of keys and values: as the model computes them, or as the cache holds them.
+    """
 
     module: nn.Module
     num_kv_heads: int
@@ -32,8 +36,13 @@ class LayerShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of K and V of one token."""
-        return 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        """Bytes of K and V of one token, scales included."""
+        return 2 * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + self.scale_bytes)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of the scale of one key or value; 0: it has none."""
+        return torch.float32.itemsize if self.dtype == INT8 else 0
 
 
 class DirectLogits(Protocol):

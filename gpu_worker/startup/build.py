@@ -8,6 +8,7 @@ import torch
 from gpu_worker.batch.plan_checks import Limits
 from gpu_worker.grammar.tokenizer import load_grammar_tokenizer
 from gpu_worker.kv.allocation import Allocator, choose_allocator
+from gpu_worker.kv.cache_types import stored_shapes
 from gpu_worker.kv.memory import KVMemory, check_block_size
 from gpu_worker.kv.pool_sizes import choose_num_blocks, choose_num_host_blocks, memory_left
 from gpu_worker.model.check.load_check import ModelCheck
@@ -69,6 +70,7 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     shapes = attention_layers(model)
     if backend is None:
         backend = _backend(settings, device, shapes)
+    stored = stored_shapes(shapes, settings.kv_dtype, device, backend)
     _log_loaded(model, device, backend, len(shapes), time.monotonic() - began)
     if device.type == "cpu":
         _load_sampling_kernels()
@@ -77,18 +79,18 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     check = _begin_check(model, shapes, max_model_len, tokenizer_file)
     replace_layers(model, shapes, settings, device, check)
     allocator = choose_allocator(settings, device, max_model_len)
-    block_bytes = allocator.block_bytes(shapes)
-    _check_attention(model, check, backend, allocator)
+    block_bytes = allocator.block_bytes(stored)
+    _check_attention(model, check, backend, allocator, stored[0].dtype)
     buckets = _buckets(settings, device, backend)
     gpu = None
     given = settings.num_blocks is not None or settings.kv_memory_bytes is not None
     if device.type == "cuda" and not given:
-        profile = StepProfile(model, shapes, backend, allocator, max_model_len)
+        profile = StepProfile(model, stored, backend, allocator, max_model_len)
         gpu = _gpu_budget(settings, model, profile, buckets)
     num_blocks = choose_num_blocks(
         settings, block_bytes, max_model_len, gpu, allocator.most_blocks, memory_left(device)
     )
-    memory = _allocate(settings, shapes, num_blocks, allocator)
+    memory = _allocate(settings, stored, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
     tokenizer = load_grammar_tokenizer(tokenizer_file, model.vocab_size, eos)
@@ -183,6 +185,7 @@ def _allocate(
     log.info(
         "KV pools allocated",
         kind=settings.kv_memory,
+        dtype=memory.geometry.dtype,
         blocks=num_blocks,
         block_size=settings.block_size,
         tokens=num_blocks * settings.block_size,
@@ -221,11 +224,15 @@ def _begin_check(
 
 
 def _check_attention(
-    model: RaggedModel, check: ModelCheck, backend: AttentionBackend, allocator: Allocator
+    model: RaggedModel,
+    check: ModelCheck,
+    backend: AttentionBackend,
+    allocator: Allocator,
+    kv_dtype: torch.dtype,
 ) -> None:
     began = time.monotonic()
     try:
-        result = check.attention(backend, allocator)
+        result = check.attention(backend, allocator, kv_dtype)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
     seconds = round(time.monotonic() - began, 1)

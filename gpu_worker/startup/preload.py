@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
+from gpu_worker.kv.cache_types import stored_type
 from gpu_worker.model.loader import choose_dtype, own_dtype, refuse_by_config
 from gpu_worker.model.quantization.formats import take_format
 from gpu_worker.model.quantization.gguf_config import make_config
@@ -70,13 +71,14 @@ def _kernels(settings: WorkerSettings, config: Any) -> list[Callable[[], object]
 
     own = own_dtype(config)
     dtype = choose_dtype(settings.dtype, own, torch.device("cpu"))
+    kv_dtype = stored_type(settings.kv_dtype, dtype)
     loads: list[Callable[[], object]] = [
         cpu_argmax.warm_up,
         cpu_bans.warm_up,
         cpu_penalties.warm_up,
-        write_kernel,
+        partial(write_kernel, dtype, kv_dtype),
         sampler.load,
-        partial(attend_kernel, dtype, best_dot()),
+        partial(attend_kernel, dtype, best_dot(), kv_dtype),
     ]
     instructions = detect()
     if settings.layer_kernels == "auto" and instructions is not None:

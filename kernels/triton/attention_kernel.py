@@ -57,6 +57,12 @@ def _attend_keys(  # type: ignore[no-untyped-def]
     key_slot_stride,
     value_block_stride,
     value_slot_stride,
+    key_scale_head,
+    value_scale_head,
+    key_scale_block_stride,
+    key_scale_slot_stride,
+    value_scale_block_stride,
+    value_scale_slot_stride,
     score_scale,
     softcap,
     window,
@@ -65,6 +71,7 @@ def _attend_keys(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     PAGED: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,  # else every row sees every key of [begin, end)
@@ -83,10 +90,16 @@ def _attend_keys(  # type: ignore[no-untyped-def]
             slot = position % BLOCK_SIZE  # [N]
             key_at = block * key_block_stride + slot * key_slot_stride  # [N]
             value_at = block * value_block_stride + slot * value_slot_stride  # [N]
+            if HAS_SCALES:
+                key_scale_at = block * key_scale_block_stride + slot * key_scale_slot_stride  # [N]
+                value_scale_at = block * value_scale_block_stride + slot * value_scale_slot_stride
             block = _load_block_ids(table, start + TILE_KEYS, first_key, end, BLOCK_SIZE, TILE_KEYS)
         else:
             key_at = position.to(tl.int64) * key_slot_stride  # [N]
             value_at = position.to(tl.int64) * value_slot_stride  # [N]
+            if HAS_SCALES:
+                key_scale_at = position.to(tl.int64) * key_scale_slot_stride  # [N]
+                value_scale_at = position.to(tl.int64) * value_scale_slot_stride  # [N]
         key_pointers = key_head + key_at[None, :] + dim[:, None]
         value_pointers = value_head + value_at[:, None] + dim[None, :]
         if MASKED:
@@ -99,11 +112,17 @@ def _attend_keys(  # type: ignore[no-untyped-def]
         else:
             keys = tl.load(key_pointers, mask=has_dim[:, None], other=0.0)
             values = tl.load(value_pointers, mask=has_dim[None, :], other=0.0)
+        if HAS_SCALES:
+            present = (position >= first_key) & (position < end_key)  # [N]
+            key_scales = tl.load(key_scale_head + key_scale_at, mask=present, other=0.0)  # [N]
+            value_scales = tl.load(value_scale_head + value_scale_at, mask=present, other=0.0)
         if keys.dtype != queries.dtype:
             keys = keys.to(queries.dtype)
             values = values.to(queries.dtype)
 
         scores = tl.dot(queries, keys, input_precision="ieee")  # [M, N]
+        if HAS_SCALES:
+            scores *= key_scales[None, :]
         if HAS_SOFTCAP:
             scores = _tanh(scores * (score_scale / softcap))
             factor = softcap * LOG2_E
@@ -121,6 +140,8 @@ def _attend_keys(  # type: ignore[no-untyped-def]
         weights = tl.exp2(scores * factor - shift[:, None])  # [M, N]
         shrink = tl.exp2(maximum - shift)  # [M]
         total = total * shrink + tl.sum(weights, 1)
+        if HAS_SCALES:
+            weights *= value_scales[None, :]
         sums = tl.dot(
             weights.to(values.dtype), values, sums * shrink[:, None], input_precision="ieee"
         )
@@ -135,6 +156,8 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     out,  # [T, H, D]
     key_cache,  # [num_blocks, Hkv, block_size, D]
     value_cache,  # [num_blocks, Hkv, block_size, D]
+    key_scales,  # [num_blocks, Hkv, block_size] float32, of tokens, or anything
+    value_scales,  # [num_blocks, Hkv, block_size] float32, of tokens, or anything
     block_tables,  # [S, max_blocks] int32
     context_lens,  # [S] int32
     query_starts,  # [S + 1] int32
@@ -157,6 +180,12 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     value_block_stride,
     value_head_stride,
     value_slot_stride,
+    key_scale_block_stride,
+    key_scale_head_stride,
+    key_scale_slot_stride,
+    value_scale_block_stride,
+    value_scale_head_stride,
+    value_scale_slot_stride,
     table_stride,
     SEQS: tl.constexpr,  # S rounded up to a power of two
     GROUP: tl.constexpr,  # G, query heads per KV head
@@ -174,6 +203,7 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     MOST_FIXED_PIECES: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SCALES: tl.constexpr,  # keys and values are int8, with a scale for each token
     UPCAST: tl.constexpr,  # multiply in float32, for the interpreter, whose bf16 dot is wrong
 ):
     """One piece of the keys of one tile of query tokens under one KV head, by online softmax.
@@ -247,10 +277,14 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
     table = block_tables + sequence.to(tl.int64) * table_stride
     key_head = key_cache + kv_head * key_head_stride
     value_head = value_cache + kv_head * value_head_stride
+    key_scale_head = key_scales + kv_head * key_scale_head_stride
+    value_scale_head = value_scales + kv_head * value_scale_head_stride
     if not PAGED:
         only = tl.load(table).to(tl.int64)
         key_head += only * key_block_stride
         value_head += only * value_block_stride
+        key_scale_head += only * key_scale_block_stride
+        value_scale_head += only * value_scale_block_stride
     masked_begin = begin
     if (not SHORT) and (not HAS_WINDOW):
         # Keys before the tile's first row are seen by all of it: no masks. (Short tiles wait for
@@ -261,17 +295,21 @@ def paged_attention_kernel(  # type: ignore[no-untyped-def]
             maximum, total, sums, queries, row_position,
             begin, masked_begin, first_key, end_key, table, key_head, value_head,
             key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+            key_scale_head, value_scale_head, key_scale_block_stride, key_scale_slot_stride,
+            value_scale_block_stride, value_scale_slot_stride,
             score_scale, softcap, window,
             HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_KEYS,
-            PAGED, HAS_WINDOW, HAS_SOFTCAP, False,
+            PAGED, HAS_SCALES, HAS_WINDOW, HAS_SOFTCAP, False,
         )  # fmt: skip
     maximum, total, sums = _attend_keys(
         maximum, total, sums, queries, row_position,
         masked_begin, end, first_key, end_key, table, key_head, value_head,
         key_block_stride, key_slot_stride, value_block_stride, value_slot_stride,
+        key_scale_head, value_scale_head, key_scale_block_stride, key_scale_slot_stride,
+        value_scale_block_stride, value_scale_slot_stride,
         score_scale, softcap, window,
         HEAD_DIM, PADDED_DIM, BLOCK_SIZE, TILE_KEYS,
-        PAGED, HAS_WINDOW, HAS_SOFTCAP, True,
+        PAGED, HAS_SCALES, HAS_WINDOW, HAS_SOFTCAP, True,
     )  # fmt: skip
 
     seen = total > 0.0  # [M] rows of padding, and of a piece that lies beyond the row, see nothing

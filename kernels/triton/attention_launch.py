@@ -144,6 +144,7 @@ class AttendLaunch:
         logs: torch.Tensor,
     ) -> None:
         cache, batch, params = self._cache, self._batch, self._params
+        scales = cache.tensors[2:] or cache.tensors  # the kernel reads no scales without HAS_SCALES
         grid: tuple[int, ...] = (num_items, self._num_kv_heads)
         if short:
             folds = triton.cdiv(num_items, _LONGEST_AXIS)
@@ -153,6 +154,7 @@ class AttendLaunch:
             self._out,
             cache.key,
             cache.value,
+            *scales,
             batch.block_tables,
             batch.context_lens,
             batch.query_starts,
@@ -169,11 +171,14 @@ class AttendLaunch:
             *self._out.stride()[:2],
             *cache.key.stride()[:3],
             *cache.value.stride()[:3],
+            *scales[0].stride()[:3],
+            *scales[1].stride()[:3],
             batch.block_tables.stride(0),
             BLOCK_SIZE=cache.key.shape[2] if self._paged else 1,
             PAGED=self._paged,
             SPLIT=split,
             HAS_SOFTCAP=params.softcap is not None,
+            HAS_SCALES=cache.key_scales is not None,
             UPCAST=interpreting() and self._query.dtype == torch.bfloat16,
             **self._shared(tile, short),
             **tile.options(),

@@ -4,7 +4,7 @@ import torch
 import triton
 
 from kernels.checks import check_attend, check_write
-from kernels.interface import AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import FP8, INT8, AttentionParams, LayerCache, RaggedBatch
 from kernels.triton.attention_launch import AttendLaunch
 from kernels.triton.cache_write_kernel import write_kv_kernel
 
@@ -15,7 +15,7 @@ _LARGEST_PAGE_TOKENS = 1024
 
 
 class TritonBackend:
-    """float16, bfloat16 and float32; head sizes up to 256.
+    """float16, bfloat16 and float32; head sizes up to 256; caches of narrower types as well.
 
     Blocks of a power of two of up to 1,024 tokens are pages. A cache with others is read as
     contiguous memory: block ``block_tables[s, 0]`` holds all of sequence s.
@@ -38,6 +38,11 @@ class TritonBackend:
         self._wanted_processors = num_processors
         self._fixed_cut = fixed_cut
 
+    def narrow_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Types of caches, narrower than the queries' own, that it has kernels for."""
+        halves = (torch.bfloat16, torch.float16) if dtype == torch.float32 else ()
+        return (*halves, FP8, INT8)
+
     def write_kv(
         self,
         key: torch.Tensor,  # [T, Hkv, D]
@@ -55,11 +60,13 @@ class TritonBackend:
         if num_tokens == 0:
             return
         grid = (triton.cdiv(num_tokens, _WRITE_TILE_TOKENS), num_kv_heads)
+        scales = cache.tensors[2:] or cache.tensors  # the kernel writes none without HAS_SCALES
         write_kv_kernel[grid](
             key,
             value,
             cache.key,
             cache.value,
+            *scales,
             slot_mapping,
             num_tokens,
             1.0 / cache.key_scale,
@@ -68,11 +75,14 @@ class TritonBackend:
             *value.stride()[:2],
             *cache.key.stride()[:3],
             *cache.value.stride()[:3],
+            *scales[0].stride()[:3],
+            *scales[1].stride()[:3],
             HEAD_DIM=head_dim,
             PADDED_DIM=triton.next_power_of_2(head_dim),
             BLOCK_SIZE=cache.key.shape[2],
             TILE_TOKENS=_WRITE_TILE_TOKENS,
-            QUANTIZE=cache.quantized,
+            QUANTIZE=cache.dtype == FP8,
+            HAS_SCALES=cache.key_scales is not None,
             num_warps=4,
         )
 

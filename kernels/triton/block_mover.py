@@ -90,7 +90,7 @@ def _group(layers: Sequence[LayerCache]) -> list[_Tensors]:
     nowhere = torch.empty((1, bytes_per_block(layers)), dtype=torch.uint8)
     found: dict[object, list[tuple[torch.Tensor, int]]] = {}
     for cache, view in zip(layers, unpacked_views(layers, nowhere), strict=True):
-        for pool, share in ((cache.key, view.key), (cache.value, view.value)):
+        for pool, share in zip(cache.tensors, view.tensors, strict=True):
             like = (pool.dtype, pool.shape, pool.stride())
             offset = share.data_ptr() - nowhere.data_ptr()
             found.setdefault(like, []).append((pool, offset))

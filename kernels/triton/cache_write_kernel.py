@@ -4,11 +4,26 @@ import triton
 import triton.language as tl
 
 LARGEST = tl.constexpr(448.0)  # of float8_e4m3fn
+LEVELS = tl.constexpr(127.0)  # of int8, on either side of zero
 
 
 @triton.jit
 def _saturate(x):
     return tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
+
+
+@triton.jit
+def _scale_rows(x):
+    """Scales [T'] of rows [T', D']: NaN for a row that is not finite."""
+    largest = tl.max(tl.where(x < 0.0, 0.0 - x, x), 1)
+    return largest / LEVELS + tl.sum(x * 0.0, 1)
+
+
+@triton.jit
+def _round_rows(x, scales):
+    """The nearest multiples [T', D'] of the rows' scales [T'], as int8."""
+    inverse = 1.0 / tl.where(scales > 0.0, scales, 1.0)
+    return tl.floor(x * inverse[:, None] + 0.5).to(tl.int8)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -17,6 +32,8 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     value,  # [T, Hkv, D]
     key_cache,  # [num_blocks, Hkv, block_size, D]
     value_cache,  # [num_blocks, Hkv, block_size, D]
+    key_scales,  # [num_blocks, Hkv, block_size] float32, of tokens, or anything
+    value_scales,  # [num_blocks, Hkv, block_size] float32, of tokens, or anything
     slot_mapping,  # [T] int64
     num_tokens,
     key_inverse_scale,
@@ -31,11 +48,18 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     value_block_stride,
     value_cache_head_stride,
     value_slot_stride,
+    key_scale_block_stride,
+    key_scale_head_stride,
+    key_scale_slot_stride,
+    value_scale_block_stride,
+    value_scale_head_stride,
+    value_scale_slot_stride,
     HEAD_DIM: tl.constexpr,  # D
     PADDED_DIM: tl.constexpr,  # D rounded up to a power of two
     BLOCK_SIZE: tl.constexpr,
     TILE_TOKENS: tl.constexpr,
-    QUANTIZE: tl.constexpr,  # divide by the scales and saturate
+    QUANTIZE: tl.constexpr,  # divide by the scales of the pool and saturate
+    HAS_SCALES: tl.constexpr,  # store int8, and a scale for each token
 ):
     """One tile of tokens under one KV head; a negative slot is padding. Grid: (tiles of T, Hkv)."""
     head = tl.program_id(1).to(tl.int64)
@@ -48,7 +72,12 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
 
     key_from = token * key_token_stride + head * key_head_stride  # [T']
     key_to = block * key_block_stride + head * key_cache_head_stride + offset * key_slot_stride
-    keys = tl.load(key + key_from[:, None] + dim[None, :], mask=stored)  # [T', D']
+    keys = tl.load(key + key_from[:, None] + dim[None, :], mask=stored, other=0.0)  # [T', D']
+    if HAS_SCALES:
+        scales = _scale_rows(keys.to(tl.float32))  # [T']
+        keys = _round_rows(keys.to(tl.float32), scales)
+        scale_to = block * key_scale_block_stride + head * key_scale_head_stride
+        tl.store(key_scales + scale_to + offset * key_scale_slot_stride, scales, mask=slot >= 0)
     if QUANTIZE:
         keys = _saturate(keys.to(tl.float32) * key_inverse_scale).to(key_cache.dtype.element_ty)
     tl.store(key_cache + key_to[:, None] + dim[None, :], keys, mask=stored)
@@ -57,7 +86,12 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     value_to = (
         block * value_block_stride + head * value_cache_head_stride + offset * value_slot_stride
     )  # [T']
-    values = tl.load(value + value_from[:, None] + dim[None, :], mask=stored)  # [T', D']
+    values = tl.load(value + value_from[:, None] + dim[None, :], mask=stored, other=0.0)
+    if HAS_SCALES:
+        scales = _scale_rows(values.to(tl.float32))  # [T']
+        values = _round_rows(values.to(tl.float32), scales)
+        scale_to = block * value_scale_block_stride + head * value_scale_head_stride
+        tl.store(value_scales + scale_to + offset * value_scale_slot_stride, scales, mask=slot >= 0)
     if QUANTIZE:
         values = _saturate(values.to(tl.float32) * value_inverse_scale)
         values = values.to(value_cache.dtype.element_ty)

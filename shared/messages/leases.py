@@ -45,6 +45,7 @@ class KVGeometry:
     block_size: int  # tokens
     bytes_per_block: int  # K and V, all layers
     num_host_blocks: int  # of the host pool, for swapping
+    dtype: str = ""  # of keys and values, as --kv-dtype names it; "": not in this lease
 
 
 class WorkerState(StrEnum):

@@ -72,8 +72,8 @@ def poison(executor: Executor) -> None:
     """Fill the pool with NaN, so that a read of unwritten slots shows."""
     cache: LayerCache
     for cache in executor.memory.layers.values():
-        cache.key.fill_(torch.nan)
-        cache.value.fill_(torch.nan)
+        for each in cache.tensors:
+            each.fill_(torch.nan if each.is_floating_point() else 127)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -6,10 +6,10 @@ import torch
 
 from kernels.block_packing import bytes_per_block
 from kernels.block_swap import BlockSwapper
-from kernels.interface import BlockMover, LayerCache
+from kernels.interface import INT8, BlockMover, LayerCache
 
 NUM_BLOCKS = 9
-LAYOUTS = ("layer_major", "block_major", "token_major", "mixed_shapes")
+LAYOUTS = ("layer_major", "block_major", "token_major", "mixed_shapes", "token_scales")
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -27,11 +27,15 @@ def make_pool(
     n, h, b, d = NUM_BLOCKS, 2, block_size, head_dim
     torch.manual_seed(1)
 
-    def random(*shape: int) -> torch.Tensor:
+    def random(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
         size = torch.empty(0, dtype=dtype).element_size()
         noise = torch.randint(0, 256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8)
         return noise.view(dtype)
 
+    if layout == "token_scales":
+        octets = [random(2, n, h, b, d, dtype=INT8) for _ in range(3)]
+        scales = [random(2, n, h, b, 1, dtype=torch.float32) for _ in range(3)]
+        return [LayerCache.of(*pool, *each) for pool, each in zip(octets, scales, strict=True)]
     if layout == "layer_major":
         pools = [random(2, n, h, b, d) for _ in range(3)]
     elif layout == "block_major":
@@ -45,7 +49,7 @@ def make_pool(
 
 def block_bytes(layers: Sequence[LayerCache], block: int) -> torch.Tensor:
     """The bytes of one block as the packed format orders them."""
-    shares = [bits(x[block]).flatten() for cache in layers for x in (cache.key, cache.value)]
+    shares = [bits(x[block]).flatten() for cache in layers for x in cache.tensors]
     return torch.cat(shares)
 
 

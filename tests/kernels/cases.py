@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.interface import (
-    QUANTIZED_DTYPE,
+    FP8,
+    INT8,
+    INT8_LEVELS,
     AttentionBackend,
     AttentionParams,
     LayerCache,
     RaggedBatch,
+    may_hold,
 )
 
 # Followed, such an id is a wild read.
@@ -31,7 +34,14 @@ class Shape:
     softcap: float | None = None
     layout: str = "layer_major"
     padding_rows: int = 3
+    cache_dtype: torch.dtype | None = None  # if the queries' type may be held in it
     scales: tuple[float, float] | None = None  # of keys and values in a pool of 8-bit floats
+
+    @property
+    def stored(self) -> torch.dtype:
+        """Type of keys and values in the pool."""
+        wanted = FP8 if self.scales is not None else self.cache_dtype
+        return wanted if wanted is not None and may_hold(wanted, self.dtype) else self.dtype
 
 
 @dataclass
@@ -50,8 +60,18 @@ class Case:
 
 def empty_cache(shape: Shape, num_blocks: int) -> LayerCache:
     """A pool full of NaN in one of the physical layouts."""
-    n, h, b, d = num_blocks, shape.num_kv_heads, shape.block_size, shape.head_dim
-    nan = torch.tensor(float("nan")).to(shape.dtype if shape.scales is None else QUANTIZED_DTYPE)
+    nan = torch.tensor(float("nan"))
+    if shape.stored == INT8:  # has no NaN: the scales are NaN instead
+        pool = _empty_pool(torch.tensor(INT8_LEVELS, dtype=INT8), shape, num_blocks, shape.head_dim)
+        scales = _empty_pool(nan, shape, num_blocks, 1)
+        return LayerCache.of(*pool, *scales)
+    pool = _empty_pool(nan.to(shape.stored), shape, num_blocks, shape.head_dim)
+    return LayerCache(pool[0], pool[1], *(shape.scales or ()))
+
+
+def _empty_pool(nan: torch.Tensor, shape: Shape, n: int, d: int) -> torch.Tensor:
+    """Keys and values [2, n, Hkv, block_size, d] of one layer of a pool."""
+    h, b = shape.num_kv_heads, shape.block_size
     if shape.layout == "layer_major":
         pool = nan.repeat(3, 2, n, h, b, d)[1]
     elif shape.layout == "block_major":
@@ -60,7 +80,7 @@ def empty_cache(shape: Shape, num_blocks: int) -> LayerCache:
         pool = nan.repeat(n, b, 3, 2, h, d)[:, :, 1].permute(2, 0, 3, 1, 4)
     else:
         raise ValueError(shape.layout)
-    return LayerCache(pool[0], pool[1], *(shape.scales or ()))
+    return pool
 
 
 def make_case(shape: Shape, seed: int = 0) -> Case:
@@ -71,19 +91,29 @@ def make_case(shape: Shape, seed: int = 0) -> Case:
     cache = empty_cache(shape, num_blocks=sum(counts) + 2)
     free = (torch.randperm(sum(counts) + 1) + 1).tolist()  # block 0 belongs to no sequence
     tables = torch.full((len(counts), max(counts) + 2), ABSURD_BLOCK, dtype=torch.int32)
-    keys, values, slots = [], [], []
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+    slots: list[int] = []
     for sequence, (num_rows, context) in enumerate(shape.sequences):
         blocks = [free.pop() for _ in range(counts[sequence])]
         tables[sequence, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         key, value = torch.randn(2, context, shape.num_kv_heads, shape.head_dim).to(shape.dtype)
-        if shape.scales is not None:  # only what a pool can hold, so that storing changes nothing
-            key, value = (_quantized(x, s) for x, s in zip((key, value), shape.scales, strict=True))
-        for position in range(context):
-            block, offset = blocks[position // size], position % size
-            cache.key[block, :, offset] = key[position] / cache.key_scale
-            cache.value[block, :, offset] = value[position] / cache.value_scale
-        keys.append(key)
-        values.append(value)
+        for found, x, pool, scale, scales in (
+            (keys, key, cache.key, cache.key_scale, cache.key_scales),
+            (values, value, cache.value, cache.value_scale, cache.value_scales),
+        ):
+            stored = x / scale
+            if scales is not None:
+                steps = x.double().abs().amax(-1, keepdim=True).float() / INT8_LEVELS
+                stored, scale = (x.double() / steps).round(), steps.double()
+            stored = stored.to(shape.stored)
+            # What the pool holds, in a type that has all of its digits.
+            found.append(x if stored.dtype == x.dtype else stored.to(torch.float64) * scale)
+            for position in range(context):
+                block, offset = blocks[position // size], position % size
+                pool[block, :, offset] = stored[position]
+                if scales is not None:
+                    scales[block, :, offset] = steps[position]
         new = range(max(0, context - num_rows), context)
         slots += [blocks[p // size] * size + p % size for p in new]
     rows = [num_rows for num_rows, _ in shape.sequences]
@@ -100,10 +130,6 @@ def make_case(shape: Shape, seed: int = 0) -> Case:
     out = torch.full((shape.num_heads, total, shape.head_dim), UNTOUCHED, dtype=shape.dtype)
     params = AttentionParams(shape.head_dim**-0.5, shape.window, shape.softcap)
     return Case(shape, cache, batch, params, query, out.transpose(0, 1), keys, values)
-
-
-def _quantized(x: torch.Tensor, scale: float) -> torch.Tensor:
-    return (x / scale).to(QUANTIZED_DTYPE).to(x.dtype) * scale
 
 
 def eager(case: Case, dtype: torch.dtype) -> torch.Tensor:
@@ -158,8 +184,17 @@ def assert_writes(backend: AttentionBackend, shape: Shape) -> None:
     size = (shape.num_kv_heads, len(slots), shape.head_dim)
     key = torch.randn(size).to(shape.dtype).transpose(0, 1)  # [T, Hkv, D], not contiguous
     value = torch.randn(size).to(shape.dtype).transpose(0, 1)
-    if shape.scales is not None:  # Triton's interpreter rounds to 8 bits wrongly: leave no rest
-        key, value = (_quantized(x, s) for x, s in zip((key, value), shape.scales, strict=True))
+    if shape.stored == INT8:
+        backend.write_kv(key, value, cache, slots)
+        _assert_quantized(cache, key, value, slots)
+        return
+    if shape.stored != shape.dtype:  # Triton's interpreter rounds wrongly: leave no rest
+        scales = shape.scales or (1.0, 1.0)
+        key, value = (
+            (x / s).to(shape.stored).to(x.dtype) * s
+            for x, s in zip((key, value), scales, strict=True)
+        )
+    if shape.scales is not None:
         key[1, 0, :2] = torch.tensor([30_000.0, -30_000.0])  # saturates
     expected = empty_cache(shape, num_blocks=9)
     for token, slot in enumerate(slots.tolist()):
@@ -174,6 +209,32 @@ def assert_writes(backend: AttentionBackend, shape: Shape) -> None:
     backend.write_kv(key, value, cache, slots)
     for pool, wanted in ((cache.key, expected.key), (cache.value, expected.value)):
         torch.testing.assert_close(pool.float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def _assert_quantized(
+    cache: LayerCache,
+    key: torch.Tensor,  # [T, Hkv, D]
+    value: torch.Tensor,  # [T, Hkv, D]
+    slots: torch.Tensor,  # [T]
+) -> None:
+    """Rows are rounded to the nearest multiples of their scales; other slots are as they were."""
+    block_size = cache.key.shape[2]
+    tokens = {int(slot): token for token, slot in enumerate(slots)}
+    for x, pool, scales in (
+        (key, cache.key, cache.key_scales), (value, cache.value, cache.value_scales)
+    ):  # fmt: skip
+        assert scales is not None
+        for slot in range(pool.shape[0] * block_size):
+            block, offset = divmod(slot, block_size)
+            stored, scale = pool[block, :, offset].double(), scales[block, :, offset].double()
+            if slot in tokens:
+                row = x[tokens[slot]].double()
+                largest = row.abs().amax(-1, keepdim=True)
+                torch.testing.assert_close(scale, largest / INT8_LEVELS, rtol=1e-6, atol=0)
+                assert ((stored * scale - row).abs() <= scale * 0.5001).all()
+            else:
+                assert scale.isnan().all()
+                assert (stored == INT8_LEVELS).all()
 
 
 MIXED = ((1, 33), (5, 77), (41, 111), (0, 5), (2, 0), (1, 1), (17, 17), (3, 130))
@@ -204,6 +265,14 @@ SHAPES = {
         MIXED, block_size=2048, head_dim=16, num_kv_heads=1, layout="token_major"
     ),
     "quantized": Shape(MIXED, dtype=torch.float16, scales=(0.5, 0.125), head_dim=32),
+    "int8": Shape(MIXED, cache_dtype=INT8),
+    "int8_heads_of_128": Shape(MIXED, cache_dtype=INT8, head_dim=128, num_heads=3, num_kv_heads=3),
+    "int8_window_and_softcap": Shape(
+        MIXED, cache_dtype=INT8, window=21, softcap=3.0, num_heads=5, num_kv_heads=1, head_dim=80
+    ),
+    "int8_token_major": Shape(MIXED, cache_dtype=INT8, layout="token_major", block_size=8),
+    "int8_block_major": Shape(MIXED, cache_dtype=INT8, layout="block_major", head_dim=16),
+    "narrower": Shape(MIXED, cache_dtype=torch.bfloat16),
     "decode_only": Shape(tuple((1, n) for n in (1, 2, 15, 16, 17, 63, 64, 65, 200))),
     "one_long_prompt": Shape(((150, 150),), num_heads=2, num_kv_heads=2, head_dim=32),
 }

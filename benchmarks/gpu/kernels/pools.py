@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.gpu.kernels.cases import AttentionCase, PoolShape
-from kernels.interface import QUANTIZED_DTYPE, AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import FP8, AttentionParams, LayerCache, RaggedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def make_step(case: AttentionCase, dtype: torch.dtype, device: torch.device) -> 
     """Random keys and values in blocks in random order."""
     counts = [-(-context // case.block_size) for _, context in case.sequences]
     total = sum(counts)
-    stored = QUANTIZED_DTYPE if case.quantized else dtype
+    stored = FP8 if case.quantized else dtype
     cache = _random_cache(case, total, stored, device)
     order = torch.randperm(total, device=device).to(torch.int32)
     tables = torch.zeros((len(counts), max(counts)), dtype=torch.int32, device=device)
@@ -96,7 +96,7 @@ def _random_cache(
         pool = _random((n, 4, 2, h, b, d), dtype, device)[:, 1].transpose(0, 1)
     else:
         pool = _random((n, b, 4, 2, h, d), dtype, device)[:, :, 1].permute(2, 0, 3, 1, 4)
-    scales = (0.5, 0.5) if dtype == QUANTIZED_DTYPE else (1.0, 1.0)
+    scales = (0.5, 0.5) if dtype == FP8 else (1.0, 1.0)
     return LayerCache(pool[0], pool[1], *scales)
 
 

@@ -88,7 +88,8 @@ class CheckResult:
     Attributes:
         worst: the deviation that came closest to its limit.
         error: distance of the logits from those without rounding, relative to their spread.
-        own_error: the same for the model's own code.
+        own_error: the same for the model's own code, or for plain torch over a KV cache of another
+            type than the model's.
         num_tokens: tokens compared.
     """
 

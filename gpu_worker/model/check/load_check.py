@@ -7,6 +7,7 @@ the logits of an ordinary pass are compared, in which the errors of all layers a
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -26,6 +27,7 @@ from gpu_worker.model.check.tokens import check_sequences
 from gpu_worker.model.check.watched_layers import LayerCall, WatchedLayers
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
 from kernels.interface import AttentionBackend
+from kernels.reference import ReferenceBackend
 from shared.errors import ModelUnsupported
 
 _FAULTS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -80,22 +82,49 @@ class ModelCheck:
         with narrow_windows(self._model, self._max_model_len):
             groups = row_groups(self._lengths, ragged=False)
             with _as_unsupported("with replaced layers", instead):
-                deviations = self._forced(self._by_sequence, groups)
+                stages = self._forced(self._by_sequence)
                 found = logits()
+            deviations = [judge(stage, groups) for stage in stages]
             return self._result("with replaced layers", deviations, found, groups, instead)
 
-    def attention(self, backend: AttentionBackend, allocator: Allocator) -> CheckResult:
+    def attention(
+        self, backend: AttentionBackend, allocator: Allocator, kv_dtype: torch.dtype | None = None
+    ) -> CheckResult:
         """Compare paged attention in ragged steps with the model's own attention.
+
+        A cache of another type than the model's rounds keys and values. Then plain torch over a
+        cache of the model's type is compared with the model, and the backend with plain torch over
+        a cache of ``kv_dtype``. The result has the error that this type adds to the logits.
 
         Raises:
             ModelUnsupported: it deviates by more than rounding explains.
         """
-        groups = row_groups(self._lengths, ragged=True)
+        how, groups = "with paged attention", row_groups(self._lengths, ragged=True)
+        if kv_dtype is None or kv_dtype == self._shapes[0].dtype:
+            stages, found = self._paged(backend, allocator)
+            return self._result(how, [judge(each, groups) for each in stages], found, groups)
+        plain = ReferenceBackend()
+        stages, found = self._paged(plain, allocator)
+        self._result(how, [judge(each, groups) for each in stages], found, groups)
+        theirs, rounded = self._paged(plain, allocator, kv_dtype)
+        ours, found = self._paged(backend, allocator, kv_dtype)
+        deviations = [
+            judge(replace(our, found=our.exact + (our.found - their.found)), groups)
+            for our, their in zip(ours, theirs, strict=True)
+        ]
+        how = f"with a KV cache of {str(kv_dtype).removeprefix('torch.')}"
+        return self._result(how, deviations, found, groups, own=rounded)
+
+    def _paged(
+        self, backend: AttentionBackend, allocator: Allocator, kv_dtype: torch.dtype | None = None
+    ) -> tuple[list[Outputs], torch.Tensor]:
+        """All stages with paged attention, and the logits [T, vocabulary] of an ordinary pass."""
         with narrow_windows(self._model, self._max_model_len) as narrowed:
             size = allocator.block_size
-            memory = allocator.allocate(
-                narrowed or self._shapes, num_blocks_for(self._lengths, size)
-            )
+            shapes = narrowed or self._shapes
+            if kv_dtype is not None:
+                shapes = [replace(shape, dtype=kv_dtype) for shape in shapes]
+            memory = allocator.allocate(shapes, num_blocks_for(self._lengths, size))
             ragged = RaggedPass(self._model, backend, memory, size, self._tokens)
 
             def run(observe: "_Observe") -> torch.Tensor:
@@ -105,10 +134,10 @@ class ModelCheck:
                 with self._layers.visited(visit):
                     return ragged.logits()
 
-            deviations = self._forced(run, groups)
+            stages = self._forced(run)
             found = ragged.logits()
             memory.close()
-        return self._result("with paged attention", deviations, found, groups)
+        return stages, found
 
     def _by_sequence(self, observe: "_Observe") -> torch.Tensor:
         """Logits [T of all, vocabulary] of a pass over each sequence, one after the other."""
@@ -123,12 +152,8 @@ class ModelCheck:
                 found.append(self._model.eager_logits(tokens))
         return torch.cat(found)
 
-    def _forced(
-        self,
-        run: "Callable[[_Observe], torch.Tensor]",
-        groups: Sequence[torch.Tensor],
-    ) -> list[Deviation]:
-        """Deviation of every stage, given the inputs that the model's own code has computed."""
+    def _forced(self, run: "Callable[[_Observe], torch.Tensor]") -> list[Outputs]:
+        """Outputs of every stage, given the inputs that the model's own code has computed."""
         references, model = self._references, self._model
         parts: list[list[list[torch.Tensor]]] = [
             [[] for _ in references] for _ in range(len(self._layers))
@@ -164,7 +189,7 @@ class ModelCheck:
             found = _joined(parts[index])
             stages.append(Outputs(name, found, own, exact, dtype, self._may_jump[index]))
         stages.append(Outputs("logits after the last layer", logits, own_logits, own_logits, dtype))
-        return [judge(stage, groups) for stage in stages]
+        return stages
 
     def _result(
         self,
@@ -173,10 +198,15 @@ class ModelCheck:
         logits: torch.Tensor,  # [T, vocabulary]
         groups: Sequence[torch.Tensor],
         instead: str = "",
+        own: torch.Tensor | None = None,  # [T, vocabulary]
     ) -> CheckResult:
-        """The worst deviation of all stages and of the logits of an ordinary pass."""
-        own = torch.cat([each.own_logits for each in self._references])
-        exact = own
+        """The worst deviation of all stages and of the logits of an ordinary pass.
+
+        Args:
+            own: logits whose errors are the unit of that pass; None: the model's own.
+        """
+        exact = torch.cat([each.own_logits for each in self._references])
+        own = exact if own is None else own
         if self._model.dtype != torch.float32:
             exact = torch.cat([each.exact_logits for each in self._references])
         whole = Outputs(

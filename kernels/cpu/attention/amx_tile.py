@@ -41,11 +41,11 @@ def load_amx_row(tag, source, scale, head_dim, target):
         fill_bytes(target + 2 * head_dim, 0, tiles.ROW_BYTES // 2)
 
 
-def score_amx_rows(tag, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
+def score_amx_rows(tag, kv, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
     """scores [rows, KV_TILE] = query @ keys * scale. Scores behind ``count`` are any numbers."""
     state, transposed = _state(spare, head_dim), _aligned(spare)  # [D / 2, KV_TILE] pairs
     chunks = (count + 15) // 16
-    transpose_keys(0, keys, chunks, head_dim, transposed, _SCORES_ROW, next_keys)
+    transpose_keys(tag, kv, 0, keys, chunks, head_dim, transposed, _SCORES_ROW, next_keys)
     if head_dim % tiles.INPUTS != 0:
         fill_bytes(transposed + head_dim // 2 * _SCORES_ROW, 0, 8 * _SCORES_ROW)
     _multiply_keys(tag, state, rows, head_dim, query, transposed, scores)
@@ -78,15 +78,17 @@ def _multiply_keys(tag, state, rows, head_dim, query, transposed, scores):
             )
 
 
-def weigh_amx_values(tag, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
+def weigh_amx_values(
+    tag, kv, rows, head_dim, values, count, weights, alpha, sums, next_values, spare
+):
     """sums[r] = sums[r] * alpha[r] + weights[r] @ values, 32 keys at a time."""
     state, joined = _state(spare, head_dim), _aligned(spare)  # [KV_TILE / 2, D] pairs
     joined_row, chunks = _PAIR_BYTES * head_dim, head_dim // 16
     num_pairs = (count + 15) // 16 * 8  # values behind the last one repeat it, with weight zero
     for pair in range(num_pairs):
         at = values + 16 * pair
-        pair_values(at, at + 8, -1, -1, chunks, joined + pair * joined_row)
-        fetch_rows(tag, next_values + 16 * pair, 2, chunks)
+        pair_values(kv, at, at + 8, -1, -1, chunks, joined + pair * joined_row)
+        fetch_rows(kv, next_values + 16 * pair, 2, chunks)
     steps = (num_pairs + tiles.ROWS - 1) // tiles.ROWS
     behind = steps * tiles.ROWS - num_pairs
     fill_bytes(joined + num_pairs * joined_row, 0, behind * joined_row)

@@ -22,10 +22,11 @@ from kernels.cpu.runtime.memory import claim_task, claim_thread, field, load_i32
 
 
 @njit
-def attend_tasks(args, tag):
+def attend_tasks(args, tag, kv):
     """Attend for all tiles.
 
-    ``tag`` is the type of the elements (see simd), or the bf16 dot product's (see bf16_dot).
+    ``tag`` is the type of the queries' elements (see simd), or the bf16 dot product's (see
+    bf16_dot); ``kv`` that of keys and values.
     """
     num_seqs = field(args, fields.NUM_SEQS)
     num_kv_heads = field(args, fields.NUM_KV_HEADS)
@@ -67,38 +68,43 @@ def attend_tasks(args, tag):
         if num_tokens * group < prefill_tile_rows:
             num_heads = min(heads, num_kv_heads - head)
             attend_decode_tile(
-                args, tag, scratch, sequence, head, num_heads, start + first, num_tokens, position
-            )
+                args, tag, kv, scratch, sequence, head, num_heads, start + first, num_tokens,
+                position,
+            )  # fmt: skip
         else:
             attend_many_rows(
-                args, tag, scratch, sequence, head, start + first, num_tokens, position
+                args, tag, kv, scratch, sequence, head, start + first, num_tokens, position
             )
 
 
-def attend_many_rows(args, tag, scratch, sequence, head, first_token, num_tokens, position):
+def attend_many_rows(args, tag, kv, scratch, sequence, head, first_token, num_tokens, position):
     """Attend for the rows of one tile under one KV head. numba puts one of two in its place."""
     raise NotImplementedError
 
 
 @overload(attend_many_rows)
-def _choose_many_rows(args, tag, scratch, sequence, head, first_token, num_tokens, position):
+def _choose_many_rows(args, tag, kv, scratch, sequence, head, first_token, num_tokens, position):
     if not is_amx_tag(tag):
         return attend_prefill_tile.py_func
 
-    def as_few(args, tag, scratch, sequence, head, first_token, num_tokens, position):
-        attend_decode_tile(args, tag, scratch, sequence, head, 1, first_token, num_tokens, position)
+    def as_few(args, tag, kv, scratch, sequence, head, first_token, num_tokens, position):
+        attend_decode_tile(
+            args, tag, kv, scratch, sequence, head, 1, first_token, num_tokens, position
+        )
 
     return as_few
 
 
 @cache
-def attend_kernel(dtype: torch.dtype, dot: Dot) -> Kernel:
-    """Paged attention over elements of a type; ``dot`` is how bfloat16 is multiplied.
+def attend_kernel(dtype: torch.dtype, dot: Dot, kv_dtype: torch.dtype) -> Kernel:
+    """Paged attention of queries of a type over keys and values of a type.
+
+    ``dot`` is how bfloat16 is multiplied.
 
     Raises:
-        ValueError: no kernel serves the type.
+        ValueError: no kernel serves the types.
     """
     tag = element_tag(dtype)
     if dtype == torch.bfloat16:
         tag = BF16_DOT_TAGS.get(dot, tag)
-    return compile_kernel(attend_tasks, fields.ATTENTION_LAYOUT, tag)
+    return compile_kernel(attend_tasks, fields.ATTENTION_LAYOUT, tag, element_tag(kv_dtype))

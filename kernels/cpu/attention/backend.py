@@ -11,7 +11,7 @@ from kernels.cpu.attention.cache_write_kernel import write_kernel
 from kernels.cpu.runtime.instruction_set import Dot, best_dot
 from kernels.cpu.runtime.kernel_arguments import float_bits
 from kernels.cpu.runtime.thread_team import ThreadTeam
-from kernels.interface import AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import INT8, AttentionParams, LayerCache, RaggedBatch
 from kernels.reference import ReferenceBackend
 
 # Work below this runs on the calling thread: waking the others would take longer.
@@ -21,12 +21,15 @@ _NO_WINDOW = 1 << 40
 # At least, where heads share a task, so that no thread waits long for the last task.
 _TASKS_PER_THREAD = 8
 _KERNEL_DTYPES = (torch.float32, torch.bfloat16)
+# Of keys and values, beside the queries' own.
+_NARROW_DTYPES = {torch.float32: (torch.bfloat16, INT8), torch.bfloat16: (INT8,)}
 
 
 class CpuBackend:
     """Attention in numba for float32 and bfloat16 and head sizes divisible by 16.
 
-    Anything else, and a quantized cache, is left to the reference. Not thread-safe: scratch memory
+    The cache is of the same type, of int8, or of bfloat16 for float32. Anything else is left to the
+    reference. Not thread-safe: scratch memory
     belongs to the backend, one call at a time.
 
     Args:
@@ -47,25 +50,9 @@ class CpuBackend:
         self._reference = ReferenceBackend()
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def warm_up(self, dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
-        """Compile the kernels of a model of this shape, or load them from numba's cache.
-
-        To compile takes seconds; the cache is in NUMBA_CACHE_DIR, or else in ``__pycache__`` beside
-        the sources.
-        """
-        cache = LayerCache(*torch.zeros(2, 1, num_kv_heads, 16, head_dim, dtype=dtype))
-        new = torch.zeros(16, num_kv_heads, head_dim, dtype=dtype)
-        self.write_kv(new, new, cache, torch.arange(16))
-        batch = RaggedBatch(
-            slot_mapping=torch.arange(16),
-            block_tables=torch.zeros(1, 1, dtype=torch.int32),
-            context_lens=torch.tensor([16], dtype=torch.int32),
-            query_starts=torch.tensor([0, 16], dtype=torch.int32),
-            max_query_len=16,
-            max_context_len=16,
-        )
-        query = torch.zeros(16, num_heads, head_dim, dtype=dtype)
-        self.attend(query, cache, batch, AttentionParams(scale=1.0), torch.empty_like(query))
+    def narrow_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        """Types of caches, narrower than the queries' own, that it has kernels for."""
+        return _NARROW_DTYPES.get(dtype, ())
 
     def write_kv(
         self,
@@ -79,7 +66,7 @@ class CpuBackend:
         Raises:
             ValueError: if shapes or types do not fit each other.
         """
-        if cache.quantized:
+        if not _is_served(key, cache):
             self._reference.write_kv(key, value, cache, slot_mapping)
             return
         check_write(key, value, cache, slot_mapping)
@@ -92,9 +79,10 @@ class CpuBackend:
         args[fields.SLOTS] = slot_mapping.data_ptr()
         args[fields.NUM_TOKENS] = num_tokens
         args[fields.ROW_BYTES] = head_dim * size
+        args[fields.HEAD_DIM] = head_dim
         num_bytes = 2 * num_tokens * num_kv_heads * head_dim * size
         threads = 1 if num_bytes < _SERIAL_WRITE_BYTES else self._team.num_threads()
-        self._team.run(write_kernel(), ctypes.addressof(args), threads)
+        self._team.run(write_kernel(key.dtype, cache.dtype), ctypes.addressof(args), threads)
 
     def attend(
         self,
@@ -112,16 +100,17 @@ class CpuBackend:
             ValueError: if shapes or types do not fit each other.
         """
         num_tokens, num_heads, head_dim = query.shape
-        if query.dtype not in _KERNEL_DTYPES or head_dim % 16 or cache.quantized:
+        if query.dtype not in _KERNEL_DTYPES or head_dim % 16 or not _is_served(query, cache):
             self._reference.attend(query, cache, batch, params, out)
             return
         check_attend(query, cache, batch, out)
         num_kv_heads = cache.key.shape[1]
         group = num_heads // num_kv_heads
         size = query.element_size()
+        widened = cache.dtype != query.dtype
         multiplications = num_tokens * num_heads * head_dim * batch.max_context_len
         threads = 1 if multiplications < _SERIAL_MULTIPLICATIONS else self._team.num_threads()
-        scratch_bytes = -(-fields.scratch_bytes(group, head_dim) // 4096) * 4096
+        scratch_bytes = -(-fields.scratch_bytes(group, head_dim, widened) // 4096) * 4096
         args = (ctypes.c_int64 * fields.ATTENTION_LAYOUT.num_fields)()
         args[2:5] = [query.data_ptr(), query.stride(0) * size, query.stride(1) * size]
         args[5:8] = [out.data_ptr(), out.stride(0) * size, out.stride(1) * size]
@@ -141,7 +130,8 @@ class CpuBackend:
         args[fields.SCRATCH_BYTES] = scratch_bytes
         args[fields.FEWEST_TASKS] = _TASKS_PER_THREAD * threads
         args[fields.PREFILL_TILE_ROWS] = self._prefill_tile_rows(query.dtype)
-        self._team.run(attend_kernel(query.dtype, self._dot), ctypes.addressof(args), threads)
+        kernel = attend_kernel(query.dtype, self._dot, cache.dtype)
+        self._team.run(kernel, ctypes.addressof(args), threads)
 
     def _prefill_tile_rows(self, dtype: torch.dtype) -> int:
         """The fewest rows of a prefill tile; tiles of fewer rows are decode tiles.
@@ -160,11 +150,21 @@ class CpuBackend:
         return -(-self._scratch.data_ptr() // 64) * 64
 
 
+def _is_served(
+    rows: torch.Tensor,  # [T, H, D], queries, keys or values
+    cache: LayerCache,
+) -> bool:
+    """Whether there are kernels for a cache of this type beside rows of this type."""
+    if cache.dtype == rows.dtype:
+        return True
+    return cache.dtype in _NARROW_DTYPES.get(rows.dtype, ()) and rows.shape[2] % 16 == 0
+
+
 def _describe_cache(args: "ctypes.Array[ctypes.c_int64]", cache: LayerCache) -> None:
-    size = cache.key.element_size()
-    block, head, slot, _ = cache.key.stride()
-    args[8:12] = [cache.key.data_ptr(), block * size, head * size, slot * size]
-    block, head, slot, _ = cache.value.stride()
-    args[12:16] = [cache.value.data_ptr(), block * size, head * size, slot * size]
+    places = (fields.KEY, fields.VALUE, fields.KEY_SCALE, fields.VALUE_SCALE)
+    for place, tensor in zip(places, cache.tensors, strict=False):
+        size = tensor.element_size()
+        block, head, slot, _ = tensor.stride()
+        args[place : place + 4] = [tensor.data_ptr(), block * size, head * size, slot * size]
     args[fields.NUM_KV_HEADS] = cache.key.shape[1]
     args[fields.BLOCK_SIZE] = cache.key.shape[2]

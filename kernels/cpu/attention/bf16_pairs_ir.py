@@ -50,15 +50,15 @@ def pair_weights(typingctx, low, high, keep_low, keep_high, out):
 
 
 @intrinsic
-def pair_values(typingctx, low, high, keep_low, keep_high, num_chunks, out):
-    """Interleave two rows of bfloat16 to one of pairs; a half that is not kept becomes 0.
+def pair_values(typingctx, kv, low, high, keep_low, keep_high, num_chunks, out):
+    """Interleave two rows of bfloat16, or of int8, to one of pairs; a half not kept becomes 0.
 
     ``low`` and ``high`` are entries of an address table. ``keep_low`` and ``keep_high`` are -1 to
     keep a half, else 0. A row has ``num_chunks`` * 16 elements.
     """
 
     def codegen(context, builder, signature, args):
-        low_at, high_at, keep_low, keep_high, num_chunks, out = args
+        low_at, high_at, keep_low, keep_high, num_chunks, out = args[1:]
         low = simd.load(builder, low_at, simd.I64, 8)
         high = simd.load(builder, high_at, simd.I64, 8)
         masks = _mask(builder, keep_low), _mask(builder, keep_high)
@@ -66,8 +66,9 @@ def pair_values(typingctx, low, high, keep_low, keep_high, num_chunks, out):
         def body(chunk, _):
             halves = []
             for row, mask in zip((low, high), masks, strict=True):
-                at = simd.offset(builder, row, chunk, simd.i64(2 * LANES))
-                loaded = builder.zext(simd.load(builder, at, simd.VI16, 2), simd.VI32)
+                at = simd.offset(builder, row, chunk, simd.i64(simd.size_of(kv) * LANES))
+                numbers = builder.bitcast(simd.load_vector(builder, at, kv), simd.VI32)
+                loaded = builder.lshr(numbers, simd.repeated(16))  # their digits all fit
                 halves.append(builder.and_(loaded, mask))
             pairs = builder.or_(halves[0], builder.shl(halves[1], simd.repeated(16)))
             simd.store(builder, pairs, simd.offset(builder, out, chunk, simd.i64(4 * LANES)), 4)
@@ -75,7 +76,7 @@ def pair_values(typingctx, low, high, keep_low, keep_high, num_chunks, out):
 
         simd.loop(builder, num_chunks, [], body)
 
-    return types.void(*(types.int64,) * 6), codegen
+    return types.void(kv, *(types.int64,) * 6), codegen
 
 
 def _mask(builder, keep):

@@ -20,65 +20,73 @@ def load_row_pairs(tag, source, scale, head_dim, target):
     copy_bytes(target, source, 2 * head_dim)
 
 
-def score_pair_rows(tag, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
+def score_pair_rows(tag, kv, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
     """scores [rows, KV_TILE] = query @ keys * scale, some vectors of keys at a time.
 
     So many vectors that they stay in the L1 cache, beside the rows that are prefetched.
     """
     if head_dim == 64:
-        _score_tile(tag, 4, 2, rows, head_dim, keys, count, query, scale, scores, next_keys, spare)
+        _score_tile(
+            tag, kv, 4, 2, rows, head_dim, keys, count, query, scale, scores, next_keys, spare
+        )
     elif head_dim == 128:
-        _score_tile(tag, 2, 4, rows, head_dim, keys, count, query, scale, scores, next_keys, spare)
+        _score_tile(
+            tag, kv, 2, 4, rows, head_dim, keys, count, query, scale, scores, next_keys, spare
+        )
     else:
-        _score_tile(tag, 2, 0, rows, head_dim, keys, count, query, scale, scores, next_keys, spare)
+        _score_tile(
+            tag, kv, 2, 0, rows, head_dim, keys, count, query, scale, scores, next_keys, spare
+        )
 
 
 @njit
 def _score_tile(
-    tag, vectors, fetch, rows, head_dim, keys, count, query, scale, scores, next_keys, spare
+    tag, kv, vectors, fetch, rows, head_dim, keys, count, query, scale, scores, next_keys, spare
 ):
     """The same for so many vectors at a time; ``fetch``: the cache lines of a prefetched row."""
     transposed = (spare + 63) // 64 * 64  # [D / 2, vectors * 16] pairs
     n = 0
     while n + 16 * vectors <= (count + 15) // 16 * 16:
         k, s, coming = keys + 8 * n, scores + 4 * n, next_keys + 8 * n
-        _score_vectors(tag, vectors, fetch, rows, head_dim, k, query, scale, s, coming, transposed)
+        _score_vectors(
+            tag, kv, vectors, fetch, rows, head_dim, k, query, scale, s, coming, transposed
+        )
         n += 16 * vectors
     while n < count:
         k, s, coming = keys + 8 * n, scores + 4 * n, next_keys + 8 * n
-        _score_vectors(tag, 1, 0, rows, head_dim, k, query, scale, s, coming, transposed)
+        _score_vectors(tag, kv, 1, 0, rows, head_dim, k, query, scale, s, coming, transposed)
         n += 16
 
 
 @njit
 def _score_vectors(
-    tag, vectors, fetch, rows, head_dim, keys, query, scale, scores, next_keys, transposed
+    tag, kv, vectors, fetch, rows, head_dim, keys, query, scale, scores, next_keys, transposed
 ):
     """Transpose keys and multiply, in register blocks of rows."""
     wide, step, stride = 4 * head_dim, 4 * fields.KV_TILE, 64 * vectors
-    transpose_keys(fetch, keys, vectors, head_dim, transposed, stride, next_keys)
+    transpose_keys(tag, kv, fetch, keys, vectors, head_dim, transposed, stride, next_keys)
     coming = next_keys + 64 * vectors  # the second half
     if rows >= 4:
         score_transposed(
-            tag, 4, vectors, fetch, transposed, stride, head_dim, query, wide, scale, scores, step,
-            coming,
+            tag, kv, 4, vectors, fetch, transposed, stride, head_dim, query, wide, scale, scores,
+            step, coming,
         )  # fmt: skip
         r = 4
     else:
         score_transposed(
-            tag, 1, vectors, fetch, transposed, stride, head_dim, query, wide, scale, scores, step,
-            coming,
+            tag, kv, 1, vectors, fetch, transposed, stride, head_dim, query, wide, scale, scores,
+            step, coming,
         )  # fmt: skip
         r = 1
     while r + 4 <= rows:
         q, s = query + r * wide, scores + r * step
         score_transposed(
-            tag, 4, vectors, 0, transposed, stride, head_dim, q, wide, scale, s, step, coming
+            tag, kv, 4, vectors, 0, transposed, stride, head_dim, q, wide, scale, s, step, coming
         )
         r += 4
     while r < rows:
         q, s = query + r * wide, scores + r * step
         score_transposed(
-            tag, 1, vectors, 0, transposed, stride, head_dim, q, wide, scale, s, step, coming
+            tag, kv, 1, vectors, 0, transposed, stride, head_dim, q, wide, scale, s, step, coming
         )
         r += 1

@@ -10,6 +10,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from kernels.cpu.attention.kv_types_ir import load_octets
 from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.bf16_dot import multiply_accumulate, splat_bits
 from kernels.cpu.runtime.prefetch import prefetch, read_once_cache
@@ -45,17 +46,22 @@ _QUARTERS = tuple(
 
 
 @intrinsic(prefer_literal=True)
-def transpose_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_stride, next_keys):
+def transpose_keys(
+    typingctx, tag, kv, fetch, keys, num_vectors, head_dim, out, out_stride, next_keys
+):
     """Transpose ``num_vectors`` * 16 keys [., D / 2] of pairs, at addresses in a table, to ``out``
     [D / 2, .].
 
-    As many rows at the addresses in ``next_keys`` are prefetched; only the first half of them if
-    ``fetch`` is the number of cache lines of a row, known at compile time, instead of zero.
+    Keys in eight bits become pairs. As many rows at the addresses in ``next_keys`` are prefetched;
+    only the first half of them if ``fetch`` is the number of cache lines of a row of pairs, known
+    at compile time, instead of zero.
     """
     lines_each = fetch.literal_value
+    row_bytes = lines_each * _LINE * simd.size_of(kv) // 2
+    line_bytes = _LINE * simd.size_of(kv) // 2  # sixteen pairs
 
     def codegen(context, builder, signature, args):
-        _, keys, num_vectors, head_dim, out, out_stride, next_keys = args
+        keys, num_vectors, head_dim, out, out_stride, next_keys = args[3:]
         num_lines = builder.lshr(head_dim, simd.i64(5))
         num_halves = builder.and_(builder.lshr(head_dim, simd.i64(4)), simd.i64(1))
 
@@ -67,11 +73,11 @@ def transpose_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_strid
             )
 
             def transpose(line, num_pairs):
-                begin = builder.mul(line, simd.i64(_LINE))
+                begin = builder.mul(line, simd.i64(line_bytes))
                 if lines_each:
                     part = builder.add(builder.mul(vector, simd.i64(lines_each)), line)
                     _prefetch_part(
-                        builder, next_keys, part, _TRANSPOSE_LINES // lines_each, lines_each
+                        builder, next_keys, part, _TRANSPOSE_LINES // lines_each, row_bytes
                     )
                 rows = []
                 for lane in range(LANES):
@@ -79,7 +85,7 @@ def transpose_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_strid
                         at = builder.add(_entry(builder, next_table, simd.i64(lane)), begin)
                         prefetch(builder, at, read_once_cache())
                     at = builder.add(_entry(builder, table, simd.i64(lane)), begin)
-                    rows.append(_load_pairs(builder, at, num_pairs))
+                    rows.append(_load_pairs(builder, at, num_pairs, tag, kv))
                 at = simd.offset(builder, lanes, builder.mul(line, simd.i64(LANES)), out_stride)
                 for n, pairs in enumerate(_transpose(builder, rows)[:num_pairs]):
                     simd.store(builder, pairs, simd.offset(builder, at, simd.i64(n), out_stride), 4)
@@ -91,25 +97,27 @@ def transpose_keys(typingctx, fetch, keys, num_vectors, head_dim, out, out_strid
 
         simd.loop(builder, num_vectors, [], transpose_vector)
 
-    return types.void(fetch, *(types.int64,) * 6), codegen
+    return types.void(tag, kv, fetch, *(types.int64,) * 6), codegen
 
 
 @intrinsic(prefer_literal=True)
 def score_transposed(
-    typingctx, tag, rows, vectors, fetch, keys, k_stride, head_dim, query, q_stride, scale, out,
+    typingctx, tag, kv, rows, vectors, fetch, keys, k_stride, head_dim, query, q_stride, scale, out,
     o_stride, next_keys,
 ):  # fmt: skip
     """out[r, n] = query[r] . keys[:, n] * scale for ``vectors`` * 16 keys.
 
     Keys [D / 2, .] and query [rows, D / 2] are pairs. If ``fetch`` is the number of cache lines of
-    a key, known at compile time, 64 lines of rows at the addresses in ``next_keys`` are prefetched.
+    a key of pairs, known at compile time, 64 / ``fetch`` rows of the type ``kv`` at the addresses
+    in ``next_keys`` are prefetched.
     """
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
     lines_each = fetch.literal_value
+    row_bytes = lines_each * _LINE * simd.size_of(kv) // 2
     step_pairs = lines_each or _STEP_PAIRS
 
     def codegen(context, builder, signature, args):
-        keys, k_stride, head_dim, query, q_stride, scale, out, o_stride, next_keys = args[4:]
+        keys, k_stride, head_dim, query, q_stride, scale, out, o_stride, next_keys = args[5:]
         tag = signature.args[0]
 
         def add_pair(pair, sums):
@@ -130,7 +138,7 @@ def score_transposed(
 
         def add_pairs(step, sums):
             if lines_each:
-                _prefetch_part(builder, next_keys, step, _STEP_LINES // lines_each, lines_each)
+                _prefetch_part(builder, next_keys, step, _STEP_LINES // lines_each, row_bytes)
             first = builder.mul(step, simd.i64(step_pairs))
             for pair in range(step_pairs):
                 sums = add_pair(builder.add(first, simd.i64(pair)), sums)
@@ -148,16 +156,16 @@ def score_transposed(
 
     i64 = types.int64
     numbers = (i64, i64, i64, i64, i64, types.float32, i64, i64, i64)
-    return types.void(tag, rows, vectors, fetch, *numbers), codegen
+    return types.void(tag, kv, rows, vectors, fetch, *numbers), codegen
 
 
-def _prefetch_part(builder, table, part, num_rows, lines_each):
+def _prefetch_part(builder, table, part, num_rows, row_bytes):
     """Prefetch rows [part * num_rows, (part + 1) * num_rows) of an address table."""
     for row in range(num_rows):
         n = builder.add(builder.mul(part, simd.i64(num_rows)), simd.i64(row))
         at = _entry(builder, table, n)
-        for line in range(lines_each):
-            prefetch(builder, builder.add(at, simd.i64(_LINE * line)), read_once_cache())
+        for begin in range(0, row_bytes, _LINE):
+            prefetch(builder, builder.add(at, simd.i64(begin)), read_once_cache())
 
 
 def _entry(builder, table, n):
@@ -165,10 +173,13 @@ def _entry(builder, table, n):
     return simd.load(builder, simd.offset(builder, table, n, simd.i64(8)), simd.I64, 8)
 
 
-def _load_pairs(builder, address, num_pairs):
+def _load_pairs(builder, address, num_pairs, tag, kv):
     """So many pairs in a vector; the other lanes have any bits."""
     kind = ir.VectorType(simd.I32, num_pairs)
-    found = simd.load(builder, address, kind, 2)
+    if kv == types.int8:
+        found = load_octets(builder, tag, address, num_pairs)
+    else:
+        found = simd.load(builder, address, kind, 2)
     if num_pairs == LANES:
         return found
     return _shuffle(builder, found, found, range(LANES))

@@ -21,6 +21,7 @@ from kernels.cpu.attention.amx_tile import (
     weigh_amx_values,
 )
 from kernels.cpu.attention.decode_bf16_dot import load_row_pairs, score_pair_rows
+from kernels.cpu.attention.kv_types_ir import has_scales
 from kernels.cpu.attention.softmax_ir import decode_softmax, softcap_chunk
 from kernels.cpu.attention.tile_ir import (
     decode_scores,
@@ -29,9 +30,17 @@ from kernels.cpu.attention.tile_ir import (
     fetch_rows,
     fill_chunk,
     keys_multiple,
+    multiply_chunk,
     scale_chunk,
 )
-from kernels.cpu.attention.tile_keys import LOG2_E, locate_tile, row_address, score_scale
+from kernels.cpu.attention.tile_keys import (
+    LOG2_E,
+    fetch_scales,
+    load_scales,
+    locate_tile,
+    row_address,
+    score_scale,
+)
 from kernels.cpu.runtime.bf16_dot import is_amx_tag, is_bf16_dot_tag
 from kernels.cpu.runtime.memory import field, item_bytes, load_element, store_element
 from kernels.cpu.runtime.simd import float32_tag
@@ -39,7 +48,7 @@ from kernels.cpu.runtime.simd import float32_tag
 
 @njit
 def attend_decode_tile(
-    args, tag, scratch, sequence, first_head, num_heads, first_token, num_tokens, position
+    args, tag, kv, scratch, sequence, first_head, num_heads, first_token, num_tokens, position
 ):
     """Attend for the rows of one tile under some KV heads.
 
@@ -54,7 +63,8 @@ def attend_decode_tile(
     wide = 4 * head_dim
     keys = scratch  # addresses of this tile under this head; those of the next one lie behind
     values = keys + 16 * fields.KV_TILE
-    query = values + 16 * fields.KV_TILE  # [heads, R, D] float32, scaled, or half of it, pairs
+    scales = values + 16 * fields.KV_TILE  # [2, KV_TILE] float32, of keys and of values
+    query = scales + 8 * fields.KV_TILE  # [heads, R, D] float32, scaled, or half of it, pairs
     sums = query + num_heads * rows * wide  # [heads, R, D] float32
     scores = sums + num_heads * rows * wide  # [R, KV_TILE] float32, of one head
     alpha = scores + rows * 4 * fields.KV_TILE  # [R], of one head
@@ -72,7 +82,7 @@ def attend_decode_tile(
     ahead = 8 * fields.KV_TILE
     stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
     multiple = keys_multiple(tag)
-    locate_tile(args, sequence, first_head, begin, stop, multiple, keys, values)
+    _locate(args, tag, kv, sequence, first_head, begin, stop, keys, values)
     while begin < end:
         stop = min(end, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
         base = begin - begin % multiple
@@ -83,25 +93,27 @@ def attend_decode_tile(
             coming, next_keys, next_values = ahead, keys + ahead, values + ahead
             if head + 1 < num_heads:
                 behind = first_head + head + 1
-                locate_tile(args, sequence, behind, begin, stop, multiple, next_keys, next_values)
+                _locate(args, tag, kv, sequence, behind, begin, stop, next_keys, next_values)
             elif stop < end:
                 following = min(end, stop + fields.KV_TILE)
-                locate_tile(
-                    args, sequence, first_head, stop, following, multiple, next_keys, next_values
+                _locate(
+                    args, tag, kv, sequence, first_head, stop, following, next_keys, next_values
                 )
             else:
                 coming = 0
+            if has_scales(kv):
+                load_scales(args, sequence, first_head + head, begin, stop, multiple, scales)
             row = head * rows
             _score_rows(
-                tag, rows, head_dim, keys, count, query + row * wide, scale, scores, keys + coming,
-                spare,
+                tag, kv, rows, head_dim, keys, count, query + row * wide, scale, scores,
+                keys + coming, spare,
             )  # fmt: skip
             _weigh_scores(
-                args, tag, rows, base, count, position, scores, maximum + 4 * row, total + 4 * row,
-                alpha, values + coming,
+                args, tag, kv, rows, base, count, position, scores, maximum + 4 * row,
+                total + 4 * row, alpha, scales, values + coming,
             )  # fmt: skip
             _weigh(
-                tag, rows, head_dim, values, count, scores, alpha, sums + row * wide,
+                tag, kv, rows, head_dim, values, count, scores, alpha, sums + row * wide,
                 values + coming, spare,
             )  # fmt: skip
             keys, values, ahead = next_keys, next_values, -ahead
@@ -109,6 +121,14 @@ def attend_decode_tile(
 
     _store_rows(args, tag, first_head, first_token, rows, all_rows, sums, total)
     _end(tag, head_dim, spare)
+
+
+@njit
+def _locate(args, tag, kv, sequence, head, begin, end, keys, values):
+    """Find a tile's keys and values, and prefetch their scales: the others are prefetched later."""
+    locate_tile(args, sequence, head, begin, end, keys_multiple(tag), keys, values)
+    if has_scales(kv):
+        fetch_scales(args, sequence, head, begin, end)
 
 
 @njit
@@ -132,7 +152,7 @@ def _load_rows(
 
 @njit
 def _weigh_scores(
-    args, tag, rows, base, count, position, scores, maximum, total, alpha, next_values
+    args, tag, kv, rows, base, count, position, scores, maximum, total, alpha, scales, next_values
 ):
     """Turn scores of one head [R, KV_TILE] into weights; rows do not see later keys.
 
@@ -147,6 +167,9 @@ def _weigh_scores(
     fetches = chunks == fields.KV_TILE // 16 and elements_per_step(tag) == 2 and multiple == 16
     for r in range(rows):
         row = scores + r * 4 * fields.KV_TILE
+        if has_scales(kv):
+            for chunk in range(chunks):
+                multiply_chunk(row + 64 * chunk, scales + 64 * chunk)
         if softcap != 0:
             for chunk in range(chunks):
                 softcap_chunk(row + 64 * chunk, softcap, LOG2_E)
@@ -157,8 +180,11 @@ def _weigh_scores(
             store_element(float32_tag, row + 4 * n, -math.inf)
         if r > 0 and fetches:
             coming = next_values + 8 * 16 * (r % 4)
-            fetch_rows(tag, coming, min(16, 64 // head_chunks), head_chunks)
-        decode_softmax(tag, row, chunks, maximum + 4 * r, total + 4 * r, alpha + 4 * r)
+            fetch_rows(kv, coming, min(16, 64 // head_chunks), head_chunks)
+        decode_softmax(
+            tag, kv, row, chunks, maximum + 4 * r, total + 4 * r, alpha + 4 * r,
+            scales + 4 * fields.KV_TILE,
+        )  # fmt: skip
 
 
 @njit
@@ -191,15 +217,17 @@ def _end_nothing(tag, head_dim, spare):
     """Likewise."""
 
 
-def _score_element_rows(tag, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
+def _score_element_rows(
+    tag, kv, rows, head_dim, keys, count, query, scale, scores, next_keys, spare
+):
     """scores [rows, KV_TILE] = query @ keys, in register blocks of rows; the usual D unrolled."""
     chunks = head_dim // 16
     if chunks == 4:
-        _score_blocks(tag, 4, rows, chunks, keys, count, query, scores, next_keys)
+        _score_blocks(kv, 4, rows, chunks, keys, count, query, scores, next_keys)
     elif chunks == 8:
-        _score_blocks(tag, 8, rows, chunks, keys, count, query, scores, next_keys)
+        _score_blocks(kv, 8, rows, chunks, keys, count, query, scores, next_keys)
     else:
-        _score_blocks(tag, 0, rows, chunks, keys, count, query, scores, next_keys)
+        _score_blocks(kv, 0, rows, chunks, keys, count, query, scores, next_keys)
 
 
 def _load(tag, source, scale, head_dim, target):
@@ -207,12 +235,12 @@ def _load(tag, source, scale, head_dim, target):
     raise NotImplementedError
 
 
-def _score_rows(tag, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
+def _score_rows(tag, kv, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
     """Scores [rows, KV_TILE] of a tile's keys, prefetching the next keys. Likewise replaced."""
     raise NotImplementedError
 
 
-def _weigh(tag, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
+def _weigh(tag, kv, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
     """sums[r] = sums[r] * alpha[r] + weights[r] @ values. Likewise replaced."""
     raise NotImplementedError
 
@@ -235,14 +263,14 @@ def _choose_load(tag, source, scale, head_dim, target):
 
 
 @overload(_score_rows)
-def _choose_score(tag, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
+def _choose_score(tag, kv, rows, head_dim, keys, count, query, scale, scores, next_keys, spare):
     if is_amx_tag(tag):
         return score_amx_rows
     return score_pair_rows if is_bf16_dot_tag(tag) else _score_element_rows
 
 
 @overload(_weigh)
-def _choose_weigh(tag, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
+def _choose_weigh(tag, kv, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
     return weigh_amx_values if is_amx_tag(tag) else _weigh_values
 
 
@@ -257,77 +285,71 @@ def _choose_end(tag, head_dim, spare):
 
 
 @njit
-def _score_blocks(tag, unrolled, rows, chunks, keys, count, query, scores, next_keys):
+def _score_blocks(kv, unrolled, rows, chunks, keys, count, query, scores, next_keys):
     wide, step = 64 * chunks, 4 * fields.KV_TILE
     if rows >= 4:
-        decode_scores(
-            tag, 4, unrolled, 1, keys, count, query, wide, chunks, scores, step, next_keys
-        )
+        decode_scores(kv, 4, unrolled, 1, keys, count, query, wide, chunks, scores, step, next_keys)
         r = 4
     elif rows >= 2:
-        decode_scores(
-            tag, 2, unrolled, 1, keys, count, query, wide, chunks, scores, step, next_keys
-        )
+        decode_scores(kv, 2, unrolled, 1, keys, count, query, wide, chunks, scores, step, next_keys)
         r = 2
     else:
-        decode_scores(
-            tag, 1, unrolled, 1, keys, count, query, wide, chunks, scores, step, next_keys
-        )
+        decode_scores(kv, 1, unrolled, 1, keys, count, query, wide, chunks, scores, step, next_keys)
         r = 1
     while r + 4 <= rows:
         decode_scores(
-            tag, 4, unrolled, 0, keys, count, query + r * wide, wide, chunks, scores + r * step,
+            kv, 4, unrolled, 0, keys, count, query + r * wide, wide, chunks, scores + r * step,
             step, keys,
         )  # fmt: skip
         r += 4
     while r < rows:
         decode_scores(
-            tag, 1, unrolled, 0, keys, count, query + r * wide, wide, chunks, scores + r * step,
+            kv, 1, unrolled, 0, keys, count, query + r * wide, wide, chunks, scores + r * step,
             step, keys,
         )  # fmt: skip
         r += 1
 
 
-def _weigh_values(tag, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
+def _weigh_values(tag, kv, rows, head_dim, values, count, weights, alpha, sums, next_values, spare):
     """sums[r] = sums[r] * alpha[r] + weights[r] @ values, in register blocks of rows x 64."""
     per_step = elements_per_step(tag)
     steps = (count + per_step - 1) // per_step
     wide, step = 4 * head_dim, 4 * fields.KV_TILE
     d = 0
     while d < head_dim:
-        at, o = d * item_bytes(tag), sums + 4 * d
+        at, o = d * item_bytes(kv), sums + 4 * d
         if d + 64 <= head_dim:
             _weigh_elements(
-                tag, 4, rows, values, at, steps, weights, step, alpha, o, wide, next_values
+                tag, kv, 4, rows, values, at, steps, weights, step, alpha, o, wide, next_values
             )
             d += 64
         else:
             _weigh_elements(
-                tag, 1, rows, values, at, steps, weights, step, alpha, o, wide, next_values
+                tag, kv, 1, rows, values, at, steps, weights, step, alpha, o, wide, next_values
             )
             d += 16
 
 
 @njit
 def _weigh_elements(
-    tag, vectors, rows, values, at, count, weights, step, alpha, sums, wide, next_values
+    tag, kv, vectors, rows, values, at, count, weights, step, alpha, sums, wide, next_values
 ):
     """The same for some elements of D; the first block of rows prefetches the next values."""
     if rows >= 4:
         decode_values(
-            tag, 4, vectors, 1, values, at, count, weights, step, alpha, sums, wide, next_values
+            tag, kv, 4, vectors, 1, values, at, count, weights, step, alpha, sums, wide, next_values
         )
         r = 4
     else:
         decode_values(
-            tag, 1, vectors, 1, values, at, count, weights, step, alpha, sums, wide, next_values
+            tag, kv, 1, vectors, 1, values, at, count, weights, step, alpha, sums, wide, next_values
         )
         r = 1
     while r + 4 <= rows:
         p, a, o = weights + r * step, alpha + 4 * r, sums + r * wide
-        decode_values(tag, 4, vectors, 0, values, at, count, p, step, a, o, wide, values)
+        decode_values(tag, kv, 4, vectors, 0, values, at, count, p, step, a, o, wide, values)
         r += 4
     while r < rows:
         p, a, o = weights + r * step, alpha + 4 * r, sums + r * wide
-        decode_values(tag, 1, vectors, 0, values, at, count, p, step, a, o, wide, values)
+        decode_values(tag, kv, 1, vectors, 0, values, at, count, p, step, a, o, wide, values)
         r += 1

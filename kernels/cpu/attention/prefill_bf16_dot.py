@@ -14,6 +14,7 @@ from kernels.cpu.attention import attention_arguments as fields
 from kernels.cpu.attention.bf16_pairs_ir import pair_shares, pair_values, pair_weights
 from kernels.cpu.attention.tile_keys import row_address
 from kernels.cpu.runtime.memory import load_i32, store_i32, store_i64
+from kernels.cpu.runtime.simd import bfloat16_tag
 
 
 def load_pairs(tag, source, scale, head_dim, lane, stride):
@@ -40,7 +41,15 @@ def join_pairs(tag, begin, count, head_dim, stride, keys, values, scores, spare)
         for lanes in range(0, stride, 64):
             pair_weights(first + lanes, second + lanes, keep_low, keep_high, out + lanes)
         row = joined + 4 * pair * head_dim
-        pair_values(values + 8 * low, values + 8 * high, keep_low, keep_high, head_dim // 16, row)
+        pair_values(
+            bfloat16_tag,
+            values + 8 * low,
+            values + 8 * high,
+            keep_low,
+            keep_high,
+            head_dim // 16,
+            row,
+        )
         store_i64(keys + 8 * pair, row)
     return num_pairs, keys, weights
 

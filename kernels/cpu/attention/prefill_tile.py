@@ -12,6 +12,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from kernels.cpu.attention import attention_arguments as fields
+from kernels.cpu.attention.kv_types_ir import convert_row, has_scales, is_widened
 from kernels.cpu.attention.prefill_bf16_dot import join_pairs, load_pairs, store_pairs
 from kernels.cpu.attention.softmax_ir import prefill_softmax, softcap_chunk
 from kernels.cpu.attention.tile_ir import (
@@ -19,18 +20,34 @@ from kernels.cpu.attention.tile_ir import (
     fill_chunk,
     prefill_scores,
     prefill_values,
+    scale_chunk,
 )
-from kernels.cpu.attention.tile_keys import LOG2_E, hide_keys, locate_keys, row_address, score_scale
+from kernels.cpu.attention.tile_keys import (
+    LOG2_E,
+    hide_keys,
+    load_scales,
+    locate_keys,
+    row_address,
+    score_scale,
+)
 from kernels.cpu.runtime.bf16_dot import is_bf16_dot_tag
-from kernels.cpu.runtime.memory import field, item_bytes, load_element, store_element
+from kernels.cpu.runtime.memory import (
+    field,
+    item_bytes,
+    load_element,
+    load_i64,
+    store_element,
+    store_i64,
+)
 from kernels.cpu.runtime.simd import float32_tag
 
 
 @njit
-def attend_prefill_tile(args, tag, scratch, sequence, head, first_token, num_tokens, position):
+def attend_prefill_tile(args, tag, kv, scratch, sequence, head, first_token, num_tokens, position):
     """Attend for the rows of one tile under one KV head.
 
-    Row r is query token r // G and query head r % G of the KV head's group.
+    Row r is query token r // G and query head r % G of the KV head's group. Keys and values of the
+    type ``kv`` that is narrower than the queries' are widened once for all rows.
     """
     group = field(args, fields.GROUP)
     head_dim = field(args, fields.HEAD_DIM)
@@ -43,13 +60,15 @@ def attend_prefill_tile(args, tag, scratch, sequence, head, first_token, num_tok
     stride = 64 * vectors  # bytes of a row of R padded lanes
     keys = scratch
     values = keys + 16 * fields.KV_TILE
-    query = values + 16 * fields.KV_TILE  # [D, R] float32, scaled, or [D / 2, R] pairs
+    scales = values + 16 * fields.KV_TILE  # [2, KV_TILE] float32, of keys and of values
+    query = scales + 8 * fields.KV_TILE  # [D, R] float32, scaled, or [D / 2, R] pairs
     sums = query + head_dim * stride  # [D, R] float32
     scores = sums + head_dim * stride  # [KV_TILE, R] float32
     maximum = scores + fields.KV_TILE * stride  # [R]
     total = maximum + stride  # [R]
     alpha = total + stride  # [R]
     spare = alpha + stride  # KV_TILE / 2 * (R + D) numbers of 32 bits, [16, 16] at least
+    wide = spare + 2 * fields.KV_TILE * (stride // 4 + head_dim)  # [2, KV_TILE, D], if widened
 
     token_bytes, head_bytes = field(args, fields.QUERY_TOKEN), field(args, fields.QUERY_HEAD)
     source = field(args, fields.QUERY) + first_token * token_bytes + head * group * head_bytes
@@ -69,7 +88,13 @@ def attend_prefill_tile(args, tag, scratch, sequence, head, first_token, num_tok
         stop = min(last + 1, (begin // fields.KV_TILE + 1) * fields.KV_TILE)
         count = stop - begin
         locate_keys(args, sequence, head, begin, stop, keys, values)
+        if is_widened(tag, kv):
+            _widen(tag, kv, keys, count, head_dim, wide)
+            _widen(tag, kv, values, count, head_dim, wide + 4 * fields.KV_TILE * head_dim)
         _score_tile(tag, vectors, keys, count, query, head_dim // per_step, by_scale, scores)
+        if has_scales(kv):
+            load_scales(args, sequence, head, begin, stop, 16, scales)
+            _multiply_keys(scores, count, vectors, scales + 4 * (begin % 16))
         if softcap != 0:
             for chunk in range(count * vectors):
                 softcap_chunk(scores + 64 * chunk, softcap, LOG2_E)
@@ -81,6 +106,8 @@ def attend_prefill_tile(args, tag, scratch, sequence, head, first_token, num_tok
                 scores + lanes, begin, count, stride, maximum + lanes, total + lanes,
                 alpha + lanes, spare,
             )  # fmt: skip
+        if has_scales(kv):
+            _multiply_keys(scores, count, vectors, scales + 4 * (fields.KV_TILE + begin % 16))
         steps, table, weights = _take(
             tag, begin, count, head_dim, stride, keys, values, scores, spare
         )
@@ -91,6 +118,24 @@ def attend_prefill_tile(args, tag, scratch, sequence, head, first_token, num_tok
     token_bytes, head_bytes = field(args, fields.OUT_TOKEN), field(args, fields.OUT_HEAD)
     target = field(args, fields.OUT) + first_token * token_bytes + head * group * head_bytes
     _store(tag, target, token_bytes, head_bytes, group, rows, head_dim, stride, sums, total, query)
+
+
+@njit
+def _widen(tag, kv, table, count, head_dim, wide):
+    """Widen the rows of a table of addresses, and put the addresses of wide ones in their place."""
+    for n in range(count):
+        row = wide + 4 * n * head_dim
+        convert_row(kv, tag, load_i64(table + 8 * n), head_dim // 16, row)
+        store_i64(table + 8 * n, row)
+
+
+@njit
+def _multiply_keys(numbers, count, vectors, factors):
+    """Multiply the rows of [count, R] by a factor each."""
+    for n in range(count):
+        factor = load_element(float32_tag, factors + 4 * n)
+        for at in range(numbers + 64 * n * vectors, numbers + 64 * (n + 1) * vectors, 64):
+            scale_chunk(float32_tag, float32_tag, at, factor, at)
 
 
 def _load_elements(tag, source, scale, head_dim, lane, stride):

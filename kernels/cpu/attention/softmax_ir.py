@@ -16,16 +16,18 @@ from kernels.cpu.runtime.simd import LANES
 
 
 @intrinsic
-def decode_softmax(typingctx, tag, scores, num_chunks, maximum, total, alpha):
+def decode_softmax(typingctx, tag, kv, scores, num_chunks, maximum, total, alpha, value_scales):
     """One online-softmax step over a row of scores [num_chunks * 16] at positions 16n and on.
 
-    Weights replace scores: float32, or bf16 pairs, which take half the row. Updates the running
+    Weights, times the scales of values in eight bits [num_chunks * 16], replace scores: float32, or
+    bf16 pairs, which take half the row. Updates the running
     maximum and total, and stores in ``alpha`` the factor of earlier sums.
     """
 
     def codegen(context, builder, signature, args):
-        _, scores, num_chunks, maximum, total, alpha = args
-        kind = signature.args[0] if is_bf16_dot_tag(signature.args[0]) else types.float32
+        _, _, scores, num_chunks, maximum, total, alpha, value_scales = args
+        tag, kv = signature.args[:2]
+        kind = types.uint16 if is_bf16_dot_tag(tag) else types.float32
         step = LANES * simd.size_of(kind)
         reduce_max = builder.module.declare_intrinsic(
             "llvm.vector.reduce.fmax.v16f32", (), ir.FunctionType(simd.F32, (simd.VF32,))
@@ -44,9 +46,13 @@ def decode_softmax(typingctx, tag, scores, num_chunks, maximum, total, alpha):
         def weigh(chunk, state):
             at = simd.offset(builder, scores, chunk, simd.i64(LANES * 4))
             weight = simd.weigh_scores(builder, simd.load(builder, at, simd.VF32, 4), shift)
+            sums = builder.fadd(state[0], weight)
+            if kv == types.int8:
+                at = simd.offset(builder, value_scales, chunk, simd.i64(LANES * 4))
+                weight = builder.fmul(weight, simd.load(builder, at, simd.VF32, 4))
             at = simd.offset(builder, scores, chunk, simd.i64(step))
             simd.store_vector(builder, weight, at, kind)
-            return [builder.fadd(state[0], weight)]
+            return [sums]
 
         (sums,) = simd.loop(builder, num_chunks, [simd.vector(0.0)], weigh)
         shrink = builder.extract_element(
@@ -58,7 +64,7 @@ def decode_softmax(typingctx, tag, scores, num_chunks, maximum, total, alpha):
         simd.store(builder, shrink, alpha, 4)
 
     i64 = types.int64
-    return types.void(tag, i64, i64, i64, i64, i64), codegen
+    return types.void(tag, kv, *(i64,) * 6), codegen
 
 
 def _sum_lanes(builder, sums):

@@ -11,6 +11,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.extending import intrinsic
 
+from kernels.cpu.attention.kv_types_ir import exact_pairs
 from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.bf16_dot import (
     is_amx_tag,
@@ -26,10 +27,10 @@ _LINE = 64
 
 @intrinsic(prefer_literal=True)
 def decode_scores(
-    typingctx, tag, rows, chunks, fetch, keys, count, query, q_stride, num_chunks, out, o_stride,
+    typingctx, kv, rows, chunks, fetch, keys, count, query, q_stride, num_chunks, out, o_stride,
     next_keys,
 ):  # fmt: skip
-    """out[r, n] = query[r] . key[n]: query [rows, D] float32, keys [count, D] elements.
+    """out[r, n] = query[r] . key[n]: query [rows, D] float32, keys [count, D] of the type ``kv``.
 
     ``keys`` is a table of addresses. ``chunks`` is the number of vectors in D if that is known at
     compile time, else zero. With ``fetch`` the rows at the addresses in ``next_keys`` are
@@ -39,13 +40,10 @@ def decode_scores(
 
     def codegen(context, builder, signature, args):
         _, _, _, _, keys, count, query, q_stride, num_chunks, out, o_stride, next_keys = args
-        tag = signature.args[0]
-        step = LANES * size_of(tag)
+        step = LANES * size_of(kv)
 
         def add_products(chunk, key, sums):
-            loaded = simd.load_vector(
-                builder, simd.offset(builder, key, chunk, simd.i64(step)), tag
-            )
+            loaded = simd.load_vector(builder, simd.offset(builder, key, chunk, simd.i64(step)), kv)
             result = []
             for row, partial in enumerate(sums):
                 at = simd.offset(builder, query, simd.i64(row), q_stride)
@@ -75,7 +73,7 @@ def decode_scores(
         simd.loop(builder, count, [], score)
 
     i64 = types.int64
-    return types.void(tag, rows, chunks, fetch, *(i64,) * 8), codegen
+    return types.void(kv, rows, chunks, fetch, *(i64,) * 8), codegen
 
 
 def _entry(builder, table, n):
@@ -111,7 +109,7 @@ def _fetch_bytes(builder, row, num_bytes):
 
 
 @intrinsic
-def fetch_rows(typingctx, tag, table, num_rows, num_chunks):
+def fetch_rows(typingctx, kv, table, num_rows, num_chunks):
     """Prefetch the first rows, of so many vectors each, of a table of addresses."""
 
     def codegen(context, builder, signature, args):
@@ -124,7 +122,18 @@ def fetch_rows(typingctx, tag, table, num_rows, num_chunks):
 
         simd.loop(builder, num_rows, [], fetch)
 
-    return types.void(tag, *(types.int64,) * 3), codegen
+    return types.void(kv, *(types.int64,) * 3), codegen
+
+
+@intrinsic
+def multiply_chunk(typingctx, numbers, factors):
+    """Multiply sixteen float32 by as many others, in place."""
+
+    def codegen(context, builder, signature, args):
+        found, by = (simd.load(builder, each, simd.VF32, 4) for each in args)
+        simd.store(builder, builder.fmul(found, by), args[0], 4)
+
+    return types.void(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -145,8 +154,8 @@ def scale_chunk(typingctx, from_tag, to_tag, source, scale, target):
 
 @intrinsic(prefer_literal=True)
 def decode_values(
-    typingctx, tag, rows, vectors, fetch, values, begin, count, p, p_stride, alpha, o, o_stride,
-    next_values,
+    typingctx, tag, kv, rows, vectors, fetch, values, begin, count, p, p_stride, alpha, o,
+    o_stride, next_values,
 ):  # fmt: skip
     """o[r] = o[r] * alpha[r] + sum_n p[r, n] * value[n], for ``vectors`` * 16 columns of D.
 
@@ -157,9 +166,9 @@ def decode_values(
     num_rows, num_vectors = rows.literal_value, vectors.literal_value
 
     def codegen(context, builder, signature, args):
-        _, _, _, _, values, begin, count, p, p_stride, alpha, o, o_stride, next_values = args
-        tag = signature.args[0]
-        step = LANES * size_of(tag)
+        values, begin, count, p, p_stride, alpha, o, o_stride, next_values = args[5:]
+        tag, kv = signature.args[:2]
+        step = LANES * size_of(kv)
         initial = []
         for row in range(num_rows):
             scale = simd.load(builder, builder.add(alpha, simd.i64(4 * row)), simd.F32, 4)
@@ -176,7 +185,7 @@ def decode_values(
                 for row in _step_rows(builder, next_values, n, begin, tag):
                     _fetch_bytes(builder, row, num_vectors * step)
             loaded = _value_lanes(
-                builder, _step_rows(builder, values, n, begin, tag), num_vectors, tag
+                builder, _step_rows(builder, values, n, begin, tag), num_vectors, tag, kv
             )  # vectors x [16]
             result = []
             for row in range(num_rows):
@@ -195,7 +204,7 @@ def decode_values(
                 simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
 
     i64 = types.int64
-    return types.void(tag, rows, vectors, fetch, *(i64,) * 9), codegen
+    return types.void(tag, kv, rows, vectors, fetch, *(i64,) * 9), codegen
 
 
 def _step_rows(builder, table, n, begin, tag):
@@ -208,14 +217,18 @@ def _step_rows(builder, table, n, begin, tag):
     ]
 
 
-def _value_lanes(builder, rows, num_vectors, tag):
+def _value_lanes(builder, rows, num_vectors, tag, kv):
     """So many vectors of a row as float32, or of bf16 pairs interleaved from two rows."""
-    if not is_bf16_dot_tag(tag):
-        step = LANES * size_of(tag)
-        return [
-            simd.load_vector(builder, builder.add(rows[0], simd.i64(vector * step)), tag)
+    if kv != types.uint16 or not is_bf16_dot_tag(tag):
+        step = LANES * size_of(kv)
+        found = [
+            [
+                simd.load_vector(builder, builder.add(row, simd.i64(vector * step)), kv)
+                for row in rows
+            ]
             for vector in range(num_vectors)
         ]
+        return [each[0] if len(each) == 1 else exact_pairs(builder, *each) for each in found]
     together = min(num_vectors, 2)  # vectors of pairs out of one load of each row
     kind = ir.VectorType(simd.I16, LANES * together)
     found = []

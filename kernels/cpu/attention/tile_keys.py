@@ -1,16 +1,18 @@
-"""Addresses of a tile's keys, values and rows, and the mask of scores, in CPU attention."""
+"""Addresses of a tile's keys, values and rows, scales, and the mask of scores, in CPU attention."""
 
 import math
 
 from numba import njit
 
 from kernels.cpu.attention import attention_arguments as fields
+from kernels.cpu.attention.kv_types_ir import fetch_line
 from kernels.cpu.runtime.memory import (
     field,
     load_element,
     load_i32,
     load_i64,
     store_element,
+    store_i32,
     store_i64,
 )
 from kernels.cpu.runtime.simd import float32_tag
@@ -67,6 +69,58 @@ def locate_tile(args, sequence, head, begin, end, multiple, keys, values):
             store_i64(table + 8 * n, load_i64(table + 8 * before))
         for n in range(count, (count + 15) // 16 * 16):
             store_i64(table + 8 * n, load_i64(table + 8 * (count - 1)))
+
+
+@njit
+def load_scales(args, sequence, head, begin, end, multiple, scales):
+    """Fill ``scales`` [2, KV_TILE] with the scales of the keys and values of slots [begin, end).
+
+    From a ``multiple`` on and up to one, as in ``locate_tile``; entries outside [begin, end) are 0.
+    """
+    block_size = field(args, fields.BLOCK_SIZE)
+    table = field(args, fields.TABLES) + sequence * field(args, fields.TABLE_ROW)
+    key_slot, value_slot = field(args, fields.KEY_SCALE_SLOT), field(args, fields.VALUE_SCALE_SLOT)
+    key_head = field(args, fields.KEY_SCALE) + head * field(args, fields.KEY_SCALE_HEAD)
+    value_head = field(args, fields.VALUE_SCALE) + head * field(args, fields.VALUE_SCALE_HEAD)
+    base = begin - begin % multiple
+    key_scales, value_scales = scales, scales + 4 * fields.KV_TILE
+    for n in range(begin - base):
+        store_element(float32_tag, key_scales + 4 * n, 0.0)
+        store_element(float32_tag, value_scales + 4 * n, 0.0)
+    position = begin
+    while position < end:
+        logical, offset = divmod(position, block_size)
+        block = load_i32(table + 4 * logical)
+        key = key_head + block * field(args, fields.KEY_SCALE_BLOCK) + offset * key_slot
+        value = value_head + block * field(args, fields.VALUE_SCALE_BLOCK) + offset * value_slot
+        stop = min(end, (logical + 1) * block_size)
+        for n in range(position - base, stop - base):
+            store_i32(key_scales + 4 * n, load_i32(key))
+            store_i32(value_scales + 4 * n, load_i32(value))
+            key += key_slot
+            value += value_slot
+        position = stop
+    for n in range(end - base, (end - base + multiple - 1) // multiple * multiple):
+        store_element(float32_tag, key_scales + 4 * n, 0.0)
+        store_element(float32_tag, value_scales + 4 * n, 0.0)
+
+
+@njit
+def fetch_scales(args, sequence, head, begin, end):
+    """Prefetch the scales of slots [begin, end), a cache line after the other if they are dense."""
+    block_size = field(args, fields.BLOCK_SIZE)
+    table = field(args, fields.TABLES) + sequence * field(args, fields.TABLE_ROW)
+    key_slot, value_slot = field(args, fields.KEY_SCALE_SLOT), field(args, fields.VALUE_SCALE_SLOT)
+    key_head = field(args, fields.KEY_SCALE) + head * field(args, fields.KEY_SCALE_HEAD)
+    value_head = field(args, fields.VALUE_SCALE) + head * field(args, fields.VALUE_SCALE_HEAD)
+    step = 16 if key_slot == 4 else 1
+    position = begin
+    while position < end:
+        logical, offset = divmod(position, block_size)
+        block = load_i32(table + 4 * logical)
+        fetch_line(key_head + block * field(args, fields.KEY_SCALE_BLOCK) + offset * key_slot)
+        fetch_line(value_head + block * field(args, fields.VALUE_SCALE_BLOCK) + offset * value_slot)
+        position = min(position + step, (logical + 1) * block_size)
 
 
 @njit

@@ -77,7 +77,7 @@ def _tensor_fields(sources: Sequence[LayerCache], targets: Sequence[LayerCache])
         [
             _tensor(source, target)
             for old, new in zip(sources, targets, strict=True)
-            for source, target in ((old.key, new.key), (old.value, new.value))
+            for source, target in zip(old.tensors, new.tensors, strict=True)
         ],
         dtype=torch.int64,
     )

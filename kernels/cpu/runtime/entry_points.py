@@ -14,7 +14,7 @@ from numba import cfunc, types
 
 from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
 from kernels.cpu.runtime.prefetch import read_once_cache
-from kernels.cpu.runtime.simd import bfloat16_tag, float32_tag
+from kernels.cpu.runtime.simd import bfloat16_tag, float32_tag, int8_tag
 
 _FOLDER = Path(__file__).parents[1]
 _SLOW_S = 1.0  # more than loading from the cache takes
@@ -86,6 +86,8 @@ def element_tag(dtype: torch.dtype) -> Any:
         return float32_tag
     if dtype == torch.bfloat16:
         return bfloat16_tag
+    if dtype == torch.int8:
+        return int8_tag
     raise ValueError(f"no CPU kernel for {dtype}")
 
 

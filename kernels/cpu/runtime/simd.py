@@ -5,7 +5,8 @@ addresses. So the few inner loops are written in LLVM IR: sixteen float32 lanes 
 register, or two of AVX2), bfloat16 widened while it is loaded, register blocks of rows x vectors.
 
 The type of an *element tag*, a numpy scalar, is the type of elements in memory: ``float32`` for
-float32 and ``uint16`` for the bits of bfloat16. All addresses are int64, all strides are in bytes.
+float32, ``uint16`` for the bits of bfloat16 and ``int8`` for int8. All addresses are int64, all
+strides are in bytes.
 """
 
 import math
@@ -17,11 +18,12 @@ from numba import types
 LANES = 16
 float32_tag = np.float32(0)
 bfloat16_tag = np.uint16(0)
+int8_tag = np.int8(0)
 
 F32 = ir.FloatType()
-I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
+I8, I16, I32, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VF32 = ir.VectorType(F32, LANES)
-VI16, VI32 = ir.VectorType(I16, LANES), ir.VectorType(I32, LANES)
+VI8, VI16, VI32 = (ir.VectorType(each, LANES) for each in (I8, I16, I32))
 _FUSE = ("contract",)  # let LLVM fuse a multiplication with the addition that uses it
 
 
@@ -44,7 +46,7 @@ def repeated(bits: int) -> ir.Constant:
 
 def size_of(tag):
     """Bytes of an element."""
-    return 4 if tag == types.float32 else 2
+    return {types.float32: 4, types.int8: 1}.get(tag, 2)
 
 
 def load(builder, address, what, align):
@@ -59,6 +61,8 @@ def load_vector(builder, address, tag):
     """Sixteen elements as float32."""
     if tag == types.float32:
         return load(builder, address, VF32, 4)
+    if tag == types.int8:
+        return builder.sitofp(load(builder, address, VI8, 1), VF32)
     bits = builder.zext(load(builder, address, VI16, 2), VI32)
     return builder.bitcast(builder.shl(bits, repeated(16)), VF32)
 

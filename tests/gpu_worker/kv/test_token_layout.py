@@ -50,7 +50,9 @@ def test_what_would_waste_much_is_refused_with_the_numbers_and_what_fits() -> No
         fit_tokens(demo, 16, 2048 * KIB)
 
 
-@pytest.mark.parametrize("dtypes", [(torch.bfloat16,), (torch.float32, torch.bfloat16)])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.bfloat16,), (torch.float32, torch.bfloat16), (torch.int8,)]
+)
 def test_every_element_has_a_byte_of_its_own(dtypes: tuple[torch.dtype, ...]) -> None:
     layers = shapes(3, 2, 16, *dtypes)
     layout = fit_tokens(layers, 8, 1 * KIB)
@@ -60,13 +62,13 @@ def test_every_element_has_a_byte_of_its_own(dtypes: tuple[torch.dtype, ...]) ->
     number = 0
     for token in range(32):
         for shape in layers:
-            for pool in (views[shape.module].key, views[shape.module].value):
+            for pool in views[shape.module].tensors:
                 number += 1
                 assert pool[token // 8, :, token % 8].eq(0).all(), "another token's bytes"
                 pool[token // 8, :, token % 8] = number % 100 + 1
     number = 0
     for token in range(32):
         for shape in layers:
-            for pool in (ranges[shape.module].key, ranges[shape.module].value):
+            for pool in ranges[shape.module].tensors:
                 number += 1
                 assert pool[token // 16, :, token % 16].eq(number % 100 + 1).all()

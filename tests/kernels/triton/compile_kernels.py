@@ -33,6 +33,7 @@ POINTERS = {
     torch.float16: "*fp16",
     torch.float32: "*fp32",
     torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int8: "*i8",
 }
 TYPES = {
     "block_tables": "*i32",
@@ -45,6 +46,8 @@ TYPES = {
     "sources": "*i64",
     "targets": "*i64",
     "partials": "*fp32",
+    "key_scales": "*fp32",
+    "value_scales": "*fp32",
     "partial_logs": "*fp32",
     "scale": "fp32",
     "key_scale": "fp32",
@@ -119,6 +122,7 @@ def attention(
         "PAGED": paged,
         "SPLIT": split,
         "HAS_SOFTCAP": False,
+        "HAS_SCALES": cache_dtype == torch.int8,
         "UPCAST": False,
     }
     cache_dtype = cache_dtype or dtype
@@ -150,15 +154,16 @@ def work_constants(tile, head_dim, short, fixed_cut=False):
     }
 
 
-def write(dtype, head_dim, block_size=16):
+def write(dtype, head_dim, block_size=16, cache_dtype=None):
     constants = {
         "HEAD_DIM": head_dim,
         "PADDED_DIM": triton.next_power_of_2(head_dim),
         "BLOCK_SIZE": block_size,
         "TILE_TOKENS": 16,
         "QUANTIZE": False,
+        "HAS_SCALES": cache_dtype == torch.int8,
     }
-    return build(write_kv_kernel, dtype, constants, {"num_warps": 4})
+    return build(write_kv_kernel, dtype, constants, {"num_warps": 4}, cache_dtype)
 
 
 def move(dtype, head_dim, block_size=16, num_kv_heads=8):
@@ -228,6 +233,9 @@ def main() -> None:
         (bf16, 128, True, {"paged": False}),
         (bf16, 128, True, {"fixed_cut": True}),
         (bf16, 128, True, {"cache_dtype": eight}),
+        (bf16, 128, True, {"cache_dtype": torch.int8}),
+        (bf16, 64, False, {"cache_dtype": torch.int8}),
+        (fp32, 128, True, {"cache_dtype": bf16}),
         (bf16, 256, True, {"block_size": 64}),
         (bf16, 64, False, {"split": False}),
         (bf16, 80, False, {}),
@@ -258,6 +266,7 @@ def main() -> None:
     for dtype, head_dim, block_size in ((bf16, 128, 16), (fp16, 80, 8), (fp32, 96, 256)):
         print(json.dumps(resources(write(dtype, head_dim, block_size)) | {"kernel": "write"}))
         print(json.dumps(resources(move(dtype, head_dim, block_size)) | {"kernel": "move"}))
+    print(json.dumps(resources(write(bf16, 128, cache_dtype=torch.int8)) | {"kernel": "write"}))
     for dtype, width in ((bf16, 4096), (fp16, 128), (fp32, 16384)):
         print(json.dumps(resources(norm(dtype, width)) | {"kernel": "norm"}))
     for dtype, head_dim in ((bf16, 128), (fp16, 80), (fp32, 256)):

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.interface import LayerCache
+from kernels.interface import INT8, LayerCache
 from kernels.triton import attention_launch
 from kernels.triton.backend import TritonBackend
 from kernels.triton.block_mover import TritonMover
@@ -54,6 +54,7 @@ SPLIT = {
     ),
     "half": Shape(LONG, 4, 1, 80, 64, torch.float16, layout="token_major"),
     "quantized": Shape(LONG, 2, 1, 32, dtype=torch.float16, scales=(0.5, 2.0)),
+    "int8": Shape(LONG, 2, 1, 32, dtype=torch.float16, cache_dtype=INT8),
     "one_block_per_sequence": Shape(LONG, 4, 1, 16, block_size=1100),
     "one_small_block_per_sequence": Shape(LONG, 4, 1, 16, block_size=650),
 }
@@ -233,6 +234,17 @@ def test_refuses_what_it_cannot_serve():
     negative = dataclasses.replace(case.params, scale=-1.0)
     with pytest.raises(ValueError, match="must be positive"):
         TritonBackend().attend(case.query, case.cache, case.batch, negative, case.out)
+
+
+@pytest.mark.parametrize("layout", ["layer_major", "token_major"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_writes_rows_in_eight_bits_with_their_scales(layout, dtype):
+    shape = Shape((), layout=layout, dtype=dtype, cache_dtype=INT8, head_dim=24)
+    assert_writes(TritonBackend(), shape)
+
+
+def test_writes_what_a_narrower_cache_can_hold():
+    assert_writes(TritonBackend(), Shape((), cache_dtype=torch.bfloat16, head_dim=24))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -99,6 +99,9 @@ class Faulty:
         self.wrong = len(subject.layers) // 2
         self._layers = cycle(range(len(subject.layers)))
 
+    def narrow_dtypes(self, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+        return self._own.narrow_dtypes(dtype)
+
     def write_kv(self, *arguments: Any) -> None:
         self._own.write_kv(*arguments)
 

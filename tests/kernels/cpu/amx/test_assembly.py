@@ -25,7 +25,7 @@ kernel = linear_kernel(torch.bfloat16, torch.bfloat16, instructions)
 """,
     "attention": """
 from kernels.cpu.attention.attention_kernel import attend_kernel
-kernel = attend_kernel(torch.bfloat16, instructions.dot)
+kernel = attend_kernel(torch.bfloat16, instructions.dot, torch.bfloat16)
 """,
 }
 

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from kernels.cpu.attention.backend import CpuBackend
 from kernels.cpu.runtime.instruction_set import Dot, best_dot
 from kernels.cpu.runtime.thread_team import find_openmp
-from kernels.interface import LayerCache
+from kernels.interface import INT8, LayerCache
+from kernels.reference import ReferenceBackend
 from tests.kernels.cases import (
     SHAPES,
     UNTOUCHED,
@@ -21,6 +22,7 @@ from tests.kernels.cases import (
     Shape,
     assert_attends,
     assert_writes,
+    empty_cache,
     make_case,
 )
 
@@ -71,6 +73,7 @@ def shapes(draw):
         head_dim=16 * draw(st.integers(1, 6)),
         block_size=draw(st.sampled_from([1, 4, 5, 16, 32])),
         dtype=draw(st.sampled_from(DTYPES)),
+        cache_dtype=draw(st.sampled_from([None, INT8, torch.bfloat16])),
         window=draw(st.none() | st.integers(1, 200)),
         softcap=draw(st.none() | st.floats(0.5, 50)),
         layout=draw(st.sampled_from(["layer_major", "block_major", "token_major"])),
@@ -205,6 +208,48 @@ def test_writes_exactly_the_mapped_slots(backend, layout, dtype, block_size, two
     assert_writes(backend, shape)
 
 
+@pytest.mark.parametrize("layout", ["layer_major", "token_major"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_writes_rows_in_eight_bits_with_their_scales(layout, dtype, two_threads):
+    assert_writes(CpuBackend(), Shape((), layout=layout, dtype=dtype, cache_dtype=INT8))
+
+
+def test_writes_float32_rounded_to_bfloat16():
+    cache = empty_cache(Shape((), cache_dtype=torch.bfloat16, num_kv_heads=2), num_blocks=1)
+    key, value = torch.randn(2, 16, 2, 64)
+    CpuBackend().write_kv(key, value, cache, torch.arange(16))
+    assert torch.equal(cache.key[0], key.bfloat16().transpose(0, 1))
+    assert torch.equal(cache.value[0], value.bfloat16().transpose(0, 1))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_in_eight_bits_that_is_not_finite_is_not_hidden(bad):
+    for backend in (CpuBackend(), ReferenceBackend()):
+        case = make_case(Shape(((1, 40),), padding_rows=0, cache_dtype=INT8))
+        key, value = torch.ones(2, 1, 2, 64)
+        key[0, 0, 5] = bad
+        slot = 16 * case.batch.block_tables[0, :1].long() + 3
+        backend.write_kv(key, value, case.cache, slot)
+        backend.attend(case.query, case.cache, case.batch, case.params, case.out)
+        assert case.out[0, :2].isnan().all()  # under the first KV head
+        assert case.out[0, 2:].isfinite().all()
+
+
+def test_rows_of_zeros_in_eight_bits_stay_zeros():
+    for backend in (CpuBackend(), ReferenceBackend()):
+        cache = empty_cache(Shape((), cache_dtype=INT8), num_blocks=1)
+        zeros = torch.zeros(16, 2, 64)
+        backend.write_kv(zeros, zeros, cache, torch.arange(16))
+        assert not any(each.any() for each in cache.tensors)
+
+
+def test_refuses_a_cache_in_eight_bits_without_scales(backend):
+    case = make_case(Shape(((2, 5),), padding_rows=0, cache_dtype=INT8))
+    bare = LayerCache(case.cache.key, case.cache.value)
+    with pytest.raises(ValueError, match="scales of tokens None None of a cache of"):
+        backend.attend(case.query, bare, case.batch, case.params, case.out)
+
+
 def test_refuses_arguments_that_do_not_fit(backend):
     case = make_case(Shape(((2, 5),), padding_rows=0))
     wrong = dataclasses.replace(case.batch, block_tables=case.batch.block_tables.long())
@@ -223,12 +268,11 @@ def test_kernels_enter_torchs_own_thread_pool():
 
 START = """
 import torch
-from kernels.cpu.attention.backend import CpuBackend
 from kernels.cpu.attention.attention_kernel import attend_kernel
 from kernels.cpu.attention.cache_write_kernel import write_kernel
 from kernels.cpu.runtime.instruction_set import best_dot
-CpuBackend().warm_up(torch.bfloat16, num_heads=4, num_kv_heads=2, head_dim=32)
-print(attend_kernel(torch.bfloat16, best_dot()).from_cache, write_kernel().from_cache)
+types = torch.bfloat16, torch.bfloat16
+print(attend_kernel(types[0], best_dot(), types[1]).from_cache, write_kernel(*types).from_cache)
 """
 
 

@@ -11,6 +11,7 @@ import torch
 
 from kernels.cpu.attention.backend import CpuBackend
 from kernels.cpu.runtime.instruction_set import Dot, best_dot
+from kernels.interface import INT8
 from kernels.select import select_backend
 from tests.kernels.cases import Case, Shape, make_case
 
@@ -108,6 +109,19 @@ def test_by_pairs_every_row_has_the_same_bits_in_chunks_of_any_length(
         dtype, num_heads, num_kv_heads, softcap=softcap, window=window, head_dim=head_dim
     )
     assert len(bits_of_last_row(CpuBackend(way), shape)) == 1
+
+
+@pytest.mark.parametrize(("dtype", "way"), WAYS)
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim", "window"), [(4, 4, 80, 37), (8, 2, 64, None)]
+)
+def test_over_a_cache_in_eight_bits_a_row_has_the_same_bits_in_chunks_of_any_length(
+    dtype, way, num_heads, num_kv_heads, head_dim, window
+):
+    shape = batch_of(
+        dtype, num_heads, num_kv_heads, head_dim=head_dim, window=window, cache_dtype=INT8
+    )
+    assert len(bits_of_last_row(CpuBackend(way, deterministic=True), shape)) == 1
 
 
 @pytest.mark.parametrize(("dtype", "way"), BY_PAIRS)

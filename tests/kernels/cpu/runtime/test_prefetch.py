@@ -58,7 +58,7 @@ from kernels.cpu.runtime import prefetch
 prefetch.l1_data_cache_bytes = lambda: {size} * 1024
 from kernels.cpu.attention.attention_kernel import attend_kernel
 from kernels.cpu.runtime.instruction_set import Dot
-kernel = attend_kernel(torch.bfloat16, Dot.WIDENED)
+kernel = attend_kernel(torch.bfloat16, Dot.WIDENED, torch.bfloat16)
 sys.stdout.write(kernel.code._library.get_asm_str())
 """
     done = subprocess.run(
