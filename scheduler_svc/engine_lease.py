@@ -6,7 +6,7 @@ from scheduler_svc.core.events import Stats
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Bus
 from shared.bus.keys import EngineKeys, engine_lease
-from shared.codec import decode_as, encode
+from shared.codec import encode
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
 from shared.messages.leases import (
@@ -16,6 +16,7 @@ from shared.messages.leases import (
     KVGeometry,
     ModelInfo,
     PrefixStatus,
+    decode_lease,
 )
 
 _LEASE_MS = 5_000
@@ -93,11 +94,14 @@ class EngineLease:
                 data = await self._directory.get(engine_lease(engine_id))
                 if data is None or engine_id == self._settings.engine_id:
                     continue
-                found = decode_as(EngineInfo, data)
+                try:
+                    found = decode_lease(EngineInfo, data, f"scheduler of engine {engine_id!r}")
+                except DecodeError:
+                    continue  # its requests would have to be understood by both
                 is_ready = found.state == EngineState.READY and not found.draining
                 if is_ready and found.model is not None and found.model.name == self.model.name:
                     return True
-        except (BusUnavailable, DecodeError) as error:
+        except BusUnavailable as error:
             log.warning("directory not read", error=error)
         return False
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from shared.bus.api import Bus
 from shared.bus.keys import EngineKeys
-from shared.codec import decode_as
 from shared.errors import DecodeError
 from shared.messages.leases import (
     EngineState,
@@ -14,7 +13,7 @@ from shared.messages.leases import (
     Speeds,
     WorkerInfo,
     WorkerState,
-    why_incompatible,
+    decode_lease,
 )
 
 
@@ -115,13 +114,9 @@ async def _lease_of(
     if value is None:
         return WorkerLook(None, EngineState.STARTING, f"no {name} is ready")
     try:
-        lease: WorkerInfo = decode_as(WorkerInfo, value)
+        return decode_lease(WorkerInfo, value, name)
     except DecodeError as error:
-        detail = f"the {name}'s lease is unreadable, perhaps of another version: {error}"
-        return WorkerLook(None, EngineState.FAILED, detail)
-    if (why := why_incompatible(name, lease.protocol)) is not None:
-        return WorkerLook(None, EngineState.FAILED, why)
-    return lease
+        return WorkerLook(None, EngineState.FAILED, str(error))
 
 
 def _why_no_group(leases: Sequence[WorkerInfo]) -> str | None:

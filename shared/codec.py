@@ -130,6 +130,19 @@ def decode_as(cls: type[typing.Any], data: bytes) -> Any:
     return value
 
 
+def field_of(data: bytes, name: str) -> Any:
+    """One field of a message whose other fields may be those of another version.
+
+    Returns:
+        The value as msgpack decodes it; None if there is none.
+    """
+    try:
+        value = msgpack.unpackb(data)
+    except Exception:  # msgpack raises many unrelated types on invalid bytes
+        return None
+    return value.get(name) if isinstance(value, dict) else None
+
+
 def _decode_map(data: dict[Any, Any]) -> Message:
     tag = data.get("t")
     cls = _registry.get(tag) if isinstance(tag, str) else None

@@ -15,11 +15,11 @@ from gateway.tracing.phases import PhaseTracker
 from shared.bus.api import START, Append, Bus, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
-from shared.codec import decode_as, encode
+from shared.codec import encode
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
-from shared.messages.leases import EngineInfo
+from shared.messages.leases import EngineInfo, decode_lease
 from shared.messages.requests import Abort, ChoiceView, Stop, Submit
 from shared.metrics import GatewayMetrics
 from shared.tasks import run_together
@@ -356,7 +356,7 @@ class EngineClient:
                 self._must_find_position = True
             self._memory_share = await self._bus.memory_share()
             data = await self._bus.get(self._keys.info)
-            info = None if data is None else decode_as(EngineInfo, data)
+            info = None if data is None else decode_lease(EngineInfo, data, "scheduler")
         except (BusUnavailable, DecodeError) as error:
             return EngineAway(str(error))
         status = status_of(info, self._keys.engine_id, self._model_name)

@@ -7,7 +7,6 @@ from shared.messages.leases import (
     EngineState,
     KVGeometry,
     ModelInfo,
-    why_incompatible,
 )
 
 
@@ -67,8 +66,6 @@ def status_of(info: EngineInfo | None, engine_id: str, model_name: str) -> Engin
     """
     if info is None:
         return EngineAway(f"no scheduler serves engine {engine_id!r}")
-    if (why := why_incompatible("scheduler", info.protocol)) is not None:
-        return EngineAway(why)
     if info.state != EngineState.READY or info.model is None or info.kv is None:
         detail = f"engine {engine_id!r} is {info.state}: {info.detail or 'no detail'}"
         return EngineAway(detail, is_final=info.state == EngineState.FAILED)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 from shared.bus.api import Bus
 from shared.bus.keys import engine_lease, placement
-from shared.codec import decode_as
 from shared.errors import DecodeError
 from shared.logs import EventLog
-from shared.messages.leases import EngineInfo
+from shared.messages.leases import EngineInfo, decode_lease
 
 PLACEMENT_MS = 24 * 3_600_000  # longer than any request is remembered
 """How long a placement is kept after it was written last."""
@@ -49,29 +48,34 @@ class Directory:
 
     Args:
         bus: the Redis of the directory.
+
+    Attributes:
+        unreadable: engines whose lease could not be used at the last look, and why.
     """
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._unreadable: set[str] = set()
+        self.unreadable: dict[str, str] = {}
 
     async def engines(self) -> dict[str, EngineInfo]:
         """Leases of all engines that have one, by id."""
         found: dict[str, EngineInfo] = {}
+        unreadable: dict[str, str] = {}
         ids = await self._bus.engines()
         leases = await self._bus.get_all([engine_lease(one) for one in ids]) if ids else []
         for engine_id, data in zip(ids, leases, strict=True):
             if data is None:
                 continue
             try:
-                info = decode_as(EngineInfo, data)
+                info = decode_lease(EngineInfo, data, f"scheduler of engine {engine_id!r}")
             except DecodeError as error:
-                if engine_id not in self._unreadable:
-                    self._unreadable.add(engine_id)
+                unreadable[engine_id] = str(error)
+                if engine_id not in self.unreadable:
                     _log.warning("lease not read", engine=engine_id, error=error)
                 continue
             if info.redis_url:
                 found[engine_id] = info
+        self.unreadable = unreadable
         return found
 
     async def memory_share(self) -> float:

@@ -85,7 +85,9 @@ class Fleet:
         for member in self._members.by_id.values():
             if isinstance(status := member.client.status, EngineAway):
                 return EngineAway(status.detail)
-        return EngineAway(self._is_away or f"no engine of the fleet serves {self._model_name!r}")
+        unreadable = next(iter(self._directory.unreadable.values()), None)
+        nothing = f"no engine of the fleet serves {self._model_name!r}"
+        return EngineAway(self._is_away or unreadable or nothing)
 
     @property
     def pinning(self) -> Pinning:

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeVar
 
-from shared.codec import Message, message
+from shared.codec import Message, decode_as, field_of, message
+from shared.errors import DecodeError
+
+_L = TypeVar("_L", bound="WorkerInfo | EngineInfo")
 
 PROTOCOL = 3
 """Number of the protocol, which is equal in all services of an engine.
@@ -22,6 +26,26 @@ def why_incompatible(service: str, protocol: int) -> str | None:
         f"the {service} speaks protocol {protocol}, this process {PROTOCOL}: "
         "all services of an engine must be of versions that go together"
     )
+
+
+def decode_lease(cls: type[_L], data: bytes, service: str) -> _L:
+    """The lease of a service, for messages named ``service``.
+
+    Its protocol is read first: that of another one may have fields that cannot be decoded.
+
+    Raises:
+        DecodeError: it has another protocol, or cannot be read.
+    """
+    protocol: Any = field_of(data, "protocol")
+    if isinstance(protocol, int) and (why := why_incompatible(service, protocol)) is not None:
+        raise DecodeError(why)
+    try:
+        lease: _L = decode_as(cls, data)
+    except DecodeError as error:
+        raise DecodeError(f"the lease of the {service} cannot be read: {error}") from None
+    if (why := why_incompatible(service, lease.protocol)) is not None:
+        raise DecodeError(why)
+    return lease
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Messages survive the wire, and nothing else does."""
 
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -8,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared import messages
 from shared.codec import Message, decode, decode_as, encode
 from shared.errors import DecodeError
 from shared.messages.leases import (
+    PROTOCOL,
     EngineInfo,
     KVGeometry,
     ModelInfo,
     PrefixStatus,
     Speeds,
     WorkerInfo,
+    decode_lease,
 )
 from shared.messages.logprobs import TokenLogprobs
 from shared.messages.outputs import (
@@ -205,6 +210,46 @@ def test_fields_of_a_newer_version_are_ignored_on_every_level() -> None:
     data = msgpack.unpackb(encode(state))
     data["submit"]["sampling"]["newer"] = data["submit"]["newer"] = data["newer"] = [1, {"a": 2}]
     assert decode(msgpack.packb(data)) == state
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_no_message_of_a_newer_version_is_refused_for_its_fields(message: Message) -> None:
+    def with_new_fields(value: object) -> object:
+        match value:
+            case dict():
+                known = {name: with_new_fields(item) for name, item in value.items()}
+                return {**known, "newer": {"a": [1, "b"]}}
+            case list():
+                return [with_new_fields(item) for item in value]
+        return value
+
+    newer = with_new_fields(msgpack.unpackb(encode(message)))
+    assert newer != msgpack.unpackb(encode(message))
+    assert decode(msgpack.packb(newer)) == message
+
+
+def test_all_types_of_messages_are_tested_here() -> None:
+    modules = Path(messages.__file__).parent.glob("[a-z]*.py")
+    found = (vars(import_module(f"shared.messages.{path.stem}")).values() for path in modules)
+    types = {one for module in found for one in module if isinstance(one, type)}
+    assert {one for one in types if issubclass(one, Message)} - {Message} == {
+        type(message) for message in MESSAGES
+    }
+
+
+def test_a_lease_of_another_protocol_is_refused_whatever_its_fields() -> None:
+    engine = next(message for message in MESSAGES if isinstance(message, EngineInfo))
+    data = msgpack.unpackb(encode(replace(engine, protocol=PROTOCOL + 1)))
+    for change in ({}, {"v": 2}, {"model": [1]}, {"epoch": "seven"}):
+        with pytest.raises(DecodeError, match=f"protocol {PROTOCOL + 1}, this process {PROTOCOL}"):
+            decode_lease(EngineInfo, msgpack.packb({**data, **change}), "scheduler")
+    data["protocol"] = PROTOCOL
+    assert decode_lease(EngineInfo, msgpack.packb(data), "scheduler").epoch == 7
+    with pytest.raises(DecodeError, match=r"lease of the scheduler cannot be read.*EngineInfo\.ep"):
+        decode_lease(EngineInfo, msgpack.packb({**data, "epoch": "seven"}), "scheduler")
+    del data["protocol"]
+    with pytest.raises(DecodeError, match="protocol 1, this process"):
+        decode_lease(EngineInfo, msgpack.packb(data), "scheduler")
 
 
 def test_a_missing_field_is_named() -> None:
