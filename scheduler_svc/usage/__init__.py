@@ -1,0 +1,1 @@
+"""What each API key used."""
