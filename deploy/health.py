@@ -11,11 +11,10 @@ import sys
 
 from deploy.service_probe import health_address, is_ready
 from gateway.settings import GatewaySettings
+from gpu_worker.settings import WorkerSettings
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
 from shared.settings import load
-
-_RANK = 0
 
 
 async def lease_exists(redis_url: str, key: str) -> bool:
@@ -36,7 +35,8 @@ def trouble_of(service: str) -> str | None:
         ready = is_ready(*health_address(settings))
         return None if ready else "the gateway is not ready"
     keys = EngineKeys(settings.engine_id)
-    key = {"scheduler": keys.info, "worker": keys.worker(_RANK)}[service]
+    rank = load(WorkerSettings, {}, os.environ).rank
+    key = {"scheduler": keys.info, "worker": keys.worker(rank)}[service]
     try:
         found = asyncio.run(lease_exists(settings.redis_url, key))
     except PageStreamError as error:

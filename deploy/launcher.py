@@ -1,13 +1,13 @@
 """Starts, watches and stops every service of one machine.
 
-Start: Redis (unless a setting names one), then scheduler, worker and gateway at once. Stop: the
+Start: Redis (unless a setting names one), then scheduler, workers and gateway at once. Stop: the
 gateway first, which lets open streams end; then the scheduler, which lets accepted requests end;
-then the worker and Redis.
+then the workers and Redis.
 """
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from deploy.log_files import rotate_if_large
 from deploy.options import Options
@@ -18,14 +18,13 @@ from deploy.redis.server_probe import delete_keys, redis_is_ready
 from deploy.service_probe import health_address, http_url, is_ready
 from deploy.state_dir import StateDir
 from deploy.terminal import Failure, Terminal, event_in
+from deploy.worker_ranks import rank_environments, worker_names
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from shared.model_name import model_name
 
-_MODULES = {"scheduler": "scheduler_svc", "worker": "gpu_worker", "gateway": "gateway"}
 _SPAWNER = (sys.executable, "-m", "deploy.processes.spawner")
-_STOP_ORDER = ("gateway", "scheduler", "worker", "redis")
 _DRAINING = ("gateway", "scheduler")
 _SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY", "PAGESTREAM_METRICS_KEY")
 
@@ -68,8 +67,10 @@ class Launcher:
             else:
                 self._use_redis(self._options.gateway.redis_url)
             if not self._signals.num_stops:
-                for name, module in _MODULES.items():
-                    self._start(name, [*_SPAWNER, module])
+                self._start("scheduler", [*_SPAWNER, "scheduler_svc"])
+                for name, own in rank_environments(self._options):
+                    self._start(name, [*_SPAWNER, "gpu_worker"], own)
+                self._start("gateway", [*_SPAWNER, "gateway"])
                 self._await_ready()
             self._until(self._has_failed, _IDLE_S)
         except BaseException:
@@ -80,11 +81,14 @@ class Launcher:
             self._terminal.show_failure(self._failure)
         return self._code
 
-    def _start(self, name: str, command: Sequence[str]) -> Supervisor:
+    def _start(
+        self, name: str, command: Sequence[str], own: Mapping[str, str] | None = None
+    ) -> Supervisor:
+        """Start a service; ``own``: variables of its environment that others do not have."""
         grace_s = _GRACE_S
         if name in _DRAINING:
             grace_s += self._options.gateway.drain_timeout
-        environ = dict(self._environ)
+        environ = self._environ | dict(own or {})
         if name != "gateway":
             for secret in _SECRETS_OF_GATEWAY:
                 environ.pop(secret, None)
@@ -118,7 +122,8 @@ class Launcher:
         # Services of the last run have ended. A lease of theirs that had not expired is still in
         # the data, and a gateway would take its holder for alive.
         engine = EngineKeys(self._options.gateway.engine_id)
-        leases = (engine.info, engine.worker(0))
+        num_ranks = self._options.worker.tensor_parallel_size
+        leases = (engine.info, *map(engine.worker, range(num_ranks)))
 
         def settled() -> bool:
             if redis.keeps_failing:
@@ -157,8 +162,8 @@ class Launcher:
         )
 
     def _show_progress(self) -> None:
-        """Print the last line of the worker's and the gateway's log, where it is a new one."""
-        for name in ("worker", "gateway"):
+        """Print the last line of the workers' and the gateway's logs, where it is a new one."""
+        for name in (*worker_names(self._options), "gateway"):
             supervisor = self._services[name]
             last = supervisor.log_tail(1) or ["importing packages"]
             if last[0] != self._shown.get(name):
@@ -184,7 +189,7 @@ class Launcher:
     def _drain(self) -> None:
         """Stop one service after the other; the others are kept running meanwhile."""
         self._terminal.show("stopping; press Ctrl-C again to end everything at once")
-        for name in _STOP_ORDER:
+        for name in ("gateway", "scheduler", *worker_names(self._options), "redis"):
             supervisor = self._services.get(name)
             if supervisor is None:
                 continue

@@ -16,6 +16,7 @@ from deploy.redis.ports import Wanted, check_ports, free_port, is_loopback, pref
 from deploy.service_probe import health_address, http_url
 from deploy.state_dir import StateDir
 from deploy.terminal import Terminal
+from deploy.worker_ranks import check_ranks
 from shared.cpu_priority import never_preempt_others
 from shared.errors import PageStreamError, SettingsError
 from shared.settings import exit_with
@@ -58,6 +59,7 @@ def resolve(options: Options) -> Options:
     Raises:
         SettingsError: there is no such model.
     """
+    check_ranks(options)
     port = options.gateway.port or free_port()
     model = find_model(options.gateway.model)
     options = _choose_metrics_ports(options, port)

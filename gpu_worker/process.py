@@ -9,12 +9,19 @@ import uvloop
 
 from gpu_worker.kv.prefault import prefault
 from gpu_worker.lease import Lease
+from gpu_worker.model.loader import choose_device
 from gpu_worker.observer import Observer
+from gpu_worker.ranks.formation import form_group
+from gpu_worker.ranks.member import GroupOver, Member, this_parent
+from gpu_worker.ranks.ranked_executor import RankedExecutor
+from gpu_worker.ranks.ranks import Ranks, connect
+from gpu_worker.ranks.tcp_rendezvous import TcpRendezvous
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import Worker, build_worker
 from gpu_worker.step.compute_thread import compute_thread, premapper, waiting_thread
 from gpu_worker.step.executor import Executor
+from gpu_worker.step.plan_executor import PlanExecutor
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
@@ -39,29 +46,71 @@ def run(settings: WorkerSettings, ready: Callable[[], None]) -> int:
         The exit code of the process.
     """
     instance = uuid4().hex
-    _publish(settings, lambda lease: lease.publish_loading(instance))
+    member = _member(settings)
+    ranks: Ranks | None = None
     try:
-        worker = build_worker(settings)
+        if member.is_alone:
+            _publish(settings, member, lambda lease: lease.publish_loading(instance))
+        else:
+            ranks = _join_group(settings, member, instance)
+            member = ranks.member
+        worker = build_worker(settings, ranks=ranks)
+    except GroupOver as error:
+        log.warning("group over", reason=error)
+        return 1
     except (ModelUnsupported, SettingsError) as error:
         log.error("this model cannot be served", reason=error)
         why = str(error)
-        _publish(settings, lambda lease: lease.publish_failed(instance, why))
+        _publish(settings, member, lambda lease: lease.publish_failed(instance, why))
         return EXIT_HOPELESS
     except Exception as error:
         log.exception("the worker could not start")
         why = f"{type(error).__name__}: {error}"
-        _publish(settings, lambda lease: lease.publish_failed(instance, why))
+        _publish(settings, member, lambda lease: lease.publish_failed(instance, why))
         return 1
-    return uvloop.run(_serve(settings, worker, ready))
+    try:
+        return uvloop.run(_serve(settings, worker, ready, member, ranks))
+    finally:
+        if ranks is not None:
+            ranks.collectives.close()
 
 
-def _publish(settings: WorkerSettings, write: Callable[[Lease], Awaitable[None]]) -> None:
+def _member(settings: WorkerSettings) -> Member:
+    return Member(settings.rank, settings.tensor_parallel_size, parent=this_parent())
+
+
+def _join_group(settings: WorkerSettings, member: Member, instance: str) -> Ranks:
+    """Wait for the other ranks and connect to them.
+
+    Raises:
+        GroupOver: one of them does not connect.
+        SettingsError: there is no such device.
+    """
+    device, host = choose_device(settings.device, settings.rank), settings.rank_host
+    rendezvous = TcpRendezvous(member, host)
+
+    async def form() -> Member:
+        bus = RedisBus(settings.redis_url)
+        try:
+            return await form_group(
+                bus, EngineKeys(settings.engine_id), member, instance, rendezvous
+            )
+        finally:
+            await bus.close()
+
+    joined = asyncio.run(form())
+    return connect(joined, rendezvous, host, device, settings.deterministic)
+
+
+def _publish(
+    settings: WorkerSettings, member: Member, write: Callable[[Lease], Awaitable[None]]
+) -> None:
     """Write one state over a short connection: loading blocks the loop and cannot keep one."""
 
     async def publish() -> None:
         bus = RedisBus(settings.redis_url)
         try:
-            await write(Lease(bus, EngineKeys(settings.engine_id)))
+            await write(Lease(bus, EngineKeys(settings.engine_id), member))
         except BusUnavailable as error:
             log.warning("the worker's state was not published", error=error)
         finally:
@@ -70,7 +119,13 @@ def _publish(settings: WorkerSettings, write: Callable[[Lease], Awaitable[None]]
     asyncio.run(publish())
 
 
-async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], None]) -> int:
+async def _serve(
+    settings: WorkerSettings,
+    worker: Worker,
+    ready: Callable[[], None],
+    member: Member,
+    ranks: Ranks | None,
+) -> int:
     metrics = WorkerMetrics(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
@@ -79,15 +134,20 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
     metrics.serve(settings.worker_metrics_host, settings.worker_metrics_port)
     bus = RedisBus(settings.redis_url)
     executor = worker.executor
-    waiting = waiting_thread(executor.device)
+    # Steps of several ranks do not overlap: all of them must end before the next one begins.
+    waiting = waiting_thread(executor.device) if ranks is None else None
+    plans: PlanExecutor = executor
+    if ranks is not None:
+        plans = RankedExecutor(executor, ranks.collectives, ranks.failure)
     service = WorkerService(
         bus,
         settings.engine_id,
-        executor,
+        plans,
         worker.model,
         executor.limits.kv,
         worker.speeds,
         Observer(metrics, executor),
+        member,
         ready=ready,
         thread=compute_thread(executor.device),
         premapper=premapper(executor),
@@ -100,6 +160,9 @@ async def _serve(settings: WorkerSettings, worker: Worker, ready: Callable[[], N
     prefaulting = asyncio.create_task(_prefault_pool(executor, service))
     try:
         await service.run()
+    except GroupOver as error:
+        log.warning("group over", reason=error)
+        return 1
     except Exception:
         log.exception("a step failed")
         return 1

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shared.errors import SettingsError
 from shared.service_settings import StepSettings
 from shared.settings import byte_size, power_of_two, setting
 
@@ -109,10 +110,36 @@ class WorkerSettings(StepSettings):
         None, "Longest sequence in tokens; auto takes the model's own.", minimum=2
     )
     num_threads: int | None = setting(
-        None, "CPU threads of the model; auto takes all cores.", minimum=1
+        None,
+        "CPU threads of the model; auto takes all cores, which scripts/serve divides among the "
+        "workers that it starts.",
+        minimum=1,
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        "Workers that have a part of the model each, which compute every step together. "
+        "scripts/serve starts all of them; by hand, start one for each --rank.",
+        minimum=1,
+        maximum=64,
+    )
+    rank: int = setting(
+        0, "Which of these workers this process is; scripts/serve sets it.", minimum=0, maximum=63
+    )
+    rank_host: str = setting(
+        "127.0.0.1",
+        "Address of this worker at which those of other ranks reach it. Their connections are "
+        "neither encrypted nor authenticated: use a network that others cannot reach.",
     )
     trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
     worker_metrics_host: str = setting("127.0.0.1", "Address of the worker's /metrics.")
     worker_metrics_port: int = setting(
         9102, "Port of the worker's /metrics; 0 for none.", minimum=0, maximum=65535
     )
+
+    def __post_init__(self) -> None:
+        if self.rank >= self.tensor_parallel_size:
+            raise SettingsError(
+                "--rank",
+                self.rank,
+                f"must be below --tensor-parallel-size, which is {self.tensor_parallel_size}",
+            )

@@ -33,6 +33,9 @@ def check_layer_settings(settings: WorkerSettings, device: torch.device) -> None
     if settings.compile and device.type == "cpu" and not off:
         reason = "on a CPU it needs --layer-kernels off: those layers are compiled already"
         raise SettingsError("--compile", True, reason)
+    if settings.compile and settings.tensor_parallel_size > 1:
+        reason = "not with --tensor-parallel-size: sums over workers are not compiled"
+        raise SettingsError("--compile", True, reason)
     if settings.deterministic and (off or settings.compile):
         other = "--layer-kernels off" if off else "--compile"
         reason = f"not with {other}: those layers round by how many rows there are"

@@ -23,7 +23,9 @@ from gpu_worker.model.quantization.gguf_checkpoint import GgufCheckpoint
 from gpu_worker.model.quantization.quantized_loading import StoredFormat, complete
 from gpu_worker.model.quantization.requested_format import apply_quantization, check_device
 from gpu_worker.model.ragged_model import RaggedModel
+from gpu_worker.model.split.split_loading import SplitModel
 from gpu_worker.model.weight_files import refuse_broken, refuse_other_tensors
+from gpu_worker.ranks.ranks import Ranks
 from gpu_worker.settings import WorkerSettings
 from shared.errors import ModelUnsupported, SettingsError
 from shared.gguf.location import gguf_file_of
@@ -50,8 +52,10 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 log = EventLog(__name__)
 
 
-def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
-    """Load the model with paged attention; it is not checked yet.
+def load_model(
+    settings: WorkerSettings, device: torch.device, ranks: Ranks | None = None
+) -> RaggedModel:
+    """Load the model with paged attention, or this rank's part of it; it is not checked yet.
 
     Raises:
         ModelUnsupported: there is no such model, or its configuration is not supported.
@@ -68,11 +72,16 @@ def load_model(settings: WorkerSettings, device: torch.device) -> RaggedModel:
     config = _load_config(settings, from_cache) if gguf is None else gguf.config
     refuse_by_config(config)
     checkpoint = gguf or take_format(settings.model, config)
+    if ranks is not None and checkpoint is not None:
+        raise ModelUnsupported(
+            f"{settings.model}: {checkpoint.name} weights are not split over workers; "
+            "use --tensor-parallel-size 1"
+        )
     if not from_cache:
         download(settings.model)
     dtype = choose_dtype(settings.dtype, own_dtype(config), device)
     log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
-    model, found = _load_weights(settings, config, dtype, from_cache, checkpoint)
+    model, found = _load_weights(settings, config, dtype, from_cache, checkpoint, ranks)
     refuse_other_tensors(settings.model, found)
     if checkpoint is not None:
         layers = complete(settings.model, model)
@@ -95,6 +104,7 @@ def _load_weights(
     dtype: torch.dtype,
     from_cache: bool,
     checkpoint: CheckpointFormat | None,
+    ranks: Ranks | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """The model, and transformers' report on the tensors in its files."""
     name = f"model type {config.model_type!r}"
@@ -108,6 +118,8 @@ def _load_weights(
     if checkpoint is not None:
         arguments["quantization_config"] = StoredFormat(checkpoint)
     try:
+        if ranks is not None:
+            return _load_part(settings, config, dtype, ranks)
         if isinstance(checkpoint, GgufCheckpoint):
             return checkpoint.load(dtype, arguments)
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -135,6 +147,17 @@ def _load_weights(
         why = f"no model can be made of its config.json: {_named(error)}"
         raise ModelUnsupported(f"{settings.model}: {why}") from error
     return model, found
+
+
+def _load_part(
+    settings: WorkerSettings, config: Any, dtype: torch.dtype, ranks: Ranks
+) -> tuple[Any, dict[str, Any]]:
+    """This rank's part of the model, and the same report."""
+    trusted = settings.trust_remote_code
+    split = SplitModel(settings.model, config, dtype, ranks.member, trusted)
+    report = split.load()
+    split.add_sums(ranks.reducer)
+    return split.model, report
 
 
 def _load_config(settings: WorkerSettings, from_cache: bool) -> Any:
@@ -262,14 +285,17 @@ def eos_token_ids(model: Any) -> tuple[int, ...]:
     return ()
 
 
-def choose_device(wanted: str | None) -> torch.device:
-    """The wanted device, else a GPU if there is one; GPUs with their index.
+def choose_device(wanted: str | None, rank: int = 0) -> torch.device:
+    """The wanted device, else a GPU if there is one, another one for each rank of a machine.
+
+    GPUs have their index.
 
     Raises:
         SettingsError: there is no such device.
     """
     if wanted is None:
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+        num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        wanted = f"cuda:{rank % num_gpus}" if num_gpus else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError:

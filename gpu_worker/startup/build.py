@@ -12,12 +12,15 @@ from gpu_worker.kv.cache_types import stored_shapes
 from gpu_worker.kv.memory import KVMemory, check_block_size
 from gpu_worker.kv.pool_sizes import choose_num_blocks, choose_num_host_blocks, memory_left
 from gpu_worker.model.check.load_check import ModelCheck
+from gpu_worker.model.check.reference_pass import LayerReferences
 from gpu_worker.model.check.tokens import text_tokens
 from gpu_worker.model.graph.replay_check import replay_layers
 from gpu_worker.model.layer_kernels import check_layer_settings, replace_layers
 from gpu_worker.model.loader import choose_device, context_length, eos_token_ids, load_model
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
+from gpu_worker.model.split.whole_layers import WholeLayers
 from gpu_worker.model.tokenizer_file import TokenizerFile
+from gpu_worker.ranks.ranks import Ranks
 from gpu_worker.sampling import cpu_argmax, cpu_bans, cpu_penalties
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.gpu_budget import GpuBudget
@@ -47,26 +50,26 @@ class Worker:
     pool_bytes: int
 
 
-def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = None) -> Worker:
+def build_worker(
+    settings: WorkerSettings,
+    backend: AttentionBackend | None = None,
+    ranks: Ranks | None = None,
+) -> Worker:
     """Load the model, check it, allocate the pools, and measure prefill and swapping.
 
     Args:
         settings: of the worker.
         backend: attention kernels to use instead of those that the settings name.
+        ranks: other workers with parts of the model, which build theirs now; None: there are none.
 
     Raises:
+        GroupOver: another rank is gone or late.
         ModelUnsupported: the model cannot be served correctly.
         SettingsError: a setting does not fit the model or the machine.
     """
-    check_block_size(settings.block_size)
-    device = choose_device(settings.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # of kernel launches
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
-    check_layer_settings(settings, device)
+    device = _prepare_device(settings)
     began = time.monotonic()
-    model = load_model(settings, device)
+    model = load_model(settings, device, ranks)
     shapes = attention_layers(model)
     if backend is None:
         backend = _backend(settings, device, shapes)
@@ -76,12 +79,13 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
         _load_sampling_kernels()
     max_model_len = context_length(model.config, settings.max_model_len)
     tokenizer_file = TokenizerFile(settings.model)
-    check = _begin_check(model, shapes, max_model_len, tokenizer_file)
+    references = None if ranks is None else WholeLayers(settings, model, shapes, ranks.collectives)
+    check = _begin_check(model, shapes, max_model_len, tokenizer_file, references)
     replace_layers(model, shapes, settings, device, check)
     allocator = choose_allocator(settings, device, max_model_len)
     block_bytes = allocator.block_bytes(stored)
     _check_attention(model, check, backend, allocator, stored[0].dtype)
-    buckets = _buckets(settings, device, backend)
+    buckets = _buckets(settings, device, backend, ranks)
     gpu = None
     given = settings.num_blocks is not None or settings.kv_memory_bytes is not None
     if device.type == "cuda" and not given:
@@ -90,6 +94,8 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     num_blocks = choose_num_blocks(
         settings, block_bytes, max_model_len, gpu, allocator.most_blocks, memory_left(device)
     )
+    if ranks is not None:
+        num_blocks = ranks.minimum(num_blocks)
     memory = _allocate(settings, stored, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
@@ -102,7 +108,19 @@ def build_worker(settings: WorkerSettings, backend: AttentionBackend | None = No
     if device.type == "cpu":
         replay_layers(executor, model, shapes, backend, settings)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
-    return Worker(executor, info, _measure(executor, memory), model.weight_bytes, pool_bytes)
+    return Worker(executor, info, _measure(executor, memory, ranks), model.weight_bytes, pool_bytes)
+
+
+def _prepare_device(settings: WorkerSettings) -> torch.device:
+    """The device, after a check of the settings that belong to it."""
+    check_block_size(settings.block_size)
+    device = choose_device(settings.device, settings.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of kernel launches
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    check_layer_settings(settings, device)
+    return device
 
 
 def _model_info(
@@ -196,9 +214,9 @@ def _allocate(
     return memory
 
 
-def _measure(executor: Executor, memory: KVMemory) -> Speeds:
+def _measure(executor: Executor, memory: KVMemory, ranks: Ranks | None) -> Speeds:
     began = time.monotonic()
-    speeds = measure_speeds(executor, memory)
+    speeds = measure_speeds(executor, memory, bool if ranks is None else ranks.all)
     log.info(
         "speeds measured",
         prefill_tokens_per_s=round(speeds.prefill_tokens_per_s),
@@ -213,10 +231,12 @@ def _begin_check(
     shapes: tuple[LayerShape, ...],
     max_model_len: int,
     tokenizer_file: TokenizerFile,
+    references: LayerReferences | None,
 ) -> ModelCheck:
     began = time.monotonic()
     try:
-        check = ModelCheck(model, shapes, max_model_len, text_tokens(tokenizer_file))
+        text = text_tokens(tokenizer_file)
+        check = ModelCheck(model, shapes, max_model_len, text, references)
     except ModelUnsupported as error:
         raise ModelUnsupported(f"model type {model.config.model_type!r}: {error}") from error
     log.info("the model's own rounding measured", seconds=round(time.monotonic() - began, 1))
@@ -240,10 +260,16 @@ def _check_attention(
 
 
 def _buckets(
-    settings: WorkerSettings, device: torch.device, backend: AttentionBackend
+    settings: WorkerSettings,
+    device: torch.device,
+    backend: AttentionBackend,
+    ranks: Ranks | None,
 ) -> Buckets | None:
     """Sizes to capture CUDA graphs for; None: no graphs."""
     if device.type != "cuda" or settings.cuda_graphs == "off":
+        return None
+    if ranks is not None:
+        log.info("no CUDA graphs", because="sums over several ranks are not captured")
         return None
     if not backend.capturable:
         log.info("no CUDA graphs", because=f"attention backend {backend.name} cannot be captured")

@@ -1,6 +1,7 @@
 """Measures the costs of preemption at start: the speeds of prefill and of swapping."""
 
 import time
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -22,22 +23,35 @@ _SWAP_BUDGET_S = 0.05
 _NO_SWAPPING = 1.0
 
 
-def measure_speeds(executor: Executor, memory: KVMemory) -> Speeds:
+def measure_speeds(
+    executor: Executor, memory: KVMemory, agreed: Callable[[bool], bool] = bool
+) -> Speeds:
     """Compute a prompt, and swap its blocks out and in, a few times.
 
     The executor must have no sequences, and has none afterwards; blocks are overwritten.
+
+    Args:
+        executor: computes.
+        memory: its pools.
+        agreed: whether all ranks that compute together want to go on measuring.
     """
     kv = memory.geometry
     longest = executor.limits.max_model_len - 1
     num_tokens = min(_NUM_TOKENS, kv.num_blocks * kv.block_size, longest)
     num_blocks = -(-num_tokens // kv.block_size)
     on_gpu = any(cache.key.is_cuda for cache in memory.layers.values())
-    prefill_s = _prefill_s(executor, num_tokens, num_blocks, on_gpu)
+    prefill_s = _prefill_s(executor, num_tokens, num_blocks, on_gpu, agreed)
     num_swapped = min(num_blocks, kv.num_host_blocks)
     return Speeds(num_tokens / prefill_s, _swap_bytes_per_s(memory, num_swapped, on_gpu))
 
 
-def _prefill_s(executor: Executor, num_tokens: int, num_blocks: int, on_gpu: bool) -> float:
+def _prefill_s(
+    executor: Executor,
+    num_tokens: int,
+    num_blocks: int,
+    on_gpu: bool,
+    agreed: Callable[[bool], bool],
+) -> float:
     """Seconds of the fastest of some forward passes over a chunk."""
     tokens = np.arange(num_tokens, dtype=np.int32) % executor.limits.vocab_size
     plan = prefill_plan([tokens], num_blocks)
@@ -47,7 +61,7 @@ def _prefill_s(executor: Executor, num_tokens: int, num_blocks: int, on_gpu: boo
     began = time.perf_counter()
     found: list[float] = []
     while len(found) < least or (
-        len(found) < _PREFILLS and time.perf_counter() - began < _PREFILL_BUDGET_S
+        len(found) < _PREFILLS and agreed(time.perf_counter() - began < _PREFILL_BUDGET_S)
     ):
         found.append(executor.execute(plan).model_us / 1e6)
         executor.reset()

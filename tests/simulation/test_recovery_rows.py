@@ -2,7 +2,7 @@
 
 Not reachable with one server: 8 (two primaries after a failover, which no log can mend). 25 is a
 property of the worker's sampler: here everything that is computed again differs, by intention. 29
-is one of its batch on a GPU, where steps overlap (tests/gpu_worker/ranks).
+is one of its executor (tests/gpu_worker/ranks).
 """
 
 import re

@@ -22,7 +22,7 @@ from gpu_worker.model.check.deviation import (
 )
 from gpu_worker.model.check.narrow_windows import length_to_check, narrow_windows
 from gpu_worker.model.check.ragged_pass import RaggedPass, Span, num_blocks_for, row_groups
-from gpu_worker.model.check.reference_pass import compute_references
+from gpu_worker.model.check.reference_pass import LayerReferences, compute_references
 from gpu_worker.model.check.tokens import check_sequences
 from gpu_worker.model.check.watched_layers import LayerCall, WatchedLayers
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
@@ -41,6 +41,7 @@ class ModelCheck:
         shapes: its attention layers.
         max_model_len: longest sequence in tokens.
         text: token ids of a text, see ``check_sequences``.
+        references: compute the layers that others are compared with; None: the model's own do.
 
     Raises:
         ModelUnsupported: the model's own code fails, or has no decoder layers to compare.
@@ -52,6 +53,7 @@ class ModelCheck:
         shapes: Sequence[LayerShape],
         max_model_len: int,
         text: Sequence[int] = (),
+        references: LayerReferences | None = None,
     ) -> None:
         self._model = model
         self._shapes = shapes
@@ -62,7 +64,7 @@ class ModelCheck:
             length = length_to_check(model, narrowed or shapes, max_model_len)
             tokens = check_sequences(model.vocab_size, length, text, model.device)
             with _as_unsupported("its own code fails"):
-                self._references = compute_references(model, self._layers, tokens)
+                self._references = compute_references(model, self._layers, tokens, references)
         self._tokens = tokens
         self._lengths = [len(each) for each in tokens]
 

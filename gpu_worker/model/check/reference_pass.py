@@ -7,6 +7,7 @@ of the check. Only one layer at a time has float32 weights in memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -40,18 +41,52 @@ class Reference:
         return self.own[index - 1] if index else self.embedded
 
 
+class LayerReferences(Protocol):
+    """Computes the outputs of layers that others are compared with."""
+
+    def own(self, call: LayerCall) -> torch.Tensor:
+        """The output [1, T, K] by the model's own code."""
+
+    def exact(self, call: LayerCall, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs for other hidden states [1, T, K] float32, in float32."""
+
+
+class LoadedLayers:
+    """The layers of the model itself, as it was loaded."""
+
+    def own(self, call: LayerCall) -> torch.Tensor:
+        """The output [1, T, K] by the model's own code."""
+        return call.run(call.hidden)
+
+    def exact(self, call: LayerCall, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs for other hidden states [1, T, K] float32, in float32."""
+        weights = call.weights_in(torch.float32)
+        return [call.run_with(weights, each, torch.float32) for each in inputs]
+
+
 def compute_references(
-    model: RaggedModel, layers: WatchedLayers, sequences: Sequence[torch.Tensor]
+    model: RaggedModel,
+    layers: WatchedLayers,
+    sequences: Sequence[torch.Tensor],
+    references: LayerReferences | None = None,
 ) -> tuple[Reference, ...]:
-    """A reference for each sequence of token ids [T], by a model as it was loaded."""
-    return tuple(_Pass(model, layers).run(tokens) for tokens in sequences)
+    """A reference for each sequence of token ids [T], by a model as it was loaded.
+
+    Args:
+        references: compute the layers; None: the model's own do.
+    """
+    found = references or LoadedLayers()
+    return tuple(_Pass(model, layers, found).run(tokens) for tokens in sequences)
 
 
 class _Pass:
     """Computes the reference of one sequence."""
 
-    def __init__(self, model: RaggedModel, layers: WatchedLayers) -> None:
+    def __init__(
+        self, model: RaggedModel, layers: WatchedLayers, references: LayerReferences
+    ) -> None:
         self._model = model
+        self._references = references
         self._layers = layers
         self._is_exact = model.dtype == torch.float32
         self._embedded: torch.Tensor | None = None
@@ -74,16 +109,15 @@ class _Pass:
     def _compute(self, call: LayerCall) -> torch.Tensor:
         if not call.index:
             self._embedded = call.hidden[0].clone()
-        own = call.run(call.hidden)
+        own = self._references.own(call)
         self._own.append(own[0].clone())
         if self._is_exact:
             self._exact.append(self._own[-1])
             return own
-        weights = call.weights_in(torch.float32)
-        exact = call.run_with(weights, call.hidden.float(), torch.float32)
+        hidden = call.hidden.float()
+        before = hidden if self._unrounded is None else self._unrounded
+        exact, self._unrounded = self._references.exact(call, (hidden, before))
         self._exact.append(exact[0])
-        before = call.hidden.float() if self._unrounded is None else self._unrounded
-        self._unrounded = call.run_with(weights, before, torch.float32)
         return own
 
     def _put_unrounded(self, call: LayerCall) -> torch.Tensor:

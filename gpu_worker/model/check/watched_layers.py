@@ -44,6 +44,16 @@ class LayerCall:
         layer = self._watched.layer
         return self._watched.hidden_of(functional_call(layer, dict(weights), arguments, others))
 
+    def run_on(
+        self, layer: nn.Module, hidden: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """The output of another layer, with all other arguments cast to ``dtype``; None: as is."""
+        more, others = self._more, dict(self._others)
+        if dtype is not None:
+            more, others = _cast(more, dtype), _cast(others, dtype)
+        arguments, others = self._arguments(hidden, more, others)
+        return self._watched.hidden_of(layer(*arguments, **others))
+
     def weights_in(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """The layer's parameters in another type, for ``run_with``."""
         return {name: each.to(dtype) for name, each in self._watched.layer.named_parameters()}

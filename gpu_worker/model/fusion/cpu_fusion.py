@@ -39,6 +39,7 @@ from gpu_worker.model.fusion.module_matching import (
 )
 from gpu_worker.model.fusion.rotary import RotaryReplacer
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
+from gpu_worker.ranks.reducer import SummedOutput
 from kernels.cpu.elementwise.elementwise import Activation
 from kernels.cpu.linear.layers import CpuLayers, CpuLinear
 from kernels.cpu.linear.linear_arguments import PANEL
@@ -111,7 +112,8 @@ def fuse(
         replacer.replace_mlp(parent, name, module)
     embeddings, head = _tied_embeddings(model), _output_layer(model)
     for parent, name, module in places(model):
-        out_dtype = torch.float32 if module is head else dtype
+        is_exact = module is head or isinstance(parent, SummedOutput)
+        out_dtype = torch.float32 if is_exact else dtype
         replacer.replace_linear(parent, name, module, embeddings, out_dtype)
         replacer.replace_norm(parent, name, module)
         replacer.replace_activation(parent, name, module)
@@ -166,7 +168,9 @@ class _LayerReplacer:
         last = self._packer.pack([down])
         if joined is None or last is None:
             return
-        fused = self._gated_mlp(joined, activation, last)
+        # A part of a sum over ranks is not rounded before it is added.
+        out_dtype = torch.float32 if isinstance(parent, SummedOutput) else self._dtype
+        fused = self._gated_mlp(joined, activation, last, out_dtype)
         if kind not in self._proven and not self._agrees(module, fused, gate.in_features):
             self._refused.add(kind)
             return
@@ -177,10 +181,14 @@ class _LayerReplacer:
         self.done.gated_mlps += 1
 
     def _gated_mlp(
-        self, joined: PackedLayers, activation: Activation | None, last: PackedLayers
+        self,
+        joined: PackedLayers,
+        activation: Activation | None,
+        last: PackedLayers,
+        out_dtype: torch.dtype,
     ) -> nn.Module:
         """Gate and up, SiLU or another activation, and down."""
-        gate_up, down = self._linear(joined), self._linear(last)
+        gate_up, down = self._linear(joined), self._kernels.linear(last, self._dtype, out_dtype)
         if activation is None:
             return GatedMLP(gate_up, down)
         return ActivatedMLP(gate_up, activation, self._kernels.elements, down)
@@ -253,7 +261,11 @@ class _LayerReplacer:
             self.done.activations += 1
 
     def _agrees(self, own: nn.Module, fused: nn.Module, num_features: int) -> bool:
-        return agrees(own, fused, num_features, self._dtype, _CPU)
+        def rounded(rows: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = fused(rows)
+            return found.to(self._dtype)
+
+        return agrees(own, rounded, num_features, self._dtype, _CPU)
 
     def _linear(self, layers: PackedLayers) -> CpuLinear:
         return self._kernels.linear(layers, self._dtype)

@@ -68,7 +68,7 @@ def graph_tasks(args):
 def _run_op(args, index):
     """Run an op; whether threads yield their cores behind it."""
     op = field(args, OPS) + 8 * OP_FIELDS * index
-    _run(field(op, KERNEL), field(op, ARGUMENTS))
+    run_kernel(field(op, KERNEL), field(op, ARGUMENTS))
     return field(op, YIELDS)
 
 
@@ -94,7 +94,7 @@ def _leave(state, index, sched_yield):
 
 
 @intrinsic
-def _run(typingctx, kernel, kernel_args):
+def run_kernel(typingctx, kernel, kernel_args):
     """Call ``void kernel(int64 args)``."""
 
     def codegen(context, builder, signature, args):

@@ -59,6 +59,11 @@ def capturing(capture: Capture) -> Iterator[None]:
         _capture.reset(token)
 
 
+def is_capturing() -> bool:
+    """Whether kernels that this thread calls are captured."""
+    return _capture.get() is not None
+
+
 def find_openmp() -> OpenMP | None:
     """The OpenMP runtime that torch is linked to; None: it has none with these functions.
 

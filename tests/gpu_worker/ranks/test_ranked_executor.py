@@ -1,0 +1,90 @@
+"""Ranks that execute plans together notice when they do not do the same."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from gpu_worker.ranks.member import GroupOver
+from gpu_worker.ranks.ranked_executor import RankedExecutor
+from shared.messages.outputs import StepResult
+from shared.messages.plans import StepPlan
+from tests.gpu_worker.planner import ints, step_plan
+from tests.gpu_worker.ranks.rank_threads import RankThreads
+from tests.gpu_worker.worker_stage import FakeExecutor
+
+
+class _Sampling(FakeExecutor):
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return replace(super().execute(plan), tokens=ints(self.token))
+
+
+def errors(plans: list[list[StepPlan]], tokens: list[int]) -> list[str]:
+    """What each rank reports, which executes plans of its own and samples one token."""
+    pair = RankThreads(2)
+    ranks = pair.connect()
+
+    def executed(rank: int) -> str:
+        executor = RankedExecutor(_Sampling(tokens[rank]), ranks[rank].collectives)
+        try:
+            for plan in plans[rank]:
+                executor.execute(plan)
+        except GroupOver as error:
+            ranks[rank].collectives.close()
+            return str(error)
+        return ""
+
+    found = pair.run(executed)
+    pair.close()
+    return found
+
+
+def test_equal_steps_and_tokens_pass() -> None:
+    plans = [step_plan(1), step_plan(2), step_plan(3)]
+    assert errors([plans, plans], [7, 7]) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("other", "tokens", "reason"),
+    [
+        ([step_plan(1), step_plan(3)], [7, 7], "rank 1 is at step 3, rank 0 at step 2"),
+        (
+            [step_plan(1), step_plan(2, now_ms=5)],
+            [7, 7],
+            "rank 1 and rank 0 are at step 2 of different epochs",
+        ),
+        (
+            [step_plan(1), step_plan(2)],
+            [7, 8],
+            "rank 1 has sampled other tokens than rank 0 before step 2: it computes otherwise",
+        ),
+    ],
+)
+def test_a_difference_names_the_rank_on_both(
+    other: list[StepPlan], tokens: list[int], reason: str
+) -> None:
+    assert errors([[step_plan(1), step_plan(2)], other], tokens) == [reason, reason]
+
+
+def test_a_rank_that_is_gone_ends_the_others_sum_at_once() -> None:
+    pair = RankThreads(2)
+    ranks = pair.connect()
+    ranks[1].collectives.close()
+    began_s = time.monotonic()
+    with pytest.raises(GroupOver, match=r"rank 0 of group .*: a gathering failed"):
+        ranks[0].minimum(1)
+    assert time.monotonic() - began_s < 60, "not only when the deadline is over"
+    pair.close()
+
+
+def test_a_rank_that_is_late_ends_the_others_sum() -> None:
+    pair = RankThreads(2)
+    ranks = pair.connect()
+    ranks[0].collectives.set_deadline(0.1)
+    with pytest.raises(GroupOver, match=r"a gathering failed: .*[Tt]imed out"):
+        ranks[0].minimum(1)
+    pair.close()

@@ -1,0 +1,149 @@
+"""Models that are split over ranks: tokens of transformers' generate, and no rank has all of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig
+
+from gpu_worker.model.split.split_loading import SplitModel
+from gpu_worker.model.split.weight_part import Part
+from gpu_worker.ranks.member import Member
+from gpu_worker.startup.build import Worker
+from shared.errors import ModelUnsupported
+from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt
+from tests.gpu_worker.everything import everything
+from tests.gpu_worker.planner import Planner
+from tests.gpu_worker.ranks.rank_threads import RankThreads
+from tests.gpu_worker.test_tokens_equal_generate import generate, load
+from tests.support.models import tiny_model
+
+FAMILIES = ("llama", "opt", "gpt2", "qwen3", "mistral", "gemma2", "gpt_neox", "phi3")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[RankThreads]:
+    threads = RankThreads(2)
+    yield threads
+    threads.close()
+
+
+def embedding_bytes(worker: Worker) -> int:
+    """Memory of the embeddings and of an output layer of its own, which every rank has."""
+    model = worker.executor._model.model  # type: ignore[attr-defined]
+    vocabulary = model.config.vocab_size * 4 * model.config.hidden_size
+    positions = getattr(model.config, "max_position_embeddings", 0) * 4 * model.config.hidden_size
+    return vocabulary * (1 if model.config.tie_word_embeddings else 2) + positions
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_tokens_are_those_of_generate(kind: str, pair: RankThreads, model_path: ModelPath) -> None:
+    path = model_path(kind)
+    model = load(path)
+    block_size = 8 if FAMILIES.index(kind) % 2 else 16
+    workers, ranks = pair.build(str(path), block_size=block_size)
+    first, second = prompt(50, 1), prompt(17, 2)
+
+    def served(rank: int) -> list[list[int]]:
+        planner = Planner(workers[rank].executor)
+        planner.admit(1, first)
+        planner.step(s1=33)
+        planner.admit(2, second)
+        planner.step(s1=17, s2=9)
+        planner.step(s2=8)
+        return [planner.run(handle, 16)[:16] for handle in (1, 2)]
+
+    expected = [generate(model, tokens, 16) for tokens in (first, second)]
+    assert pair.run(served) == [expected, expected]
+    assert not any(rank.failure() for rank in ranks)
+    whole = sum(each.nbytes for each in load_file(path / "model.safetensors").values())
+    for worker in workers:
+        assert worker.weight_bytes <= whole / 2 + embedding_bytes(worker)
+
+
+def test_preemption_forks_prefixes_and_samples_are_those_of_one_worker(
+    pair: RankThreads, model_path: ModelPath, make_worker: MakeWorker
+) -> None:
+    settings: dict[str, Any] = {"block_size": 16, "num_blocks": 96, "num_host_blocks": 8}
+    expected = everything(Planner(make_worker("llama", **settings).executor))
+    for memory in ("paged", "virtual"):
+        block_size = 16 if memory == "paged" else 64  # whole pages
+        workers, _ = pair.build(
+            str(model_path("llama")), **{**settings, "block_size": block_size}, kv_memory=memory
+        )
+        if memory == "virtual":
+            settings["block_size"] = block_size
+            expected = everything(Planner(make_worker("llama", **settings).executor))
+        found = pair.run(lambda rank, of=workers: everything(Planner(of[rank].executor)))
+        assert found == [expected, expected]
+
+
+def test_four_ranks_share_two_kv_heads(model_path: ModelPath) -> None:
+    four = RankThreads(4)
+    workers, _ = four.build(str(model_path("llama")))
+    tokens = prompt(40)
+
+    def served(rank: int) -> list[int]:
+        planner = Planner(workers[rank].executor)
+        planner.admit(1, tokens)
+        planner.step(s1=40)
+        return planner.run(1, 12)
+
+    assert four.run(served) == [generate(load(model_path("llama")), tokens, 12)] * 4
+    four.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_ranks", "changes", "reason"),
+    [
+        ("qwen2_moe", 2, {}, "model.layers.0.mlp.gate.weight cannot be split over workers"),
+        ("llama", 3, {}, "4 heads and 2 KV heads, which 3 workers cannot divide evenly"),
+        ("llama", 2, {"intermediate_size": 97}, "model.layers.0.mlp has 97 features"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_by_name(
+    tmp_path: Path, kind: str, num_ranks: int, changes: dict[str, Any], reason: str
+) -> None:
+    path = str(tiny_model(kind, tmp_path, **changes))
+    config = AutoConfig.from_pretrained(path)
+    with pytest.raises(ModelUnsupported, match=reason):
+        SplitModel(path, config, torch.float32, Member(0, num_ranks), trust_remote_code=False)
+
+
+def test_a_wrong_slice_is_refused_by_the_check_at_load(
+    pair: RankThreads, model_path: ModelPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The references are the whole layers'."""
+    whole = Part.read
+
+    def swapped(part: Part, stored: Any) -> torch.Tensor:
+        found = whole(part, stored)
+        return found.flip(0) if found.shape == (48, 64) else found  # gate and up of one rank
+
+    monkeypatch.setattr(Part, "read", swapped)
+    with pytest.raises(ModelUnsupported, match="layer 0"):
+        pair.build(str(model_path("llama")), layer_kernels="off")
+
+
+@pytest.mark.parametrize("in_rank_order", [False, True])
+def test_sums_are_equal_on_all_ranks_bit_for_bit(in_rank_order: bool) -> None:
+    three = RankThreads(3)
+    ranks = three.connect(in_rank_order)
+    parts = [torch.randn(33, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+
+    def summed(rank: int) -> list[torch.Tensor]:
+        reducer = ranks[rank].reducer
+        return [
+            reducer.sum(parts[rank].clone(), torch.float32),
+            reducer.sum(parts[rank].to(torch.bfloat16), torch.bfloat16),
+        ]
+
+    first, *others = three.run(summed)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+    assert torch.allclose(first[0], sum(parts), atol=1e-6)  # type: ignore[arg-type]
+    if in_rank_order:
+        assert torch.equal(first[0], parts[0] + parts[1] + parts[2])
+    three.close()
