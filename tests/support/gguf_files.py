@@ -16,7 +16,15 @@ Q4_K, Q5_K, Q6_K = (gguf.GGMLQuantizationType[name] for name in ("Q4_K", "Q5_K",
 F32 = gguf.GGMLQuantizationType.F32
 
 # Where the blocks of types that the package cannot quantize have numbers of float16.
-_HALVES = {Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,)}
+_HALVES = {
+    gguf.GGMLQuantizationType.Q2_K: (80, 82),
+    gguf.GGMLQuantizationType.Q3_K: (108,),
+    Q4_K: (0, 2),
+    Q5_K: (0, 2),
+    Q6_K: (208,),
+    gguf.GGMLQuantizationType.IQ4_NL: (0,),
+    gguf.GGMLQuantizationType.IQ4_XS: (0,),
+}
 _LAYER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

@@ -13,6 +13,8 @@ import torch
 from kernels.quantized_weight import QuantizedWeight
 
 _SMALL, _LARGE = 32, 256  # weights of a block
+# ggml's kvalues_iq4nl.
+_IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 """Codes [blocks, weights] int8; scales and minimums [blocks, weights / group size] float32."""
 
@@ -139,14 +141,56 @@ def _q6_k(blocks: torch.Tensor) -> Parts:
     return _signed(low | high.flatten(1) << 4, 32), _halves(blocks, 208) * scales, None
 
 
+def _two_bits(packed: torch.Tensor) -> torch.Tensor:
+    """Codes [blocks, 256] of two bits: of each 32 bytes the lowest bits first."""
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=packed.device).unsqueeze(1)
+    return (packed.reshape(-1, 2, 1, 32) >> shifts & 3).flatten(1)
+
+
+def _q2_k(blocks: torch.Tensor) -> Parts:
+    scales = _halves(blocks, 80) * (blocks[:, :16] & 15)
+    subtracted = _halves(blocks, 82) * (blocks[:, :16] >> 4)
+    return _two_bits(blocks[:, 16:80]).to(torch.int8), scales, -subtracted
+
+
+def _q3_k(blocks: torch.Tensor) -> Parts:
+    shifts = torch.arange(8, dtype=torch.uint8, device=blocks.device).unsqueeze(1)
+    third = blocks[:, :32].unsqueeze(1) >> shifts & 1  # [blocks, 8, 32]
+    codes = _two_bits(blocks[:, 32:96]) | third.flatten(1) << 2
+    high = blocks[:, 104:108].unsqueeze(1) >> shifts[::2] & 3  # [blocks, 4, 4]
+    scales = _signed(_nibbles(blocks[:, 96:104]) | high.flatten(1) << 4, 32)
+    return _signed(codes, 4), _halves(blocks, 108) * scales, None
+
+
+def _iq4_nl(blocks: torch.Tensor) -> Parts:
+    return _levels(_nibbles(blocks[:, 2:])), _halves(blocks, 0), None
+
+
+def _iq4_xs(blocks: torch.Tensor) -> Parts:
+    places = torch.arange(0, 16, 2, device=blocks.device)
+    high = blocks[:, 2:4].contiguous().view(torch.int16).int() >> places & 3  # [blocks, 8]
+    low = torch.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), 2).flatten(1)
+    codes = _nibbles(blocks[:, 8:].reshape(-1, 16)).reshape(-1, 256)
+    return _levels(codes), _halves(blocks, 0) * ((low | high << 4) - 32), None
+
+
+def _levels(codes: torch.Tensor) -> torch.Tensor:
+    """The numbers of 8 bits that codes of the IQ4 types stand for."""
+    return torch.tensor(_IQ4_LEVELS, dtype=torch.int8, device=codes.device)[codes.int()]
+
+
 BLOCK_TYPES = {
     2: BlockType("Q4_0", _SMALL, 18, 4, 32, _q4_0),
     3: BlockType("Q4_1", _SMALL, 20, 4, 32, _q4_1),
     6: BlockType("Q5_0", _SMALL, 22, 8, 32, _q5_0),
     7: BlockType("Q5_1", _SMALL, 24, 8, 32, _q5_1),
     8: BlockType("Q8_0", _SMALL, 34, 8, 32, _q8_0),
+    10: BlockType("Q2_K", _LARGE, 84, 4, 16, _q2_k),
+    11: BlockType("Q3_K", _LARGE, 110, 4, 16, _q3_k),
     12: BlockType("Q4_K", _LARGE, 144, 4, 32, _q4_k),
     13: BlockType("Q5_K", _LARGE, 176, 8, 32, _q5_k),
     14: BlockType("Q6_K", _LARGE, 210, 8, 16, _q6_k),
+    20: BlockType("IQ4_NL", _SMALL, 18, 8, 32, _iq4_nl),
+    23: BlockType("IQ4_XS", _LARGE, 136, 8, 32, _iq4_xs),
 }
 """By ggml's number."""

@@ -14,7 +14,7 @@ OUTPUTS, INPUTS = 5, 1024
 
 
 def random_rows(kind: gguf.GGMLQuantizationType) -> Any:
-    if kind.name.endswith("_K"):
+    if kind.name.endswith("_K") or kind.name.startswith("IQ"):
         return random_blocks(kind, OUTPUTS, INPUTS)
     weights = np.random.default_rng(0).normal(size=(OUTPUTS, INPUTS)).astype(np.float32)
     return gguf.quantize(weights, kind)

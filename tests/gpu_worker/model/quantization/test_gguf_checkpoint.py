@@ -143,8 +143,8 @@ def _surplus(writer: gguf.GGUFWriter) -> None:
 
 
 def _foreign_type(writer: gguf.GGUFWriter) -> None:
-    kind = gguf.GGMLQuantizationType.IQ4_XS
-    writer.add_tensor("extra", np.zeros((1, 136), np.uint8), raw_dtype=kind)
+    kind = gguf.GGMLQuantizationType.IQ3_S
+    writer.add_tensor("extra", np.zeros((1, 110), np.uint8), raw_dtype=kind)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def _foreign_type(writer: gguf.GGUFWriter) -> None:
         (_metadata("llama.rope.scaling.type", "yarn"), r"llama\.rope\.scaling\.type='yarn'"),
         (_experts, r"llama\.expert_count=8 is not served"),
         (_surplus, r"has not, blk\.0\.attn_q\.bias, blk\.0\.attn_rot_embd\.weight"),
-        (_foreign_type, r"extra has the type IQ4_XS \(23\), which is not served; served are F32"),
+        (_foreign_type, r"extra has the type IQ3_S \(21\), which is not served; served are F32"),
     ],
 )
 def test_what_is_not_served_is_named(
