@@ -51,7 +51,7 @@ def find_library(
     """The library, if it surely has a kernel for this CPU: without one it ends the process."""
     if instructions.dot not in (Dot.NATIVE, Dot.AMX) or any(map(environment.get, _LIMITS)):
         return None
-    if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return None
     for path in sorted(Path(torch.__file__).parent.glob("lib/libtorch_cpu.*")):
         try:
