@@ -152,7 +152,7 @@ class _Groups:
             scale = _in_half(widest * part)
             # Codes are centered at -1/2.
             center = torch.zeros_like(scale) if symmetric else (high + low + scale) / 2
-            codes = self._try(scale, _in_half(center))
+            codes = self._try(scale, _shift_in_half(center, scale))
             if len(_PARTS[bits]) > 1:
                 self._try(*self._fitted(codes))
         self.codes = self._nearest(*self.best).to(torch.int8)
@@ -187,11 +187,20 @@ class _Groups:
         products = (centered * self._weights).sum(0)
         squares = centered.square_().sum(0)
         scale = _in_half(torch.where(squares == 0, 0.0, products / squares))
-        return scale, _in_half(self._weights.mean(0) - scale * mean)
+        return scale, _shift_in_half(self._weights.mean(0) - scale * mean, scale)
 
 
 def _in_half(numbers: torch.Tensor) -> torch.Tensor:
     """Rounded to the 11 bits of float16, unless they are outside its normal range."""
+    return torch.where(_is_normal_half(numbers), numbers.half().float(), numbers)
+
+
+def _shift_in_half(minimums: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The same; below the normal range as well, if the steps between values are in it."""
+    served = _is_normal_half(scales) & (minimums.abs() <= _MOST_HALF)
+    return torch.where(served, minimums.half().float(), minimums)
+
+
+def _is_normal_half(numbers: torch.Tensor) -> torch.Tensor:
     size = numbers.abs()
-    inside = (size >= _SMALLEST_NORMAL_HALF) & (size <= _MOST_HALF)
-    return torch.where(inside, numbers.half().float(), numbers)
+    return (size >= _SMALLEST_NORMAL_HALF) & (size <= _MOST_HALF)

@@ -1,11 +1,13 @@
 """Times linear layers and decode steps on this CPU, with PageStream's layers and with torch's.
 
-    python -m benchmarks.micro.cpu_linear [--shape 162m | --model smollm2] [--rows 1,4,16] [--json]
+    python -m benchmarks.micro.cpu_linear [--shape 162m | --model smollm2] [--rows 1,4,16]
+        [--weights 4] [--json]
 
 Layers have the sizes of a Llama with random weights, of 162 million parameters by default, or of a
 given model of Llama's shape, whose own weights the decode steps then use. Both sides alternate
 within one run, and the best time of each counts: other work on the machine makes times longer,
-never shorter. Single threads are timed by CPU time instead of wall time. Weights are read from
+never shorter. With ``--weights`` 8 or 4, our single layers have weights in so many bits. Single
+threads are timed by CPU time instead of wall time. Weights are read from
 memory, as in a model: many copies of a layer are used in turn.
 """
 
@@ -19,20 +21,25 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from torch.nn.functional import linear, silu
 
 from benchmarks.models.model_folder import MODEL_HELP, model_folder
 from benchmarks.models.random_model import SHAPES
 from gpu_worker.model.attention import ATTENTION_NAME, PagedStep, register_attention
 from gpu_worker.model.fusion.cpu_fusion import fuse
+from gpu_worker.model.fusion.linear_packing import LinearPacker
+from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
+from gpu_worker.model.quantization.requested_format import quantized_weight
 from gpu_worker.model.ragged_model import RaggedModel
 from kernels.cpu.attention.backend import CpuBackend
 from kernels.cpu.linear.layers import CpuLayers
 from kernels.cpu.linear.library_blocks import find_library
 from kernels.cpu.linear.library_trial import LibraryTrial
-from kernels.cpu.linear.weight_packing import pack, pack_gated
+from kernels.cpu.linear.weight_packing import PackedLayers
 from kernels.cpu.runtime.instruction_set import detect
 from kernels.interface import LayerCache, RaggedBatch
+from kernels.quantized_weight import BITS
 
 ROWS = (1, 4, 16, 64, 256, 512)
 BATCHES = (1, 16, 64)
@@ -68,21 +75,20 @@ def layers_of(config: transformers.LlamaConfig) -> tuple[Layer, ...]:
 
 @torch.inference_mode()
 def compare_layer(
-    kernels: CpuLayers, layer: Layer, num_rows: int, dtype: torch.dtype
+    kernels: CpuLayers, layer: Layer, num_rows: int, dtype: torch.dtype, bits: int | None = None
 ) -> dict[str, float]:
-    """Best milliseconds of one call, ours and torch's."""
-    bytes_each = layer.in_features * layer.out_features * dtype.itemsize
-    copies = max(1, _COPIES_BYTES // bytes_each)
+    """Best milliseconds of one call, ours and torch's; ours has weights in so many bits."""
+    num_weights = layer.in_features * layer.out_features
+    copies = max(1, 8 * _COPIES_BYTES // (num_weights * (bits or 8 * dtype.itemsize)))
     weights = [
         torch.randn(layer.out_features, layer.in_features, dtype=dtype) for _ in range(copies)
     ]
     halves = [weight.chunk(2) for weight in weights]
-    packed = (
-        [pack_gated(gate, up) for gate, up in halves]
-        if layer.gated
-        else [pack([w]) for w in weights]
-    )
-    compiled = [kernels.linear(layers, dtype) for layers in packed]
+    packer = LinearPacker(kernels, dtype)
+    compiled = [
+        kernels.linear(_packed(packer, parts if layer.gated else (whole,), bits), dtype)
+        for whole, parts in zip(weights, halves, strict=True)
+    ]
     x = torch.randn(num_rows, layer.in_features, dtype=dtype)
 
     def theirs(turn: int) -> None:
@@ -96,6 +102,25 @@ def compare_layer(
         compiled[turn % copies](x)
 
     return best_ms({"ours": ours, "torch": theirs})
+
+
+def _packed(
+    packer: LinearPacker, weights: Sequence[torch.Tensor], bits: int | None
+) -> PackedLayers:
+    """One weight, or those of gate and up."""
+    linears = [_linear(weight, bits) for weight in weights]
+    found = packer.pack(linears) if len(linears) == 1 else packer.pack_gated(*linears)
+    assert found is not None
+    return found
+
+
+def _linear(weight: torch.Tensor, bits: int | None) -> nn.Linear | QuantizedLinear:
+    quantized = None if bits is None else quantized_weight(weight, bits)
+    if quantized is not None:
+        return QuantizedLinear(quantized)
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    return module
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +230,9 @@ def best_ms(sides: dict[str, Callable[[int], None]]) -> dict[str, float]:
     return {name: 1e3 * seconds for name, seconds in best.items()}
 
 
-def measure(source: Source, rows: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
+def measure(
+    source: Source, rows: Sequence[int], batches: Sequence[int], bits: int | None = None
+) -> dict[str, Any]:
     """Measure layers and steps of all types."""
     instructions = detect()
     assert instructions is not None, "this CPU is not served"
@@ -217,7 +244,7 @@ def measure(source: Source, rows: Sequence[int], batches: Sequence[int]) -> dict
         for layer in layers_of(source.config):
             print(f"{name}: {layer.name} ...", file=sys.stderr)
             layers[layer.name] = {
-                count: compare_layer(kernels, layer, count, dtype) for count in rows
+                count: compare_layer(kernels, layer, count, dtype, bits) for count in rows
             }
         print(f"{name}: decode steps ...", file=sys.stderr)
         found[name] = {"layers": layers, "steps": compare_steps(source, dtype, batches)}
@@ -231,6 +258,7 @@ def main() -> None:
     parser.add_argument("--model", type=model_folder, help=MODEL_HELP + "; instead of --shape")
     parser.add_argument("--threads", type=int, help="by default torch's own number")
     parser.add_argument("--rows", type=_numbers, default=ROWS, help="of single layers")
+    parser.add_argument("--weights", type=int, choices=BITS, help="bits, of our single layers")
     parser.add_argument("--batches", type=_numbers, default=BATCHES, help="of decode steps")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -240,7 +268,7 @@ def main() -> None:
         source = choose_source(args.shape, args.model)
     except ValueError as error:
         parser.error(str(error))
-    found = measure(source, args.rows, args.batches)
+    found = measure(source, args.rows, args.batches, args.weights)
     if args.json:
         print(json.dumps(found))
         return

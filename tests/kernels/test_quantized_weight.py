@@ -93,3 +93,11 @@ def test_what_does_not_fit_together_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"bits|codes|groups|scales"):
             QuantizedWeight(codes, scales, None, bits, group_size)
+
+
+def test_minimums_near_zero_fit_float16_as_scales_do() -> None:
+    weight = random_weight(512)
+    found = quantize(weight, 4, 32, symmetric=False)
+    assert found.minimums is not None
+    assert bool((found.minimums.abs() < 2**-14).any())
+    assert torch.equal(found.minimums.half().float(), found.minimums)

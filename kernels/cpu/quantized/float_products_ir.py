@@ -18,7 +18,7 @@ from kernels.cpu.linear.linear_ir import (
     sum_addresses,
 )
 from kernels.cpu.quantized.packed_format import STEP_INPUTS
-from kernels.cpu.quantized.quantized_ir import Tags, load_header, prefetch_steps
+from kernels.cpu.quantized.quantized_ir import Tags, load_header, prefetch_codes, prefetch_header
 from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.bf16_dot import fma
 from kernels.cpu.runtime.simd import LANES
@@ -85,6 +85,7 @@ def accumulate_dequantized(
 
         def of_group(group, sums):
             header_at = simd.offset(builder, w, group, group_bytes)
+            prefetch_header(builder, tags, header_at, num_vectors)
             headers = [load_header(builder, tags, header_at, each) for each in panels]
             first = builder.mul(group, steps)
             codes = builder.add(header_at, simd.i64(tags.header_bytes))
@@ -92,7 +93,7 @@ def accumulate_dequantized(
             def of_step(step, sums):
                 code_at = simd.offset(builder, codes, step, step_bytes)
                 at = [simd.offset(builder, code_at, p, simd.i64(tags.step_bytes)) for p in panels]
-                prefetch_steps(builder, tags, code_at, num_vectors)
+                prefetch_codes(builder, tags, code_at, num_vectors)
                 weights = [
                     _load_weights(builder, tags, header, each)
                     for header, each in zip(headers, at, strict=True)

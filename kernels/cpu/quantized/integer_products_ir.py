@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from kernels.cpu.linear.linear_arguments import GROUP
 from kernels.cpu.linear.linear_ir import row_addresses, sum_addresses
 from kernels.cpu.quantized.packed_format import STEP_INPUTS
-from kernels.cpu.quantized.quantized_ir import Tags, load_header, prefetch_steps
+from kernels.cpu.quantized.quantized_ir import Tags, load_header, prefetch_codes, prefetch_header
 from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.bf16_dot import (
     add_pair_products,
@@ -148,6 +148,7 @@ def accumulate_integers(
 
         def of_group(group, totals):
             header_at = simd.offset(builder, w, group, group_bytes)
+            prefetch_header(builder, tags, header_at, num_vectors)
             codes = builder.add(header_at, simd.i64(tags.header_bytes))
             numbers = builder.mul(group, simd.i64(GROUP_NUMBER_BYTES))
             numbers_at = [builder.add(row, numbers) for row in row_at]
@@ -163,7 +164,7 @@ def accumulate_integers(
             def of_step(step, sums):
                 code_at = simd.offset(builder, codes, step, step_bytes)
                 at = [simd.offset(builder, code_at, p, simd.i64(tags.step_bytes)) for p in panels]
-                prefetch_steps(builder, tags, code_at, num_vectors)
+                prefetch_codes(builder, tags, code_at, num_vectors)
                 begin = simd.offset(builder, first, step, x_bytes)
                 x_at = [builder.add(row, begin) for row in row_at]
                 return _sum_products(builder, tags, operand_tag, order, sums, x_at, at)

@@ -87,15 +87,24 @@ def load_header(builder, tags, header, panel):
     return Header(scales, _load_numbers(builder, tags.scales, at))
 
 
-def prefetch_steps(builder, tags, codes, num_panels):
-    """Prefetch what lies a little behind the codes of eight inputs of all panels.
+def prefetch_header(builder, tags, header, num_panels):
+    """Prefetch what lies a little behind scales and minimums, and is as large."""
+    _prefetch_soon(builder, header, tags.header_bytes, num_panels)
 
-    A group of outputs is one piece of memory. If only some panels are read now, the others will be
-    when it is read again, from a larger cache.
+
+def prefetch_codes(builder, tags, codes, num_panels):
+    """The same behind the codes of eight inputs of all panels."""
+    _prefetch_soon(builder, codes, GROUP * tags.step_bytes, num_panels)
+
+
+def _prefetch_soon(builder, address, num_bytes, num_panels):
+    """A group of outputs is one piece of memory: behind all of it, all of it is prefetched.
+
+    If only some panels are read now, the others will be when it is read again, from a larger cache.
     """
-    soon = builder.add(codes, simd.i64(_SOON_BYTES))
+    soon = builder.add(address, simd.i64(_SOON_BYTES))
     cache = read_once_cache() if num_panels == GROUP else Cache.L2
-    prefetch_lines(builder, [soon], GROUP * tags.step_bytes, cache)
+    prefetch_lines(builder, [soon], num_bytes, cache)
 
 
 def _load_numbers(builder, tag, at):

@@ -11,9 +11,10 @@ from kernels.cpu.quantized.packed_format import STEP_INPUTS, PackedFormat, Produ
 from kernels.cpu.runtime.instruction_set import Dot, Instructions
 from kernels.quantized_weight import GROUP_MULTIPLE, QuantizedWeight, fitting_group_size
 
-# Of scales in float16, for inputs in bfloat16.
-_SMALLEST_NORMAL_HALF = 2.0**-14
-_LARGEST_HALF = 65504.0
+# Errors of scales and minimums in float16, for inputs in bfloat16: of their size in float16's
+# normal range; and of the steps between values, where minimums are below it.
+_HALF_ROUNDING = 2.0**-11
+_OF_A_STEP = 2.0**-11
 # Inputs that are rounded to 16 bits share a scale with few others.
 _MOST_GROUP_INPUTS = 256
 
@@ -97,13 +98,11 @@ def _format_of(
         products = Products.INT8 if rounds_inputs else Products.INT16
     if products == Products.INT16:
         weights = [_with_small_groups(each) for each in weights]
-    numbers = [each.scales for each in weights]
-    numbers += [each.minimums for each in weights if each.minimums is not None]
     form = PackedFormat(
         weights[0].bits,
         weights[0].group_size,
         products,
-        half_scales=all(_fits_half(each, exactly=dtype == torch.float32) for each in numbers),
+        half_scales=all(_fits_half(each, exactly=dtype == torch.float32) for each in weights),
         has_minimums=any(each.minimums is not None for each in weights),
         rounds_inputs=rounds_inputs,
     )
@@ -126,13 +125,20 @@ def _with_small_groups(weight: QuantizedWeight) -> QuantizedWeight:
     )
 
 
-def _fits_half(numbers: torch.Tensor, *, exactly: bool) -> bool:
-    """Whether float16 holds all numbers: exactly, or with the precision of its normal range."""
-    if exactly:
-        return torch.equal(numbers.half().float(), numbers)
-    size = numbers.abs()
-    inside = (size >= _SMALLEST_NORMAL_HALF) & (size <= _LARGEST_HALF)
-    return bool((inside | (numbers.half().float() == numbers)).all())
+def _fits_half(weight: QuantizedWeight, *, exactly: bool) -> bool:
+    """Whether float16 holds scales and minimums: exactly, or as well as bfloat16 inputs demand."""
+    for numbers in (weight.scales, weight.minimums):
+        if numbers is None:
+            continue
+        error = (numbers.half().float() - numbers).abs()  # NaN for what is infinite in float16
+        most = (
+            torch.zeros(())
+            if exactly
+            else torch.maximum(numbers.abs() * _HALF_ROUNDING, weight.scales.abs() * _OF_A_STEP)
+        )
+        if not bool((error <= most).all()):
+            return False
+    return True
 
 
 def _packed(weight: QuantizedWeight, form: PackedFormat) -> torch.Tensor:
