@@ -1,8 +1,9 @@
-"""Health checks for containers: ``python -m deploy.health SERVICE``.
+"""Health checks for containers: ``python -m deploy.health CHECK``.
 
 It exits with 0, or prints the reason and exits with 1. Scheduler and worker are healthy while their
 loops renew their leases in Redis; the gateway while it would serve a request. A separate thread
-could answer although the loop hangs, so there is none.
+could answer although the loop hangs, so there is none. Besides these services, there are the checks
+``worker-ready``, that a model is loaded, and ``engine-ready``, that an engine takes requests.
 """
 
 import asyncio
@@ -14,34 +15,51 @@ from gateway.settings import GatewaySettings
 from gpu_worker.settings import WorkerSettings
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
+from shared.messages.leases import EngineInfo, EngineState, WorkerInfo, WorkerState, decode_lease
 from shared.settings import load
 
+_READY = ("worker-ready", "engine-ready")
 
-async def lease_exists(redis_url: str, key: str) -> bool:
-    """Whether a lease has not expired."""
+
+async def lease(redis_url: str, key: str) -> bytes | None:
+    """A lease that has not expired."""
     from shared.bus.redis_bus import RedisBus
 
     bus = RedisBus(redis_url)
     try:
-        return await bus.get(key) is not None
+        return await bus.get(key)
     finally:
         await bus.close()
 
 
-def trouble_of(service: str) -> str | None:
-    """Why a service of this machine is unhealthy; None if it is healthy."""
+def trouble_of(check: str) -> str | None:
+    """Why a check of this machine's services fails; None if it passes."""
     settings = load(GatewaySettings, {}, os.environ)  # all services have the same Redis and engine
-    if service == "gateway":
+    if check == "gateway":
         ready = is_ready(*health_address(settings))
         return None if ready else "the gateway is not ready"
     keys = EngineKeys(settings.engine_id)
     rank = load(WorkerSettings, {}, os.environ).rank
-    key = {"scheduler": keys.info, "worker": keys.worker(rank)}[service]
+    is_worker = check.startswith("worker")
+    service, key = ("worker", keys.worker(rank)) if is_worker else ("scheduler", keys.info)
     try:
-        found = asyncio.run(lease_exists(settings.redis_url, key))
+        found = asyncio.run(lease(settings.redis_url, key))
+        if found is None:
+            return f"{key} is not in Redis: the {service} makes no progress"
+        return _why_not_ready(service, found) if check in _READY else None
     except PageStreamError as error:
         return str(error)
-    return None if found else f"{key} is not in Redis: the {service} makes no progress"
+
+
+def _why_not_ready(service: str, data: bytes) -> str | None:
+    if service == "worker":
+        worker = decode_lease(WorkerInfo, data, service)
+        is_ready = worker.state == WorkerState.READY
+        return None if is_ready else f"the worker is {worker.state} {worker.detail}"
+    engine = decode_lease(EngineInfo, data, service)
+    if engine.draining:
+        return "the engine drains"
+    return None if engine.state == EngineState.READY else f"the engine is {engine.state}"
 
 
 if __name__ == "__main__":
