@@ -146,7 +146,7 @@ async def _serve(
         worker.model,
         executor.limits.kv,
         worker.speeds,
-        Observer(metrics, executor),
+        Observer(metrics, executor, (lambda: None) if ranks is None else ranks.sums_s),
         member,
         ready=ready,
         thread=compute_thread(executor.device),

@@ -329,6 +329,11 @@ class WorkerMetrics(_Metrics):
             "worker_kv_mappings", "Memory areas that virtual KV memory takes, at most."
         )
         self.kv_pool_bytes = self._gauge("worker_kv_pool_bytes", "Memory of the KV pool.")
+        self.sums_seconds = self._histogram(
+            "worker_sums_seconds",
+            "Time of a step in sums over the ranks of an engine, waiting for the slowest included.",
+            _STEP_S,
+        )
         self.weight_bytes = self._gauge("worker_weight_bytes", "Memory of the model's weights.")
 
     def describe_kv(self, dtype: str, num_bytes: int) -> None:

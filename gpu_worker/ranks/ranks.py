@@ -41,6 +41,10 @@ class Ranks:
         """Whether a condition holds on all ranks."""
         return bool(self.minimum(int(condition)))
 
+    def sums_s(self) -> float | None:
+        """Seconds in sums so far; None where that is not measured, on GPUs."""
+        return self.reducer.seconds if isinstance(self.reducer, HostReducer) else None
+
     def failure(self) -> GroupOver | None:
         """The error of a sum that could not raise it; None: there was none."""
         return self.reducer.failure if isinstance(self.reducer, HostReducer) else None

@@ -1,9 +1,11 @@
 """Models that are split over ranks: tokens of transformers' generate, and no rank has all of it."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -14,9 +16,11 @@ from gpu_worker.model.split.weight_part import Part
 from gpu_worker.ranks.member import Member
 from gpu_worker.startup.build import Worker
 from shared.errors import ModelUnsupported
-from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt
+from shared.messages.plans import Admission
+from tests.gpu_worker.beam_search import BeamSearch, beam_sampling, search
+from tests.gpu_worker.conftest import MakeWorker, ModelPath, poison, prompt
 from tests.gpu_worker.everything import everything
-from tests.gpu_worker.planner import Planner
+from tests.gpu_worker.planner import GREEDY, Planner, ints, step_plan
 from tests.gpu_worker.ranks.rank_threads import RankThreads
 from tests.gpu_worker.test_tokens_equal_generate import generate, load
 from tests.support.models import tiny_model
@@ -77,8 +81,47 @@ def test_preemption_forks_prefixes_and_samples_are_those_of_one_worker(
         if memory == "virtual":
             settings["block_size"] = block_size
             expected = everything(Planner(make_worker("llama", **settings).executor))
-        found = pair.run(lambda rank, of=workers: everything(Planner(of[rank].executor)))
-        assert found == [expected, expected]
+        planners = [Planner(worker.executor) for worker in workers]
+        assert pair.run(partial(_everything, planners)) == [expected, expected]
+
+
+def _everything(planners: list[Planner], rank: int) -> list[list[int]]:
+    return everything(planners[rank])
+
+
+def swapped_and_searched(worker: Worker) -> list[Any]:
+    """Tokens of a sequence that is swapped out and in, and of a beam search."""
+    executor = worker.executor
+    planner = Planner(executor)
+    planner.admit(1, prompt(20))
+    planner.step(s1=20)
+    output = list(planner.run(1, 5))
+    gone = planner.known[1].blocks
+    hosts = ints(*range(len(gone)))
+    executor.execute(
+        step_plan(6, retired=ints(1), swap_out_device=ints(*gone), swap_out_host=hosts)
+    )
+    poison(executor)
+    blocks = ints(*range(40, 40 + len(gone) + 1))
+    back = Admission(2, 0, np.array(prompt(20) + output, np.int32), 20, 24, blocks, GREEDY)
+    swapped_in = {"swap_in_host": hosts, "swap_in_device": blocks[: len(gone)]}
+    chunk = {"chunk_handles": ints(2), "chunk_tokens": ints(1)}
+    results = [executor.execute(step_plan(7, admissions=(back,), **swapped_in, **chunk))]
+    results += [executor.execute(step_plan(step)) for step in (8, 9)]
+    executor.reset()
+    found = BeamSearch(Planner(executor), 1, prompt(10), beam_sampling(3, max_tokens=8))
+    search(found.planner, found)
+    tokens = [output, *(result.tokens.tolist() for result in results)]
+    return [*tokens, *(each.output for each in found.finished)]
+
+
+def test_swapping_and_beams_are_those_of_one_worker(
+    pair: RankThreads, model_path: ModelPath, make_worker: MakeWorker
+) -> None:
+    settings: dict[str, Any] = {"block_size": 8, "num_host_blocks": 8}
+    expected = swapped_and_searched(make_worker("llama", **settings))
+    workers, _ = pair.build(str(model_path("llama")), **settings)
+    assert pair.run(lambda rank: swapped_and_searched(workers[rank])) == [expected, expected]
 
 
 def test_four_ranks_share_two_kv_heads(model_path: ModelPath) -> None:
