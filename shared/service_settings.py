@@ -20,7 +20,11 @@ class ServiceSettings:
     served_model_name: str | None = setting(
         None, "Name of the model for clients; by default the last part of its path."
     )
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "URL of Redis.", env="REDIS_URL")
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "URL of Redis, or of Sentinels: redis+sentinel://host:port,host:port/service.",
+        env="REDIS_URL",
+    )
     directory_url: str | None = setting(
         None,
         "URL of the Redis with the directory of a fleet: schedulers enter their engines there, and "

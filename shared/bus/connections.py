@@ -45,6 +45,8 @@ class ServerConnection:
                 # Data before a command was sent can only be the end of the connection.
                 if connection.is_connected and await connection.can_read():
                     await connection.disconnect(nowait=True)
+                if not connection.is_connected:
+                    await _connect(connection)
                 data = b"".join([_packed(command) for command in commands])
                 await connection.send_packed_command(data, check_health=False)
                 return [await self._reply() for _ in commands]
@@ -64,6 +66,11 @@ class ServerConnection:
             return await self._connection.read_response()
         except ResponseError as error:
             return error
+
+
+async def _connect(connection: Connection) -> None:
+    """Connect; where Sentinels are asked, to the server that is the primary now."""
+    await connection.connect()  # type: ignore[no-untyped-call]
 
 
 def _packed(command: Command) -> bytes:

@@ -4,14 +4,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redis.asyncio import ConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 
 from shared.bus.api import START, Append, Entry, EntryId
 from shared.bus.connections import Command, ServerConnection, ServerConnections
 from shared.bus.keys import ENGINES
+from shared.bus.pools import close_pool, pool_of
 from shared.bus.server_settings import settings_warnings
 from shared.errors import BusUnavailable, LoginRefused, SettingsError, StaleWriter
 
@@ -29,13 +27,14 @@ _SWAP = (
 
 
 class RedisBus:
-    """One Redis or Valkey server.
+    """One Redis or Valkey server, or the primary of several.
 
     A blocked read occupies its connection, so a process should have one reader.
 
     Args:
         url: ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user and password if the server
             asks for them. TLS options such as ``?ssl_ca_certs=FILE`` may follow.
+            ``redis+sentinel://host:port,host:port/service`` is the primary that Sentinels name.
         max_block_ms: the longest ``block_ms`` that ``read`` will be called with.
 
     Raises:
@@ -43,20 +42,13 @@ class RedisBus:
     """
 
     def __init__(self, url: str, max_block_ms: int = 5_000) -> None:
-        # No retries: an append whose reply was lost must not be sent again. No socket timeout,
-        # either: redis-py keeps it with ``asyncio.wait_for``, which on Python 3.11 loses a
-        # cancellation that arrives together with the end of a write. ServerConnection has its own.
         try:
-            self._pool = ConnectionPool.from_url(
-                url,
-                retry=Retry(NoBackoff(), 0),
-                socket_timeout=None,
-                socket_connect_timeout=_REPLY_TIMEOUT_S,
-                health_check_interval=0,
-                protocol=2,
-            )
+            self._pool = pool_of(url)
         except ValueError:
-            wanted = "expected redis[s]://[user:password@]host:port/0"
+            wanted = (
+                "expected redis[s]://[user:password@]host:port/0 or "
+                "redis[s]+sentinel://[user:password@]host:port,host:port/service"
+            )
             raise SettingsError("REDIS_URL", _without_login(url), wanted) from None
         self._connections = ServerConnections(self._connect)
         self._timeout_s = max_block_ms / 1000 + _REPLY_TIMEOUT_S  # a read may be a blocking one
@@ -199,6 +191,7 @@ class RedisBus:
 
     async def close(self) -> None:
         await self._connections.close()
+        await close_pool(self._pool)
 
     async def _begin_append(self) -> None:
         """Wait until fewer than the most allowed appends are in progress.
