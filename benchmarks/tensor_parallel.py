@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -28,6 +28,7 @@ from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
 from gpu_worker.startup.warm_up_plans import decode_plan, prefill_plan
 from gpu_worker.step.plan_executor import PlanExecutor
+from shared.sampling import SamplingParams
 
 _HOST = "127.0.0.1"
 _PROMPT_TOKENS = 16
@@ -132,13 +133,17 @@ def _decodes(
 ) -> Times:
     prompts = [np.arange(3, 3 + _PROMPT_TOKENS, dtype=np.int32) for _ in range(num_seqs)]
     executor.reset()
-    executor.execute(prefill_plan(prompts, _BLOCKS_EACH))
+    plan = prefill_plan(prompts, _BLOCKS_EACH)
+    params = SamplingParams.greedy(_WARM_UP + num_steps + 2)
+    admissions = tuple(replace(each, sampling=params) for each in plan.admissions)
+    assert executor.execute(replace(plan, admissions=admissions)).num_batched_tokens
     step_s: list[float] = []
     sums_s: list[float] = []
     for number in range(_WARM_UP + num_steps):
         before_s = 0.0 if reducer is None else reducer.seconds
         began_s = time.perf_counter()
-        executor.execute(decode_plan(number + 2))
+        result = executor.execute(decode_plan(number + 2))
+        assert len(result.handles) == num_seqs, "a sequence has ended"
         step_s.append(time.perf_counter() - began_s)
         sums_s.append(0.0 if reducer is None else reducer.seconds - before_s)
     return Times(num_seqs, _median_ms(step_s), _median_ms(sums_s))
