@@ -73,6 +73,10 @@ class GatewaySettings(ServiceSettings):
         "https://chat.example.org, separated by commas, or * for all; auto allows none.",
         parse=_origins,
     )
+    ui: bool = setting(
+        True,
+        "Serve the page for browsers at /: a chat. Its files need no API key; its calls do.",
+    )
     otlp_endpoint: str | None = setting(
         None,
         "Collector to which spans of traces are sent, OTLP over HTTP, such as "

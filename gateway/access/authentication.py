@@ -1,4 +1,4 @@
-"""Refuses calls without an API key, except for probes of health and for /docs."""
+"""Refuses calls without an API key, except for probes of health, /docs and the page."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -8,10 +8,11 @@ from gateway.http.call import call_in
 from gateway.http.errors import unauthorized
 from gateway.http.other_errors import error_response
 from gateway.openai.endpoints.api_docs import DOCS_PATH
+from gateway.ui.page import UI_PATHS
 from shared.metrics import GatewayMetrics
 
 _METRICS_PATH = "/metrics"
-OPEN_PATHS = ("/health", "/health/live", DOCS_PATH)
+OPEN_PATHS = ("/health", "/health/live", DOCS_PATH, *UI_PATHS)
 
 
 class RequireKey:

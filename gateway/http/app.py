@@ -36,11 +36,28 @@ from gateway.responses.request.body import ResponseBody
 from gateway.responses.service import Responses
 from gateway.resume.streams_api import streams_router
 from gateway.service import Service
+from gateway.ui.page import ui_router
 from shared.version import version
 
+_BODIES: list[type[BaseModel]] = [
+    CompletionBody,
+    ChatBody,
+    ResponseBody,
+    BatchBody,
+    MessagesBody,
+    CountBody,
+    TokenizeTextBody,
+    TokenizeChatBody,
+    DetokenizeBody,
+]
 
-def create_app(service: Service, responses: Responses, batches: Batches) -> FastAPI:
-    """The application that serves one gateway's clients."""
+
+def create_app(service: Service, responses: Responses, batches: Batches, has_page: bool) -> FastAPI:
+    """The application that serves one gateway's clients.
+
+    Args:
+        has_page: it serves the page for browsers.
+    """
     # Redirects would trust the Host header.
     # FastAPI's own page of the API loads scripts from other hosts, and sends no key.
     app = FastAPI(
@@ -51,6 +68,8 @@ def create_app(service: Service, responses: Responses, batches: Batches) -> Fast
         redoc_url=None,
     )
     app.include_router(docs_router())
+    if has_page:
+        app.include_router(ui_router())
     app.include_router(generate_router(service))
     app.include_router(messages_router(service))
     app.include_router(streams_router(service))
@@ -77,22 +96,11 @@ def create_app(service: Service, responses: Responses, batches: Batches) -> Fast
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
-    bodies: list[type[BaseModel]] = [
-        CompletionBody,
-        ChatBody,
-        ResponseBody,
-        BatchBody,
-        MessagesBody,
-        CountBody,
-        TokenizeTextBody,
-        TokenizeChatBody,
-        DetokenizeBody,
-    ]
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = describe(
-                app, bodies, service.keys.are_required, OPEN_PATHS, service.defaults
+                app, _BODIES, service.keys.are_required, OPEN_PATHS, service.defaults
             )
         return app.openapi_schema
 

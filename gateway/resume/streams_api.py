@@ -1,4 +1,4 @@
-"""GET /v1/streams/<id>: the rest of a stream, from any gateway."""
+"""GET /v1/streams/<id>: the rest of a stream, from any gateway. DELETE ends it."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from starlette.responses import Response
 from gateway.engine.events import Attached
 from gateway.http.call import call_of, client_of
 from gateway.http.errors import gone, invalid, shutting_down, unavailable, unknown_stream
-from gateway.openai.endpoints.openapi_description import continues, reads_header
+from gateway.openai.endpoints.openapi_description import continues, ends, reads_header
 from gateway.openai.generation.generation import ClientLeft, Generation
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.openai.responses.answers import Resumption, StreamAnswer, client_left
@@ -37,6 +37,14 @@ def streams_router(service: Service) -> APIRouter:
         """Continue a stream after the event that ``Last-Event-ID`` names, or from its beginning."""
         return await _resume(service, stream_id, request)
 
+    @router.delete("/v1/streams/{stream_id}", status_code=204, responses=ends())
+    async def end_stream(stream_id: str, request: Request) -> Response:
+        """End a stream at once; what it still generates is aborted.
+
+        Without it, a stream goes on for a while after its connection is closed.
+        """
+        return await _end(service, stream_id, request)
+
     return router
 
 
@@ -55,6 +63,22 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
         return await _taken_up(service, stream_id, call_id, request, position)
     except ClientLeft:
         return client_left(call_of(request))
+
+
+async def _end(service: Service, stream_id: str, request: Request) -> Response:
+    call_id = call_id_in(stream_id, client_of(request))
+    if call_id is None:
+        raise unknown_stream()
+    if not service.engine.is_positioned:
+        raise unavailable("the log of outputs was not found yet")
+    lookup = RequestLookup(service.engine, request.receive)
+    try:
+        await _found(lookup, call_id, StreamPosition.parse(None), service.max_prompts)
+    except ClientLeft:
+        return client_left(call_of(request))
+    finally:
+        lookup.abandon(0.0)
+    return Response(status_code=_NOTHING_LEFT)
 
 
 async def _taken_up(

@@ -145,6 +145,13 @@ def continues() -> dict[int | str, dict[str, Any]]:
     return described | {200: streams(), 204: nothing}
 
 
+def ends() -> dict[int | str, dict[str, Any]]:
+    """``responses`` of an endpoint that ends streams."""
+    described = answers(ErrorAnswer, 404, 409, 410)
+    del described[200]
+    return described | {204: {"description": "The stream has ended.", "headers": _REQUEST_ID}}
+
+
 def bytes_of_file(*errors: int) -> dict[int | str, dict[str, Any]]:
     """``responses`` of an endpoint that returns what a file holds."""
     content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}

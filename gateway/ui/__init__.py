@@ -1,0 +1,1 @@
+"""The page that a browser shows at ``/``: static files, which call the API as any client does."""
