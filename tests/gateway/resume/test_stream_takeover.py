@@ -239,3 +239,18 @@ async def test_a_beam_search_that_has_ended_is_shown_from_where_it_was_cut(
     assert shown([data for _, data in events[:num_seen]] + rest) == shown(
         [data for _, data in events]
     )
+
+
+async def test_a_delete_ends_a_stream_at_once(stage: Stage) -> None:
+    older = stage.spawn(post(stage, stream=True, stream_resume=True))
+    submit = await stage.engine.accept_attach(await stage.engine.read_attach(), [], ended={})
+    url = f"/v1/streams/{stream_id_of(secret_of_key('k'), client='')}"
+    ending = stage.spawn(stage.http.delete(url))
+    attach = await stage.engine.read_attach()
+    await stage.engine.accept_attach(attach, [], submit=submit, ended={})
+    assert (await ending).status_code == 204
+    abort = await stage.engine.read_abort()
+    assert (abort.request_id, abort.attachment) == (submit.request_id, attach.attachment)
+    assert "[DONE]" not in (await older).text
+    assert stage.server.service.engine.num_open == 0
+    assert (await stage.http.delete("/v1/streams/nonsense")).status_code == 404
