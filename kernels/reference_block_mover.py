@@ -30,6 +30,6 @@ def _move(
     targets: torch.Tensor,  # [P] int64
 ) -> None:
     for source, target in zip(source_layers, target_layers, strict=True):
-        for old, new in ((source.key, target.key), (source.value, target.value)):
+        for old, new in zip(source.tensors, target.tensors, strict=True):
             picked = movable(old).index_select(0, sources.to(old.device)).to(new.device)
             movable(new).index_copy_(0, targets.to(new.device), picked)

@@ -68,7 +68,9 @@ class AttendLaunch:
             self._merge(tile, short, num_tiles, capacity, partials, logs)
 
     def _tile(self, short: bool) -> TileConfig:
-        return choose_tile(self._head_dim, self._group, self._query.dtype, short)
+        dtype = self._query.dtype
+        widened = self._cache.dtype.itemsize < dtype.itemsize
+        return choose_tile(self._head_dim, self._group, dtype, short, widened)
 
     def _bound_tiles(self, tile: TileConfig, short: bool) -> int:
         """The most tiles of query tokens that the batch's sequences can have."""

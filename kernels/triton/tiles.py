@@ -48,14 +48,22 @@ class TileConfig:
         return max(1, 4 * num_processors * self.programs_per_processor // (5 * num_kv_heads))
 
 
-def choose_tile(head_dim: int, group: int, dtype: torch.dtype, short: bool) -> TileConfig:
-    """Tile for a head size; chosen by registers and spills of compiled code, not yet by timing."""
+def choose_tile(
+    head_dim: int, group: int, dtype: torch.dtype, short: bool, widened: bool = False
+) -> TileConfig:
+    """Tile for a head size; chosen by registers and spills of compiled code, not yet by timing.
+
+    Args:
+        widened: keys and values are of a narrower type than queries, of type ``dtype``.
+    """
     padded_dim = triton.next_power_of_2(head_dim)
     packed = max(16, triton.next_power_of_2(group))
     wide = dtype == torch.float32
     if short:
         keys = 64 if padded_dim <= 64 else 32
         at_once = 4 if padded_dim <= 128 else 3
+        if wide and widened:  # four warps would spill registers
+            return TileConfig(packed, keys // 2, 8, 2, 1)
         return TileConfig(packed, keys // 2 if wide else keys, 4, 2 if wide else 3, at_once)
     if wide:  # multiplied without tensor cores, to keep float32's precision
         return TileConfig(max(packed, 32), 32 if padded_dim <= 64 else 16, 8, 2, 1)

@@ -152,7 +152,11 @@ class SchedulingPolicy:
         running = self._queues.running
         while draft.prompt_budget > 0 and not (running and _must_run_alone(running[0])):
             group = self._next_to_admit(draft.step)
-            if group is None or not self._has_slots(group):
+            if group is None:
+                return
+            if group.num_slots > self._planner.num_free_slots:
+                if self._free_slots_of_preempted():
+                    continue  # now another group may be the next
                 return
             if running and _must_run_alone(group):
                 return
@@ -168,12 +172,12 @@ class SchedulingPolicy:
             self._planner.admit(group, draft)
             self._planner.prefill(group, draft)
 
-    def _has_slots(self, group: SequenceGroup) -> bool:
-        """Whether there are slots for a group; preempted groups give back theirs if need be."""
-        if group.num_slots > self._planner.num_free_slots:
-            for preempted in self._queues.preempted:
-                self._planner.free_slots_of_preempted(preempted)
-        return group.num_slots <= self._planner.num_free_slots
+    def _free_slots_of_preempted(self) -> bool:
+        """Let preempted groups give back slots that they do not need now; whether one did."""
+        num_free = self._planner.num_free_slots
+        for group in self._queues.preempted:
+            self._planner.free_slots_of_preempted(group)
+        return self._planner.num_free_slots > num_free
 
     def _next_to_admit(self, step: int) -> SequenceGroup | None:
         """The first of waiting and preempted groups, None if it is not ready."""

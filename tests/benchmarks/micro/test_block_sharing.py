@@ -25,6 +25,7 @@ def moment(num_used: int, num_shared: int) -> Stats:
     return Stats(
         num_running=1,
         num_waiting=0,
+        num_waiting_tokens=0,
         num_swapped=0,
         num_used_blocks=num_used,
         num_pinned_prefixes=0,

@@ -116,7 +116,8 @@ def attention(
     paged=True,
     fixed_cut=False,
 ):
-    tile = choose_tile(head_dim, group=4, dtype=dtype, short=short)
+    widened = cache_dtype is not None and cache_dtype.itemsize < dtype.itemsize
+    tile = choose_tile(head_dim, group=4, dtype=dtype, short=short, widened=widened)
     constants = work_constants(tile, head_dim, short, fixed_cut) | {
         "BLOCK_SIZE": block_size,
         "PAGED": paged,
