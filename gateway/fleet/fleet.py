@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.engine.deliveries import TakenAway
 from gateway.engine.engine_status import Engine, EngineAway
-from gateway.engine.event_queue import EventQueue
+from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.events import EngineUnreachable, Superseded, UnknownRequest
 from gateway.fleet.directory import Directory, Placement
 from gateway.fleet.members import Connect, MakeClient, Member, Members
@@ -197,6 +197,8 @@ class Fleet:
 
     def leave(self) -> None:
         """Tell every call that this process stops."""
+        for queue in self._between.values():
+            queue.put(ServerStopping())
         for member in self._members.by_id.values():
             member.client.leave()
 

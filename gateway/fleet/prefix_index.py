@@ -90,16 +90,6 @@ class PrefixIndex:
         while len(self._engines) > self._max_prefixes:
             self._engines.popitem(last=False)
 
-    def lacks(self, prompt: PromptPrefixes, engine: str, num_cached: int) -> None:
-        """Remove an engine from the prefixes of a prompt that it turned out not to have.
-
-        Args:
-            num_cached: tokens that it had.
-        """
-        for name, length in zip(prompt.hashes, prompt.lengths, strict=True):
-            if length > num_cached and engine in (engines := self._engines.get(name, ())):
-                self._engines[name] = tuple(other for other in engines if other != engine)
-
     def _num_known(self, hashes: Sequence[int]) -> int:
         """Number of the leading prefixes that are known, by bisection."""
         low, high = 0, len(hashes)

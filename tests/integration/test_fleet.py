@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from gateway.engine.client import EngineClient
-from gateway.engine.event_queue import EventQueue
+from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.events import (
     Attached,
     ChoiceFinished,
@@ -341,6 +341,16 @@ async def test_without_another_engine_a_lost_stream_ends_with_an_error() -> None
         for task in stage.tasks:
             task.cancel()
         await asyncio.gather(*stage.tasks, return_exceptions=True)
+
+
+async def test_a_gateway_that_stops_ends_calls_whose_requests_are_at_no_engine() -> None:
+    async with fleet_of() as stage:
+        [fleet] = stage.gateways
+        one = stream(0)
+        fleet.attach(one.submit, one.queue)
+        fleet.leave()
+        async with asyncio.timeout(DEADLINE_S):
+            assert ServerStopping() in await one.queue.take()
 
 
 @pytest.mark.parametrize("ends", ["closed", "aborted"])
