@@ -12,7 +12,6 @@ import sys
 
 from deploy.service_probe import health_address, is_ready
 from gateway.settings import GatewaySettings
-from gpu_worker.settings import WorkerSettings
 from shared.bus.keys import EngineKeys
 from shared.errors import PageStreamError
 from shared.messages.leases import EngineInfo, EngineState, WorkerInfo, WorkerState, decode_lease
@@ -39,9 +38,8 @@ def trouble_of(check: str) -> str | None:
         ready = is_ready(*health_address(settings))
         return None if ready else "the gateway is not ready"
     keys = EngineKeys(settings.engine_id)
-    rank = load(WorkerSettings, {}, os.environ).rank
     is_worker = check.startswith("worker")
-    service, key = ("worker", keys.worker(rank)) if is_worker else ("scheduler", keys.info)
+    service, key = ("worker", keys.worker(_rank())) if is_worker else ("scheduler", keys.info)
     try:
         found = asyncio.run(lease(settings.redis_url, key))
         if found is None:
@@ -49,6 +47,13 @@ def trouble_of(check: str) -> str | None:
         return _why_not_ready(service, found) if check in _READY else None
     except PageStreamError as error:
         return str(error)
+
+
+def _rank() -> int:
+    """The rank of this machine's worker."""
+    from gpu_worker.settings import WorkerSettings  # other services' images have no such package
+
+    return load(WorkerSettings, {}, os.environ).rank
 
 
 def _why_not_ready(service: str, data: bytes) -> str | None:

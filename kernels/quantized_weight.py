@@ -1,6 +1,7 @@
 """Weights of linear layers in 8 or 4 bits, with a scale for each group of consecutive inputs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,6 +73,43 @@ class QuantizedWeight:
         minimums = None if self.minimums is None else self.minimums[begin:end]
         return replace(
             self, codes=self.codes[begin:end], scales=self.scales[begin:end], minimums=minimums
+        )
+
+    def columns(self, begin: int, end: int) -> "QuantizedWeight":
+        """The inputs [begin, end), in smaller groups where these do not begin and end with groups.
+
+        Raises:
+            ValueError: such groups would not be whole vectors of the kernels.
+        """
+        if self.group_size == self.shape[1]:  # each output has one scale
+            return replace(self, codes=self.codes[:, begin:end], group_size=end - begin)
+        size = math.gcd(begin, end, self.group_size)
+        if size % GROUP_MULTIPLE:
+            groups = f"groups of {self.group_size} inputs"
+            raise ValueError(f"{groups} cannot be cut at {begin} and {end}")
+
+        def cut(numbers: torch.Tensor) -> torch.Tensor:
+            finer = numbers.repeat_interleave(self.group_size // size, 1)
+            return finer[:, begin // size : end // size]
+
+        minimums = None if self.minimums is None else cut(self.minimums)
+        return replace(
+            self,
+            codes=self.codes[:, begin:end],
+            scales=cut(self.scales),
+            minimums=minimums,
+            group_size=size,
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["QuantizedWeight"]) -> "QuantizedWeight":
+        """A copy of the outputs of several weights of equal inputs and groups."""
+        minimums = [each.minimums for each in parts if each.minimums is not None]
+        return replace(
+            parts[0],
+            codes=torch.cat([each.codes for each in parts]),
+            scales=torch.cat([each.scales for each in parts]),
+            minimums=torch.cat(minimums) if minimums else None,
         )
 
     def dequantize(self) -> torch.Tensor:

@@ -17,14 +17,16 @@ from transformers.models.auto.modeling_auto import (
 from gpu_worker.model.attention import ATTENTION_NAME, register_attention
 from gpu_worker.model.download import download
 from gpu_worker.model.hub import only_cached
+from gpu_worker.model.memory_limit import memory_limit, refuse_too_large
 from gpu_worker.model.quantization.checkpoint_format import CheckpointFormat
 from gpu_worker.model.quantization.formats import take_format
 from gpu_worker.model.quantization.gguf_checkpoint import GgufCheckpoint
+from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from gpu_worker.model.quantization.quantized_loading import StoredFormat, complete
 from gpu_worker.model.quantization.requested_format import apply_quantization, check_device
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.model.split.split_loading import SplitModel
-from gpu_worker.model.weight_files import refuse_broken, refuse_other_tensors
+from gpu_worker.model.weight_files import refuse_broken, refuse_other_tensors, stored_bytes
 from gpu_worker.ranks.ranks import Ranks
 from gpu_worker.settings import WorkerSettings
 from shared.errors import ModelUnsupported, SettingsError
@@ -67,16 +69,14 @@ def load_model(
     file = gguf_file_of(settings.model)
     if file is None:
         _check_path(settings.model)
+    if ranks is not None and file is not None:
+        reason = "GGUF files are not split over workers; use --tensor-parallel-size 1"
+        raise ModelUnsupported(f"{settings.model}: {reason}")
     from_cache = not Path(settings.model).exists() and only_cached(settings.model)
     gguf = None if file is None else GgufCheckpoint(file)
     config = _load_config(settings, from_cache) if gguf is None else gguf.config
     refuse_by_config(config)
     checkpoint = gguf or take_format(settings.model, config)
-    if ranks is not None and checkpoint is not None:
-        raise ModelUnsupported(
-            f"{settings.model}: {checkpoint.name} weights are not split over workers; "
-            "use --tensor-parallel-size 1"
-        )
     if not from_cache:
         download(settings.model)
     dtype = choose_dtype(settings.dtype, own_dtype(config), device)
@@ -84,7 +84,9 @@ def load_model(
     model, found = _load_weights(settings, config, dtype, from_cache, checkpoint, ranks)
     refuse_other_tensors(settings.model, found)
     if checkpoint is not None:
-        layers = complete(settings.model, model)
+        if ranks is None:
+            complete(settings.model, model)
+        layers = sum(isinstance(module, QuantizedLinear) for module in model.modules())
         log.info("weights are quantized", format=checkpoint.name, layers=layers)
     if gguf is not None:
         gguf.finish(model)
@@ -117,9 +119,12 @@ def _load_weights(
     }
     if checkpoint is not None:
         arguments["quantization_config"] = StoredFormat(checkpoint)
+    elif ranks is None:
+        needed = stored_bytes(settings.model) * dtype.itemsize // own_dtype(config).itemsize
+        refuse_too_large(settings.model, needed, memory_limit())
     try:
         if ranks is not None:
-            return _load_part(settings, config, dtype, ranks)
+            return _load_part(settings, config, dtype, checkpoint, ranks)
         if isinstance(checkpoint, GgufCheckpoint):
             return checkpoint.load(dtype, arguments)
         model, found = AutoModelForCausalLM.from_pretrained(
@@ -150,14 +155,24 @@ def _load_weights(
 
 
 def _load_part(
-    settings: WorkerSettings, config: Any, dtype: torch.dtype, ranks: Ranks
+    settings: WorkerSettings,
+    config: Any,
+    dtype: torch.dtype,
+    checkpoint: CheckpointFormat | None,
+    ranks: Ranks,
 ) -> tuple[Any, dict[str, Any]]:
     """This rank's part of the model, and the same report."""
     trusted = settings.trust_remote_code
-    split = SplitModel(settings.model, config, dtype, ranks.member, trusted)
+    split = SplitModel(settings.model, config, dtype, ranks.member, trusted, checkpoint)
+    refuse_too_large(settings.model, split.weight_bytes(), memory_limit())
     report = split.load()
     split.add_sums(ranks.reducer)
     return split.model, report
+
+
+def stored_format(settings: WorkerSettings) -> CheckpointFormat | None:
+    """The format of the quantized weights of a model that has been loaded; None: it has none."""
+    return take_format(settings.model, _load_config(settings, from_cache=True))
 
 
 def _load_config(settings: WorkerSettings, from_cache: bool) -> Any:

@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import nn
 
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
@@ -16,6 +18,21 @@ _BUFFERS = re.compile(
     r"|(attn|attention)\.bias)$"
 )
 _MOST_NAMES = 8  # in an error
+
+
+def stored_bytes(model: str) -> int:
+    """Bytes of a model's safetensors files, as far as they are on this machine.
+
+    Args:
+        model: folder or hub id.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        config = try_to_load_from_cache(model, "config.json")
+        if not isinstance(config, str):
+            return 0
+        folder = Path(config).parent
+    return sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
 
 
 def refuse_other_tensors(model: str, found: Mapping[str, Any]) -> None:

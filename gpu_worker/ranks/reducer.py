@@ -18,6 +18,8 @@ from kernels.cpu.runtime.callout import CALLOUT_LAYOUT, callout_kernel
 from kernels.cpu.runtime.thread_team import ThreadTeam, is_capturing
 
 _DTYPES = (torch.float32, torch.bfloat16)
+SUMMED = "inner"
+"""Name in a SummedOutput of the layer whose outputs are summed."""
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _MOST_VIEWS = 4_096
 

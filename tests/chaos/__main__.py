@@ -72,7 +72,8 @@ class Chaos:
         memory = _TIGHT if scenario.pressure else _ROOMY
         settings = memory | {"PAGESTREAM_DTYPE": self._options.dtype}
         run, began_s = Run(), time.monotonic()
-        async with Cluster(folder, self._model, settings) as cluster:
+        num_ranks = self._options.tensor_parallel_size
+        async with Cluster(folder, self._model, settings, num_ranks=num_ranks) as cluster:
             limit_s -= time.monotonic() - began_s
             progress = asyncio.create_task(_show_progress(scenario.name, run))
             try:
@@ -156,6 +157,12 @@ def _options() -> argparse.Namespace:
     add("--deadline", type=float, default=180.0, help="seconds that an answer may take")
     add("--seed", type=int, default=1)
     add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add(
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        help="workers, which have a part of the model each and are killed and paused one by one",
+    )
     add("--model", default=str(REPOSITORY / "models" / "demo"))
     add(
         "--scenarios",

@@ -18,6 +18,7 @@ from deploy.redis.ports import free_port
 from deploy.redis.server import Endpoint, configure, find_redis_server
 from deploy.redis.server_probe import redis_is_ready
 from deploy.settings import REPOSITORY
+from deploy.worker_ranks import worker_name
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.chaos.http_stream import Broken, ask
 
@@ -26,7 +27,7 @@ _AGAIN_S = 0.3  # after a death that no test caused
 _READY_DEADLINE_S = 180.0  # the first start compiles the kernels
 _LOOK_S = 2.0  # for one request
 GATEWAYS = ("gateway-1", "gateway-2")
-SERVICES = ("redis", "scheduler", "worker", *GATEWAYS)
+SERVICES = ("redis", "scheduler", "worker", *GATEWAYS)  # of an engine with one worker
 
 
 class NotReady(Exception):
@@ -56,7 +57,7 @@ class _Service:
 
 
 class Cluster:
-    """Redis, scheduler, worker and gateways.
+    """Redis, scheduler, workers and gateways.
 
     Args:
         folder: for logs and Redis' data.
@@ -64,9 +65,11 @@ class Cluster:
         settings: environment of all services, besides what is set here.
         redis_options: further words of Redis' command line.
         headers: of requests to gateways, for example with an API key.
+        num_ranks: workers, which have a part of the model each.
 
     Attributes:
         ports: of the gateways.
+        workers: names of the workers, by rank.
         redis: its address, on a port of loopback.
         deaths: of processes that no test killed, with the last lines of their logs.
         starts_s: by service, seconds until ready after each kill; for spawners under the name with
@@ -80,6 +83,7 @@ class Cluster:
         settings: Mapping[str, str],
         redis_options: Sequence[str] = (),
         headers: Mapping[str, str] | None = None,
+        num_ranks: int = 1,
     ) -> None:
         self.folder = folder
         self.headers = dict(headers or {})
@@ -108,11 +112,17 @@ class Cluster:
         redis = configure(find_redis_server(), self.redis, folder / "redis")
         redis += redis_options
         python = [sys.executable, "-m", "deploy.processes.spawner"]
+        self.workers = tuple(worker_name(rank) for rank in range(num_ranks))
         self._services = {
             "redis": _Service(redis, environ, ""),
             "scheduler": _Service([*python, "scheduler_svc"], environ, "epoch started"),
-            "worker": _Service([*python, "gpu_worker"], environ, "worker ready"),
         }
+        for rank, name in enumerate(self.workers):
+            mine = environ | {
+                "PAGESTREAM_RANK": str(rank),
+                "PAGESTREAM_TENSOR_PARALLEL_SIZE": str(num_ranks),
+            }
+            self._services[name] = _Service([*python, "gpu_worker"], mine, "worker ready")
         for name, port in zip(GATEWAYS, self.ports, strict=True):
             mine = environ | {"PAGESTREAM_PORT": str(port)}
             self._services[name] = _Service([*python, "gateway"], mine, "listening url=")
@@ -150,6 +160,10 @@ class Cluster:
         for port in self.ports:
             while not await self._gateway_is_ready(port, "/health/ready"):
                 await asyncio.sleep(0.1)
+
+    def names(self, target: str) -> Sequence[str]:
+        """The services that a target stands for: one of them is disrupted."""
+        return {"gateway": GATEWAYS, "worker": self.workers}.get(target, (target,))
 
     def log(self, name: str) -> Path:
         """The log of a service, with all its processes in one file."""

@@ -45,7 +45,8 @@ class Disruptor:
     """Kills or pauses services.
 
     Args:
-        targets: names of services; empty: none; ``gateway`` is one of the gateways.
+        targets: names of services; empty: none; ``gateway`` is one of the gateways, ``worker`` one
+            of the ranks.
         pauses: pause instead of kill.
         between_s: shortest and longest time between two disruptions, drawn for each.
 
@@ -92,7 +93,7 @@ class Disruptor:
             seen = progress()
             while progress() == seen:
                 await asyncio.sleep(0.01)
-            self.disrupt(self._draw.choice(GATEWAYS) if target == "gateway" else target)
+            self.disrupt(self._draw.choice(self._cluster.names(target)))
         await asyncio.gather(*self._down.values())
 
     async def _choose(self) -> str:
@@ -102,8 +103,7 @@ class Disruptor:
                 await asyncio.sleep(0.05)
                 continue
             target = self._draw.choice(self._targets)
-            names = GATEWAYS if target == "gateway" else (target,)
-            free = [name for name in names if self._stands(name)]
+            free = [name for name in self._cluster.names(target) if self._stands(name)]
             if free:
                 return self._draw.choice(free)
             await asyncio.sleep(0.05)

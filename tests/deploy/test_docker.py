@@ -61,6 +61,19 @@ def test_every_service_of_ours_is_built_from_a_stage_that_exists() -> None:
     assert targets == stages - {"base"} == {"gateway", "scheduler", "worker"}
 
 
+def test_each_rank_of_the_tensor_parallel_file_has_a_number_and_its_own_address() -> None:
+    ranks: dict[str, Any] = yaml.safe_load(
+        (ROOT / "docker-compose.tensor-parallel.yml").read_text()
+    )
+    assert ranks["services"].pop("scheduler")["depends_on"].keys() == {"worker-1"}
+    for rank, (name, described) in enumerate(ranks["services"].items()):
+        size = len(ranks["services"])
+        wanted = {"TENSOR_PARALLEL_SIZE": size, "RANK": rank, "RANK_HOST": name}
+        assert described["environment"] == [f"PAGESTREAM_{k}={v}" for k, v in wanted.items()]
+        assert COMPOSE["services"][name]["image"] == "pagestream-worker"
+        assert COMPOSE["services"][name].get("scale", 1) == (0 if rank else 1)
+
+
 def test_images_run_as_a_user_without_rights_and_check_their_health() -> None:
     for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[2:]:
         assert re.search(r"^USER pagestream$", stage, re.MULTILINE)
@@ -69,11 +82,12 @@ def test_images_run_as_a_user_without_rights_and_check_their_health() -> None:
 
 def test_services_run_under_a_spawner_and_all_that_it_imports_is_copied() -> None:
     spawners = r'^CMD \["python", "-m", "deploy.processes.spawner", "(\w+)"\]$'
-    packages = re.findall(spawners, DOCKERFILE, re.M)
-    assert packages == ["scheduler_svc", "gateway", "gpu_worker"]
+    services = re.findall(spawners, DOCKERFILE, re.M)
+    assert services == ["scheduler_svc", "gateway", "gpu_worker"]
     base = DOCKERFILE.partition(" AS base\n")[2].partition("\nFROM ")[0].replace("\\\n", " ")
     copied = set()
-    for line in re.findall(r"^COPY ((?:deploy|gateway)/.*)$", base, re.M):
+    packages = "deploy|gateway|gpu_worker|scheduler_svc"
+    for line in re.findall(rf"^COPY ((?:{packages})/.*)$", base, re.M):
         *sources, folder = line.split()
         copied |= set(sources)
         assert all(f"{Path(source).parent}/" == folder for source in sources)
@@ -84,7 +98,7 @@ def test_services_run_under_a_spawner_and_all_that_it_imports_is_copied() -> Non
         path = Path(*module.split(".")).with_suffix(".py")
         assert {str(path), *(f"{above}/__init__.py" for above in path.parents[:-1])} <= copied
         source = (ROOT / path).read_text()
-        todo |= set(re.findall(r"^from ((?:deploy|gateway)\.[\w.]+) import", source, re.M)) - seen
+        todo |= set(re.findall(rf"^from ((?:{packages})\.[\w.]+) import", source, re.M)) - seen
 
 
 def test_images_are_labelled_with_the_version_that_services_report() -> None:

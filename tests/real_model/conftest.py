@@ -44,6 +44,16 @@ def served_in_bfloat16(
     yield from _serve(real_model, tmp_path_factory.mktemp("bfloat16"), "bfloat16")
 
 
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def served_by_two_workers(
+    real_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[tuple[Running, str]]:
+    """All services, with a part of the model on each of two workers; their type."""
+    folder, flags = tmp_path_factory.mktemp("two_workers"), ("--tensor-parallel-size", "2")
+    for running in _serve(real_model, folder, request.param, *flags, num_blocks=128):
+        yield running, request.param
+
+
 @pytest.fixture(scope="module", params=["swap", "recompute"])
 def served_in_a_small_pool(
     real_model: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest

@@ -82,8 +82,8 @@ class _Quantizer(HfQuantizer):  # type: ignore[misc]
 
 
 @torch.no_grad()
-def complete(model_name: str, model: Any) -> int:
-    """Replace each StoredLinear by a QuantizedLinear; returns their number.
+def complete(model_name: str, model: Any) -> None:
+    """Replace each StoredLinear by a QuantizedLinear.
 
     Args:
         model_name: for errors.
@@ -93,7 +93,6 @@ def complete(model_name: str, model: Any) -> int:
         ModelUnsupported: names the layer.
     """
     model.hf_quantizer.remove_quantization_config(model)
-    count = 0
     for name, module in list(model.named_modules()):
         if isinstance(module, StoredLinear):
             try:
@@ -101,5 +100,3 @@ def complete(model_name: str, model: Any) -> int:
             except ValueError as error:
                 raise ModelUnsupported(f"{model_name}: {name}: {error}") from error
             model.set_submodule(name, made)
-            count += 1
-    return count

@@ -34,10 +34,12 @@ class LayerSplit:
     Attributes:
         parts: of weights and biases, by name.
         summed: modules whose outputs are partial sums, with their parents and names there.
+        uneven: heads and KV heads of which ranks have different numbers; None: there are none.
     """
 
     parts: dict[str, Part] = field(default_factory=dict)
     summed: list[tuple[nn.Module, str]] = field(default_factory=list)
+    uneven: tuple[int, int] | None = None
 
 
 class _LocalConfig:
@@ -124,16 +126,18 @@ class _Splitter:
     def _heads(self, name: str, num_heads: int, num_kv_heads: int) -> tuple[Ranges, Ranges]:
         """This rank's heads and KV heads; a KV head is on several ranks if there are fewer."""
         ranks, rank = self._member.num_ranks, self._member.rank
-        if num_heads % ranks or (num_kv_heads % ranks and ranks % num_kv_heads):
+        if num_kv_heads >= ranks:
+            kv_heads = share(num_kv_heads, rank, ranks)
+            if num_kv_heads % ranks:
+                self.found.uneven = num_heads, num_kv_heads
+            return kv_heads.times(num_heads // num_kv_heads), kv_heads
+        if num_heads % ranks or ranks % num_kv_heads:
             raise ModelUnsupported(
                 f"{name} has {num_heads} heads and {num_kv_heads} KV heads, which "
-                f"{ranks} workers cannot divide evenly: choose another --tensor-parallel-size"
+                f"{ranks} workers cannot share: choose another --tensor-parallel-size"
             )
-        heads = share(num_heads, rank, ranks)
-        if num_kv_heads >= ranks:
-            return heads, share(num_kv_heads, rank, ranks)
         first = rank * num_kv_heads // ranks
-        return heads, Ranges(((first, first + 1),))
+        return share(num_heads, rank, ranks), Ranges(((first, first + 1),))
 
     def _finish(
         self, name: str, module: Any, head_dim: int, output: str, heads: Ranges, kv_heads: Ranges

@@ -12,7 +12,9 @@ from torch import nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming
 
+from gpu_worker.model.quantization.checkpoint_format import CheckpointFormat, StoredWeight
 from gpu_worker.model.split.weight_part import Part
+from kernels.quantized_weight import QuantizedWeight
 from shared.errors import ModelUnsupported
 
 _INDEX = "model.safetensors.index.json"
@@ -24,12 +26,17 @@ class StoredWeights:
     Args:
         path: its folder or hub id.
         model: of transformers; names in its files may lack its prefix, or be older ones.
+        checkpoint: the format of quantized linear layers; None: there are none.
+
+    Attributes:
+        quantized: how the weights of such layers are stored, by the layer's name.
 
     Raises:
         ModelUnsupported: there are no such files, or one is damaged.
     """
 
-    def __init__(self, path: str, model: Any) -> None:
+    def __init__(self, path: str, model: Any, checkpoint: CheckpointFormat | None = None) -> None:
+        self.quantized = {} if checkpoint is None else _quantized_layers(model, checkpoint)
         prefix = model.base_model_prefix
         self._prefix = f"{prefix}." if prefix else ""
         self.folder = Path(path)
@@ -83,12 +90,40 @@ class StoredWeights:
         read: torch.Tensor = found[:] if part is None else part.read(found)
         return read.to(dtype, copy=True)  # files stay mapped as long as a view of them lives
 
-    def fill(self, module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-        """Replace all parameters of a module, whose names begin with ``prefix``, by whole ones."""
+    def read_quantized(self, layer: str) -> QuantizedWeight:
+        """The whole weight of a quantized layer, all of whose tensors are there.
+
+        Raises:
+            ModelUnsupported: its tensors have values that are not served.
+        """
+        found = {}
+        for key, empty in self.quantized[layer].empty.items():
+            stored = self.stored_name(f"{layer}.{key}")
+            assert stored is not None, key
+            found[key] = self.read(stored, None, empty.dtype)
+        try:
+            return self.quantized[layer].quantized(found)
+        except ValueError as error:
+            raise ModelUnsupported(f"{self.folder}: {layer}: {error}") from error
+
+    def fill(
+        self, module: nn.Module, prefix: str, dtype: torch.dtype, dequantized: torch.dtype
+    ) -> None:
+        """Replace all parameters of a module, whose names begin with ``prefix``, by whole ones.
+
+        Args:
+            dtype: of weights that are not quantized.
+            dequantized: of those that are.
+        """
         for name, _ in list(module.named_parameters()):
-            stored = self.stored_name(f"{prefix}.{name}")
-            assert stored is not None, name
-            set_parameter(module, name, self.read(stored, None, dtype))
+            layer = f"{prefix}.{name}".removesuffix(".weight")
+            if layer in self.quantized:
+                whole = self.read_quantized(layer).dequantize().to(dequantized)
+            else:
+                stored = self.stored_name(f"{prefix}.{name}")
+                assert stored is not None, name
+                whole = self.read(stored, None, dtype)
+            set_parameter(module, name, whole)
 
     def _slice(self, stored: str) -> Any:
         return self._file(self._place[stored]).get_slice(stored)
@@ -97,6 +132,12 @@ class StoredWeights:
         if name not in self._files:
             self._files[name] = safe_open(self.folder / name, framework="pt")
         return self._files[name]
+
+
+def _quantized_layers(model: Any, checkpoint: CheckpointFormat) -> dict[str, StoredWeight]:
+    linears = ((name, each) for name, each in model.named_modules() if type(each) is nn.Linear)
+    found = ((name, checkpoint.stored(name, linear)) for name, linear in linears)
+    return {name: stored for name, stored in found if stored is not None}
 
 
 def _renamed(name: str, renamings: Sequence[WeightRenaming]) -> str:

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from kernels.quantized_weight import QuantizedWeight
+
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
@@ -31,9 +33,8 @@ class Ranges:
 
 
 def share(size: int, rank: int, num_ranks: int) -> Ranges:
-    """The share of a rank of so many indices, which the number of ranks divides."""
-    each = size // num_ranks
-    return Ranges(((rank * each, (rank + 1) * each),))
+    """The share of a rank of so many indices; shares differ by one at most."""
+    return Ranges(((rank * size // num_ranks, (rank + 1) * size // num_ranks),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +64,19 @@ class Part:
         before = (slice(None),) * self.dim
         parts = [stored[(*before, slice(a, b))] for a, b in self.ranges.intervals]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+
+    def of_quantized(self, whole: QuantizedWeight) -> QuantizedWeight:
+        """A copy of the part of a weight in few bits; outputs are dimension 0, inputs 1.
+
+        Raises:
+            ValueError: its groups cannot be cut there, or its inputs are rounded row by row.
+        """
+        if self.dim == 0:
+            return QuantizedWeight.joined([whole.rows(a, b) for a, b in self.ranges.intervals])
+        if whole.int8_activations:
+            raise ValueError(
+                "its inputs are rounded to int8 with one scale for each row, of which each worker "
+                "has a part; use --tensor-parallel-size 1"
+            )
+        ((begin, end),) = self.ranges.intervals
+        return QuantizedWeight.joined([whole.columns(begin, end)])

@@ -11,7 +11,10 @@ import torch
 from torch import nn
 
 from gpu_worker.model.check.watched_layers import LayerCall, WatchedLayers
+from gpu_worker.model.loader import stored_format
+from gpu_worker.model.quantization.requested_format import INT4, INT8
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
+from gpu_worker.model.split.load_rounding import LoadRounding
 from gpu_worker.model.split.split_loading import build_without_weights
 from gpu_worker.model.split.stored_weights import StoredWeights
 from gpu_worker.ranks.collectives import Collectives
@@ -39,11 +42,14 @@ class WholeLayers:
         self._dtype = split.dtype
         self._device = split.device
         self._layers: list[tuple[str, nn.Module]] = []
+        self._rounding: LoadRounding | None = None
+        if settings.quantization in (INT8, INT4):
+            self._rounding = LoadRounding(split.model, collectives)
         if collectives.member.rank:
             return
         config = split.model.config
         model: Any = build_without_weights(config, split.dtype, settings.trust_remote_code)
-        self._stored = StoredWeights(settings.model, model)
+        self._stored = StoredWeights(settings.model, model, stored_format(settings))
         for module in model.modules():
             if getattr(module, "config", None) is not None:
                 module.config = config  # the split model's, which chooses the attention
@@ -54,7 +60,7 @@ class WholeLayers:
         """The output [1, T, K] of a whole layer for the call's arguments."""
         out = torch.empty_like(call.hidden)
         if self._layers:
-            layer = self._filled(call.index)
+            layer = self._filled(call.index, self._dtype)
             out = call.run_on(layer, call.hidden).contiguous()
             layer.to("meta")
         return self._sent(out)
@@ -63,7 +69,7 @@ class WholeLayers:
         """The same for other hidden states, in float32."""
         outputs = [torch.empty_like(each) for each in inputs]
         if self._layers:
-            layer = self._filled(call.index).float()
+            layer = self._filled(call.index, torch.float32).float()
             outputs = [call.run_on(layer, each, torch.float32).contiguous() for each in inputs]
             layer.to("meta")
         return [self._sent(each) for each in outputs]
@@ -75,9 +81,12 @@ class WholeLayers:
         self._collectives.broadcast(found)
         return found
 
-    def _filled(self, index: int) -> nn.Module:
+    def _filled(self, index: int, dequantized: torch.dtype) -> nn.Module:
+        """The layer with its weights in the model's type; those in few bits in another."""
         name, layer = self._layers[index]
-        self._stored.fill(layer, name, self._dtype)
+        self._stored.fill(layer, name, self._dtype, dequantized)
+        if self._rounding is not None:
+            self._rounding.round(layer, name, dequantized)
         return layer.to(self._device)
 
 

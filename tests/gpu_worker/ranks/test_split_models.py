@@ -23,6 +23,7 @@ from tests.gpu_worker.everything import everything
 from tests.gpu_worker.planner import GREEDY, Planner, ints, step_plan
 from tests.gpu_worker.ranks.rank_threads import RankThreads
 from tests.gpu_worker.test_tokens_equal_generate import generate, load
+from tests.support.compressed_checkpoints import W4A16_ASYMMETRIC, W8A8, compress
 from tests.support.models import tiny_model
 
 FAMILIES = ("llama", "opt", "gpt2", "qwen3", "mistral", "gemma2", "gpt_neox", "phi3")
@@ -124,26 +125,78 @@ def test_swapping_and_beams_are_those_of_one_worker(
     assert pair.run(lambda rank: swapped_and_searched(workers[rank])) == [expected, expected]
 
 
-def test_four_ranks_share_two_kv_heads(model_path: ModelPath) -> None:
-    four = RankThreads(4)
-    workers, _ = four.build(str(model_path("llama")))
-    tokens = prompt(40)
+@pytest.mark.parametrize(
+    ("num_ranks", "changes", "kv_heads"),
+    [
+        (4, {}, [1, 1, 1, 1]),
+        (2, {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}, [1, 2]),
+    ],
+    ids=["two KV heads on four ranks", "three KV heads on two ranks"],
+)
+def test_tokens_are_those_of_generate_where_ranks_do_not_divide_the_kv_heads(
+    num_ranks: int, changes: dict[str, Any], kv_heads: list[int], tmp_path: Path
+) -> None:
+    path = tiny_model("llama", tmp_path, **changes)
+    ranks = RankThreads(num_ranks)
+    workers, _ = ranks.build(str(path))
+    expected = generate(load(path), prompt(40), 12)
+    assert ranks.run(lambda rank: greedy(workers[rank])) == [expected] * num_ranks
+    pools = [worker.executor.memory.geometry.bytes_per_block for worker in workers]
+    assert [pool // (pools[0] // kv_heads[0]) for pool in pools] == kv_heads
+    ranks.close()
 
-    def served(rank: int) -> list[int]:
-        planner = Planner(workers[rank].executor)
-        planner.admit(1, tokens)
-        planner.step(s1=40)
-        return planner.run(1, 12)
 
-    assert four.run(served) == [generate(load(model_path("llama")), tokens, 12)] * 4
-    four.close()
+def greedy(worker: Worker) -> list[int]:
+    """Twelve tokens after a prompt."""
+    planner = Planner(worker.executor)
+    planner.admit(1, prompt(40))
+    planner.step(s1=40)
+    return planner.run(1, 12)
+
+
+def test_a_quantized_checkpoint_generates_as_its_dequantized_weights_do(
+    pair: RankThreads, tmp_path: Path
+) -> None:
+    """A rank has 48 inputs of a layer whose groups have 32."""
+    path = compress(tiny_model("llama", tmp_path), tmp_path / "w4a16", W4A16_ASYMMETRIC)
+    workers, _ = pair.build(str(path))
+    expected = generate(load(path / "dequantized"), prompt(40), 12)
+    assert pair.run(lambda rank: greedy(workers[rank])) == [expected, expected]
+    assert workers[0].model.weights == "int4"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "wanted"),
+    [("llama", {"intermediate_size": 128}, "int4"), ("gpt2", {}, "int8")],
+)
+def test_weights_that_are_quantized_at_load_generate_as_those_of_one_worker(
+    kind: str,
+    changes: dict[str, Any],
+    wanted: str,
+    pair: RankThreads,
+    make_worker: MakeWorker,
+    tmp_path: Path,
+) -> None:
+    path = str(tiny_model(kind, tmp_path, **changes))
+    workers, _ = pair.build(path, quantization=wanted)
+    expected = greedy(make_worker(kind, model=path, quantization=wanted))
+    assert pair.run(lambda rank: greedy(workers[rank])) == [expected, expected]
+    assert [worker.model.weights for worker in workers] == [wanted] * 2
+
+
+def test_inputs_that_are_rounded_row_by_row_are_not_split(
+    pair: RankThreads, tmp_path: Path
+) -> None:
+    path = compress(tiny_model("llama", tmp_path), tmp_path / "w8a8", W8A8)
+    with pytest.raises(ModelUnsupported, match=r"o_proj: its inputs are rounded to int8"):
+        pair.build(str(path))
 
 
 @pytest.mark.parametrize(
     ("kind", "num_ranks", "changes", "reason"),
     [
         ("qwen2_moe", 2, {}, "model.layers.0.mlp.gate.weight cannot be split over workers"),
-        ("llama", 3, {}, "4 heads and 2 KV heads, which 3 workers cannot divide evenly"),
+        ("llama", 3, {}, "4 heads and 2 KV heads, which 3 workers cannot share"),
         ("llama", 2, {"intermediate_size": 97}, "model.layers.0.mlp has 97 features"),
     ],
 )
