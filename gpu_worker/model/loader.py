@@ -80,6 +80,10 @@ def load_model(
     if not from_cache:
         download(settings.model)
     dtype = choose_dtype(settings.dtype, own_dtype(config), device)
+    # Files are mapped: a GPU or quantized layers take the weights from them one at a time.
+    if device.type == "cpu" and ranks is None and not checkpoint and not settings.quantization:
+        needed = stored_bytes(settings.model) * dtype.itemsize // own_dtype(config).itemsize
+        refuse_too_large(settings.model, needed, memory_limit())
     log.info("loading model", model=settings.model, type=config.model_type, dtype=dtype)
     model, found = _load_weights(settings, config, dtype, from_cache, checkpoint, ranks)
     refuse_other_tensors(settings.model, found)
@@ -119,9 +123,6 @@ def _load_weights(
     }
     if checkpoint is not None:
         arguments["quantization_config"] = StoredFormat(checkpoint)
-    elif ranks is None:
-        needed = stored_bytes(settings.model) * dtype.itemsize // own_dtype(config).itemsize
-        refuse_too_large(settings.model, needed, memory_limit())
     try:
         if ranks is not None:
             return _load_part(settings, config, dtype, checkpoint, ranks)

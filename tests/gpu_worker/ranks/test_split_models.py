@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from gpu_worker.model import loader
 from gpu_worker.model.split.split_loading import SplitModel
 from gpu_worker.model.split.weight_part import Part
 from gpu_worker.ranks.member import Member
@@ -182,6 +183,22 @@ def test_weights_that_are_quantized_at_load_generate_as_those_of_one_worker(
     expected = greedy(make_worker(kind, model=path, quantization=wanted))
     assert pair.run(lambda rank: greedy(workers[rank])) == [expected, expected]
     assert [worker.model.weights for worker in workers] == [wanted] * 2
+
+
+def test_a_model_that_does_not_fit_one_workers_memory_is_served_by_two(
+    pair: RankThreads,
+    make_worker: MakeWorker,
+    model_path: ModelPath,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = model_path("llama")
+    size = (path / "model.safetensors").stat().st_size
+    monkeypatch.setattr(loader, "memory_limit", lambda: size - 1)
+    with pytest.raises(ModelUnsupported, match=f"take {size} bytes of memory, and .* {size - 1}"):
+        make_worker("llama")
+    workers, _ = pair.build(str(path))
+    expected = generate(load(path), prompt(40), 12)
+    assert pair.run(lambda rank: greedy(workers[rank])) == [expected, expected]
 
 
 def test_inputs_that_are_rounded_row_by_row_are_not_split(
