@@ -5,6 +5,7 @@ import dataclasses
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_watch import WorkerGroup
+from shared.messages.leases import Speeds
 
 _LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the worker is
 
@@ -36,6 +37,7 @@ def config_for(settings: SchedulerSettings, workers: WorkerGroup) -> SchedulerCo
         prompt_token_weight=settings.prompt_token_weight,
         generated_token_weight=settings.generated_token_weight,
         max_tenant_sequences=settings.max_tenant_sequences,
+        max_tenant_slowdown=settings.max_tenant_slowdown,
         queue_ttl_ms=int(1e3 * settings.queue_ttl),
         resume_window_ms=int(1e3 * settings.resume_window),
     )
@@ -59,5 +61,13 @@ def _with_speeds(
         config,
         max_prompt_tokens=num_tokens if prefill_pause_s else 0,
         recompute_us_per_token=1e6 / tokens_per_s,
+        step_overhead_tokens=_overhead_tokens(workers.speeds),
         swap_us_per_block=1e6 * workers.kv.bytes_per_block / workers.speeds.swap_bytes_per_s,
     )
+
+
+def _overhead_tokens(speeds: Speeds) -> float:
+    """Decoded tokens that take as long as a step does without any; 0: not measured."""
+    if not speeds.decode_token_s:
+        return 0.0
+    return speeds.step_overhead_s / speeds.decode_token_s

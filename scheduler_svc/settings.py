@@ -85,6 +85,13 @@ class SchedulerSettings(StepSettings):
         "the fewest start first, and a key without running requests displaces one of the key that "
         "has most. Without it, requests start in the order of their arrival.",
     )
+    max_tenant_slowdown: float = setting(
+        1.75,
+        "How many times as long a step may take, because of an API key with many running "
+        "sequences, as if each key had as many as the one with the fewest; the others of the first "
+        "key wait meanwhile. By times that the worker measured at start. 0: no limit.",
+        minimum=0,
+    )
     prompt_token_weight: float = setting(
         1.0, "What a prompt token counts for that, unless it is in the prefix cache.", minimum=0
     )
@@ -125,6 +132,10 @@ class SchedulerSettings(StepSettings):
     )
 
     def __post_init__(self) -> None:
+        if 0 < self.max_tenant_slowdown < 1:
+            raise SettingsError(
+                "--max-tenant-slowdown", self.max_tenant_slowdown, "must be 0 or at least 1"
+            )
         if self.max_num_batched_tokens < self.max_num_sequences:
             raise SettingsError(
                 "--max-num-batched-tokens",

@@ -134,6 +134,8 @@ def _slowest(speeds: Sequence[Speeds]) -> Speeds:
     return Speeds(
         min(each.prefill_tokens_per_s for each in speeds),
         min(each.swap_bytes_per_s for each in speeds),
+        max(each.step_overhead_s for each in speeds),
+        max(each.decode_token_s for each in speeds),
     )
 
 

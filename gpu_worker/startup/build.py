@@ -24,7 +24,7 @@ from gpu_worker.ranks.ranks import Ranks
 from gpu_worker.sampling import cpu_argmax, cpu_bans, cpu_penalties
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.gpu_budget import GpuBudget
-from gpu_worker.startup.preemption_speeds import measure_speeds
+from gpu_worker.startup.speeds import measure_speeds
 from gpu_worker.startup.step_profile import StepProfile, measure_steps
 from gpu_worker.step.buckets import Buckets
 from gpu_worker.step.executor import Executor, StepLimits
@@ -221,6 +221,8 @@ def _measure(executor: Executor, memory: KVMemory, ranks: Ranks | None) -> Speed
         "speeds measured",
         prefill_tokens_per_s=round(speeds.prefill_tokens_per_s),
         swap_bytes_per_s=round(speeds.swap_bytes_per_s),
+        step_overhead_us=round(1e6 * speeds.step_overhead_s),
+        decode_token_us=round(1e6 * speeds.decode_token_s),
         seconds=round(time.monotonic() - began, 2),
     )
     return speeds

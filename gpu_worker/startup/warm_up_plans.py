@@ -9,12 +9,16 @@ from shared.codec import IntArray
 from shared.messages.plans import Admission, StepPlan
 from shared.sampling import SamplingParams
 
-_GREEDY = SamplingParams.greedy(2)
 _NONE = np.empty(0, np.int32)
 
 
-def prefill_plan(prompts: Sequence[IntArray], num_blocks: int) -> StepPlan:
-    """The plan of step 1: each prompt as one chunk, each in ``num_blocks`` blocks of the pool."""
+def prefill_plan(prompts: Sequence[IntArray], num_blocks: int, max_tokens: int = 2) -> StepPlan:
+    """The plan of step 1: each prompt as one chunk, each in ``num_blocks`` blocks of the pool.
+
+    Args:
+        max_tokens: after which the sequences end, greedy ones.
+    """
+    sampling = SamplingParams.greedy(max_tokens)
     handles = np.arange(1, len(prompts) + 1, dtype=np.int32)
     tables = np.arange(len(prompts) * num_blocks, dtype=np.int32).reshape(len(prompts), num_blocks)
     admissions = tuple(
@@ -25,7 +29,7 @@ def prefill_plan(prompts: Sequence[IntArray], num_blocks: int) -> StepPlan:
             num_prompt_tokens=len(tokens),
             num_computed=0,
             block_table=table,
-            sampling=_GREEDY,
+            sampling=sampling,
         )
         for handle, tokens, table in zip(handles, prompts, tables, strict=True)
     )

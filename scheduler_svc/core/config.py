@@ -50,6 +50,8 @@ class SchedulerConfig:
     prompt_token_weight: float = 1.0  # what a computed prompt token costs its tenant
     generated_token_weight: float = 2.0  # and a generated one
     max_tenant_sequences: int = 0  # of one tenant that run at once; 0: no limit
+    max_tenant_slowdown: float = 0.0  # of a step, by tenants with many sequences; 0: no limit
+    step_overhead_tokens: float = 0.0  # that take as long as a step without any; 0: not known
     queue_ttl_ms: int = 0  # how long a request may wait to be admitted; 0: no limit
     max_passing_steps: int = 0  # for which later groups may pass one that lacks slots
     vocab_size: int = 0  # tokens of the model; 0: not checked

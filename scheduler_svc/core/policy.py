@@ -25,6 +25,10 @@ Fairness between tenants, if there are several:
   have, and displaces the last group of the tenant with most running sequences, if that one has
   several groups. It needs at most its equal share of the slots.
 
+* While several tenants have requests, a step has a limit of tokens (see ``shared_steps.py``). Each
+  tenant may run its share of them. Others leave the rest to tenants with more: their last groups
+  are preempted, and their prompts computed in smaller chunks.
+
 Exceptions:
 * A waiting group that lacks slots may be passed by later ones for some steps (bounded backfill).
 * Pinned prefixes are given up for a group that has no other way to run.
@@ -43,6 +47,7 @@ from scheduler_svc.core.sequences.sequence import (
     WAITING,
     SequenceGroup,
 )
+from scheduler_svc.core.sequences.shared_steps import SharedSteps
 from scheduler_svc.core.step.plan_draft import PlanDraft
 from scheduler_svc.core.step.planner import StepPlanner
 
@@ -57,6 +62,7 @@ class SchedulingPolicy:
         self._config = config
         self._planner = planner
         self._queues = planner.queues
+        self._shared = SharedSteps(config, planner.queues.tenants)
         self._claimant: SequenceGroup | None = None  # a waiting group that displaces others
         self._lacks_blocks = False  # it has slots, but too few blocks
 
@@ -65,16 +71,20 @@ class SchedulingPolicy:
         self._queues.tenants.step = draft.step
         self._planner.finish_at_limit(draft.step)
         self._displace(draft)
+        self._shared.begin()
+        if self._shared.is_exceeded:
+            self._shorten_step(draft)
         self._grow_running(draft)
         num_decoding = self._queues.num_decoding
         draft.budget -= num_decoding
         draft.prompt_budget = draft.budget
         if self._config.max_prompt_tokens and (num_decoding or draft.beams):
             draft.prompt_budget = min(draft.budget, self._config.max_prompt_tokens)
+        self._shared.save(num_decoding)
         for group in self._queues.prefilling.copy():
             if draft.prompt_budget <= 0:
                 break
-            self._planner.prefill(group, draft)
+            self._prefill(group, draft)
         self._admit(draft)
         return num_decoding > 0 or not draft.is_empty
 
@@ -160,6 +170,8 @@ class SchedulingPolicy:
                 return
             if running and _must_run_alone(group):
                 return
+            if self._shared.would_exceed(group) and self._gives_way(group):
+                return
             if group.is_swapped and draft.swap_out_device:
                 return  # a plan swaps one way
             watermark = self._config.num_watermark_blocks if running else 0
@@ -170,7 +182,19 @@ class SchedulingPolicy:
                 if has_alternative or not self._planner.give_up_prefix(group, draft):
                     return
             self._planner.admit(group, draft)
+            self._prefill(group, draft)
+
+    def _prefill(self, group: SequenceGroup, draft: PlanDraft) -> None:
+        """Plan a group's next tokens; those of tenants beyond their share have a budget."""
+        if not (self._shared.is_beyond_share(group.submit.tenant) and self._gives_way(group)):
             self._planner.prefill(group, draft)
+            return
+        budget = min(draft.prompt_budget, self._shared.prompt_budget)
+        rest = draft.prompt_budget - budget
+        draft.prompt_budget = budget
+        self._planner.prefill(group, draft)
+        self._shared.prompt_budget -= budget - draft.prompt_budget
+        draft.prompt_budget += rest
 
     def _free_slots_of_preempted(self) -> bool:
         """Let preempted groups give back slots that they do not need now; whether one did."""
@@ -199,7 +223,13 @@ class SchedulingPolicy:
             return waiting.rank < preempted.rank
         if waiting.submit.priority != preempted.submit.priority:
             return waiting.submit.priority < preempted.submit.priority
-        return self._has_nothing(waiting) and not self._has_nothing(preempted)
+        if self._has_nothing(waiting):
+            return not self._has_nothing(preempted)
+        return (
+            self._shared.is_limited
+            and self._shared.is_within_share(waiting)
+            and not self._shared.is_within_share(preempted)
+        )
 
     def _next_waiting(self, step: int) -> SequenceGroup | None:
         """The first waiting group, or one that may pass it, None if it lacks slots.
@@ -252,11 +282,40 @@ class SchedulingPolicy:
         busiest = tenants.busiest()
         if busiest is None or tenants.num_groups(busiest) < 2:
             return None
-        for victim in reversed(self._queues.running):
-            if victim.submit.tenant == busiest and not victim.computes_prefix:
-                is_less_urgent = victim.submit.priority >= group.submit.priority
-                if victim.state is not FINISHING:
-                    return victim if is_less_urgent and not _must_run_alone(victim) else None
+        victim = self._last_of(busiest)
+        if victim is None or _must_run_alone(victim):
+            return None
+        return victim if victim.submit.priority >= group.submit.priority else None
+
+    def _shorten_step(self, draft: PlanDraft) -> None:
+        """Preempt last groups of tenants beyond their share until the step is within its limit.
+
+        Their blocks stay in the prefix cache; to swap them would make the step longer.
+        """
+        tenants = self._queues.tenants
+        while self._shared.is_exceeded:
+            busiest = tenants.busiest(least_groups=2)
+            if busiest is None or not self._shared.is_beyond_share(busiest):
+                return
+            victim = self._last_of(busiest)
+            if victim is None or not self._gives_way(victim):
+                return
+            beneficiary = self._queues.first_of_other_tenant(busiest) or victim
+            self._planner.preempt(victim, beneficiary, Preemption.RECOMPUTE, draft)
+
+    def _gives_way(self, group: SequenceGroup) -> bool:
+        """Whether a group of a tenant beyond its share is not more urgent than other tenants'."""
+        if group.computes_prefix:
+            return False
+        other = self._queues.first_of_other_tenant(group.submit.tenant)
+        return other is None or other.submit.priority <= group.submit.priority
+
+    def _last_of(self, tenant: str) -> SequenceGroup | None:
+        """The last running group of a tenant, by rank, that does not end by itself soon."""
+        for group in reversed(self._queues.running):
+            is_of_tenant = group.submit.tenant == tenant and not group.computes_prefix
+            if is_of_tenant and group.state is not FINISHING:
+                return group
         return None
 
 

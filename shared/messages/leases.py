@@ -80,10 +80,15 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Speeds on which the costs of preemption depend, measured at start."""
+    """Speeds on which scheduling depends, measured at start.
+
+    A step of a few decoding sequences takes ``step_overhead_s`` and ``decode_token_s`` for each.
+    """
 
     prefill_tokens_per_s: float
     swap_bytes_per_s: float  # between the two pools, either way
+    step_overhead_s: float = 0.0
+    decode_token_s: float = 0.0  # 0: not measured
 
 
 @message

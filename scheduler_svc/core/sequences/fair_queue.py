@@ -39,18 +39,21 @@ class FairQueue:
         tenant = group.submit.tenant if self._is_fair or self._max_sequences else ""
         self._by_tenant.setdefault(tenant, WaitingQueue()).add(group)
 
-    def first(self, max_slots: int | None = None) -> SequenceGroup | None:
+    def first(
+        self, max_slots: int | None = None, without: str | None = None
+    ) -> SequenceGroup | None:
         """The first group, None if there is none. Visits each tenant with waiting groups.
 
         Args:
             max_slots: only of the groups that need no more slots than this.
+            without: a tenant whose groups do not count.
         """
         if not self._by_tenant:
             return None  # as in most steps
         best: tuple[_Order, SequenceGroup] | None = None
         for tenant in list(self._by_tenant):
             group = self._first_of(tenant, max_slots)
-            if group is None:
+            if group is None or tenant == without:
                 continue
             served = self._service.counter(tenant) if self._is_fair else 0.0
             order = (group.submit.priority, served, group.rank)

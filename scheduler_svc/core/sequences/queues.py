@@ -82,6 +82,14 @@ class Queues:
         """
         return self._waiting.first(max_slots)
 
+    def first_of_other_tenant(self, tenant: str) -> SequenceGroup | None:
+        """The most urgent group of another tenant, waiting or running, None if there is none."""
+        found = next((group for group in self.running if group.submit.tenant != tenant), None)
+        waiting = self._waiting.first(without=tenant)
+        if found is None or waiting is None:
+            return found or waiting
+        return waiting if waiting.submit.priority < found.submit.priority else found
+
     def admit(self, group: SequenceGroup) -> None:
         """Move a waiting or preempted group to the running ones: it has its blocks."""
         if group.state is WAITING:

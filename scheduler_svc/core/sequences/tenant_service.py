@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from scheduler_svc.core.sequences.sequence import SequenceGroup
 
 _FORGET_AT = 1_024  # tenants; beyond that, those that would start at the floor are dropped
+_PRESENT_STEPS = 64  # for which a tenant without requests may come back at any time
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class _Tenant:
     since_step: int
     num_decoding: int = 0  # sequences, each of which generates a token in every step
     num_requests: int = 0  # that have not ended
+    last_step: int = 0  # in which it had requests, while it has none
     num_groups: int = 0  # that hold blocks
     num_sequences: int = 0  # of those
 
@@ -38,15 +40,19 @@ class TenantService:
 
     Attributes:
         step: the one that is planned.
+        num_running: sequences of all groups that hold blocks.
     """
 
     def __init__(self, prompt_weight: float, generated_weight: float) -> None:
         self.step = 0
+        self.num_running = 0
         self._prompt_weight = prompt_weight
         self._generated_weight = generated_weight
         self._tenants: dict[str, _Tenant] = {}
         self._floor = 0.0  # where a tenant starts if no other has requests
         self._forget_at = _FORGET_AT
+        self._demand: tuple[int, int] | None = None  # None: it may have changed
+        self._demand_until = 0  # step
 
     def counter(self, tenant: str) -> float:
         """Weighted tokens that a tenant was served; of unknown tenants, where they would start."""
@@ -68,10 +74,37 @@ class TenantService:
         """Tenants with requests that have not ended."""
         return sum(found.num_requests > 0 for found in self._tenants.values())
 
-    def busiest(self) -> str | None:
-        """The tenant with most running sequences, None if nothing runs."""
-        name = max(self._tenants, key=self.num_sequences, default=None)
-        return name if name is not None and self.num_sequences(name) else None
+    def busiest(self, least_groups: int = 1) -> str | None:
+        """The tenant with most running sequences, None if nothing runs.
+
+        Args:
+            least_groups: running groups that it must have.
+        """
+        found = [name for name, one in self._tenants.items() if one.num_groups >= least_groups]
+        return max(found, key=self.num_sequences, default=None)
+
+    def demand(self) -> tuple[int, int]:
+        """Tenants that have requests or had some lately, and the requests of the one with fewest.
+
+        A tenant that had some lately counts as one with one request: what others leave to it does
+        not change with each of its requests.
+        """
+        if self._demand is None or self.step >= self._demand_until:
+            self._demand, self._demand_until = self._count_demand()
+        return self._demand
+
+    def _count_demand(self) -> tuple[tuple[int, int], int]:
+        """The demand, and the step in which it changes if no request comes or ends."""
+        num_tenants, fewest, until = 0, 0, self.step + _PRESENT_STEPS
+        for found in self._tenants.values():
+            if not found.num_requests:
+                if found.last_step <= self.step - _PRESENT_STEPS:
+                    continue
+                until = min(until, found.last_step + _PRESENT_STEPS)
+            num_requests = max(1, found.num_requests)
+            fewest = min(fewest, num_requests) if num_tenants else num_requests
+            num_tenants += 1
+        return (num_tenants, fewest), until
 
     # ------------------------------------------------------------ requests
 
@@ -90,6 +123,7 @@ class TenantService:
             self._settle(found)
             found.served = max(found.served, self._floor)
         found.num_requests += 1
+        self._demand = None
 
     def end(self, group: SequenceGroup) -> None:
         """Count a request no more."""
@@ -97,6 +131,8 @@ class TenantService:
             return
         found = self._tenants[group.submit.tenant]
         found.num_requests -= 1
+        found.last_step = self.step
+        self._demand = None
         if found.num_requests == 0:
             self._raise_floor()
             if not self.num_active:
@@ -108,6 +144,7 @@ class TenantService:
             found = self._tenants[group.submit.tenant]
             found.num_groups += 1
             found.num_sequences += group.num_slots
+            self.num_running += group.num_slots
 
     def stop_running(self, group: SequenceGroup) -> None:
         """Count a group that ended or was preempted as running no more; it does not decode now."""
@@ -115,11 +152,13 @@ class TenantService:
             found = self._tenants[group.submit.tenant]
             found.num_groups -= 1
             found.num_sequences -= group.num_slots
+            self.num_running -= group.num_slots
 
     def end_sequence(self, group: SequenceGroup) -> None:
         """Count one sequence less of a running group that has several."""
         if not group.computes_prefix:
             self._tenants[group.submit.tenant].num_sequences -= 1
+            self.num_running -= 1
 
     # ------------------------------------------------------------- service
 

@@ -27,6 +27,7 @@ class FairQueueCheck(QueueCheck):
                 sequences[tenant] += group.num_slots
                 if group.state in (GroupState.DECODING, GroupState.SEARCHING):
                     decoding[tenant] += group.num_slots
+        assert queues.tenants.num_running == sequences.total()
         for tenant, found in queues.tenants._tenants.items():
             counted = (found.num_groups, found.num_sequences, found.num_decoding)
             assert counted == (groups[tenant], sequences[tenant], decoding[tenant]), tenant
@@ -60,6 +61,9 @@ class FairQueueCheck(QueueCheck):
         running = Counter(self._tenant_at(other) for other in self._running)
         mine = self._clients[event.request_id].submit.tenant
         by = self._rank_of(event.by)
+        if core.config.max_tenant_slowdown and running[mine] >= 1 and by[0] <= rank[0]:
+            self.counts["shortened steps"] += self._clients[event.by].submit.tenant != mine
+            return
         if by in self._waiting:
             assert running[mine] >= 1, f"{event.request_id} was the only group of its tenant"
             assert running[self._clients[event.by].submit.tenant] == 0
@@ -93,7 +97,7 @@ class FairQueueCheck(QueueCheck):
 
     def _check_prefixes(self, core: Scheduler, has_victim: bool) -> None:
         """They may be computed while a tenant waits that has as much running as it may."""
-        if not core.config.max_tenant_sequences:
+        if not core.config.max_tenant_sequences and not core.config.max_tenant_slowdown:
             super()._check_prefixes(core, has_victim)
 
     def _tenant_at(self, rank: _Rank) -> str:

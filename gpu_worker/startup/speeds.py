@@ -1,4 +1,4 @@
-"""Measures the costs of preemption at start: the speeds of prefill and of swapping."""
+"""Measures at start the speeds on which scheduling depends: prefill, decode and swapping."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gpu_worker.kv.memory import KVMemory
-from gpu_worker.startup.warm_up_plans import prefill_plan
+from gpu_worker.startup.warm_up_plans import decode_plan, prefill_plan
 from gpu_worker.step.executor import Executor
 from shared.codec import IntArray
 from shared.messages.leases import Speeds
@@ -17,6 +17,10 @@ from shared.messages.leases import Speeds
 _NUM_TOKENS = 256
 _PREFILLS = 4
 _PREFILL_BUDGET_S = 0.1
+# Decodes of one sequence and of some more; the scheduler compares batches that are about as large.
+_DECODING = 8
+_DECODES = 3  # steps of each
+_DECODE_PROMPT_TOKENS = 8
 _SWAPS = 9
 _SWAP_BUDGET_S = 0.05
 # Without a host pool nothing is swapped, but the scheduler divides by this speed.
@@ -26,7 +30,7 @@ _NO_SWAPPING = 1.0
 def measure_speeds(
     executor: Executor, memory: KVMemory, agreed: Callable[[bool], bool] = bool
 ) -> Speeds:
-    """Compute a prompt, and swap its blocks out and in, a few times.
+    """Compute a prompt, decode, and swap blocks out and in, a few times each.
 
     The executor must have no sequences, and has none afterwards; blocks are overwritten.
 
@@ -42,7 +46,13 @@ def measure_speeds(
     on_gpu = any(cache.key.is_cuda for cache in memory.layers.values())
     prefill_s = _prefill_s(executor, num_tokens, num_blocks, on_gpu, agreed)
     num_swapped = min(num_blocks, kv.num_host_blocks)
-    return Speeds(num_tokens / prefill_s, _swap_bytes_per_s(memory, num_swapped, on_gpu))
+    overhead_s, token_s = _decode_s(executor)
+    return Speeds(
+        num_tokens / prefill_s,
+        _swap_bytes_per_s(memory, num_swapped, on_gpu),
+        overhead_s,
+        token_s,
+    )
 
 
 def _prefill_s(
@@ -65,6 +75,32 @@ def _prefill_s(
     ):
         found.append(executor.execute(plan).model_us / 1e6)
         executor.reset()
+    return max(min(found), 1e-6)
+
+
+def _decode_s(executor: Executor) -> tuple[float, float]:
+    """Seconds of a step without sequences, and of each sequence in it; zeros: no room to measure.
+
+    The line through steps with one sequence and with some more.
+    """
+    limits = executor.limits
+    num_tokens = _DECODE_PROMPT_TOKENS + _DECODES
+    num_blocks = -(-num_tokens // limits.kv.block_size)
+    most = min(_DECODING, limits.kv.num_blocks // num_blocks)
+    if most < 2 or num_tokens >= limits.max_model_len:
+        return 0.0, 0.0
+    one_s, many_s = (_decode_step_s(executor, count, num_blocks) for count in (1, most))
+    token_s = max((many_s - one_s) / (most - 1), 1e-9)
+    return max(one_s - token_s, 0.0), token_s
+
+
+def _decode_step_s(executor: Executor, num_sequences: int, num_blocks: int) -> float:
+    """Seconds of the fastest of some steps in which so many sequences decode."""
+    tokens = np.arange(_DECODE_PROMPT_TOKENS, dtype=np.int32) % executor.limits.vocab_size
+    executor.execute(prefill_plan([tokens] * num_sequences, num_blocks, _DECODES + 1))
+    plans = [decode_plan(2 + step) for step in range(_DECODES)]
+    found = [executor.execute(plan).model_us / 1e6 for plan in plans]
+    executor.reset()
     return max(min(found), 1e-6)
 
 
