@@ -125,6 +125,7 @@ class Observer:
         metrics = self._metrics
         metrics.num_requests_running.set(stats.num_running)
         metrics.num_requests_waiting.set(stats.num_waiting)
+        metrics.num_waiting_tokens.set(stats.num_waiting_tokens)
         metrics.num_requests_swapped.set(stats.num_swapped)
         metrics.kv_cache_usage_perc.set(stats.num_used_blocks / kv.num_blocks)
         metrics.kv_cache_token_usage_perc.set(stats.num_kv_tokens / slots)

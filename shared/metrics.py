@@ -176,6 +176,27 @@ class GatewayMetrics(_Metrics):
             "gateway_outputs_lag_seconds",
             "Since outputs was last read to its end, 0 while no client waits.",
         )
+        self._add_batches()
+
+    def _add_batches(self) -> None:
+        self.batches = self._gauges(
+            "batches",
+            "Batches that this gateway works on, by status.",
+            "status",
+            ("validating", "in_progress", "finalizing", "cancelling"),
+        )
+        self.batches_ended = self._counters(
+            "batches_ended",
+            "Batches that this gateway brought to their end, by status.",
+            "status",
+            ("completed", "failed", "expired", "cancelled"),
+        )
+        self.batch_lines = self._counters(
+            "batch_lines",
+            "Lines of batches that this gateway wrote an answer or an error for.",
+            "result",
+            ("completed", "failed"),
+        )
 
 
 class SchedulerMetrics(_Metrics):
@@ -190,6 +211,9 @@ class SchedulerMetrics(_Metrics):
     def _add_queues(self) -> None:
         self.num_requests_running = self._gauge("num_requests_running", "Requests with blocks.")
         self.num_requests_waiting = self._gauge("num_requests_waiting", "Requests that wait.")
+        self.num_waiting_tokens = self._gauge(
+            "num_waiting_tokens", "Prompt tokens of accepted requests that are in no plan yet."
+        )
         self.num_requests_swapped = self._gauge(
             "num_requests_swapped", "Waiting requests whose keys and values are in the host pool."
         )

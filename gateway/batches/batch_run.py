@@ -82,6 +82,8 @@ class BatchRun:
         self._num_waiting = 0  # bytes of results
         self._is_full = False  # the API key may keep no more
         self._is_over = False  # no gateway answers further lines
+        self._metrics = service.metrics
+        self._counted: Status | None = None  # in the gauge of batches
 
     async def run(self) -> None:
         """Bring the batch to its end.
@@ -91,12 +93,25 @@ class BatchRun:
             BusUnavailable: Redis does not answer; what was not written is done again.
             TakenOver: another gateway answers its lines.
         """
-        await run_claimed(self._log, self._work(), self._flush, self._claim_lost)
+        self._count_as(Status(self._state.status))
+        try:
+            await run_claimed(self._log, self._work(), self._flush, self._claim_lost)
+        finally:
+            self._count_as(None)
         state = self._log.state
+        self._metrics.batches_ended[state.status].inc()
         completed, failed = state.counts.completed, state.counts.failed
         _log.info(
             "batch ended", id=state.id, status=state.status, completed=completed, failed=failed
         )
+
+    def _count_as(self, status: Status | None) -> None:
+        """Count the batch under another status; None: no more."""
+        if self._counted is not None:
+            self._metrics.batches[self._counted].dec()
+        if status is not None:
+            self._metrics.batches[status].inc()
+        self._counted = status
 
     async def _work(self) -> None:
         if self._state.status == Status.VALIDATING:
@@ -107,6 +122,7 @@ class BatchRun:
             await self._account_for_all()
             now_s = int(time.time())
             self._state = replace(self._state, status=Status.FINALIZING, finalizing_s=now_s)
+            self._count_as(Status.FINALIZING)
         await self._flush(always=True)
         has_failed = bool(self._state.errors)
         await self._log.end(Status.FAILED if has_failed else Status(self._state.ends_as))
@@ -126,6 +142,7 @@ class BatchRun:
             in_progress_s=int(time.time()),
             counts=Counts(total=check.num_lines),
         )
+        self._count_as(Status.IN_PROGRESS)
         await self._flush(always=True)
 
     async def _answer_until_expired(self) -> None:
@@ -233,6 +250,9 @@ class BatchRun:
             errors = b"".join(result.data for result in results if not result.is_answer)
             self._num_kept = await self._log.write(state, output, errors)
             self._num_waiting -= len(output) + len(errors)
+            num_completed = sum(result.is_answer for result in results)
+            self._metrics.batch_lines["completed"].inc(num_completed)
+            self._metrics.batch_lines["failed"].inc(len(results) - num_completed)
 
     async def _claim_lost(self) -> None:
         """Find out why: another gateway goes on, or none does."""

@@ -173,10 +173,18 @@ def test_engines_of_a_fleet_have_a_redis_each_that_starts_first_and_stops_last()
     assert env["PAGESTREAM_ADVERTISED_REDIS_URL"].endswith("@$(POD_NAME).engine:6379/0")
     [scaled] = of_kind("fleet", "ScaledObject")
     assert scaled["spec"]["scaleTargetRef"]["name"] == "engine"
-    metrics = set(re.findall(r"pagestream:(\w+)", str(scaled["spec"]["triggers"])))
+    operations = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    text = str(scaled["spec"]["triggers"]) + "".join(re.findall(r"-metric` \|.*", operations))
+    metrics = set(re.findall(r"pagestream:(\w+)", text))
     source = (ROOT / "shared" / "metrics.py").read_text()
-    assert metrics
+    assert {"num_waiting_tokens", "kv_cache_usage_perc"} <= metrics
     assert all(f'"{name}"' in source for name in metrics)
+    scaling = scaled["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    # Longer than a model loads; and one at a time, in longer than it drains.
+    assert scaling["scaleDown"]["stabilizationWindowSeconds"] >= 600
+    [slowest] = scaling["scaleDown"]["policies"]
+    assert slowest["value"] == 1
+    assert slowest["periodSeconds"] > pod["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

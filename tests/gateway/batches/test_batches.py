@@ -1,5 +1,6 @@
 """Batches: every line has one answer or one error, whatever the file holds."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,13 @@ async def test_responses_are_answered_and_continue_kept_ones(stage: Stage) -> No
         "4": "text.format.schema",
         "5": "previous_response_id",
     }
+    metrics = stage.server.service.metrics
+    async with asyncio.timeout(10):
+        while not metrics.batches_ended["completed"]._value.get():
+            await asyncio.sleep(0.01)  # polling interval of the condition
+    lines_done = {result: one._value.get() for result, one in metrics.batch_lines.items()}
+    assert lines_done == {"completed": len(answers), "failed": len(errors)}
+    assert all(one._value.get() == 0 for one in metrics.batches.values())
 
 
 async def test_a_line_whose_body_is_refused_is_in_the_file_of_errors(stage: Stage) -> None:
