@@ -59,16 +59,33 @@ def dashboard_questions() -> list[Question]:
 
 
 def alert_questions() -> list[Question]:
-    """Every expression of every alert rule."""
-    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
-    return [Question(rule["alert"], rule["expr"]) for group in groups for rule in group["rules"]]
+    """Every expression of every alert rule and recording rule."""
+    return [
+        Question(str(rule.get("alert") or rule["record"]), rule["expr"])
+        for name in ("alerts.yml", "recording.yml")
+        for rule in rules(name)
+    ]
+
+
+def rules(name: str) -> list[dict[str, Any]]:
+    """The rules of a file."""
+    groups = yaml.safe_load((MONITORING / name).read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def exposed_series() -> dict[str, Series]:
-    """Everything a scrape of the three services returns, by name."""
+    """Everything a scrape of the three services returns, by name, and what rules record."""
     found = {name: Series(kind, TARGET_LABELS) for name, kind in MADE_BY_PROMETHEUS.items()}
-    for metrics in (GatewayMetrics, SchedulerMetrics, WorkerMetrics):
-        for family in metrics("model", "engine").registry.collect():
+    found |= {
+        rule["record"]: Series("gauge", frozenset({"engine"})) for rule in rules("recording.yml")
+    }
+    gateway, scheduler = GatewayMetrics("model", "engine"), SchedulerMetrics("model", "engine")
+    # Series whose labels have no values at the start.
+    gateway.routed_requests.inc(1, "engine", "reason")
+    scheduler.tenant_tokens.inc(1, "tenant", "kind")
+    scheduler.tenant_block_seconds.inc(1, "tenant")
+    for metrics in (gateway, scheduler, WorkerMetrics("model", "engine")):
+        for family in metrics.registry.collect():
             for sample in family.samples:
                 labels = TARGET_LABELS | sample.labels.keys()
                 found[sample.name] = Series(family.type, labels)

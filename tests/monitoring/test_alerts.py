@@ -1,5 +1,6 @@
 """Alert rules, judged by Prometheus's own tool."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.monitoring.expressions import MONITORING
+from tests.monitoring.expressions import MONITORING, rules
 
 CASES = Path(__file__).with_name("alerts_test.yml")
 
@@ -29,7 +30,6 @@ def test_each_alert_fires_when_it_should_and_not_before() -> None:
 
 
 def test_each_alert_has_a_case() -> None:
-    rules = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"][0]["rules"]
     cases = yaml.safe_load(CASES.read_text())["tests"]
     tried = {
         test["alertname"]
@@ -37,4 +37,10 @@ def test_each_alert_has_a_case() -> None:
         for test in case["alert_rule_test"]
         if test.get("exp_alerts")
     }
-    assert tried == {rule["alert"] for rule in rules}
+    assert tried == {rule["alert"] for rule in rules("alerts.yml")}
+
+
+def test_each_alert_has_a_line_on_what_to_do() -> None:
+    text = (MONITORING.parent / "docs" / "OPERATIONS.md").read_text()
+    described = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert {rule["alert"] for rule in rules("alerts.yml")} <= set(described)

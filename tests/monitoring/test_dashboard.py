@@ -22,6 +22,7 @@ from tests.monitoring.expressions import (
 ROOT = MONITORING.parent
 SCHEMA_VERSION = 42  # of Grafana 12 and 13
 NUM_COLUMNS = 24
+HOME = MONITORING / "grafana" / "dashboards" / "pagestream.json"
 UNITS = {"bytes", "percentunit", "short", "s", "reqps", "dateTimeAsIso"}
 
 
@@ -112,18 +113,23 @@ def test_variables_are_declared_and_used(dashboard: dict[str, Any]) -> None:
     assert "datasource" in declared
 
 
-def test_kv_memory_comes_first(dashboard: dict[str, Any]) -> None:
-    first = dashboard["panels"]
+def test_kv_memory_comes_first() -> None:
+    first = read(HOME)["panels"]
     assert first[0]["title"] == "KV memory"
     top = first[1]
     assert "kv_cache_bytes" in top["targets"][0]["expr"]
     assert top["fieldConfig"]["defaults"]["custom"]["stacking"]["mode"] == "normal"
 
 
-def test_mapping_is_shown_with_the_part_that_steps_waited_for(dashboard: dict[str, Any]) -> None:
+def test_dashboards_have_ids_and_titles_of_their_own() -> None:
+    found = [(read(path)["uid"], read(path)["title"]) for path in DASHBOARDS]
+    assert len({uid for uid, _ in found}) == len({title for _, title in found}) == len(found) == 4
+
+
+def test_mapping_is_shown_with_the_part_that_steps_waited_for() -> None:
     asked = {
         target["expr"].partition("{")[0].rpartition("pagestream:")[2]
-        for panel in charts(dashboard)
+        for panel in charts(read(HOME))
         for target in panel["targets"]
     }
     assert {"worker_kv_map_seconds_sum", "worker_kv_map_wait_seconds_sum"} <= asked
@@ -143,11 +149,19 @@ def test_grafana_is_configured_with_the_places_of_dashboards_and_data() -> None:
         for line in compose["grafana"]["environment"]
         if line.startswith("GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH=")
     )
-    assert home == f"{provider['options']['path']}/{DASHBOARDS[0].name}"
+    assert home == f"{provider['options']['path']}/{HOME.name}"
 
     [source] = read(provisioning / "datasources" / "prometheus.yml")["datasources"]
     assert source["type"] == "prometheus"
     assert source["url"] == "http://prometheus:9090"
+
+
+def test_images_are_pinned_by_version_and_every_file_of_rules_is_mounted() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for name in ("prometheus", "grafana"):
+        assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", compose[name]["image"])
+    mounted = {Path(volume.split(":")[1]).name for volume in compose["prometheus"]["volumes"]}
+    assert set(read(MONITORING / "prometheus.yml")["rule_files"]) <= mounted
 
 
 def test_prometheus_scrapes_the_services_that_compose_starts() -> None:

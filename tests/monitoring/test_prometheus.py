@@ -28,7 +28,7 @@ class Prometheus:
     def __init__(self, binary: str, folder: Path, targets: dict[str, str]) -> None:
         config = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
         config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
-        config["rule_files"] = [str(MONITORING / "alerts.yml")]
+        config["rule_files"] = [str(MONITORING / name) for name in config["rule_files"]]
         for job in config["scrape_configs"]:
             job["static_configs"][0]["targets"] = [targets[job["job_name"]]]
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
@@ -116,7 +116,11 @@ def test_every_service_can_be_scraped(running: Running, prometheus: Prometheus) 
 
 
 def test_every_chart_has_something_to_show(running: Running, prometheus: Prometheus) -> None:
-    waiting = {question.concrete(WINDOW): question for question in dashboard_questions()}
+    waiting = {
+        question.concrete(WINDOW): question
+        for question in dashboard_questions()
+        if "routed_requests" not in question.text  # of fleets alone
+    }
 
     def all_answered() -> bool:
         running.complete()
