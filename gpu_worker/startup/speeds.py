@@ -17,10 +17,11 @@ from shared.messages.leases import Speeds
 _NUM_TOKENS = 256
 _PREFILLS = 4
 _PREFILL_BUDGET_S = 0.1
-# Decodes of one sequence and of some more; the scheduler compares batches that are about as large.
-_DECODING = 8
+# Sequences that decode at once; the scheduler compares batches that are about as large. Where the
+# weights are read from memory a few more cost little, and many cost as much as they compute.
+_DECODING = (8, 32)
 _DECODES = 3  # steps of each
-_DECODE_PROMPT_TOKENS = 8
+_DECODE_PROMPT_TOKENS = 2
 _SWAPS = 9
 _SWAP_BUDGET_S = 0.05
 # Without a host pool nothing is swapped, but the scheduler divides by this speed.
@@ -81,16 +82,19 @@ def _prefill_s(
 def _decode_s(executor: Executor) -> tuple[float, float]:
     """Seconds of a step without sequences, and of each sequence in it; zeros: no room to measure.
 
-    The line through steps with one sequence and with some more.
+    Of the lines from a step with one sequence to steps with more, the steepest.
     """
     limits = executor.limits
     num_tokens = _DECODE_PROMPT_TOKENS + _DECODES
     num_blocks = -(-num_tokens // limits.kv.block_size)
-    most = min(_DECODING, limits.kv.num_blocks // num_blocks)
-    if most < 2 or num_tokens >= limits.max_model_len:
+    counts = [count for count in _DECODING if count * num_blocks <= limits.kv.num_blocks]
+    if not counts or num_tokens >= limits.max_model_len:
         return 0.0, 0.0
-    one_s, many_s = (_decode_step_s(executor, count, num_blocks) for count in (1, most))
-    token_s = max((many_s - one_s) / (most - 1), 1e-9)
+    one_s = _decode_step_s(executor, 1, num_blocks)
+    slopes = [
+        (_decode_step_s(executor, count, num_blocks) - one_s) / (count - 1) for count in counts
+    ]
+    token_s = max(*slopes, 1e-9)
     return max(one_s - token_s, 0.0), token_s
 
 
