@@ -19,18 +19,21 @@ _REDIS_START_S = 30.0
 
 
 @contextmanager
-def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
+def serving(
+    folder: Path, port: int, flags: Sequence[str], module: str = "deploy.serve"
+) -> Iterator[None]:
     """Run all services inside the block, with default settings beside ``flags``.
 
     Args:
         folder: for their state and their log.
         port: of the gateway.
-        flags: of ``scripts/serve``.
+        flags: of ``scripts/serve``, or of ``module``.
+        module: the launcher.
 
     Raises:
         NotServed: they do not become ready.
     """
-    command = [sys.executable, "-m", "deploy.serve", "--state-dir", str(folder)]
+    command = [sys.executable, "-m", module, "--state-dir", str(folder)]
     command += ["--port", str(port), "--scheduler-metrics-port", "0", "--worker-metrics-port", "0"]
     environ = {
         name: text
@@ -43,7 +46,7 @@ def serving(folder: Path, port: int, flags: Sequence[str]) -> Iterator[None]:
     def is_ready() -> bool:
         return "] ready: " in log.read_text()
 
-    with ready_server("scripts/serve", [*command, *flags], environ, log, is_ready, _START_S):
+    with ready_server(module, [*command, *flags], environ, log, is_ready, _START_S):
         yield
 
 
