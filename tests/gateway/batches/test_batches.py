@@ -134,35 +134,33 @@ async def test_a_line_whose_body_is_refused_is_in_the_file_of_errors(stage: Stag
     }
 
 
-@pytest.mark.parametrize(
-    ("bad", "code", "param"),
-    [
-        ("{", "invalid_json", None),
-        ("[1]", "invalid_line", None),
-        ({"method": "POST", "url": CHATS, "body": {}}, "missing_field", "custom_id"),
-        (line(7) | {"custom_id": 7}, "invalid_value", "custom_id"),
-        (line(0), "duplicate_custom_id", "custom_id"),
-        (line(7) | {"method": "GET"}, "invalid_value", "method"),
-        (line(7, url="/v1/completions"), "mismatched_endpoint", "url"),
-        (line(7) | {"body": "text"}, "invalid_value", "body"),
-        ('{"custom_id": "x", "body": {"n": ' + "5" * 5_000 + "}}", "invalid_json", None),
-        (line(7) | {"priority": 1}, "unsupported_parameter", "priority"),
-        (line(7, user="x" * 20_000), "line_too_long", None),
-    ],
-)
-async def test_a_bad_file_fails_with_the_line(
-    make_stage: MakeStage, bad: Any, code: str, param: str | None
-) -> None:
+BAD_LINES: list[tuple[Any, str, str | None]] = [
+    ("{", "invalid_json", None),
+    ("[1]", "invalid_line", None),
+    ({"method": "POST", "url": CHATS, "body": {}}, "missing_field", "custom_id"),
+    (line(7) | {"custom_id": 7}, "invalid_value", "custom_id"),
+    (line(0), "duplicate_custom_id", "custom_id"),
+    (line(7) | {"method": "GET"}, "invalid_value", "method"),
+    (line(7, url="/v1/completions"), "mismatched_endpoint", "url"),
+    (line(7) | {"body": "text"}, "invalid_value", "body"),
+    ('{"custom_id": "x", "body": {"n": ' + "5" * 5_000 + "}}", "invalid_json", None),
+    (line(7) | {"priority": 1}, "unsupported_parameter", "priority"),
+    (line(7, user="x" * 20_000), "line_too_long", None),
+]
+
+
+async def test_a_bad_file_fails_with_the_line(make_stage: MakeStage) -> None:
     stage = await make_stage(max_body_bytes=10_000)
-    made = await begin(stage.openai, [line(0), "", bad, line(8)])
-    failed = await until(stage.openai, made.id, "failed")
-    assert failed.errors is not None
-    [error] = failed.errors.data or []
-    assert (error.code, error.line, error.param) == (code, 3, param)
-    assert error.message
-    assert param is None or param in error.message
-    assert (failed.output_file_id, failed.error_file_id) == (None, None)
-    assert failed.failed_at is not None
+    for bad, code, param in BAD_LINES:
+        made = await begin(stage.openai, [line(0), "", bad, line(8)])
+        failed = await until(stage.openai, made.id, "failed")
+        assert failed.errors is not None
+        [error] = failed.errors.data or []
+        assert (error.code, error.line, error.param) == (code, 3, param)
+        assert error.message
+        assert param is None or param in error.message
+        assert (failed.output_file_id, failed.error_file_id) == (None, None)
+        assert failed.failed_at is not None
 
 
 async def test_a_file_without_lines_or_with_too_many_fails(make_stage: MakeStage) -> None:
@@ -326,27 +324,25 @@ async def test_unfinished_batches_of_one_key_are_bounded(
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "param"),
-    [
-        ({"input_file_id": "file-" + "0" * 32}, 404, "input_file_id"),
-        ({"input_file_id": "../x"}, 404, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
-        ({"completion_window": "soon"}, 400, "completion_window"),
-        ({"completion_window": "8d"}, 400, "completion_window"),
-        ({"metadata": {"a": "x" * 513}}, 400, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "output_expires"),
-        ({"priority": 1}, 400, "priority"),
-    ],
-)
-async def test_a_bad_call_names_the_field(
-    stage: Stage, changes: dict[str, Any], status: int, param: str
-) -> None:
+BAD_CALLS: list[tuple[dict[str, Any], int, str]] = [
+    ({"input_file_id": "file-" + "0" * 32}, 404, "input_file_id"),
+    ({"input_file_id": "../x"}, 404, "input_file_id"),
+    ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+    ({"completion_window": "soon"}, 400, "completion_window"),
+    ({"completion_window": "8d"}, 400, "completion_window"),
+    ({"metadata": {"a": "x" * 513}}, 400, "metadata"),
+    ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, 400, "output_expires"),
+    ({"priority": 1}, 400, "priority"),
+]
+
+
+async def test_a_bad_call_names_the_field(stage: Stage) -> None:
     body = {"endpoint": CHATS, "completion_window": "24h"}
     body["input_file_id"] = await upload(stage.openai, [line(0)])
-    refused = await stage.http.post("/v1/batches", json=body | changes)
-    error = check_error(refused, status)
-    assert str(error["param"]).startswith(param)
+    for changes, status, param in BAD_CALLS:
+        refused = await stage.http.post("/v1/batches", json=body | changes)
+        error = check_error(refused, status)
+        assert str(error["param"]).startswith(param)
     assert [batch async for batch in stage.openai.batches.list()] == []
 
 

@@ -1,4 +1,7 @@
-"""A batch outlives every process: each line has one answer, that of an undisturbed run."""
+"""A batch and a response in the background outlive every process, also all of them at once.
+
+Each line of the batch has one answer, and the response one text, those of an undisturbed run.
+"""
 
 import json
 import os
@@ -12,14 +15,15 @@ from openai.types import Batch
 
 from tests.deploy.running import ANSWER_DEADLINE_S, Running
 
-NUM_LINES = 120
+NUM_LINES = 80
+LENGTH = 300  # of the response, in tokens
 CHATS: Any = "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     served = Running(
-        tmp_path_factory.mktemp("batches"), "--dtype", "float32", "--batch-concurrency", "8"
+        tmp_path_factory.mktemp("jobs"), "--dtype", "float32", "--batch-concurrency", "4"
     )
     try:
         served.until_ready()
@@ -47,7 +51,7 @@ def line(number: int) -> str:
     return json.dumps(asked)
 
 
-def begin(client: OpenAI) -> Batch:
+def begin_batch(client: OpenAI) -> Batch:
     data = "\n".join(map(line, range(NUM_LINES))).encode()
     file = client.files.create(file=("in.jsonl", data), purpose="batch")
     return client.batches.create(input_file_id=file.id, endpoint=CHATS, completion_window="24h")
@@ -60,14 +64,7 @@ def num_done(client: OpenAI, batch: Batch) -> int:
     return found.request_counts.completed
 
 
-def until_done(running: Running, client: OpenAI, batch: Batch, count: int) -> None:
-    """Wait until so many lines have their answers."""
-    running.until(
-        lambda: num_done(client, batch) >= count, ANSWER_DEADLINE_S, f"{count} answers of the batch"
-    )
-
-
-def texts_of(running: Running, client: OpenAI, batch: Batch) -> dict[str, str]:
+def lines_of(running: Running, client: OpenAI, batch: Batch) -> dict[str, str]:
     """The text of each line at the end of the batch."""
     running.until(
         lambda: client.batches.retrieve(batch.id).status == "completed",
@@ -86,19 +83,59 @@ def texts_of(running: Running, client: OpenAI, batch: Batch) -> dict[str, str]:
     }
 
 
+def respond(client: OpenAI, **more: Any) -> Any:
+    return client.responses.create(
+        model="demo",
+        input="Tell me a story.",
+        max_output_tokens=LENGTH,
+        temperature=1,
+        extra_body={"seed": 11, "ignore_eos": True},
+        **more,
+    )
+
+
+def until_tokens(client: OpenAI, response_id: str) -> int:
+    """The number of an event in the middle of the text."""
+    for event in client.responses.retrieve(response_id, stream=True):
+        if event.sequence_number == 20:
+            return event.sequence_number
+    pytest.fail("the response ended before it could be disturbed")
+
+
+def rest_of(running: Running, client: OpenAI, response_id: str, after: int) -> str:
+    """The text behind an event, up to the end of the response."""
+
+    def ended() -> bool:
+        found = client.responses.retrieve(response_id)
+        return found.status not in ("queued", "in_progress")
+
+    running.until(ended, ANSWER_DEADLINE_S, "the end of the response")
+    return "".join(
+        event.delta
+        for event in client.responses.retrieve(response_id, stream=True, starting_after=after)
+        if event.type == "response.output_text.delta"
+    )
+
+
 @pytest.fixture(scope="module")
-def undisturbed(running: Running, client: OpenAI) -> dict[str, str]:
-    texts = texts_of(running, client, begin(client))
-    assert len(texts) == NUM_LINES
-    return texts
+def undisturbed(running: Running, client: OpenAI) -> tuple[dict[str, str], str]:
+    batch = begin_batch(client)
+    text: str = respond(client).output_text
+    assert len(text) > LENGTH
+    return lines_of(running, client, batch), text
 
 
 @pytest.mark.parametrize("victims", [("gateway", "worker"), ("scheduler", "redis"), ("all",)])
-def test_every_line_is_answered_once_whichever_processes_die(
-    running: Running, client: OpenAI, undisturbed: dict[str, str], victims: tuple[str, ...]
+def test_they_are_finished_whichever_processes_die(
+    running: Running,
+    client: OpenAI,
+    undisturbed: tuple[dict[str, str], str],
+    victims: tuple[str, ...],
 ) -> None:
-    batch = begin(client)
-    until_done(running, client, batch, 20)
+    batch = begin_batch(client)
+    running.until(lambda: num_done(client, batch) >= 10, ANSWER_DEADLINE_S, "10 lines")
+    made = respond(client, background=True)
+    after = until_tokens(client, made.id)
     assert num_done(client, batch) < NUM_LINES, "it ended before it could be disturbed"
     if victims == ("all",):
         running.stop()
@@ -107,4 +144,9 @@ def test_every_line_is_answered_once_whichever_processes_die(
     else:
         for victim in victims:
             os.kill(running.pid(victim), signal.SIGKILL)
-    assert texts_of(running, client, batch) == undisturbed
+    lines, text = undisturbed
+    rest = rest_of(running, client, made.id, after)
+    assert client.responses.retrieve(made.id).output_text == text
+    assert text.endswith(rest)
+    assert 0 < len(rest) < len(text)
+    assert lines_of(running, client, batch) == lines
