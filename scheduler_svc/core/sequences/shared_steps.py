@@ -31,9 +31,8 @@ class SharedSteps:
         self._tenants = tenants
         self._slowdown = config.max_tenant_slowdown
         self._extra_tokens = (config.max_tenant_slowdown - 1) * config.step_overhead_tokens
-        self._is_known = (
-            config.fair_queueing and config.max_tenant_slowdown and config.step_overhead_tokens
-        )
+        self._is_known = config.fair_queueing and config.max_tenant_slowdown > 0
+        self._is_known &= config.step_overhead_tokens > 0
         self._most_saved = config.max_prompt_tokens or config.max_num_batched_tokens
         self._limit = 0  # tokens
         self._share = 0  # sequences of a tenant
