@@ -249,7 +249,7 @@ class EngineMachine(RuleBasedStateMachine):
         return EntryId(1, self.num_entries)
 
 
-EngineMachine.TestCase.settings = settings(max_examples=300, stateful_step_count=80, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=80, deadline=None)
 TestEngine = EngineMachine.TestCase
 
 
