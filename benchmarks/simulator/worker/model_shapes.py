@@ -51,9 +51,14 @@ class Model:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights on all devices."""
+        """Bytes of all weights."""
+        return BYTES_PER_VALUE * self.layer_weights + self.embedding_bytes
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the embeddings and of the output layer."""
         num_vocab = 1 if self.ties_embeddings else 2
-        return BYTES_PER_VALUE * (self.layer_weights + num_vocab * self.vocab_weights)
+        return BYTES_PER_VALUE * num_vocab * self.vocab_weights
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -67,6 +72,7 @@ MODELS = (
     Model("OPT-175B", 96, 12_288, 96, 96, 128, 49_152, 2, 50_272, 2_048, True),
     Model("LLaMA-13B", 40, 5_120, 40, 40, 128, 13_824, 3, 32_000, 2_048, False),
     Model("Llama-3-8B", 32, 4_096, 32, 8, 128, 14_336, 3, 128_256, 8_192, False),
+    Model("Llama-3-70B", 80, 8_192, 64, 8, 128, 28_672, 3, 128_256, 8_192, False),
     Model("Yi-6B", 32, 4_096, 32, 4, 128, 11_008, 3, 64_000, 200_000, False),
     Model("Yi-34B", 60, 7_168, 56, 8, 128, 20_480, 3, 64_000, 200_000, False),
 )

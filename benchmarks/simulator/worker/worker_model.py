@@ -13,6 +13,7 @@ from math import log2
 from typing import Protocol
 
 from benchmarks.simulator.system import Work
+from benchmarks.simulator.worker.all_reduce import AllReduce
 from benchmarks.simulator.worker.hardware import Gpu
 from benchmarks.simulator.worker.model_shapes import BYTES_PER_VALUE, Model
 from shared.errors import SettingsError
@@ -24,6 +25,21 @@ _PUBLISHED_SLOTS = {
     ("OPT-175B", "A100-80G", 8): 60_100,
 }
 _USABLE_MEMORY = 0.9  # of a device; the rest is for activations, the driver and fragments
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """How a tensor parallel group adds the partial outputs of its layers.
+
+    Attributes:
+        all_reduce: of one sum; a layer has two.
+        value_bytes: of a partial output.
+        copies_vocabulary: whether embeddings and output layer are on each device, not divided.
+    """
+
+    all_reduce: AllReduce
+    value_bytes: int = BYTES_PER_VALUE
+    copies_vocabulary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +71,13 @@ class Calibration:
     reduction_s: float = 0.00001
     transfer_s: float = 0.000005
     page_s: float = 0.00004
+
+    def sums(self, gpu: Gpu, num_gpus: int) -> "Sums":
+        """The sums over a tensor parallel group of these devices."""
+        # A ring sends each value twice, except the part that stays.
+        sent = 2 * (num_gpus - 1) / num_gpus
+        byte_s = sent / (gpu.peer_bytes_per_s * self.peer_share)
+        return Sums(AllReduce(self.reduction_s * log2(num_gpus), byte_s))
 
 
 PAPER_2023, MODERN = "paper-2023", "modern"
@@ -130,6 +153,7 @@ class WorkerModel:
         calibration: for what is not in data sheets.
         mixes_passes: whether prompts and decodes of an iteration share one pass of the model. If
             not, as in the PagedAttention paper's system, each pass reads the weights.
+        sums: of partial outputs over the group; None: by the calibration.
     """
 
     def __init__(
@@ -139,6 +163,7 @@ class WorkerModel:
         num_gpus: int = 1,
         calibration: Calibration | None = None,
         mixes_passes: bool = True,
+        sums: "Sums | None" = None,
     ) -> None:
         if num_gpus < 1 or model.num_kv_heads % num_gpus:
             raise ValueError(
@@ -152,24 +177,27 @@ class WorkerModel:
         self.num_gpus = num_gpus
         self.calibration = calibration
         self.mixes_passes = mixes_passes
+        if sums is None:
+            sums = calibration.sums(gpu, num_gpus)
+        self.sums = sums
         flops = gpu.flops * num_gpus * calibration.flops_share
         bandwidth = gpu.memory_bytes_per_s * num_gpus * calibration.memory_share
-        read = BYTES_PER_VALUE * (model.layer_weights + model.vocab_weights)
+        # Each GPU reads the whole output layer and computes all logits, if it is on all of them.
+        vocab_weights = model.vocab_weights * (num_gpus if sums.copies_vocabulary else 1)
+        read = BYTES_PER_VALUE * (model.layer_weights + vocab_weights)
         self._weights_s = read / bandwidth
         self._token_s = 2 * model.layer_weights / flops
-        self._logits_s = 2 * model.vocab_weights / flops
+        self._logits_s = 2 * vocab_weights / flops
         self._kv_token_s = model.kv_bytes_per_token / bandwidth
         # Scores and their sums: two products, of two operations per value of every query head.
         pairs = 4 * model.num_layers * model.num_heads * model.head_dim
         self._pair_s = pairs / (gpu.flops * num_gpus * calibration.attention_flops_share)
         self._pass_s, self._peer_token_s = calibration.pass_s, 0.0
         if num_gpus > 1:
-            num_reductions = 2 * model.num_layers
-            self._pass_s += num_reductions * calibration.reduction_s * log2(num_gpus)
-            # A ring sends each value twice, except the part that stays.
-            sent = 2 * (num_gpus - 1) / num_gpus * BYTES_PER_VALUE * model.hidden_size
-            peer = gpu.peer_bytes_per_s * calibration.peer_share
-            self._peer_token_s = num_reductions * sent / peer
+            num_sums = 2 * model.num_layers
+            self._pass_s += num_sums * sums.all_reduce.latency_s
+            token_bytes = sums.value_bytes * model.hidden_size
+            self._peer_token_s = num_sums * token_bytes * sums.all_reduce.byte_s
         self._row_s = calibration.row_s
         self._host_byte_s = 1 / (gpu.host_bytes_per_s * num_gpus * calibration.host_share)
         self._copy_byte_s = 2 / bandwidth  # read and written
@@ -216,6 +244,12 @@ class WorkerModel:
     # ------------------------------------------------------------- for systems
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights on all devices together."""
+        copies = self.num_gpus - 1 if self.sums.copies_vocabulary else 0
+        return self.model.weight_bytes + copies * self.model.embedding_bytes
+
+    @property
     def kv_slots(self) -> int:
         """Tokens whose keys and values fit beside the weights.
 
@@ -228,10 +262,10 @@ class WorkerModel:
         if published is not None:
             return published
         usable = _USABLE_MEMORY * self.gpu.memory_bytes * self.num_gpus
-        left = usable - self.model.weight_bytes
+        left = usable - self.weight_bytes
         if left < self.model.kv_bytes_per_token:
             raise ValueError(
-                f"{self.model.name} has {self.model.weight_bytes:,} bytes of weights, "
+                f"{self.model.name} has {self.weight_bytes:,} bytes of weights, "
                 f"{self.num_gpus} x {self.gpu.name} have {int(usable):,} to use"
             )
         return int(left // self.model.kv_bytes_per_token)

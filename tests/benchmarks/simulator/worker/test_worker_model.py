@@ -122,6 +122,7 @@ def test_what_a_tokens_keys_and_values_take_is_as_published() -> None:
     assert find_model("OPT-13B").kv_bytes_per_token == 800 * 1024
     kib = {model.name: model.kv_bytes_per_token / 1024 for model in MODELS}
     assert (kib["Yi-6B"], kib["Llama-3-8B"], kib["Yi-34B"]) == (64, 128, 240)
+    assert kib["Llama-3-70B"] == 320
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
