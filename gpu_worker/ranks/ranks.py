@@ -6,7 +6,8 @@ import torch
 
 from gpu_worker.ranks.collectives import Collectives, TorchCollectives
 from gpu_worker.ranks.member import GroupOver, Member
-from gpu_worker.ranks.reducer import DeviceReducer, HostReducer, Reducer
+from gpu_worker.ranks.reducer import DeviceReducer, HostReducer, Reducer, SharedReducer
+from gpu_worker.ranks.shared_memory import SharedCollectives, share_memory
 from gpu_worker.ranks.tcp_rendezvous import TcpRendezvous
 
 
@@ -25,8 +26,11 @@ class Ranks:
     @classmethod
     def of(cls, collectives: Collectives, device: torch.device) -> "Ranks":
         """With the reducer for a device."""
-        on_gpu = device.type == "cuda"
-        return cls(collectives, DeviceReducer(collectives) if on_gpu else HostReducer(collectives))
+        if device.type == "cuda":
+            return cls(collectives, DeviceReducer(collectives))
+        if isinstance(collectives, SharedCollectives):
+            return cls(collectives, SharedReducer(collectives))
+        return cls(collectives, HostReducer(collectives))
 
     @property
     def member(self) -> Member:
@@ -43,11 +47,12 @@ class Ranks:
 
     def sums_s(self) -> float | None:
         """Seconds in sums so far; None where that is not measured, on GPUs."""
-        return self.reducer.seconds if isinstance(self.reducer, HostReducer) else None
+        totals = self.reducer.totals
+        return None if totals is None else totals.seconds
 
     def failure(self) -> GroupOver | None:
         """The error of a sum that could not raise it; None: there was none."""
-        return self.reducer.failure if isinstance(self.reducer, HostReducer) else None
+        return self.reducer.failure
 
 
 def connect(
@@ -66,4 +71,9 @@ def connect(
         GroupOver: a rank does not connect.
     """
     assert rendezvous.store is not None
-    return Ranks.of(TorchCollectives(member, rendezvous.store, host, device, deterministic), device)
+    collectives: Collectives = TorchCollectives(
+        member, rendezvous.store, host, device, deterministic
+    )
+    if device.type == "cpu":
+        collectives = share_memory(collectives)
+    return Ranks.of(collectives, device)

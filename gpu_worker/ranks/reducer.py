@@ -1,7 +1,7 @@
 """Sums of partial outputs over all ranks, inside of a forward pass.
 
-On a CPU a sum is an op of a captured graph, which calls back here: it cannot raise there. A sum
-that failed is remembered, and the step's results must not be used.
+On a CPU a sum is an op of a captured graph, which cannot raise: a failure is kept, and the step's
+results must not be used. Without shared memory that op calls back here.
 """
 
 import ctypes
@@ -13,6 +13,7 @@ from torch import nn
 
 from gpu_worker.ranks.collectives import Collectives
 from gpu_worker.ranks.member import GroupOver
+from gpu_worker.ranks.shared_memory import SharedCollectives, SumTotals
 from kernels.cpu.runtime import callout
 from kernels.cpu.runtime.callout import CALLOUT_LAYOUT, callout_kernel
 from kernels.cpu.runtime.thread_team import ThreadTeam, is_capturing
@@ -27,6 +28,14 @@ _MOST_VIEWS = 4_096
 class Reducer(Protocol):
     """Adds partial outputs of all ranks."""
 
+    @property
+    def failure(self) -> GroupOver | None:
+        """Of the first sum that failed and could not raise it; later ones return at once."""
+
+    @property
+    def totals(self) -> SumTotals | None:
+        """Of all sums so far; None where they are not measured."""
+
     def sum(self, partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """The sum over all ranks, rounded once to a type; the partial one is overwritten.
 
@@ -36,7 +45,15 @@ class Reducer(Protocol):
 
 
 class DeviceReducer:
-    """Sums on a GPU, in the order of its stream."""
+    """Sums on a GPU, in the order of its stream.
+
+    Attributes:
+        failure: None: sums raise.
+        totals: None: they are not measured.
+    """
+
+    failure = None
+    totals = None
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
@@ -48,17 +65,46 @@ class DeviceReducer:
         return total.to(dtype)
 
 
+class SharedReducer:
+    """Sums on a CPU through shared memory, as ops that a graph can capture."""
+
+    def __init__(self, collectives: SharedCollectives) -> None:
+        self._collectives = collectives
+
+    @property
+    def failure(self) -> GroupOver | None:
+        """Of the first exchange that failed; later ones return at once."""
+        return self._collectives.failure
+
+    @property
+    def totals(self) -> SumTotals:
+        """Of all sums so far."""
+        return self._collectives.totals
+
+    def sum(self, partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The sum over all ranks, rounded once to a type; the partial one is overwritten.
+
+        Raises:
+            GroupOver: a rank is gone or late.
+        """
+        partial, out = _in_place(partial, dtype)
+        self._collectives.add(partial, out)
+        if self.failure is not None and not is_capturing():
+            raise self.failure
+        return out
+
+
 class HostReducer:
-    """Sums on a CPU, as ops that a graph can capture.
+    """Sums on a CPU by other collectives, as ops that a graph can capture.
 
     Attributes:
         failure: of the first sum that failed; later ones return at once.
-        seconds: spent in sums so far.
+        totals: of all sums so far.
     """
 
     def __init__(self, collectives: Collectives) -> None:
         self.failure: GroupOver | None = None
-        self.seconds = 0.0
+        self.totals = SumTotals(0.0, 0, 0)
         self._collectives = collectives
         self._team = ThreadTeam()
         self._kernel = callout_kernel()
@@ -73,9 +119,7 @@ class HostReducer:
         Raises:
             GroupOver: a rank is gone or late.
         """
-        if not partial.is_contiguous():
-            partial = partial.contiguous()
-        out = partial if partial.dtype == dtype else partial.new_empty(partial.shape, dtype=dtype)
+        partial, out = _in_place(partial, dtype)
         args = self._args
         args[:] = [
             0,
@@ -96,13 +140,14 @@ class HostReducer:
         """Called by the kernel, on any thread."""
         if self.failure is not None:
             return
-        began_s = time.perf_counter()
+        began_s, num_bytes = time.perf_counter(), 0
         try:
             fields = (ctypes.c_int64 * CALLOUT_LAYOUT.num_fields).from_address(address)
             size = fields[callout.ELEMENTS]
             partial = self._view(fields[callout.INPUT], size, fields[callout.INPUT_TYPE])
             out = self._view(fields[callout.OUTPUT], size, fields[callout.OUTPUT_TYPE])
             total = partial if partial.dtype == torch.float32 else partial.float()
+            num_bytes = total.nbytes
             self._collectives.sum(total)
             if total is not out:
                 out.copy_(total)
@@ -110,7 +155,10 @@ class HostReducer:
             self.failure = error
         except Exception as error:  # it must not get into compiled code
             self.failure = GroupOver(f"a sum failed: {type(error).__name__}: {error}")
-        self.seconds += time.perf_counter() - began_s
+        so_far, seconds = self.totals, time.perf_counter() - began_s
+        self.totals = SumTotals(
+            so_far.seconds + seconds, so_far.count + 1, so_far.num_bytes + num_bytes
+        )
 
     def _view(self, address: int, size: int, kind: int) -> torch.Tensor:
         """The elements at an address as a tensor."""
@@ -123,6 +171,14 @@ class HostReducer:
             memory = (ctypes.c_char * (size * dtype.itemsize)).from_address(address)
             found = self._views[key] = torch.frombuffer(memory, dtype=dtype)
         return found
+
+
+def _in_place(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A contiguous partial output, and the tensor for its sum: the same, if the type is."""
+    partial = partial.contiguous()
+    if partial.dtype == dtype:
+        return partial, partial
+    return partial, partial.new_empty(partial.shape, dtype=dtype)
 
 
 class SummedOutput(nn.Module):

@@ -7,7 +7,6 @@ for: one that lost its core to another process joins the current op when it runs
 
 # ruff: noqa: ARG001 - numba calls an intrinsic with types to learn what to emit
 
-import platform
 from functools import cache
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -18,6 +17,7 @@ from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.entry_points import Kernel, compile_kernel
 from kernels.cpu.runtime.kernel_arguments import ArgumentLayout
 from kernels.cpu.runtime.memory import field
+from kernels.cpu.runtime.waiting import call, load_acquire, pause
 
 # Arguments, behind the two counters.
 OPS, NUM_OPS = 2, 3
@@ -32,7 +32,6 @@ OP_FIELDS = 4
 # Times that a waiting thread reads the state before it yields its core: some ten microseconds. Most
 # waits are shorter.
 _SPINS = 400
-_X86 = platform.machine() in ("x86_64", "AMD64")
 # The state is one number, so that one instruction joins the current op and returns its index: the
 # index in the upper half, and in the lower half the number of threads inside.
 _INSIDE_BITS = 32
@@ -49,7 +48,7 @@ def graph_kernel() -> Kernel:
 def graph_tasks(args):
     """Run all ops; every thread of the team runs this."""
     num_ops, team_size = field(args, NUM_OPS), field(args, TEAM_SIZE)
-    if team_size == 0 or _call(team_size) == 1:
+    if team_size == 0 or call(team_size) == 1:
         for index in range(num_ops):
             _run_op(args, index)
         return
@@ -60,7 +59,7 @@ def graph_tasks(args):
         _leave(state, index, sched_yield)
         if yields != 0 and sched_yield != 0:
             # This thread is inside no op: while it has no core, the others go on without it.
-            _call(sched_yield)
+            call(sched_yield)
         index = _join(state)
 
 
@@ -85,12 +84,12 @@ def _leave(state, index, sched_yield):
         # A thread may join now, find no task and get here too: only one of them succeeds.
         _compare_exchange(state, index << _INSIDE_BITS, (index + 1) << _INSIDE_BITS)
     spins = 0
-    while _load_acquire(state) >> _INSIDE_BITS == index:
-        _pause()
+    while load_acquire(state) >> _INSIDE_BITS == index:
+        pause()
         spins += 1
         if spins > _SPINS and sched_yield != 0:
             # The thread that is waited for may need this very core.
-            _call(sched_yield)
+            call(sched_yield)
 
 
 @intrinsic
@@ -102,18 +101,6 @@ def run_kernel(typingctx, kernel, kernel_args):
         builder.call(builder.inttoptr(args[0], function.as_pointer()), [args[1]])
 
     return types.void(types.int64, types.int64), codegen
-
-
-@intrinsic
-def _call(typingctx, function):
-    """Call ``int function()``."""
-
-    def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(simd.I32, ())
-        found = builder.call(builder.inttoptr(args[0], kind.as_pointer()), [])
-        return builder.sext(found, simd.I64)
-
-    return types.int64(types.int64), codegen
 
 
 @intrinsic
@@ -136,26 +123,3 @@ def _compare_exchange(typingctx, address, expected, number):
         builder.cmpxchg(pointer, args[1], args[2], "acq_rel", "acquire")
 
     return types.void(types.int64, types.int64, types.int64), codegen
-
-
-@intrinsic
-def _load_acquire(typingctx, address):
-    """An int64, with acquire order."""
-
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], simd.I64.as_pointer())
-        return builder.load_atomic(pointer, "acquire", 8)
-
-    return types.int64(types.int64), codegen
-
-
-@intrinsic
-def _pause(typingctx):
-    """The instruction of spin loops, where there is one."""
-
-    def codegen(context, builder, signature, args):
-        if _X86:
-            kind = ir.FunctionType(ir.VoidType(), ())
-            builder.call(builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), kind), [])
-
-    return types.void(), codegen

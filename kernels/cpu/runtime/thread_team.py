@@ -91,6 +91,15 @@ def find_sched_yield() -> int:
         return 0
 
 
+def find_clock_gettime() -> int:
+    """Address of ``int clock_gettime(int, int64 times[2])``.
+
+    Raises:
+        AttributeError: there is no such function.
+    """
+    return _address(ctypes.CDLL(None).clock_gettime)
+
+
 def _address(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import TCPStore
 from gpu_worker.ranks.collectives import TorchCollectives
 from gpu_worker.ranks.member import Member
 from gpu_worker.ranks.ranks import Ranks
+from gpu_worker.ranks.shared_memory import share_memory
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import Worker, build_worker
 from tests.gpu_worker.conftest import poison
@@ -41,21 +42,26 @@ class RankThreads:
         futures = [thread.submit(work, rank) for rank, thread in enumerate(self._threads)]
         return [future.result(120) for future in futures]
 
-    def connect(self, in_rank_order: bool = False) -> list[Ranks]:
-        """Form a new group."""
+    def connect(
+        self, in_rank_order: bool = False, shared: bool = True, device: torch.device = _CPU
+    ) -> list[Ranks]:
+        """Form a new group, which shares memory or not."""
         name = next(self._names)
 
         def connected(rank: int) -> Ranks:
             store = TCPStore(_HOST, self._store.port, is_master=False, wait_for_workers=False)
             member = Member(rank, self.num_ranks, name)
-            collectives = TorchCollectives(member, store, _HOST, _CPU, in_rank_order)
-            return Ranks.of(collectives, _CPU)
+            collectives = TorchCollectives(member, store, _HOST, device, in_rank_order)
+            shares = shared and device == _CPU
+            return Ranks.of(share_memory(collectives) if shares else collectives, device)
 
         return self.run(connected)
 
-    def build(self, model: str, **settings: Any) -> tuple[list[Worker], list[Ranks]]:
+    def build(
+        self, model: str, group: list[Ranks] | None = None, **settings: Any
+    ) -> tuple[list[Worker], list[Ranks]]:
         """Workers with a part of a model each, their pools poisoned; and their group."""
-        ranks = self.connect()
+        ranks = self.connect() if group is None else group
         values = {
             "model": model,
             "dtype": "float32",

@@ -16,6 +16,7 @@ from gpu_worker.model.split.split_loading import SplitModel
 from gpu_worker.model.split.weight_part import Part
 from gpu_worker.ranks.member import Member
 from gpu_worker.startup.build import Worker
+from kernels.cpu.elementwise.rank_sum_kernel import CHUNK_ELEMENTS
 from shared.errors import ModelUnsupported
 from shared.messages.plans import Admission
 from tests.gpu_worker.beam_search import BeamSearch, beam_sampling, search
@@ -241,11 +242,15 @@ def test_a_wrong_slice_is_refused_by_the_check_at_load(
         pair.build(str(model_path("llama")), layer_kernels="off")
 
 
-@pytest.mark.parametrize("in_rank_order", [False, True])
-def test_sums_are_equal_on_all_ranks_bit_for_bit(in_rank_order: bool) -> None:
+@pytest.mark.parametrize(
+    ("in_rank_order", "shared"), [(False, False), (True, False), (False, True)]
+)
+def test_sums_are_equal_on_all_ranks_bit_for_bit(in_rank_order: bool, shared: bool) -> None:
     three = RankThreads(3)
-    ranks = three.connect(in_rank_order)
-    parts = [torch.randn(33, generator=torch.Generator().manual_seed(n)) for n in range(3)]
+    ranks = three.connect(in_rank_order, shared)
+    # With shared memory: more than two of its chunks.
+    size = 2 * CHUNK_ELEMENTS + 33 if shared else 33
+    parts = [torch.randn(size, generator=torch.Generator().manual_seed(n)) for n in range(3)]
 
     def summed(rank: int) -> list[torch.Tensor]:
         reducer = ranks[rank].reducer
@@ -257,6 +262,6 @@ def test_sums_are_equal_on_all_ranks_bit_for_bit(in_rank_order: bool) -> None:
     first, *others = three.run(summed)
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     assert torch.allclose(first[0], sum(parts), atol=1e-6)  # type: ignore[arg-type]
-    if in_rank_order:
+    if in_rank_order or shared:
         assert torch.equal(first[0], parts[0] + parts[1] + parts[2])
     three.close()
