@@ -1,19 +1,25 @@
 """GPU code around the scheduler's plans, in Triton's interpreter; see tests/support."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from triton.runtime.interpreter import GridExecutor
 
 from gpu_worker.model.fusion.gpu_fusion import GpuFusion, fuse_on_gpu
 from gpu_worker.model.loader import load_model
 from gpu_worker.model.ragged_model import RaggedModel
+from gpu_worker.ranks.ranks import Ranks
+from gpu_worker.ranks.reducer import DeviceReducer
 from gpu_worker.settings import WorkerSettings
+from gpu_worker.startup.build import Worker
 from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt
 from tests.gpu_worker.model.fusion.test_cpu_fusion import CentredRMSNorm, Doubled, deviation
 from tests.gpu_worker.planner import Planner, sampling
+from tests.gpu_worker.ranks.rank_threads import RankThreads
 from tests.support.models import SERVED
 
 CPU = torch.device("cpu")
@@ -143,3 +149,47 @@ def test_in_virtual_memory_tokens_are_those_of_paged_memory(make_worker: MakeWor
         found.append([seq.output for seq in planner.known.values()])
     assert found[0] == found[1]
     assert len(found[0]) == 3
+
+
+def one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter keeps the place in a grid in a global: ranks that are threads take turns."""
+    turns, launch = threading.Lock(), GridExecutor.__call__
+
+    def launched(executor: GridExecutor, *arguments: Any, **options: Any) -> None:
+        with turns:
+            launch(executor, *arguments, **options)
+
+    monkeypatch.setattr(GridExecutor, "__call__", launched)
+
+
+def test_two_ranks_have_the_tokens_of_one_worker(
+    make_worker: MakeWorker, model_path: ModelPath, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the kernels of GPUs, fused layers included, and sums that are not captured."""
+    one_launch_at_a_time(monkeypatch)
+    settings: dict[str, Any] = {
+        "attention_backend": "triton",
+        "layer_kernels": "off",
+        "block_size": 8,
+        "max_model_len": 72,
+        "max_num_batched_tokens": 32,
+    }
+
+    def tokens(worker: Worker) -> list[int]:
+        model = worker.executor._model
+        done = fuse_on_gpu(model.model, [shape.module for shape in model.observe_layers()])
+        assert (done.shared_inputs, done.norms, done.rotaries) == (2, 5, 2)
+        planner = Planner(worker.executor)
+        planner.admit(1, prompt(20))
+        planner.step(s1=20)
+        return planner.run(1, 6)
+
+    expected = tokens(make_worker("llama", **settings))
+    pair = RankThreads(2)
+    group = [
+        Ranks(each.collectives, DeviceReducer(each.collectives))
+        for each in pair.connect(shared=False)
+    ]
+    workers, _ = pair.build(str(model_path("llama")), group, **settings)
+    assert pair.run(lambda rank: tokens(workers[rank])) == [expected, expected]
+    pair.close()
