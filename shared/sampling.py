@@ -8,13 +8,15 @@ A parameter that filters the tokens to sample from touches these files:
 
 1. ``shared/sampling.py``: its declaration.
 2. ``kernels/cpu/sampling/sample_kernel.py``: its effect on CPUs.
-3. ``gpu_worker/sampling/torch_sampler.py``: its effect on GPUs, and the reference for CPUs.
-4. ``tests/gpu_worker/sampling/test_sampler.py``: a test of its effect.
-5. ``docs/API.md``: its name, for clients.
+3. ``kernels/triton/sampling/sample_kernel.py``: its effect on GPUs;
+   ``gpu_worker/sampling/device_sampling.py`` copies it there.
+4. ``tests/support/torch_sampler.py``: the reference of both.
+5. ``tests/gpu_worker/sampling/test_sampler.py``: a test of its effect.
+6. ``docs/API.md``: its name, for clients.
 
-One that changes logits has its effect in ``gpu_worker/sampling/penalties.py`` and
-``cpu_penalties.py`` instead of files 2 and 3. Until a parameter is declared ``with_beams``, beam
-searches refuse it by name.
+One that changes logits has its effect in ``gpu_worker/sampling/penalties.py``, ``cpu_penalties.py``
+and ``kernels/triton/sampling/penalty_kernel.py`` instead of files 2 and 3. Until a parameter is
+declared ``with_beams``, beam searches refuse it by name.
 """
 
 import typing

@@ -16,8 +16,11 @@ A step's time is that from one result to the next, which contains the scheduler'
 listed, and so are failed ones; the file is written again after every part. ``--shape tiny --device
 cpu`` runs all of it on any machine; its times are meaningless.
 
+A fault of the device ends every later call of its process, so it ends the run: start it again with
+``--skip`` and the names of the parts that are done or at fault.
+
 Exit codes: 0, whether or not targets are reached; 1 if a part failed; 2 without a GPU or with a bad
-setting.
+setting; 3 if a fault of the device ended the run.
 """
 
 import argparse
@@ -59,17 +62,29 @@ from benchmarks.models.random_model import SHAPES, Shape
 from gpu_worker.model.loader import choose_device, choose_dtype
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
-from shared.errors import SettingsError
+from shared.errors import PageStreamError, SettingsError
 from shared.logs import setup_logging
 from shared.settings import add_flags, exit_with, load
 
 _NO_TIME = "no time was left"
+_SKIPPED = "skipped"
 _SEED = 0
 # Settings of the worker that the benchmark sets itself.
 _OWN = {
     *("model", "served_model_name", "num_blocks", "kv_memory_bytes", "max_model_len"),
     *("max_num_batched_tokens", "max_num_sequences"),
 }
+
+
+class DeviceFault(PageStreamError):
+    """A part ended with a fault of the device."""
+
+
+def is_device_fault(problem: Exception) -> bool:
+    """Whether every later call of this process fails, too."""
+    text = str(problem)
+    out_of_memory = isinstance(problem, torch.OutOfMemoryError)
+    return not out_of_memory and ("CUDA error" in text or "CUDA_ERROR" in text)
 
 
 class Run:
@@ -79,10 +94,18 @@ class Run:
         file: written after every part; None: no file.
         about: description of the run, the machine and the model.
         budget: of time.
+        skipped: names of parts that are left out.
     """
 
-    def __init__(self, file: Path | None, about: dict[str, object], budget: TimeBudget) -> None:
+    def __init__(
+        self,
+        file: Path | None,
+        about: dict[str, object],
+        budget: TimeBudget,
+        skipped: Sequence[str] = (),
+    ) -> None:
         self.budget = budget
+        self._skipped = frozenset(skipped)
         self.decoded: dict[tuple[str, int], Decoded] = {}  # by case, and its batch or length
         self.missing: list[Absent] = []
         self.ceilings: Ceilings | None = None
@@ -99,9 +122,14 @@ class Run:
 
         Returns:
             Whether it succeeded.
+
+        Raises:
+            DeviceFault: nothing that comes later can succeed.
         """
         done = False
-        if not self.budget.has_room(kind):
+        if name in self._skipped:
+            self.miss(name, _SKIPPED)
+        elif not self.budget.has_room(kind):
             self.miss(name, _NO_TIME)
         else:
             self._show(f"{name} ...")
@@ -109,8 +137,13 @@ class Run:
                 with self.budget.spent_on(kind):
                     call()
                 done = True
+            except DeviceFault:
+                raise
             except Exception as problem:
                 self.miss(name, f"{type(problem).__name__}: {problem}".splitlines()[0][:300])
+                if is_device_fault(problem):
+                    self._write()
+                    raise DeviceFault(name) from problem
         free_unused()
         self._write()
         return done
@@ -238,8 +271,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("benchmarks.gpu.worker_steps: needs a CUDA GPU, and found none", file=sys.stderr)
             return 2
         about = _about(args.shape, shape, suite, settings, device)
-        run = Run(args.json, about, TimeBudget(60 * args.minutes))
-        measure(run, shape, suite, settings)
+        run = Run(args.json, about, TimeBudget(60 * args.minutes), args.skip)
+        try:
+            measure(run, shape, suite, settings)
+        except DeviceFault as fault:
+            print(f"fault of the device in: {fault}", file=sys.stderr)
+            return 3
     print(as_table(run.rows))
     if suite is TINY_SUITE:
         print("\nTiny cases: these times mean nothing.")
@@ -248,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nTargets missed:", *(missed or ["none"]), sep="\n- ")
     if run.missing:
         print("\nMissing:", *(f"{part.part}: {part.reason}" for part in run.missing), sep="\n- ")
-    return 1 if any(part.reason != _NO_TIME for part in run.missing) else 0
+    return 1 if any(part.reason not in (_NO_TIME, _SKIPPED) for part in run.missing) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -259,6 +296,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     parser.add_argument(
         "--minutes", type=float, default=9.0, help="for everything; what does not fit is dropped"
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="PART", help="leave it out; repeatable"
     )
     add_flags(parser, WorkerSettings, set(_OWN))
     return parser

@@ -24,7 +24,6 @@ from shared.sampling import SamplingParams
 # A count is 2 for each time that the token was generated, and 1 more if the prompt has it.
 _IN_PROMPT = 1
 _GENERATED = 2
-_ROWS_AT_ONCE = 64  # bounds the memory of intermediate results
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +197,9 @@ class PenalizedRows:
             rows, tokens, biases = self.biases
             wide[rows, tokens] += biases
         if wide.is_cuda:
-            for first in range(0, len(self.places), _ROWS_AT_ONCE):
-                self.penalize(wide, slice(first, first + _ROWS_AT_ONCE))
+            from kernels.triton.sampling import sampler  # an installation for CPUs has no Triton
+
+            sampler.penalize(wide, self.places, self.owner.counts, self.rows, self.penalties)
         else:
             cpu_penalties.penalize(
                 wide.numpy(),
@@ -217,20 +217,3 @@ class PenalizedRows:
         """Count the chosen token of each sequence with a penalty."""
         if len(self.rows):
             self.owner.counts[self.rows, tokens[self.places]] += _GENERATED
-
-    def penalize(
-        self,
-        wide: torch.Tensor,  # [R, V] float32, changed in place
-        some: slice,  # n of the P
-    ) -> None:
-        """Apply the penalties of n rows with torch's operators, as on GPUs."""
-        places = self.places[some]
-        counts = self.owner.counts[self.rows[some]]  # [n, V]
-        repetition, frequency, presence = self.penalties[some].unbind(1)  # [n, 1] each
-        logits = wide[places]  # [n, V]
-        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits = torch.where(counts > 0, repeated, logits)
-        generated = counts >> 1  # [n, V]
-        logits -= frequency * generated
-        logits -= presence * (generated > 0)
-        wide[places] = logits

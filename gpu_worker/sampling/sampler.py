@@ -15,7 +15,8 @@ import torch
 
 from gpu_worker.batch.batch import BatchState
 from gpu_worker.batch.sequence_arrays import Slots
-from gpu_worker.sampling import cpu_argmax, torch_sampler
+from gpu_worker.sampling import cpu_argmax
+from gpu_worker.sampling.device_sampling import DeviceSampling
 from gpu_worker.sampling.gumbel import row_keys
 from gpu_worker.sampling.penalties import PenalizedRows, Penalties
 from kernels.cpu.sampling.pruned_argmax import RowArgmax
@@ -41,7 +42,7 @@ class RowSampling:
     seeds: npt.NDArray[np.uint64]  # [N]
     choices: npt.NDArray[np.int64]  # [N]
     parameters: Mapping[str, npt.NDArray[Any]]  # [N] each, those with ``Effect.SAMPLE``
-    on_device: "DeviceSampling | None"  # the same on a GPU; None: on CPUs, or no row needs it
+    on_device: DeviceSampling | None  # the same on a GPU; None: on CPUs, or no row needs it
     has_min_tokens: bool  # some row may not end yet
     logprob_rows: Slots  # rows whose log-probabilities are requested
     penalized: PenalizedRows | None = None  # rows whose logits are changed
@@ -56,8 +57,8 @@ class RowSampling:
         random_slots = slots[random_rows]
         parameters = {name: getattr(batch, name)[random_slots] for name in _SAMPLE_PARAMETERS}
         on_device = None
-        if device.type != "cpu":
-            on_device = DeviceSampling.of(random_rows, parameters, device)
+        if device.type != "cpu" and len(random_rows):
+            on_device = DeviceSampling.of(len(slots), random_rows, parameters, device)
         penalized = np.flatnonzero(batch.penalized[slots])
         return RowSampling(
             random_rows=random_rows,
@@ -76,26 +77,6 @@ class RowSampling:
         """Whether the argmax of the model's logits is all that is needed of them."""
         changed = self.has_min_tokens or self.has_grammar or self.penalized is not None
         return not (changed or len(self.random_rows) or len(self.logprob_rows))
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSampling:
-    """What ``torch_sampler`` needs of N rows."""
-
-    rows: torch.Tensor  # [N] int64
-    temperature: torch.Tensor  # [N] float32
-    filters: torch_sampler.Filters | None
-
-    @staticmethod
-    def of(
-        rows: Slots, parameters: Mapping[str, npt.NDArray[Any]], device: torch.device
-    ) -> "DeviceSampling":
-        """Rows and their parameters on a device."""
-        return DeviceSampling(
-            torch.from_numpy(rows).to(device, non_blocking=True),
-            torch.from_numpy(parameters["temperature"]).to(device, non_blocking=True),
-            torch_sampler.Filters.of(parameters, device),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +114,15 @@ def choose(
     keys: npt.NDArray[np.int32],  # [2, N]
     device_keys: torch.Tensor,  # [2, N] int32, the same on the device of the logits
 ) -> ChosenTokens:
-    """Choose a token for each row; on a GPU without waiting, unless a filter has to."""
+    """Choose a token for each row; on a GPU without waiting."""
+    if rows.on_device is not None:
+        return ChosenTokens(*rows.on_device.choose(logits, device_keys))
     largest, tokens = _argmax(logits)
-    if len(rows.random_rows):
-        _sample(logits, rows, keys, device_keys, tokens)
     if logits.is_cuda:
         # The stopgap is the argmax, whatever it is: a look at the values would be a wait.
         return ChosenTokens(tokens, ~largest.isfinite())
+    if len(rows.random_rows):
+        _sample(logits, rows, keys, tokens)
     # For so few numbers torch's calls cost many times what numpy's do.
     broken = torch.from_numpy(~np.isfinite(largest.numpy()))
     if broken.numpy().any():
@@ -182,15 +165,8 @@ def _sample(
     logits: torch.Tensor,  # [R, V]
     rows: RowSampling,
     keys: npt.NDArray[np.int32],  # [2, N]
-    device_keys: torch.Tensor,  # [2, N] int32
     tokens: torch.Tensor,  # [R], those of the N random rows are replaced
 ) -> None:
-    if (device := rows.on_device) is not None:
-        all_random = len(rows.random_rows) == len(logits)
-        wanted = logits if all_random else logits[device.rows]
-        found = torch_sampler.sample(wanted, device.temperature, device.filters, device_keys)
-        tokens[device.rows] = found
-        return
     if logits.dtype not in (torch.float32, torch.bfloat16) or logits.stride(1) != 1:
         logits = logits.float().contiguous()
     _cpu_sampler().sample(logits, rows.random_rows, rows.parameters, keys, tokens.numpy())

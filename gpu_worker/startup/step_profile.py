@@ -7,8 +7,9 @@ import torch
 
 from gpu_worker.kv.allocation import Allocator
 from gpu_worker.model.ragged_model import LayerShape, RaggedModel
+from gpu_worker.sampling.device_sampling import DeviceSampling
 from gpu_worker.sampling.penalties import PenalizedRows, Penalties
-from gpu_worker.sampling.sampler import DeviceSampling, RowSampling, choose, gumbel_keys
+from gpu_worker.sampling.sampler import RowSampling, choose, gumbel_keys
 from gpu_worker.startup.gpu_budget import StepMemory
 from gpu_worker.step.buckets import Bucket, Buckets
 from gpu_worker.step.input_buffers import StepBuffers
@@ -60,7 +61,7 @@ class StepProfile:
 
 
 def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
-    """Sample a token for each row [S, V] with penalties and with filters that sort all tokens.
+    """Sample a token for each row [S, V] with penalties and filters.
 
     Args:
         logits: of the rows; not changed.
@@ -83,14 +84,13 @@ def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
         seeds=np.zeros(num_rows, np.uint64),
         choices=zeros,
         parameters=parameters,
-        on_device=DeviceSampling.of(rows, parameters, device),
+        on_device=DeviceSampling.of(num_rows, rows, parameters, device),
         has_min_tokens=False,
         logprob_rows=np.empty(0, np.int64),
         penalized=penalized,
     )
     keys = gumbel_keys(sampling, zeros)
     with torch.inference_mode():
-        # With equal logits the top-p filter has to go over all tokens.
         wide = penalized.changed(torch.zeros_like(logits))
         chosen = choose(wide, sampling, keys, torch.from_numpy(keys).to(device))
         penalized.count(chosen.tokens)

@@ -147,8 +147,11 @@ def test_compiled_layers_can_be_captured(make_worker: MakeWorker, on_cpu: list[l
     assert everything(Planner(worker.executor)) == on_cpu
 
 
+@pytest.mark.alone_on_gpu
 @pytest.mark.parametrize(
-    "params", [sampling(), DRAWN, PENALIZED], ids=["greedy", "drawn", "penalized"]
+    "params",
+    [sampling(), DRAWN, FILTERED, PENALIZED],
+    ids=["greedy", "drawn", "filtered", "penalized"],
 )
 def test_a_step_begins_without_waiting_for_the_one_before(
     executor: Executor, params: object
@@ -177,6 +180,7 @@ def test_a_step_begins_without_waiting_for_the_one_before(
     assert executor.batch.num_tokens.max() == expected_after + 2
 
 
+@pytest.mark.alone_on_gpu
 def test_times_are_those_of_the_device(executor: Executor) -> None:
     planner = Planner(executor)
     planner.admit(1, prompt(20))
@@ -187,6 +191,7 @@ def test_times_are_those_of_the_device(executor: Executor) -> None:
     assert result.step_us > 2 * result.model_us
 
 
+@pytest.mark.alone_on_gpu
 def test_the_measured_step_leaves_room_for_every_other(make_worker: MakeWorker) -> None:
     limits = {"max_num_batched_tokens": 400, "max_num_sequences": 16}
     worker = make_worker("llama", device="cuda", cuda_graphs="off", num_blocks=512, **limits)
@@ -209,6 +214,7 @@ def test_the_measured_step_leaves_room_for_every_other(make_worker: MakeWorker) 
     assert peak_bytes(largest_steps, device) <= measured + 2 * 2**20
 
 
+@pytest.mark.alone_on_gpu
 def test_graphs_take_no_more_than_was_kept_for_them(
     make_worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,7 @@
 """The CPU kernel that samples tokens: rows of logits, claimed by threads.
 
-Gumbel-max: the argmax of filtered logits plus Gumbel noise is a sample from their softmax. Filters
-and noise are those of ``gpu_worker.sampling.torch_sampler``. Rows are independent of each other, so
-a sample does not depend on the batch.
+Gumbel-max: the argmax of filtered logits plus Gumbel noise is a sample from their softmax. Rows are
+independent of each other, so a sample does not depend on the batch.
 """
 
 import math

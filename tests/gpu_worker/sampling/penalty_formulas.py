@@ -34,3 +34,22 @@ def expected(
     scores = scores - params.frequency_penalty * generated
     found: torch.Tensor = scores - params.presence_penalty * (generated > 0)
     return found
+
+
+def penalize(
+    wide: torch.Tensor,  # [R, V] float32, changed in place
+    places: torch.Tensor,  # [P] rows of the logits
+    counts: torch.Tensor,  # [C, V]
+    rows: torch.Tensor,  # [P] rows of the counts
+    penalties: torch.Tensor,  # [P, 3, 1]
+) -> None:
+    """Apply penalties with torch's operators, the reference of the kernels on CPUs and GPUs."""
+    counted = counts[rows]  # [P, V]
+    repetition, frequency, presence = penalties.unbind(1)  # [P, 1] each
+    logits = wide[places]  # [P, V]
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(counted > 0, repeated, logits)
+    generated = counted >> 1  # [P, V]
+    logits -= frequency * generated
+    logits -= presence * (generated > 0)
+    wide[places] = logits

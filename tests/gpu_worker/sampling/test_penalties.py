@@ -13,7 +13,7 @@ from shared.sampling import TokenBias
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.everything import PENALIZED
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
-from tests.gpu_worker.sampling.penalty_formulas import REPEATED, admission, expected
+from tests.gpu_worker.sampling.penalty_formulas import REPEATED, admission, expected, penalize
 
 CPU = torch.device("cpu")
 V = 50
@@ -52,8 +52,7 @@ def test_logits_are_changed_as_transformers_and_openai_define(dtype: torch.dtype
         found = rows.changed(logits.clone())
         assert found.dtype == torch.float32
         by_torch = replace(rows, places=rows.places[:0], rows=rows.rows[:0]).changed(logits.clone())
-        rows.penalize(by_torch, slice(0, 5))
-        rows.penalize(by_torch, slice(5, None))
+        penalize(by_torch, rows.places, penalties.counts, rows.rows, rows.penalties)
         assert torch.equal(found, by_torch), "the compiled loop is not torch's arithmetic"
         for row, (handle, tokens) in enumerate(sequences.items()):
             wanted = expected(logits[row], tokens, nums_prompt[handle], params[handle])

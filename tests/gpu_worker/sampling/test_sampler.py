@@ -10,17 +10,16 @@ import pytest
 import torch
 
 from gpu_worker.sampling import cpu_argmax
-from gpu_worker.sampling.gumbel import gumbel, row_keys
-from gpu_worker.sampling.sampler import DeviceSampling, RowSampling, choose, gumbel_keys
+from gpu_worker.sampling.gumbel import row_keys
+from gpu_worker.sampling.sampler import RowSampling, choose, gumbel_keys
 from gpu_worker.step.executor import Executor
 from shared.sampling import LOWEST_TEMPERATURE, PARAMETERS, Effect
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, sampling
+from tests.support.torch_sampler import Filters, gumbel
+from tests.support.torch_sampler import sample as torch_sample
 
 V = 40
-
-
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Kind:
     choice: int = 0
 
 
-def rows_of(kinds: Sequence[Kind], way: str = "compiled") -> RowSampling:
-    """One row of each kind, sampled by the compiled kernel or by torch."""
+def rows_of(kinds: Sequence[Kind]) -> RowSampling:
+    """One row of each kind."""
     random_rows = np.flatnonzero([kind.temperature > 0 for kind in kinds])
     random_kinds = [kinds[row] for row in random_rows]
     parameters = {
@@ -44,23 +43,20 @@ def rows_of(kinds: Sequence[Kind], way: str = "compiled") -> RowSampling:
         for name, parameter in PARAMETERS.items()
         if parameter.effect is Effect.SAMPLE
     }
-    on_device = None
-    if way == "torch" and len(random_rows):
-        on_device = DeviceSampling.of(random_rows, parameters, CPU)
     return RowSampling(
         random_rows=random_rows,
         seeds=np.array([kind.seed for kind in random_kinds], np.uint64),
         choices=np.array([kind.choice for kind in random_kinds], np.int64),
         parameters=parameters,
-        on_device=on_device,
+        on_device=None,
         has_min_tokens=False,
         logprob_rows=np.empty(0, np.int64),
     )
 
 
-def rows(num: int, way: str = "compiled", **parameters: Any) -> RowSampling:
+def rows(num: int, **parameters: Any) -> RowSampling:
     """The same parameters in every row."""
-    return rows_of([Kind(**parameters)] * num, way)
+    return rows_of([Kind(**parameters)] * num)
 
 
 @dataclass(frozen=True)
@@ -78,16 +74,9 @@ def sample(logits: torch.Tensor, rows: RowSampling, positions: np.ndarray) -> Sa
     return Sample(found.tokens.numpy(), found.broken.numpy().nonzero()[0])
 
 
-@pytest.fixture(params=["compiled", "torch"])
-def way(request: pytest.FixtureRequest) -> str:
-    """What samples."""
-    found: str = request.param
-    return found
-
-
-def counts_of(logits: torch.Tensor, num: int, way: str, **parameters: Any) -> np.ndarray:
+def counts_of(logits: torch.Tensor, num: int, **parameters: Any) -> np.ndarray:
     """How often each token is sampled from the same logits [V] at ``num`` positions."""
-    tokens = sample(logits.repeat(num, 1), rows(num, way, **parameters), np.arange(num)).tokens
+    tokens = sample(logits.repeat(num, 1), rows(num, **parameters), np.arange(num)).tokens
     return np.bincount(tokens, minlength=len(logits))
 
 
@@ -108,24 +97,22 @@ def logits() -> torch.Tensor:
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("seed", [0, 12345, 2**63 - 1])
-def test_samples_follow_softmax(
-    logits: torch.Tensor, temperature: float, seed: int, way: str
-) -> None:
-    counts = counts_of(logits, 60_000, way, temperature=temperature, seed=seed)
+def test_samples_follow_softmax(logits: torch.Tensor, temperature: float, seed: int) -> None:
+    counts = counts_of(logits, 60_000, temperature=temperature, seed=seed)
     assert abs(chi_square(counts, (logits / temperature).softmax(0))) < 4
 
 
-def test_samples_of_one_position_follow_softmax_over_seeds(logits: torch.Tensor, way: str) -> None:
+def test_samples_of_one_position_follow_softmax_over_seeds(logits: torch.Tensor) -> None:
     num = 60_000
-    parameters = replace(rows(num, way), seeds=np.arange(num, dtype=np.uint64))
+    parameters = replace(rows(num), seeds=np.arange(num, dtype=np.uint64))
     tokens = sample(logits.repeat(num, 1), parameters, np.full(num, 17)).tokens
     assert abs(chi_square(np.bincount(tokens, minlength=V), logits.softmax(0))) < 4
 
 
-def test_choices_are_sampled_independently(logits: torch.Tensor, way: str) -> None:
+def test_choices_are_sampled_independently(logits: torch.Tensor) -> None:
     num = 20_000
     first, second = (
-        sample(logits.repeat(num, 1), rows(num, way, choice=choice), np.arange(num)).tokens
+        sample(logits.repeat(num, 1), rows(num, choice=choice), np.arange(num)).tokens
         for choice in (0, 1)
     )
     same = (logits.softmax(0) ** 2).sum().item()
@@ -147,15 +134,15 @@ def kept(counts: np.ndarray) -> set[int]:
     return set(np.flatnonzero(counts).tolist())
 
 
-def test_top_k_keeps_the_k_largest(logits: torch.Tensor, way: str) -> None:
+def test_top_k_keeps_the_k_largest(logits: torch.Tensor) -> None:
     for k in (1, 2, 7):
-        counts = counts_of(logits, 20_000, way, temperature=3.0, top_k=k)
+        counts = counts_of(logits, 20_000, temperature=3.0, top_k=k)
         best = logits.topk(k).indices
         assert kept(counts) == set(best.tolist())
         probabilities = torch.zeros(V).scatter(0, best, (logits[best] / 3).softmax(0))
         if k > 1:
             assert abs(chi_square(counts, probabilities)) < 4
-    assert len(kept(counts_of(logits, 20_000, way, temperature=50.0, top_k=V + 5))) == V
+    assert len(kept(counts_of(logits, 20_000, temperature=50.0, top_k=V + 5))) == V
 
 
 def nucleus(probabilities: torch.Tensor, top_p: float) -> set[int]:
@@ -172,35 +159,35 @@ def nucleus(probabilities: torch.Tensor, top_p: float) -> set[int]:
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.8, 0.95])
-def test_top_p_keeps_the_nucleus(logits: torch.Tensor, top_p: float, way: str) -> None:
-    counts = counts_of(logits, 40_000, way, temperature=1.5, top_p=top_p)
+def test_top_p_keeps_the_nucleus(logits: torch.Tensor, top_p: float) -> None:
+    counts = counts_of(logits, 40_000, temperature=1.5, top_p=top_p)
     assert kept(counts) == nucleus((logits / 1.5).softmax(0), top_p)
 
 
-def test_top_p_counts_the_mass_that_top_k_left(logits: torch.Tensor, way: str) -> None:
-    counts = counts_of(logits, 40_000, way, top_k=6, top_p=0.7)
+def test_top_p_counts_the_mass_that_top_k_left(logits: torch.Tensor) -> None:
+    counts = counts_of(logits, 40_000, top_k=6, top_p=0.7)
     best = logits.topk(6).indices
     probabilities = torch.zeros(V).scatter(0, best, logits[best].softmax(0))
     assert kept(counts) == nucleus(probabilities, 0.7)
 
 
-def test_min_p_keeps_what_is_near_the_most_likely(logits: torch.Tensor, way: str) -> None:
-    counts = counts_of(logits, 40_000, way, min_p=0.2)
+def test_min_p_keeps_what_is_near_the_most_likely(logits: torch.Tensor) -> None:
+    counts = counts_of(logits, 40_000, min_p=0.2)
     probabilities = logits.softmax(0)
     near = probabilities >= 0.2 * probabilities.max()
     assert kept(counts) == set(near.nonzero().squeeze(1).tolist())
 
 
-def test_a_wide_nucleus_is_found_by_sorting_all(way: str) -> None:
+def test_a_wide_nucleus_is_found_by_sorting_all() -> None:
     flat = torch.linspace(0, 0.5, 1200)
-    counts = counts_of(flat, 8_000, way, top_p=0.9)
+    counts = counts_of(flat, 8_000, top_p=0.9)
     assert kept(counts) <= nucleus(flat.softmax(0), 0.9)
     assert len(kept(counts)) > 1000
 
 
-def test_equal_logits_are_kept_or_rejected_together(way: str) -> None:
+def test_equal_logits_are_kept_or_rejected_together() -> None:
     logits = torch.tensor([1.0, 3.0, 3.0, 3.0, 0.0])
-    assert kept(counts_of(logits, 5_000, way, top_k=2)) == {1, 2, 3}
+    assert kept(counts_of(logits, 5_000, top_k=2)) == {1, 2, 3}
 
 
 KINDS = (
@@ -213,15 +200,15 @@ KINDS = (
 )
 
 
-def test_rows_of_all_kinds_in_one_batch_are_sampled_as_if_alone(way: str) -> None:
+def test_rows_of_all_kinds_in_one_batch_are_sampled_as_if_alone() -> None:
     num = 64
     kinds = [replace(KINDS[row % len(KINDS)], seed=row) for row in range(num)]
     many = torch.randn(num, V, generator=torch.Generator().manual_seed(8))
     positions = np.arange(num) * 3
-    found = sample(many.clone(), rows_of(kinds, way), positions).tokens
+    found = sample(many.clone(), rows_of(kinds), positions).tokens
     for row in range(num):
         alone = many[row : row + 1].clone()
-        expected = sample(alone, rows_of(kinds[row : row + 1], way), positions[row : row + 1])
+        expected = sample(alone, rows_of(kinds[row : row + 1]), positions[row : row + 1])
         assert found[row] == expected.tokens[0], f"row {row}"
     greedy = slice(0, num, len(KINDS))
     assert found[greedy].tolist() == many[greedy].argmax(1).tolist()
@@ -233,10 +220,14 @@ def test_the_compiled_kernel_gives_the_samples_of_torch(dtype: torch.dtype) -> N
     logits = torch.randn(num, vocab_size, generator=torch.Generator().manual_seed(9)) * 3
     kinds = [replace(KINDS[row % len(KINDS)], seed=row * 7, choice=row % 3) for row in range(num)]
     positions = np.arange(num)
-    ours = sample(logits.to(dtype), rows_of(kinds, "compiled"), positions).tokens
-    theirs = sample(logits.to(dtype), rows_of(kinds, "torch"), positions).tokens
+    rows = rows_of(kinds)
+    ours = sample(logits.to(dtype), rows, positions).tokens[rows.random_rows]
+    keys = torch.from_numpy(gumbel_keys(rows, positions))
+    temperature = torch.from_numpy(rows.parameters["temperature"])
+    filters = Filters.of(rows.parameters, torch.device("cpu"))
+    theirs = torch_sample(logits.to(dtype)[rows.random_rows], temperature, filters, keys)
     # Where two scores are all but equal, or a nucleus ends, the last bit may decide.
-    assert (ours != theirs).sum() <= 1
+    assert (ours != theirs.numpy()).sum() <= 1
 
 
 @pytest.mark.parametrize("size", [1, 511, 513, 5000])
@@ -258,24 +249,24 @@ def test_the_argmax_in_bfloat16_is_that_of_its_float32(size: int, special: float
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_broken_logits_give_a_stopgap_and_are_reported(
-    temperature: float, bad: float, way: str, dtype: torch.dtype
+    temperature: float, bad: float, dtype: torch.dtype
 ) -> None:
     logits = torch.zeros(3, V, dtype=dtype)
     logits[:, 7] = 50.0
     logits[1, 4] = bad
-    found = sample(logits, rows(3, way, temperature=temperature), np.zeros(3, np.int64))
+    found = sample(logits, rows(3, temperature=temperature), np.zeros(3, np.int64))
     assert found.tokens.tolist() == [7, 7, 7]
     assert found.broken.tolist() == [1]
     hopeless = sample(
-        torch.full((1, V), bad, dtype=dtype), rows(1, way, temperature=temperature), np.zeros(1)
+        torch.full((1, V), bad, dtype=dtype), rows(1, temperature=temperature), np.zeros(1)
     )
     assert hopeless.tokens.tolist() == [0]
 
 
-def test_masked_vocabulary_is_not_broken(way: str) -> None:
+def test_masked_vocabulary_is_not_broken() -> None:
     logits = torch.zeros(1, V)
     logits[0, 1:] = float("-inf")
-    found = sample(logits, rows(1, way), np.zeros(1, np.int64))
+    found = sample(logits, rows(1), np.zeros(1, np.int64))
     assert (found.tokens.tolist(), found.broken.tolist()) == ([0], [])
 
 
@@ -294,13 +285,11 @@ def test_a_temperature_that_logits_cannot_be_divided_by_is_greedy(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_the_lowest_temperature_gives_the_argmax(
-    way: str, dtype: torch.dtype, top_p: float
-) -> None:
+def test_the_lowest_temperature_gives_the_argmax(dtype: torch.dtype, top_p: float) -> None:
     many = torch.randn(64, V, generator=torch.Generator().manual_seed(5))
     for size in (1.0, 1e4):
         logits = (many * size).to(dtype)
-        wanted = rows(64, way, temperature=LOWEST_TEMPERATURE, top_p=top_p, seed=3)
+        wanted = rows(64, temperature=LOWEST_TEMPERATURE, top_p=top_p, seed=3)
         found = sample(logits, wanted, np.arange(64))
         best = logits.amax(1)
         assert torch.equal(logits[torch.arange(64), torch.from_numpy(found.tokens)], best)

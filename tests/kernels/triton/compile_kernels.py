@@ -25,6 +25,9 @@ from kernels.triton.linear_kernel import linear_kernel
 from kernels.triton.merge_kernel import merge_kernel
 from kernels.triton.norm_kernel import rms_norm_kernel
 from kernels.triton.rotary_kernel import rotate_kernel
+from kernels.triton.sampling.penalty_kernel import penalty_kernel
+from kernels.triton.sampling.sample_kernel import sample_kernel
+from kernels.triton.sampling.sampler import PENALTY_TILE, PENALTY_WARPS, SAMPLE_TILE, SAMPLE_WARPS
 from kernels.triton.tiles import choose_tile
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -57,13 +60,26 @@ TYPES = {
     "softcap": "fp32",
     "factor": "*fp32",
     "epsilon": "fp32",
+    "places": "*i32",
+    "temperature": "*fp32",
+    "top_k": "*i64",
+    "top_p": "*fp32",
+    "log_min_p": "*fp32",
+    "keys": "*i32",
+    "tokens": "*i64",
+    "broken": "*i8",
+    "counts": "*i32",
+    "rows": "*i64",
+    "logit_rows": "*i64",
+    "penalties": "*fp32",
 }
 LAYERS = ("x", "gate_up", "query_out", "key_out", "cos", "sin", "weight", "bias")
-ELEMENTS = ("query", "out", "key", "value", *LAYERS)
+ELEMENTS = ("query", "out", "key", "value", "logits", *LAYERS)
 CACHES = ("key_cache", "value_cache")
 # Known only when called, and rarely multiples of 16.
 ANY_INTEGER = (
     "window", "num_tokens", "num_seqs", "capacity", "table_stride", "num_inner", "num_rows",
+    "num_random",
 )  # fmt: skip
 
 
@@ -209,6 +225,17 @@ def rotary(dtype, head_dim):
     return build(rotate_kernel, dtype, constants, {"num_warps": ROTARY_WARPS})
 
 
+def sample(dtype):
+    constants = {"VOCAB_SIZE": 128_256, "TILE": SAMPLE_TILE}
+    return build(sample_kernel, dtype, constants, {"num_warps": SAMPLE_WARPS})
+
+
+def penalty():
+    constants = {"VOCAB_SIZE": 128_256, "TILE": PENALTY_TILE}
+    options = {"num_warps": PENALTY_WARPS, "enable_fp_fusion": False}
+    return build(penalty_kernel, torch.float32, constants, options)
+
+
 def linear(dtype, transposed):
     tile = linear_tile(dtype)
     constants = {
@@ -273,6 +300,9 @@ def main() -> None:
     for dtype, head_dim in ((bf16, 128), (fp16, 80), (fp32, 256)):
         print(json.dumps(resources(rotary(dtype, head_dim)) | {"kernel": "rotary"}))
     print(json.dumps(resources(gate(bf16, 14336)) | {"kernel": "gate"}))
+    for dtype in (bf16, fp32):
+        print(json.dumps(resources(sample(dtype)) | {"kernel": "sample"}))
+    print(json.dumps(resources(penalty()) | {"kernel": "penalty"}))
     for dtype, transposed in ((bf16, False), (fp16, True), (fp32, False)):
         report = resources(linear(dtype, transposed)) | {"dtype": str(dtype)[6:]}
         print(json.dumps(report | {"kernel": "linear"}))

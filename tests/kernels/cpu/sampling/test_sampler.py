@@ -8,9 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_worker.sampling.gumbel import gumbel, row_keys
+from gpu_worker.sampling.gumbel import row_keys
 from kernels.cpu.sampling.sample_arguments import SAMPLE_PARAMETERS
 from kernels.cpu.sampling.sampler import CpuSampler
+from tests.support.torch_sampler import gumbel
 
 
 @dataclass(frozen=True)

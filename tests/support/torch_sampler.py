@@ -1,4 +1,4 @@
-"""Samples tokens with torch's operators: on GPUs, and as the reference of ``sample_kernel``."""
+"""Samples tokens with torch's operators: the reference of the kernels on CPUs and GPUs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gpu_worker.sampling.gumbel import gumbel
-
+_TOKEN_STEP = 0x9E3779B1 - 2**32  # odd, spreads neighbouring token ids; as a signed number
+# The multipliers of murmur3's finalizer, as signed 32-bit numbers.
+_MIX_1 = 0x85EBCA6B - 2**32
+_MIX_2 = 0xC2B2AE35 - 2**32
 # Most nuclei end among this many tokens; others are found by sorting the whole row.
 _NUCLEUS_GUESS = 512
 _REJECTED = float("-inf")
@@ -112,3 +114,30 @@ def _thresholds_within(
     kept = (within_k & inside).sum(dim=-1).clamp_min(1)
     thresholds = values.gather(1, (kept - 1).unsqueeze(1)).squeeze(1)
     return thresholds, limited | (kept < width)
+
+
+def gumbel(keys: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Standard Gumbel noise [R, vocab_size] float32 for keys [2, R] int32."""
+    ids = torch.arange(vocab_size, dtype=torch.int32, device=keys.device) * _TOKEN_STEP
+    bits = _mix(ids.unsqueeze(0) ^ keys[0].unsqueeze(1))  # [R, V]
+    bits = _mix(bits.bitwise_xor_(keys[1].unsqueeze(1)))
+    # Shift to [0, 2**32), and by half a unit more: zero has no logarithm. Small values, which
+    # become large noise, stay exact in float32.
+    uniform = bits.to(torch.float32).add_(2.0**31 + 0.5).mul_(2.0**-32)
+    exponential = uniform.clamp_(2.0**-33, 1 - 2.0**-24).neg_().log1p_().neg_()
+    return exponential.log_().neg_()
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """Murmur3's finalizer on int32, in place; multiplication wraps on all devices."""
+    x ^= _shift_right(x, 16)
+    x *= _MIX_1
+    x ^= _shift_right(x, 13)
+    x *= _MIX_2
+    x ^= _shift_right(x, 16)
+    return x
+
+
+def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical shift: an int32 is shifted with copies of its sign, which are masked away."""
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)

@@ -1,0 +1,1 @@
+"""Penalties and the choice of tokens on GPUs."""
