@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import AutoModelForCausalLM
 from triton.runtime.interpreter import GridExecutor
 
 from gpu_worker.model.fusion.gpu_fusion import GpuFusion, fuse_on_gpu
@@ -15,12 +16,12 @@ from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.ranks.ranks import Ranks
 from gpu_worker.ranks.reducer import DeviceReducer
 from gpu_worker.settings import WorkerSettings
-from gpu_worker.startup.build import Worker
 from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt
 from tests.gpu_worker.model.fusion.test_cpu_fusion import CentredRMSNorm, Doubled, deviation
 from tests.gpu_worker.planner import Planner, sampling
 from tests.gpu_worker.ranks.rank_threads import RankThreads
-from tests.support.models import SERVED
+from tests.gpu_worker.test_tokens_equal_generate import generate
+from tests.support.models import SERVED, tiny_model
 
 CPU = torch.device("cpu")
 TOKENS = torch.randint(4096, (12,), generator=torch.Generator().manual_seed(0))
@@ -162,34 +163,29 @@ def one_launch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GridExecutor, "__call__", launched)
 
 
-def test_two_ranks_have_the_tokens_of_one_worker(
-    make_worker: MakeWorker, model_path: ModelPath, monkeypatch: pytest.MonkeyPatch
+def test_two_ranks_have_the_tokens_of_generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the kernels of GPUs, fused layers included, and sums that are not captured."""
     one_launch_at_a_time(monkeypatch)
-    settings: dict[str, Any] = {
-        "attention_backend": "triton",
-        "layer_kernels": "off",
-        "block_size": 8,
-        "max_model_len": 72,
-        "max_num_batched_tokens": 32,
-    }
-
-    def tokens(worker: Worker) -> list[int]:
-        model = worker.executor._model
-        done = fuse_on_gpu(model.model, [shape.module for shape in model.observe_layers()])
-        assert (done.shared_inputs, done.norms, done.rotaries) == (2, 5, 2)
-        planner = Planner(worker.executor)
-        planner.admit(1, prompt(20))
-        planner.step(s1=20)
-        return planner.run(1, 6)
-
-    expected = tokens(make_worker("llama", **settings))
+    path = tiny_model("llama", tmp_path, num_hidden_layers=1)
     pair = RankThreads(2)
     group = [
         Ranks(each.collectives, DeviceReducer(each.collectives))
         for each in pair.connect(shared=False)
     ]
-    workers, _ = pair.build(str(model_path("llama")), group, **settings)
-    assert pair.run(lambda rank: tokens(workers[rank])) == [expected, expected]
+    settings: dict[str, Any] = {"attention_backend": "triton", "layer_kernels": "off"}
+    workers, _ = pair.build(str(path), group, max_model_len=32, **settings)
+
+    def tokens(rank: int) -> list[int]:
+        model = workers[rank].executor._model
+        done = fuse_on_gpu(model.model, [shape.module for shape in model.observe_layers()])
+        assert (done.shared_inputs, done.gated_mlps, done.norms, done.rotaries) == (1, 1, 3, 1)
+        planner = Planner(workers[rank].executor)
+        planner.admit(1, prompt(12))
+        planner.step(s1=12)
+        return planner.run(1, 6)[:6]
+
+    expected = generate(AutoModelForCausalLM.from_pretrained(path), prompt(12), 6)
+    assert pair.run(tokens) == [expected, expected]
     pair.close()
