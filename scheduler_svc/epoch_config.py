@@ -8,6 +8,10 @@ from scheduler_svc.worker_watch import WorkerGroup
 from shared.messages.leases import Speeds
 
 _LEAST_PROMPT_TOKENS = 16  # in a step in which others decode, however slow the worker is
+# Seconds of prompts beside which the fixed costs of a step, some 3 ms, are small; and the least
+# tokens, since with fewer a slow worker waits for its memory.
+_ENOUGH_S = 0.03
+_LEAST_ENOUGH_TOKENS = 64
 
 
 def config_for(settings: SchedulerSettings, workers: WorkerGroup) -> SchedulerConfig:
@@ -60,6 +64,7 @@ def _with_speeds(
     return dataclasses.replace(
         config,
         max_prompt_tokens=num_tokens if prefill_pause_s else 0,
+        enough_prompt_tokens=max(_LEAST_ENOUGH_TOKENS, int(_ENOUGH_S * tokens_per_s)),
         recompute_us_per_token=1e6 / tokens_per_s,
         step_overhead_tokens=_overhead_tokens(workers.speeds),
         swap_us_per_block=1e6 * workers.kv.bytes_per_block / workers.speeds.swap_bytes_per_s,

@@ -41,6 +41,7 @@ class SchedulerConfig:
     recompute_us_per_token: float = 1.0  # cost of a preemption, for AUTO
     swap_us_per_block: float = 1.0  # one way
     max_prompt_tokens: int = 0  # in a step in which others decode; 0: what the budget leaves
+    enough_prompt_tokens: int = 0  # of several prompts if no others wait; 0: what the budget leaves
     max_pinned_blocks: int = 0  # that pinned prefixes may hold
     max_waiting_requests: int = 0  # that were never admitted; 0: no limit
     max_waiting_tokens: int = 0  # of their prompts

@@ -13,7 +13,10 @@ then by admission. Each step is planned in this order:
    the last running group by rank is preempted.
 2. Token budget. Every decoding sequence takes one token. The rest goes to prompts, which may have
    a smaller budget while others decode.
-3. Prefill. Admitted groups compute their prompts in chunks, by rank.
+3. Prefill. Admitted groups compute their prompts in chunks, by rank. While all that wait would fit
+   into the step, the first may take the whole budget, and others fill the step only up to a number
+   of tokens that keeps the worker busy: beyond it they would delay the first one's token. While
+   more wait, steps are filled, which is a little faster for all.
 4. Admission. While budget is left, the first preempted group, or the first waiting one if it is
    more urgent, is admitted, if it gets a slot for each sequence (of ``max_num_sequences``) and
    blocks for all its tokens. While others run, a watermark of blocks stays free beyond these. If it
@@ -81,6 +84,9 @@ class SchedulingPolicy:
         if self._config.max_prompt_tokens and (num_decoding or draft.beams):
             draft.prompt_budget = min(draft.budget, self._config.max_prompt_tokens)
         self._shared.save(num_decoding)
+        enough = self._config.enough_prompt_tokens
+        if enough and self._queues.num_waiting_tokens <= draft.prompt_budget:
+            draft.first_prompt_budget = max(0, draft.prompt_budget - enough)
         for group in self._queues.prefilling.copy():
             if draft.prompt_budget <= 0:
                 break
@@ -186,15 +192,17 @@ class SchedulingPolicy:
 
     def _prefill(self, group: SequenceGroup, draft: PlanDraft) -> None:
         """Plan a group's next tokens; those of tenants beyond their share have a budget."""
-        if not (self._shared.is_beyond_share(group.submit.tenant) and self._gives_way(group)):
+        if self._shared.is_beyond_share(group.submit.tenant) and self._gives_way(group):
+            budget = min(draft.prompt_budget, self._shared.prompt_budget)
+            rest = draft.prompt_budget - budget
+            draft.prompt_budget = budget
             self._planner.prefill(group, draft)
-            return
-        budget = min(draft.prompt_budget, self._shared.prompt_budget)
-        rest = draft.prompt_budget - budget
-        draft.prompt_budget = budget
-        self._planner.prefill(group, draft)
-        self._shared.prompt_budget -= budget - draft.prompt_budget
-        draft.prompt_budget += rest
+            self._shared.prompt_budget -= budget - draft.prompt_budget
+            draft.prompt_budget += rest
+        else:
+            self._planner.prefill(group, draft)
+        draft.prompt_budget -= draft.first_prompt_budget
+        draft.first_prompt_budget = 0
 
     def _free_slots_of_preempted(self) -> bool:
         """Let preempted groups give back slots that they do not need now; whether one did."""

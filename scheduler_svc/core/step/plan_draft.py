@@ -40,6 +40,7 @@ class PlanDraft:
     Attributes:
         budget: what is left of the token budget.
         prompt_budget: what is left of it for prompts.
+        first_prompt_budget: how much of that only the first prompt may take.
         dropped: groups that ended because the prefix that they computed was given up, with their
             only sequence.
     """
@@ -54,6 +55,7 @@ class PlanDraft:
         "copy_sources",
         "copy_targets",
         "dropped",
+        "first_prompt_budget",
         "fork_children",
         "fork_choices",
         "fork_parents",
@@ -76,6 +78,7 @@ class PlanDraft:
         self.step = step
         self.budget = budget
         self.prompt_budget = 0
+        self.first_prompt_budget = 0
         self.retired: list[int] = []
         self.dropped: list[tuple[SequenceGroup, Sequence]] = []
         self.beams: list[BeamStep] = []

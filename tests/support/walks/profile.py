@@ -171,4 +171,5 @@ def _random_config(rng: random.Random) -> SchedulerConfig:
         max_tenant_sequences=rng.choice([0, 0, 1, 3]) if is_fair else 0,
         max_tenant_slowdown=rng.choice([0, 1, 1.5]) if is_fair else 0,
         step_overhead_tokens=rng.choice([0.5, 3.0]),
+        enough_prompt_tokens=rng.choice([0, 0, 1, 4]),
     )

@@ -13,7 +13,7 @@ from tests.support.fake_worker import FakeWorker
 from tests.support.requests import submit
 
 
-def make(max_prompt_tokens: int) -> Scheduler:
+def make(max_prompt_tokens: int = 0, enough_prompt_tokens: int = 0) -> Scheduler:
     values = {"num_blocks": 200, "block_size": 4, "max_model_len": 200, "outputs_retention": 100}
     return Scheduler(
         SchedulerConfig(
@@ -23,8 +23,16 @@ def make(max_prompt_tokens: int) -> Scheduler:
             max_plans_in_flight=1,
             num_watermark_blocks=0,
             max_prompt_tokens=max_prompt_tokens,
+            enough_prompt_tokens=enough_prompt_tokens,
         )
     )
+
+
+def submit_prompts(core: Scheduler, *lengths: int) -> None:
+    """Unlike prompts, each of a request that wants one token."""
+    for number, length in enumerate(lengths):
+        prompt = range(1000 * number, 1000 * number + length)
+        core.apply(submit(f"r{number}", prompt, max_tokens=1), EntryId(1, 1 + number))
 
 
 def plans(core: Scheduler, until: int) -> Iterator[StepPlan]:
@@ -59,6 +67,35 @@ def test_alone_a_prompt_takes_all_that_fits() -> None:
     core = make(20)
     core.apply(submit("long", range(100), max_tokens=2), EntryId(1, 1))
     assert [int(plan.chunk_tokens.sum()) for plan in plans(core, 2)] == [64, 36]
+
+
+@pytest.mark.parametrize(
+    ("enough", "expected"),
+    [
+        (0, [[20, 20, 12, 2]]),
+        (1, [[20], [20], [12], [2]]),
+        (30, [[20, 10], [10, 12, 2]]),
+    ],
+)
+def test_prompts_that_fit_into_a_step_fill_it_only_as_far_as_is_enough(
+    enough: int, expected: list[list[int]]
+) -> None:
+    core = make(enough_prompt_tokens=enough)
+    submit_prompts(core, 20, 20, 12, 2)
+    assert [plan.chunk_tokens.tolist() for plan in plans(core, 9)] == expected
+
+
+def test_steps_are_filled_while_more_prompts_wait() -> None:
+    core = make(enough_prompt_tokens=1)
+    submit_prompts(core, 30, 30, 30, 12, 2)
+    chunks = [plan.chunk_tokens.tolist() for plan in plans(core, 9)]
+    assert chunks == [[30, 30, 4], [26], [12], [2]]
+
+
+def test_the_first_prompt_of_a_step_takes_all_that_fits() -> None:
+    core = make(enough_prompt_tokens=10)
+    submit_prompts(core, 40, 9)
+    assert [plan.chunk_tokens.tolist() for plan in plans(core, 9)] == [[40], [9]]
 
 
 def test_beams_count_as_others() -> None:
