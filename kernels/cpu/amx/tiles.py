@@ -59,8 +59,7 @@ def configure(amx_tag, state, rows, num_row_tiles):
 def _load_configuration(typingctx, amx_tag, state):
     def codegen(context, builder, signature, args):
         if not is_emulated_amx_tag(signature.args[0]):
-            pointer = builder.inttoptr(args[1], _BYTE.as_pointer())
-            _call(builder, "llvm.x86.ldtilecfg", (pointer,))
+            _call(builder, "ldtilecfg", [builder.inttoptr(args[1], _BYTE.as_pointer())])
 
     return types.void(amx_tag, types.int64), codegen
 
@@ -70,10 +69,7 @@ def release(typingctx, amx_tag, state):
     """Give the tiles up: switches between threads save and restore those that are in use."""
 
     def codegen(context, builder, signature, args):
-        if is_emulated_amx_tag(signature.args[0]):
-            emulated_ir.release(builder, args[1])
-        else:
-            _call(builder, "llvm.x86.tilerelease", ())
+        _emit(builder, signature, "tilerelease", emulated_ir.release, args[1])
 
     return types.void(amx_tag, types.int64), codegen
 
@@ -81,13 +77,9 @@ def release(typingctx, amx_tag, state):
 @intrinsic(prefer_literal=True)
 def clear(typingctx, amx_tag, state, tile):
     """Set a tile to zero."""
-    number = tile.literal_value
 
     def codegen(context, builder, signature, args):
-        if is_emulated_amx_tag(signature.args[0]):
-            emulated_ir.clear(builder, args[1], number)
-        else:
-            _call(builder, "llvm.x86.tilezero", (_immediate(number),))
+        _emit(builder, signature, "tilezero", emulated_ir.clear, args[1], [tile])
 
     return types.void(amx_tag, types.int64, tile), codegen
 
@@ -95,15 +87,9 @@ def clear(typingctx, amx_tag, state, tile):
 @intrinsic(prefer_literal=True)
 def load(typingctx, amx_tag, state, tile, address, stride):
     """Load the rows of a tile, ``stride`` bytes apart."""
-    number = tile.literal_value
 
     def codegen(context, builder, signature, args):
-        _, state, _, address, stride = args
-        if is_emulated_amx_tag(signature.args[0]):
-            emulated_ir.load(builder, state, number, address, stride)
-        else:
-            pointer = builder.inttoptr(address, _BYTE.as_pointer())
-            _call(builder, "llvm.x86.tileloadd64", (_immediate(number), pointer, stride))
+        _emit(builder, signature, "tileloadd64", emulated_ir.load, args[1], [tile], args[3:])
 
     return types.void(amx_tag, types.int64, tile, types.int64, types.int64), codegen
 
@@ -111,15 +97,9 @@ def load(typingctx, amx_tag, state, tile, address, stride):
 @intrinsic(prefer_literal=True)
 def store(typingctx, amx_tag, state, tile, address, stride):
     """Store the rows of a tile, ``stride`` bytes apart."""
-    number = tile.literal_value
 
     def codegen(context, builder, signature, args):
-        _, state, _, address, stride = args
-        if is_emulated_amx_tag(signature.args[0]):
-            emulated_ir.store(builder, state, number, address, stride)
-        else:
-            pointer = builder.inttoptr(address, _BYTE.as_pointer())
-            _call(builder, "llvm.x86.tilestored64", (_immediate(number), pointer, stride))
+        _emit(builder, signature, "tilestored64", emulated_ir.store, args[1], [tile], args[3:])
 
     return types.void(amx_tag, types.int64, tile, types.int64, types.int64), codegen
 
@@ -127,21 +107,27 @@ def store(typingctx, amx_tag, state, tile, address, stride):
 @intrinsic(prefer_literal=True)
 def multiply(typingctx, amx_tag, state, sums, rows, weights):
     """sums += rows @ weights, of three tiles."""
-    numbers = [tile.literal_value for tile in (sums, rows, weights)]
 
     def codegen(context, builder, signature, args):
-        if is_emulated_amx_tag(signature.args[0]):
-            emulated_ir.multiply(builder, args[1], *numbers)
-        else:
-            _call(builder, "llvm.x86.tdpbf16ps", tuple(map(_immediate, numbers)))
+        numbers = [sums, rows, weights]
+        _emit(builder, signature, "tdpbf16ps", emulated_ir.multiply, args[1], numbers)
 
     return types.void(amx_tag, types.int64, sums, rows, weights), codegen
 
 
-def _immediate(number):
-    return ir.Constant(_BYTE, number)
+def _emit(builder, signature, name, emulate, state, numbers=(), memory=()):
+    """Emit an instruction on tiles, by their literal numbers, and on memory; or its emulation."""
+    numbers = [tile.literal_value for tile in numbers]
+    if is_emulated_amx_tag(signature.args[0]):
+        emulate(builder, state, *numbers, *memory)
+        return
+    arguments = [ir.Constant(_BYTE, number) for number in numbers]
+    if memory:
+        address, stride = memory
+        arguments += [builder.inttoptr(address, _BYTE.as_pointer()), stride]
+    _call(builder, name, arguments)
 
 
 def _call(builder, name, arguments):
     kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-    builder.call(builder.module.declare_intrinsic(name, (), kind), arguments)
+    builder.call(builder.module.declare_intrinsic(f"llvm.x86.{name}", (), kind), arguments)

@@ -12,6 +12,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.attention.kv_types_ir import exact_pairs
+from kernels.cpu.linear.linear_ir import sum_addresses
 from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.bf16_dot import (
     is_amx_tag,
@@ -169,16 +170,13 @@ def decode_values(
         values, begin, count, p, p_stride, alpha, o, o_stride, next_values = args[5:]
         tag, kv = signature.args[:2]
         step = LANES * size_of(kv)
+        cells = sum_addresses(builder, num_rows, num_vectors, o, o_stride)
         initial = []
         for row in range(num_rows):
             scale = simd.load(builder, builder.add(alpha, simd.i64(4 * row)), simd.F32, 4)
             scale = simd.splat(builder, scale)
-            at = simd.offset(builder, o, simd.i64(row), o_stride)
-            for vector in range(num_vectors):
-                old = simd.load(
-                    builder, builder.add(at, simd.i64(vector * LANES * 4)), simd.VF32, 4
-                )
-                initial.append(builder.fmul(old, scale))
+            for cell in cells[row * num_vectors : (row + 1) * num_vectors]:
+                initial.append(builder.fmul(simd.load(builder, cell, simd.VF32, 4), scale))
 
         def body(n, sums):
             if fetch.literal_value:
@@ -187,21 +185,15 @@ def decode_values(
             loaded = _value_lanes(
                 builder, _step_rows(builder, values, n, begin, tag), num_vectors, tag, kv
             )  # vectors x [16]
-            result = []
-            for row in range(num_rows):
-                at = simd.offset(builder, p, simd.i64(row), p_stride)
-                weight = _broadcast_weight(builder, simd.offset(builder, at, n, simd.i64(4)), tag)
-                for vector in range(num_vectors):
-                    old = sums[row * num_vectors + vector]
-                    result.append(_add_product(builder, loaded[vector], weight, old, tag))
-            return result
 
-        sums = simd.loop(builder, count, initial, body)
-        for row in range(num_rows):
-            at = simd.offset(builder, o, simd.i64(row), o_stride)
-            for vector in range(num_vectors):
-                new = sums[row * num_vectors + vector]
-                simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
+            def weight(row):
+                at = simd.offset(builder, p, simd.i64(row), p_stride)
+                return _broadcast_weight(builder, simd.offset(builder, at, n, simd.i64(4)), tag)
+
+            return _add_products(builder, weight, loaded, sums, tag)
+
+        for cell, total in zip(cells, simd.loop(builder, count, initial, body), strict=True):
+            simd.store(builder, total, cell, 4)
 
     i64 = types.int64
     return types.void(tag, kv, rows, vectors, fetch, *(i64,) * 9), codegen
@@ -291,21 +283,17 @@ def prefill_scores(typingctx, tag, num_keys, vectors, keys, query, query_stride,
         def body(d, sums):
             at = simd.offset(builder, query, d, query_stride)
             queries = _lanes(builder, at, num_vectors, tag)
-            result = []
-            for n in range(rows):
-                element = _broadcast(builder, simd.offset(builder, key[n], d, step), tag)
-                for vector in range(num_vectors):
-                    old = sums[n * num_vectors + vector]
-                    result.append(_add_product(builder, element, queries[vector], old, tag))
-            return result
+
+            def element(n):
+                return _broadcast(builder, simd.offset(builder, key[n], d, step), tag)
+
+            return _add_products(builder, element, queries, sums, tag)
 
         sums = simd.loop(builder, steps, [simd.vector(0.0)] * (rows * num_vectors), body)
         factor = simd.splat(builder, scale)
-        for n in range(rows):
-            at = simd.offset(builder, out, simd.i64(n), query_stride)
-            for vector in range(num_vectors):
-                new = builder.fmul(sums[n * num_vectors + vector], factor)
-                simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
+        cells = sum_addresses(builder, rows, num_vectors, out, query_stride)
+        for cell, total in zip(cells, sums, strict=True):
+            simd.store(builder, builder.fmul(total, factor), cell, 4)
 
     i64 = types.int64
     numbers = (i64, i64, i64, i64, types.float32, i64)
@@ -324,34 +312,26 @@ def prefill_values(typingctx, tag, dims, vectors, values, begin, count, p, strid
     def codegen(context, builder, signature, args):
         _, _, _, values, begin, count, p, stride, alpha, o = args
         tag = signature.args[0]
-        initial = []
-        for row in range(rows):
-            at = simd.offset(builder, o, simd.i64(row), stride)
-            for vector in range(num_vectors):
-                lanes = simd.i64(vector * LANES * 4)
-                scale = simd.load(builder, builder.add(alpha, lanes), simd.VF32, 4)
-                old = simd.load(builder, builder.add(at, lanes), simd.VF32, 4)
-                initial.append(builder.fmul(old, scale))
+        cells = sum_addresses(builder, rows, num_vectors, o, stride)
+        scales = _lanes(builder, alpha, num_vectors, types.float32) * rows
+        initial = [
+            builder.fmul(simd.load(builder, cell, simd.VF32, 4), scale)
+            for cell, scale in zip(cells, scales, strict=True)
+        ]
 
         def body(n, sums):
             value = builder.add(_entry(builder, values, n), begin)
             at = simd.offset(builder, p, n, stride)
             weights = _lanes(builder, at, num_vectors, tag)
-            result = []
-            for row in range(rows):
-                at = builder.add(value, simd.i64(row * _step_bytes(tag)))
-                element = _broadcast(builder, at, tag)
-                for vector in range(num_vectors):
-                    old = sums[row * num_vectors + vector]
-                    result.append(_add_product(builder, element, weights[vector], old, tag))
-            return result
 
-        sums = simd.loop(builder, count, initial, body)
-        for row in range(rows):
-            at = simd.offset(builder, o, simd.i64(row), stride)
-            for vector in range(num_vectors):
-                new = sums[row * num_vectors + vector]
-                simd.store(builder, new, builder.add(at, simd.i64(vector * LANES * 4)), 4)
+            def element(row):
+                at = builder.add(value, simd.i64(row * _step_bytes(tag)))
+                return _broadcast(builder, at, tag)
+
+            return _add_products(builder, element, weights, sums, tag)
+
+        for cell, total in zip(cells, simd.loop(builder, count, initial, body), strict=True):
+            simd.store(builder, total, cell, 4)
 
     i64 = types.int64
     return types.void(tag, dims, vectors, i64, i64, i64, i64, i64, i64, i64), codegen
@@ -378,11 +358,17 @@ def _lanes(builder, address, num_vectors, tag):
     ]
 
 
-def _add_product(builder, element, lanes, sums, tag):
-    """sums + element * lanes, of float32 or of bf16 pairs."""
-    if is_bf16_dot_tag(tag):
-        return multiply_accumulate(builder, tag, sums, element, lanes)
-    return simd.multiply_add(builder, element, lanes, sums)
+def _add_products(builder, element, lanes, sums, tag):
+    """Each row's sums + element(row) * lanes, of float32 or of bf16 pairs."""
+    found = []
+    for row in range(len(sums) // len(lanes)):
+        factor = element(row)
+        for vector, old in zip(lanes, sums[row * len(lanes) :], strict=False):
+            if is_bf16_dot_tag(tag):
+                found.append(multiply_accumulate(builder, tag, old, factor, vector))
+            else:
+                found.append(simd.multiply_add(builder, factor, vector, old))
+    return found
 
 
 @intrinsic

@@ -33,7 +33,8 @@ def norm_tasks(args, tag):
         for row in range(begin, min(begin + fields.NORM_TASK_ROWS, rows)):
             x = field(args, fields.NORM_INPUT) + row * field(args, fields.NORM_INPUT_ROW)
             out = field(args, fields.NORM_OUT) + row * field(args, fields.NORM_OUT_ROW)
-            scale = 1 / math.sqrt(_sum_squares(tag, x, chunks) / dim + epsilon)
+            squares = _sum_squares_around(tag, x, np.float32(0.0), chunks)
+            scale = 1 / math.sqrt(squares / dim + epsilon)
             for chunk in range(chunks):
                 at = chunk * LANES
                 _scale_chunk(
@@ -71,59 +72,40 @@ def layer_norm_tasks(args, tag):
                 )
 
 
-@intrinsic
-def _sum_squares(typingctx, tag, x, chunks):
-    """Of chunks * 16 elements, lane by lane."""
+def _sum_lanes(builder, tag, x, chunks, add):
+    """``add(sums, elements)`` over chunks * 16 elements, lane by lane, then over the lanes."""
 
-    def codegen(context, builder, signature, args):
-        _, x, chunks = args
-        tag = signature.args[0]
+    def body(chunk, state):
+        at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
+        return [add(state[0], simd.load_vector(builder, at, tag))]
 
-        def body(chunk, state):
-            at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
-            loaded = simd.load_vector(builder, at, tag)
-            return [simd.multiply_add(builder, loaded, loaded, state[0])]
-
-        (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
-        return simd.reduce_add(builder, sums)
-
-    return types.float32(tag, types.int64, types.int64), codegen
+    (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
+    return simd.reduce_add(builder, sums)
 
 
 @intrinsic
 def _sum(typingctx, tag, x, chunks):
-    """Of chunks * 16 elements, lane by lane."""
+    """Of chunks * 16 elements."""
 
     def codegen(context, builder, signature, args):
-        _, x, chunks = args
-        tag = signature.args[0]
-
-        def body(chunk, state):
-            at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
-            return [builder.fadd(state[0], simd.load_vector(builder, at, tag))]
-
-        (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
-        return simd.reduce_add(builder, sums)
+        return _sum_lanes(builder, signature.args[0], args[1], args[2], builder.fadd)
 
     return types.float32(tag, types.int64, types.int64), codegen
 
 
 @intrinsic
 def _sum_squares_around(typingctx, tag, x, mean, chunks):
-    """Of the differences of chunks * 16 elements from their mean, lane by lane."""
+    """Of the differences of chunks * 16 elements from their mean, or from zero."""
 
     def codegen(context, builder, signature, args):
         _, x, mean, chunks = args
-        tag = signature.args[0]
         means = simd.splat(builder, mean)
 
-        def body(chunk, state):
-            at = simd.offset(builder, x, chunk, simd.i64(LANES * size_of(tag)))
-            difference = builder.fsub(simd.load_vector(builder, at, tag), means)
-            return [simd.multiply_add(builder, difference, difference, state[0])]
+        def add(sums, elements):
+            difference = builder.fsub(elements, means)
+            return simd.multiply_add(builder, difference, difference, sums)
 
-        (sums,) = simd.loop(builder, chunks, [simd.vector(0.0)], body)
-        return simd.reduce_add(builder, sums)
+        return _sum_lanes(builder, signature.args[0], x, chunks, add)
 
     return types.float32(tag, types.int64, types.float32, types.int64), codegen
 

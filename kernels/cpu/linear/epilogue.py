@@ -30,49 +30,33 @@ def finish(args, tag, tile, first, rows, group):
         _finish_gated(tag, tile, rows, out + column // 2 * item_bytes(tag), out_row, num_outputs)
         return
     if field(args, fields.EPILOGUE) == fields.FLOAT32:
-        _store(float32_tag, tile, rows, out + 4 * column, out_row, num_outputs)
+        _store(float32_tag, tile, rows, out + 4 * column, out_row, 0, 0, num_outputs)
         return
-    out += column * item_bytes(tag)
     addend, addend_row = field(args, fields.ADDEND), field(args, fields.ADDEND_ROW)
     if addend != 0:
-        _add(
-            tag,
-            tile,
-            rows,
-            addend + first * addend_row + column * item_bytes(tag),
-            addend_row,
-            num_outputs,
-        )
-    _store(tag, tile, rows, out, out_row, num_outputs)
+        addend += first * addend_row + column * item_bytes(tag)
+    _store(
+        tag, tile, rows, out + column * item_bytes(tag), out_row, addend, addend_row, num_outputs
+    )
 
 
 @njit
-def _store(tag, tile, rows, out, out_row, num_outputs):
+def _store(tag, tile, rows, out, out_row, addend, addend_row, num_outputs):
+    """Round sums, with an addend unless its address is zero, and store them."""
     for r in range(rows):
         sums = tile + r * fields.TILE_ROW
-        target = out + r * out_row
+        target, source = out + r * out_row, addend + r * addend_row
         n = 0
         while n + fields.PANEL <= num_outputs:
+            if addend != 0:
+                add_chunk(tag, sums + 4 * n, source + n * item_bytes(tag))
             round_chunk(tag, sums + 4 * n, target + n * item_bytes(tag))
             n += fields.PANEL
         for m in range(n, num_outputs):
             total = load_element(float32_tag, sums + 4 * m)
+            if addend != 0:
+                total += load_element(tag, source + m * item_bytes(tag))
             store_element(tag, target + m * item_bytes(tag), total)
-
-
-@njit
-def _add(tag, tile, rows, addend, addend_row, num_outputs):
-    for r in range(rows):
-        sums = tile + r * fields.TILE_ROW
-        source = addend + r * addend_row
-        n = 0
-        while n + fields.PANEL <= num_outputs:
-            add_chunk(tag, sums + 4 * n, source + n * item_bytes(tag))
-            n += fields.PANEL
-        for m in range(n, num_outputs):
-            total = load_element(float32_tag, sums + 4 * m)
-            total += load_element(tag, source + m * item_bytes(tag))
-            store_element(float32_tag, sums + 4 * m, total)
 
 
 @njit
