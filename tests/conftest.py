@@ -14,6 +14,7 @@ import redis
 from deploy.redis.ports import free_port
 from deploy.redis.server import Endpoint, configure, find_redis_server
 from shared.bus.redis_bus import RedisBus
+from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 from tests.support.walks.background import BackgroundWalks
 
 _WALKS: pytest.StashKey[BackgroundWalks] = pytest.StashKey()
@@ -21,7 +22,10 @@ _WALKS_FOLDER = "WALKS_OF_PAGESTREAMS_TESTS"  # environments go on to xdist's wo
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say where the background walks leave what they find."""
+    """Say where the background walks leave what they find, and where kernels are kept."""
+    # Where services that tests start keep theirs, so that none is compiled twice. Before numba is
+    # imported, which reads it once.
+    os.environ.setdefault(KERNEL_CACHE, str(kernel_cache()))
     if not hasattr(config, "workerinput"):
         os.environ[_WALKS_FOLDER] = tempfile.mkdtemp(prefix="pagestream-walks-")
     config.stash[_WALKS] = BackgroundWalks(Path(os.environ[_WALKS_FOLDER]))
