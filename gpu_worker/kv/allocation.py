@@ -1,12 +1,12 @@
 """Allocates KV memories of the kind that ``--kv-memory`` names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gpu_worker.kv import cpu_mapping, cuda_mapping
-from gpu_worker.kv.mapping import MapError, Mapper
+from gpu_worker.kv.mapping import AddressesRefused, MapError, Mapper
 from gpu_worker.kv.memory import KVMemory, PagedMemory, bytes_per_block
 from gpu_worker.kv.token_layout import TokenLayout, fit_tokens
 from gpu_worker.kv.virtual_memory import NUM_RESERVED, VirtualMemory
@@ -118,22 +118,48 @@ class VirtualAllocator:
             reason = f"a sequence takes {max_blocks * layout.block_bytes} bytes of addresses"
             raise SettingsError("--max-model-len", self.max_model_len, reason)
         try:
-            mapper = self._mapper(num_blocks, num_ranges * max_blocks, layout)
+            mapper = self._mapper(num_blocks, num_ranges, max_blocks, layout)
         except MapError as error:
             raise SettingsError("--kv-memory", "virtual", str(error)) from error
         return VirtualMemory(layout, mapper, num_blocks, max_blocks, num_host_blocks)
 
-    def _mapper(self, num_blocks: int, num_places: int, layout: TokenLayout) -> Mapper:
+    def _mapper(
+        self, num_blocks: int, num_ranges: int, max_blocks: int, layout: TokenLayout
+    ) -> Mapper:
         size = layout.block_bytes
         if self.device.type == "cpu":
             assert self.max_mappings is not None
+            num_places = num_ranges * max_blocks
             return cpu_mapping.CpuMapper(num_blocks, num_places, size, self.max_mappings)
         driver = cuda_mapping.load_driver()
         events: tuple[cuda_mapping.Event, cuda_mapping.Event] = (
             torch.cuda.Event(),  # type: ignore[no-untyped-call]
             torch.cuda.Event(),  # type: ignore[no-untyped-call]
         )
-        return cuda_mapping.CudaMapper(driver, events, self.device, num_blocks, num_places, size)
+
+        def make(num_ranges: int) -> Mapper:
+            num_places = num_ranges * max_blocks
+            return cuda_mapping.CudaMapper(
+                driver, events, self.device, num_blocks, num_places, size
+            )
+
+        return with_as_many_ranges(make, num_ranges)
+
+
+def with_as_many_ranges(make: Callable[[int], Mapper], num_ranges: int) -> Mapper:
+    """A mapper with so many ranges of addresses, or a half, a quarter and so on: drivers differ.
+
+    Raises:
+        AddressesRefused: not even one sequence's addresses are reserved.
+    """
+    while True:
+        try:
+            return make(num_ranges)
+        except AddressesRefused as error:
+            num_ranges //= 2
+            if num_ranges <= NUM_RESERVED:
+                raise
+            log.warning("the driver reserves fewer addresses", sequences=num_ranges, error=error)
 
 
 Allocator = PagedAllocator | VirtualAllocator

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gpu_worker.kv.mapping import MapError
+from gpu_worker.kv.mapping import AddressesRefused, MapError
 
 _SUCCESS = 0
 
@@ -51,7 +51,8 @@ class CudaMapper:
         block_bytes: size of both, a whole number of the driver's pages.
 
     Raises:
-        MapError: the GPU has not enough memory or addresses.
+        AddressesRefused: the driver reserves fewer addresses; nothing was allocated.
+        MapError: the GPU has not enough memory.
     """
 
     max_mappings = None
@@ -77,13 +78,13 @@ class CudaMapper:
         self._mapped: set[int] = set()  # addresses of blocks
         device_index = device.index or 0
         try:
+            self._space = self._reserve(num_places)  # first: it may have to be tried with fewer
+            pool = self._reserve(num_blocks)
             properties = _properties(driver, device_index)
             for _ in range(num_blocks):
                 (handle,) = self._call("cuMemCreate", block_bytes, properties, 0)
                 self._handles.append(handle)
             self._access = _access(driver, device_index)
-            pool = self._reserve(num_blocks)
-            self._space = self._reserve(num_places)
             self._map(pool, 0, num_blocks)
         except MapError:
             self.close()
@@ -145,7 +146,10 @@ class CudaMapper:
 
     def _reserve(self, num_blocks: int) -> int:
         size = num_blocks * self._block_bytes
-        (address,) = self._call("cuMemAddressReserve", size, 0, 0, 0)
+        try:
+            (address,) = self._call("cuMemAddressReserve", size, 0, 0, 0)
+        except MapError as error:
+            raise AddressesRefused(f"{error} ({size} bytes of addresses)") from error
         self._reserved.append((int(address), size))
         return int(address)
 

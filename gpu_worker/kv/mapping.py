@@ -12,6 +12,10 @@ class MapError(PageStreamError):
     """The system or the driver refused memory, addresses or a mapping."""
 
 
+class AddressesRefused(MapError):
+    """The system or the driver reserves fewer addresses than were wanted."""
+
+
 class MappingFailed(PlanRefused):
     """Blocks of a plan cannot be mapped, so that this worker cannot carry it out."""
 

@@ -21,6 +21,17 @@ _LONGEST_AXIS = 65_535  # of a grid, but for its first
 _LARGEST_WINDOW = 1 << 30  # positions minus a window stay within int32
 
 
+def seqs_size(num_seqs: int) -> int:
+    """The size that a kernel for so many sequences is compiled for: 16, 64, 256, 1,024 and so on.
+
+    Few sizes: each is compiled when it is first met, which takes seconds while requests wait.
+    """
+    size = 16
+    while size < num_seqs:
+        size *= 4
+    return size
+
+
 class AttendLaunch:
     """The launches of one call."""
 
@@ -115,8 +126,7 @@ class AttendLaunch:
     def _shared(self, tile: TileConfig, short: bool) -> dict[str, object]:
         """What both kernels cut the work by."""
         return {
-            # Few sizes, since each is compiled.
-            "SEQS": max(16, triton.next_power_of_2(self._batch.context_lens.shape[0])),
+            "SEQS": seqs_size(self._batch.context_lens.shape[0]),
             "GROUP": self._group,
             "HEAD_DIM": self._head_dim,
             "PADDED_DIM": max(16, triton.next_power_of_2(self._head_dim)),

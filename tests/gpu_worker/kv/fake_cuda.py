@@ -20,10 +20,12 @@ class FakeDriver:
 
     Attributes:
         most_handles: physical memory, in allocations.
+        most_addresses: bytes that one reservation may have.
         refused: names of calls that fail from now on.
     """
 
     most_handles: int = 1_000
+    most_addresses: int = 2**60
     refused: set[str] = field(default_factory=set)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     handles: dict[int, int] = field(default_factory=dict)  # size
@@ -59,6 +61,8 @@ class FakeDriver:
         self, size: int, alignment: int, address: int, flags: int
     ) -> tuple[Status, int]:
         assert size % PAGE_BYTES == alignment == address == flags == 0
+        if size > self.most_addresses:
+            return Status.CUDA_ERROR_OUT_OF_MEMORY, 0
         found = (1 + len(self.reserved)) << 44
         self.reserved[found] = size
         return self._note("reserve", found), found

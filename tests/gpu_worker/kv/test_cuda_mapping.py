@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpu_worker.kv.allocation import with_as_many_ranges
 from gpu_worker.kv.cuda_mapping import CudaMapper, bytes_at, load_driver, page_bytes
 from gpu_worker.kv.mapped_ranges import MappedRanges
 from gpu_worker.kv.mapping import MapError, MappingFailed
@@ -129,6 +130,24 @@ def test_closing_gives_everything_back() -> None:
     assert not driver.handles
     assert not driver.reserved
     mapper.close()
+
+
+def test_addresses_are_halved_until_the_driver_reserves_them() -> None:
+    driver = FakeDriver(most_addresses=NUM_PLACES * PAGE_BYTES)
+    events = FakeEvent(driver), FakeEvent(driver)
+
+    def with_ranges(num_ranges: int) -> CudaMapper:
+        return CudaMapper(driver, events, CPU, NUM_BLOCKS, 3 * num_ranges, PAGE_BYTES)
+
+    mapper = with_as_many_ranges(with_ranges, 4 * NUM_PLACES // 3 + 1)
+    assert mapper.space.numel() == NUM_PLACES * PAGE_BYTES
+    assert len(driver.handles) == NUM_BLOCKS, "memory is allocated once"
+    mapper.close()
+    driver.most_addresses = 3 * PAGE_BYTES
+    with pytest.raises(MapError, match=r"cuMemAddressReserve: .* bytes of addresses"):
+        with_as_many_ranges(with_ranges, 4)
+    assert not driver.handles
+    assert not driver.reserved
 
 
 def test_a_pool_that_does_not_fit_gives_back_what_it_got() -> None:
