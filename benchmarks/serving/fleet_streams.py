@@ -81,8 +81,9 @@ class Conversations:
         body = {"model": "demo", "prompt": self._texts[index], "max_tokens": 32, "temperature": 0}
         found = json.loads((await ask(target, {**body, "ignore_eos": True})).body)
         self._texts[index] += found["choices"][0]["text"]
-        self._prompt += found["usage"]["prompt_tokens"]
-        self._cached += found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        usage = found["usage"]
+        self._prompt += usage["prompt_tokens"]
+        self._cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
 
 
 def _words(rng: random.Random, count: int) -> str:
