@@ -9,6 +9,7 @@ import numpy as np
 from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.outputs_history import History
+from scheduler_svc.past.plans_history import PlansHistory
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.recovery import Recovery, resume
 from shared.bus.api import Append, Bus, EntryId
@@ -48,6 +49,7 @@ async def start_epoch(
     recorder: FileRecorder | None,
     suspects: Sequence[int] = (),
     above: int = 0,
+    plans_history: PlansHistory | None = None,
 ) -> Epoch:
     """Begin a new epoch of the named parties.
 
@@ -55,6 +57,7 @@ async def start_epoch(
         suspects: handles of the epoch before that a worker was computing when it died.
         above: the epoch before, as far as is known. Where logs are deleted and the server's clock
             goes back, readers whose cursors stand there still read what comes.
+        plans_history: plans of earlier epochs that are kept; None: none are.
 
     Raises:
         StaleWriter: another scheduler started one at the same moment.
@@ -65,9 +68,10 @@ async def start_epoch(
     handles = np.array(suspects, np.int32)
     started = encode(EpochStarted(epoch, scheduler, workers, handles, token_hex(8)))
     fence = EntryId(epoch, 0)
+    plans_min_id = fence if plans_history is None else plans_history.plans_min_id(fence)
     await bus.append_all(
         [
-            Append(keys.plans, [started], epoch, 0, trim_below=fence),
+            Append(keys.plans, [started], epoch, 0, trim_below=plans_min_id),
             Append(keys.outputs, [started], epoch, 0),
         ]
     )

@@ -4,6 +4,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from uuid import uuid4
 
 from scheduler_svc.core.config import ProtocolError
@@ -15,12 +16,13 @@ from scheduler_svc.epoch_config import config_for, longest_step_s
 from scheduler_svc.lost_gateways import GatewayWatch
 from scheduler_svc.observer import Observer
 from scheduler_svc.outputs_history import History
+from scheduler_svc.past.plans_history import PlansHistory
 from scheduler_svc.progress import Progress
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.settings import SchedulerSettings
 from scheduler_svc.worker_failure import WorkerFailure
 from scheduler_svc.worker_watch import WorkerGroup, look_at_workers
-from shared.bus.api import Append, Bus, Entry, EntryId
+from shared.bus.api import ENTRY_BYTES, Append, Bus, Entry, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
 from shared.codec import Message, decode, encode
@@ -88,6 +90,9 @@ class SchedulerService:
         self._gateways = GatewayWatch(settings.gateway_grace, clock_s)
         self._progress = Progress(clock_s)
         self._ends = LogEnds(bus)
+        self._history = PlansHistory(
+            self._keys, settings.plans_retention, settings.plans_retention_bytes, clock_s
+        )
         self._epoch = 0  # the last one that was begun
         self._failure = WorkerFailure(settings.worker_patience, clock_s)
         self._lease = EngineLease(bus, settings, self._instance, directory)
@@ -108,11 +113,15 @@ class SchedulerService:
             Superseded: another scheduler is at work.
         """
         log.info("scheduler started", instance=self._instance, engine=self._settings.engine_id)
+        is_loaded = False
         while not self._stopping.is_set():
             try:
                 if self._draining.is_set():
                     break  # what ran has lost its worker, or Redis
                 await self._bus.add_engine(self._settings.engine_id)
+                if not is_loaded:
+                    await self._history.load(self._bus)
+                    is_loaded = True
                 workers = await self._wait_for_workers()
                 if workers is not None:
                     await self._serve(workers)
@@ -173,6 +182,7 @@ class SchedulerService:
             self._recorder,
             suspects,
             above=self._epoch,
+            plans_history=self._history,
         )
         epoch, core = started.number, started.core
         self._epoch_since_s = self._clock_s()
@@ -233,9 +243,11 @@ class SchedulerService:
         for plan in plans:
             self._observer.planned(plan)
             data = encode(plan)
+            at = EntryId(epoch, plan.step)
             if self._recorder is not None:
-                self._recorder.plan(EntryId(epoch, plan.step), data)
-            trim = EntryId(epoch, core.applied_step)
+                self._recorder.plan(at, data)
+            self._history.planned(at, ENTRY_BYTES + len(data))
+            trim = self._history.plans_min_id(EntryId(epoch, core.applied_step))
             appends.append(Append(keys.plans, [data], epoch, plan.step, trim))
         if appends:
             ids = await self._bus.append_all(appends)
@@ -313,6 +325,11 @@ class SchedulerService:
             }
         )
         is_pressed = await self._bus.memory_share() > _PRESSED_SHARE
+        if is_pressed:
+            self._history.forget_plans()
+        elif snapshot := self._history.snapshot(core, epoch, self._now_ms(epoch)):
+            with suppress(StaleWriter):  # a later scheduler's are there
+                await self._bus.append(snapshot)
         await self._checkpoint(core, epoch, is_pressed)
         if is_pressed:
             num_dropped = await self._bus.trim(keys.outputs, core.outputs_needed_id)

@@ -59,6 +59,18 @@ class SchedulerSettings(StepSettings):
         "unfinished requests need are kept in addition.",
         minimum=1 << 20,
     )
+    plans_retention: int = setting(
+        10_000,
+        "Plans kept after their steps, from which the page shows the past. 0: none, and the page "
+        "shows no blocks.",
+        minimum=0,
+    )
+    plans_retention_bytes: int = setting(
+        16 << 20,
+        "Most bytes in these plans; a plan has the prompts of the requests that it admits. The "
+        "snapshots of the pool between them have as much in addition.",
+        minimum=1 << 20,
+    )
     max_waiting_requests: int = setting(
         10_000, "Most requests in the queue; more are refused (429). 0: no limit.", minimum=0
     )

@@ -91,6 +91,11 @@ class EngineClient:
         return self._pinning
 
     @property
+    def logs(self) -> dict[str, Bus]:
+        """Where the engine's logs are."""
+        return {self._keys.engine_id: self._bus}
+
+    @property
     def is_short_of_memory(self) -> bool:
         """What Redis has left is for finishing what was accepted."""
         return self._memory_share > _FULL_SHARE

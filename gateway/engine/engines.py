@@ -1,11 +1,12 @@
 """What calls need of the engine, or of the engines of a fleet."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gateway.engine.engine_status import Engine, EngineAway
 from gateway.engine.event_queue import EventQueue
 from gateway.pins.pin_requests import Pinning
+from shared.bus.api import Bus
 from shared.messages.endings import FinishReason
 from shared.messages.requests import ChoiceView, Stop, Submit
 
@@ -34,6 +35,8 @@ class Engines(Protocol):
     def num_open(self) -> int: ...
     @property
     def log_lag_s(self) -> float: ...
+    @property
+    def logs(self) -> Mapping[str, Bus]: ...
 
     async def run(self) -> None: ...
     async def submit(self, submits: Sequence[Submit], queue: EventQueue) -> None: ...

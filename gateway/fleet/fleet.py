@@ -14,6 +14,7 @@ from gateway.fleet.members import Connect, MakeClient, Member, Members
 from gateway.fleet.router import Router
 from gateway.fleet.routing import Reason
 from gateway.pins.pin_requests import Pinning, Prefix
+from shared.bus.api import Bus
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
@@ -94,6 +95,11 @@ class Fleet:
         """That of a ready engine."""
         ready = self._members.ready()
         return ready[0].client.pinning if ready else Pinning(self._prefixes)
+
+    @property
+    def logs(self) -> dict[str, Bus]:
+        """Where the logs of each engine are."""
+        return {engine_id: member.bus for engine_id, member in self._members.by_id.items()}
 
     @property
     def is_positioned(self) -> bool:

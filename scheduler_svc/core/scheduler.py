@@ -11,7 +11,7 @@ from itertools import count
 from scheduler_svc.core import events
 from scheduler_svc.core.blocks.block_tables import BlockTables
 from scheduler_svc.core.blocks.pinned_prefixes import PinnedPrefixes
-from scheduler_svc.core.config import ProtocolError, SchedulerConfig
+from scheduler_svc.core.config import SchedulerConfig
 from scheduler_svc.core.idle_ticks import IdleTicks
 from scheduler_svc.core.policy import SchedulingPolicy
 from scheduler_svc.core.requests.ended_requests import EndedChoice, EndedRequest
@@ -20,20 +20,22 @@ from scheduler_svc.core.requests.known_requests import NOT_KNOWN, Acceptance, Kn
 from scheduler_svc.core.requests.lifecycle import Requests
 from scheduler_svc.core.requests.log_retention import Retention
 from scheduler_svc.core.requests.request_states import Answers
+from scheduler_svc.core.results import check_result, ended_in
 from scheduler_svc.core.sequences.backlog import Deadlines
 from scheduler_svc.core.sequences.beam_search import BeamSearch
 from scheduler_svc.core.sequences.sequence import SequenceGroup
+from scheduler_svc.core.snapshot import take_snapshot
 from scheduler_svc.core.step.plan_draft import PlanDraft
 from scheduler_svc.core.step.planner import StepPlanner
 from shared.bus.api import START, EntryId
 from shared.codec import IntArray, Message
-from shared.errors import DecodeError
 from shared.messages.checks import check
 from shared.messages.endings import EndFlag, FinishReason
 from shared.messages.leases import PrefixStatus
 from shared.messages.outputs import BeamCandidates, RequestState, StepResult
 from shared.messages.plans import StepPlan
 from shared.messages.requests import Abort, Attach, Drain, GatewayLost, Pin, Stop, Submit
+from shared.messages.snapshots import PoolSnapshot
 
 
 class Scheduler:
@@ -150,9 +152,9 @@ class Scheduler:
         """
         match message:
             case StepResult():
-                _check_result(message, self.config.vocab_size)
+                check_result(message, self.config.vocab_size)
                 self.outputs_cursor = at
-                ended = _ended(message) if len(message.ended_rows) else ()
+                ended = ended_in(message) if len(message.ended_rows) else ()
                 return self.apply_result(
                     message.step, message.handles, message.tokens, ended, message.beams
                 )
@@ -383,15 +385,14 @@ class Scheduler:
             step=self.planned_step,
         )
 
-
-def _ended(result: StepResult) -> list[tuple[int, EndFlag]]:
-    """Sequences that have ended, and why."""
-    handles = result.handles[result.ended_rows].tolist()
-    return list(zip(handles, map(EndFlag, result.ended_flags.tolist()), strict=True))
-
-
-def _check_result(result: StepResult, vocab_size: int) -> None:
-    try:
-        check(result, vocab_size)
-    except DecodeError as error:
-        raise ProtocolError(f"result of step {result.step}: {error}") from None
+    def snapshot(self) -> PoolSnapshot:
+        """The state of pool and requests; visits every running sequence and cached block."""
+        return take_snapshot(
+            self.config,
+            self.pool,
+            self._known.by_request.values(),
+            self._planner.queues.num_waiting,
+            self.planned_step,
+            self.applied_step,
+            self.outputs_cursor,
+        )

@@ -3,6 +3,7 @@
     {E}:requests   stream  Submit, Attach, Stop, Abort, GatewayLost, Pin, Drain
     {E}:plans      stream  EpochStarted, StepPlan
     {E}:outputs    stream  EpochStarted, RequestState, StepResult, ..., RequestEnded
+    {E}:snapshots  stream  PoolSnapshot
     {E}:info       string  EngineInfo, expires
     {E}:worker:R   string  WorkerInfo of rank R, expires
     {E}:gateway:I  string  lease of the gateway instance I, expires
@@ -61,6 +62,10 @@ class EngineKeys:
     @property
     def outputs(self) -> str:
         return f"{{{self.engine_id}}}:outputs"
+
+    @property
+    def snapshots(self) -> str:
+        return f"{{{self.engine_id}}}:snapshots"
 
     @property
     def info(self) -> str:

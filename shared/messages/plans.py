@@ -71,6 +71,20 @@ class BeamStep:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedPreemption:
+    """A group that lost its blocks in a plan, and what the decision followed from."""
+
+    request_id: str
+    by: str  # request that needed the blocks, or the same one
+    kind: str  # "recompute" or "swap"
+    num_tokens: int  # that had keys and values
+    num_blocks: int  # of the group
+    num_free_blocks: int  # of the device, before
+    num_free_host_blocks: int  # before
+    is_displaced: bool = False  # by a waiting request of a tenant that had nothing running
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A call of the core for a plan: its time, and the last entries applied before it."""
 
@@ -116,3 +130,4 @@ class StepPlan(Message):
     chunk_handles: IntArray  # [c]
     chunk_tokens: IntArray  # [c]
     idle_turns: tuple[Tick, ...] = ()  # calls since the plan before that gave no plan
+    preemptions: tuple[PlannedPreemption, ...] = ()  # for readers of the log; workers ignore them

@@ -25,7 +25,12 @@ export async function listModels(key) {
   return (await response.json()).data;
 }
 
-// Yields {id, data} for each event of a response.
+// The response of a GET; rejects with an ApiError.
+export async function get(path, key, signal) {
+  return checked(await fetch(path, { headers: headersFor(key), signal }));
+}
+
+// Yields {id, name, data} for each event of a response.
 export async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -34,9 +39,10 @@ export async function* readEvents(response) {
       const blocks = (rest + part.value).split("\n\n");
       rest = blocks.pop();
       for (const block of blocks) {
-        const event = { id: null, data: "" };
+        const event = { id: null, name: "", data: "" };
         for (const line of block.split("\n")) {
           if (line.startsWith("id: ")) event.id = line.slice(4);
+          else if (line.startsWith("event: ")) event.name = line.slice(7);
           else if (line.startsWith("data: ")) event.data += line.slice(6);
         }
         if (event.data) yield event;

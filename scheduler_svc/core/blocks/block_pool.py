@@ -91,6 +91,14 @@ class BlockPool:
         """Number of tables that refer to a block, plus one if its content is pinned."""
         return self._references[block]
 
+    def cached_blocks(self) -> list[int]:
+        """Free blocks whose content can still be found, least recently used first."""
+        return list(self._cached)
+
+    def pinned_blocks(self) -> list[int]:
+        """Blocks whose content is pinned."""
+        return sorted(self._pinned)
+
     def allocate(self, count: int) -> list[int] | None:
         """Allocate ``count`` blocks; None, and no change, if there are not as many."""
         free = self._free

@@ -7,7 +7,7 @@ import numpy as np
 from scheduler_svc.core.sequences.sequence import NO_TOKENS, Sequence, SequenceGroup
 from shared.bus.api import EntryId
 from shared.codec import IntArray
-from shared.messages.plans import Admission, BeamStep, StepPlan, Tick
+from shared.messages.plans import Admission, BeamStep, PlannedPreemption, StepPlan, Tick
 from shared.sampling import SamplingParams
 
 
@@ -61,6 +61,7 @@ class PlanDraft:
         "fork_parents",
         "grown_blocks",
         "grown_handles",
+        "preemptions",
         "prompt_budget",
         "replaced_columns",
         "replaced_handles",
@@ -99,6 +100,7 @@ class PlanDraft:
         self.grown_blocks: list[int] = []
         self.chunk_handles: list[int] = []
         self.chunk_tokens: list[int] = []
+        self.preemptions: list[PlannedPreemption] = []
 
     def admit(self, group: SequenceGroup) -> None:
         """Add all that the worker needs of the sequences of a group that it computes."""
@@ -208,6 +210,7 @@ class PlanDraft:
             chunk_handles=_packed(self.chunk_handles),
             chunk_tokens=_packed(self.chunk_tokens),
             idle_turns=tuple(idle_ticks),
+            preemptions=tuple(self.preemptions),
         )
 
     def _packed_admissions(self) -> list[Admission]:

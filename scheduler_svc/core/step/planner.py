@@ -32,6 +32,7 @@ from scheduler_svc.core.step.plan_draft import PlanDraft
 from scheduler_svc.core.step.prefill_chunks import plan_chunks
 from shared.codec import IntArray
 from shared.messages.outputs import BeamCandidates
+from shared.messages.plans import PlannedPreemption
 
 
 class StepPlanner:
@@ -215,7 +216,20 @@ class StepPlanner:
         """Take a running group's blocks for another group, which may be the same."""
         planned_step = draft.step - 1
         lost = sum(victim.kv_tokens_at(planned_step, found) for found in victim.sequences)
-        self._emit(events.Preempted(victim.request_id, beneficiary.request_id, kind, lost))
+        by = beneficiary.request_id
+        self._emit(events.Preempted(victim.request_id, by, kind, lost))
+        draft.preemptions.append(
+            PlannedPreemption(
+                request_id=victim.request_id,
+                by=by,
+                kind=kind.value,
+                num_tokens=lost,
+                num_blocks=self.num_blocks_of(victim),
+                num_free_blocks=self._pool.num_free,
+                num_free_host_blocks=self.num_free_host_blocks,
+                is_displaced=beneficiary.state is WAITING,
+            )
+        )
         if kind is Preemption.SWAP:
             self._tables.swap_out(victim, draft)
         self._take_blocks(victim, planned_step)

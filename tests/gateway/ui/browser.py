@@ -94,10 +94,10 @@ class Browser:
             await asyncio.sleep(0.02)
         return found
 
-    async def shows(self, text: str) -> None:
-        """Wait until the conversation has this text."""
-        shown = "return document.getElementById('log').textContent.includes(arguments[0])"
-        await self.until(shown, text)
+    async def shows(self, text: str, element: str = "log") -> None:
+        """Wait until the conversation, or another element, has this text."""
+        shown = "return document.getElementById(arguments[1]).textContent.includes(arguments[0])"
+        await self.until(shown, text, element)
 
     async def errors(self) -> list[str]:
         """What the page has written to the console since the last call, warnings and worse."""

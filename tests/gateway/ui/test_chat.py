@@ -1,34 +1,13 @@
 """The chat in a real browser, beside a gateway whose engine the test plays."""
 
-from collections.abc import AsyncIterator, Iterator
-
-import httpx
-import pytest
-
 from shared.messages.endings import EndFlag
 from shared.messages.requests import Submit
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.event_streams import tokens_of
 from tests.gateway.fake_engine import scores
-from tests.gateway.ui.browser import ENTER, ESCAPE, SHIFT, Browser, running_browser
+from tests.gateway.ui.browser import ENTER, ESCAPE, SHIFT, Browser
 
 KEY = "a-secret-key-of-this-test"
-
-
-@pytest.fixture(scope="module")
-def session_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_browser(tmp_path_factory.mktemp("browser")) as url:
-        yield url
-
-
-@pytest.fixture
-async def browser(session_url: str) -> AsyncIterator[Browser]:
-    """A window that has kept nothing: each gateway has a port, and so an origin, of its own."""
-    async with httpx.AsyncClient(base_url=session_url, timeout=60, trust_env=False) as http:
-        browser = Browser(http)
-        await browser.open("about:blank")
-        await browser.errors()
-        yield browser
 
 
 async def asked(stage: Stage, browser: Browser, text: str) -> Submit:

@@ -132,7 +132,9 @@ class Reader:
 def service(
     bus: Bus, clock_s: Callable[[], float] = time.monotonic, **changes: object
 ) -> SchedulerService:
-    settings = SchedulerSettings(**{"drain_timeout": 0.0, **changes})  # type: ignore[arg-type]
+    # Peers read plans from the start of the log, and may have the name of an earlier one.
+    values = {"drain_timeout": 0.0, "plans_retention": 0, **changes}
+    settings = SchedulerSettings(**values)  # type: ignore[arg-type]
     observer = Observer(SchedulerMetrics("demo", "engine-0"))
     return SchedulerService(bus, settings, observer, clock_s=clock_s)
 

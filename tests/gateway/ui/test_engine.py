@@ -1,0 +1,101 @@
+"""The engine's view in a real browser, beside a scheduler core whose logs it shows."""
+
+from typing import Any
+
+import pytest
+
+from shared.bus.memory import MemoryBus
+from tests.gateway.conftest import MakeStage, Stage
+from tests.gateway.ui.browser import Browser
+from tests.gateway.ui.logged_engine import LoggedEngine
+from tests.support.requests import submit
+
+
+@pytest.fixture
+def bus() -> MemoryBus:
+    return MemoryBus(lambda: 1_000)
+
+
+@pytest.fixture
+async def stage(make_stage: MakeStage, bus: MemoryBus) -> Stage:
+    return await make_stage(bus=bus)
+
+
+async def shown(browser: Browser, step: int) -> dict[str, Any]:
+    """The numbers of the view, once it shows a step."""
+    script = (
+        "const d = document.getElementById('engine').dataset; return d.step == arguments[0] && d"
+    )
+    found: dict[str, Any] = await browser.until(script, step)
+    return found
+
+
+async def check_gauges(browser: Browser, logged: LoggedEngine) -> None:
+    """The view has the numbers that the scheduler's gauges are set to."""
+    stats = logged.engine.core.stats()
+    found = await shown(browser, logged.engine.core.planned_step)
+    assert int(found["used"]) == stats.num_used_blocks
+    assert int(found["tokens"]) == stats.num_kv_tokens
+    assert int(found["saved"]) == stats.num_shared_blocks
+    assert int(found["running"]) == stats.num_running
+    waiting = sum(int(found[name]) for name in ("waiting", "preempted", "swapped"))
+    assert waiting == stats.num_waiting
+
+
+async def test_the_map_shows_what_the_gauges_have_under_load_and_at_rest(
+    stage: Stage, bus: MemoryBus, browser: Browser
+) -> None:
+    logged = LoggedEngine(bus, 5_000_000)
+    for number in range(20):
+        prompt = [3] * 8 + [number + 1] * (1 + number % 5)
+        logged.engine.ask(submit(f"r{number}", prompt, num_choices=1 + number % 2, max_tokens=20))
+    logged.engine.snapshot()
+    await logged.write()
+    await browser.open(f"{stage.url}/#/engine")
+    for _ in range(12):
+        logged.engine.step()
+        await logged.write()
+    await check_gauges(browser, logged)
+    while logged.engine.step():
+        pass
+    logged.engine.snapshot()
+    await logged.write()
+    await check_gauges(browser, logged)
+    cached = logged.engine.core.stats().num_cached_blocks
+    await browser.until(
+        "return document.getElementById('engine').dataset.cached == arguments[0]", cached
+    )
+    assert await browser.errors() == []
+
+
+async def test_a_block_is_described_and_reached_by_keyboard_and_the_table_says_the_same(
+    stage: Stage, bus: MemoryBus, browser: Browser
+) -> None:
+    logged = LoggedEngine(bus, 5_000_000)
+    logged.engine.ask(submit("request-of-mine", [1] * 9, max_tokens=30))
+    logged.engine.step()
+    logged.engine.snapshot()
+    await logged.write()
+    await browser.open(f"{stage.url}/#/engine")
+    await shown(browser, logged.engine.core.planned_step)
+    await browser.run("document.getElementById('map').focus()")
+    await browser.shows(
+        "Block 0 · in use · request #1 (request-of-mine) · positions 0", "block-detail"
+    )
+    await browser.write("#map", "\ue014")  # the right arrow
+    await browser.shows("Block 1 ·", "block-detail")
+    await browser.run("document.querySelector('#request-list summary').click()")
+    await browser.until("return document.querySelectorAll('#request-rows tr').length === 1")
+    row = await browser.run("return document.querySelector('#request-rows tr').innerText")
+    assert row.split("\t")[1:3] == ["decode", "9"]
+    await browser.run("document.querySelector('#request-rows button').click()")
+    await browser.shows("9 prompt tokens", "request-detail")
+    assert "KV blocks: 3 of 24 in use" in await browser.name_of("#map")
+    for width in (400, 1600):
+        await browser.resize(width, 800)
+        sizes = await browser.run("return [document.documentElement.scrollWidth, innerWidth]")
+        assert sizes == [width, width]
+    await browser.click("#tab-chat")
+    await browser.until("return document.getElementById('engine').hidden")
+    assert await browser.run("return location.hash") == ""
+    assert await browser.errors() == []
