@@ -38,6 +38,7 @@ from gateway.resume.streams_api import streams_router
 from gateway.service import Service
 from gateway.ui.feed_api import Feeds, feed_router
 from gateway.ui.page import ui_router
+from gateway.ui.past_api import past_router
 from shared.version import version
 
 _BODIES: list[type[BaseModel]] = [
@@ -71,7 +72,9 @@ def create_app(service: Service, responses: Responses, batches: Batches, has_pag
     app.include_router(docs_router())
     if has_page:
         app.include_router(ui_router())
-        app.include_router(feed_router(service, Feeds(service)))
+        feeds = Feeds(service)
+        app.include_router(feed_router(service, feeds))
+        app.include_router(past_router(service, feeds))
     app.include_router(generate_router(service))
     app.include_router(messages_router(service))
     app.include_router(streams_router(service))

@@ -5,6 +5,7 @@ viewer's own requests with their numbers, ``status`` tells why there are none. T
 described in docs/design/page.md.
 """
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, Request
@@ -20,6 +21,7 @@ from gateway.ui.viewers import Viewer, Viewers
 from shared.bus.api import Bus
 
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_MOST_OWNERS = 16_384
 _PATIENCE_S = 1.0  # without an event a comment shows that the connection lives
 
 
@@ -29,6 +31,7 @@ class Feeds:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._by_engine: dict[str, EngineFeed] = {}
+        self._owners: OrderedDict[str, str] = OrderedDict()  # of requests that the past has shown
         self.numbers = RequestNumbers()
         self.viewers = Viewers()
 
@@ -36,6 +39,19 @@ class Feeds:
     def num_readers(self) -> int:
         """Readers that run."""
         return sum(feed.is_read for feed in self._by_engine.values())
+
+    def remember_owner(self, request_id: str, tenant: str) -> None:
+        """Remember the API key of a request."""
+        self._owners[request_id] = tenant
+        if len(self._owners) > _MOST_OWNERS:
+            self._owners.popitem(last=False)
+
+    def owner_of(self, request_id: str, feed: EngineFeed) -> str | None:
+        """The name of the API key of a request; None if it is not known."""
+        view = feed.view
+        if view is not None and (found := view.requests.get(request_id)) is not None:
+            return found.tenant
+        return self._owners.get(request_id)
 
     def engine(self, name: str | None) -> tuple[str, Bus]:
         """The engine with this name, or the first.

@@ -1,6 +1,8 @@
 """A snapshot of pool and requests, from which readers of the logs can go on."""
 
+import json
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import chain
 
 import numpy as np
@@ -47,6 +49,7 @@ def take_snapshot(
         requests=tuple(_request(group, step, applied_step) for group in _shown(groups)),
         cached=_packed(pool.cached_blocks()),
         pinned=_packed(pool.pinned_blocks()),
+        settings=json.dumps(asdict(config)),
     )
 
 

@@ -1,7 +1,7 @@
 """Where the logs come from: Redis, as far as they have not been trimmed, or a recording."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from scheduler_svc.core.config import ProtocolError
@@ -27,16 +27,28 @@ async def from_bus(bus: Bus, engine_id: str) -> Logs:
         BusUnavailable: Redis does not answer.
     """
     keys = EngineKeys(engine_id)
-    logs = Logs(block_size=await _block_size(bus, keys))
+    block_size = await _block_size(bus, keys)
     # Outputs last: no result is without its plan because that was written between two reads.
-    logs.requests = _messages(await _read_all(bus, keys.requests), logs)
-    plans = _messages(await _read_all(bus, keys.plans), logs)
+    requests = await _read_all(bus, keys.requests)
+    plans = await _read_all(bus, keys.plans)
+    return logs_of(requests, plans, await _read_all(bus, keys.outputs), block_size)
+
+
+def logs_of(
+    requests: Sequence[Entry],
+    plans: Sequence[Entry],
+    outputs: Sequence[Entry],
+    block_size: int | None,
+) -> Logs:
+    """Entries that are left of an engine's logs."""
+    logs = Logs(block_size=block_size)
+    logs.requests = _messages(requests, logs)
     logs.plans = [
         Planned(logged.at.epoch, logged.message)
-        for logged in plans
+        for logged in _messages(plans, logs)
         if isinstance(logged.message, StepPlan)
     ]
-    logs.outputs = _messages(await _read_all(bus, keys.outputs), logs, are_outputs=True)
+    logs.outputs = _messages(outputs, logs, are_outputs=True)
     _note_extent(logs)
     return logs
 

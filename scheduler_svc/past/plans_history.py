@@ -36,7 +36,7 @@ class PlansHistory:
         self._clock_s = clock_s
         self._plans: deque[tuple[EntryId, int]] = deque()
         self._plan_bytes = 0
-        # With the plan that each one is the state after.
+        # With the first plan that each one needs to be of use.
         self._snapshots: deque[tuple[EntryId, EntryId, int]] = deque()
         self._snapshot_bytes = 0
         self._taken_s = float("-inf")
@@ -103,9 +103,9 @@ class PlansHistory:
 
     def _add_snapshot(self, at: EntryId, step: int, num_bytes: int) -> None:
         found = self._snapshots
-        found.append((at, EntryId(at.epoch, step), num_bytes))
+        found.append((at, EntryId(at.epoch, step + 1), num_bytes))
         self._snapshot_bytes += num_bytes
-        first_plan = self._plans[0][0] if self._plans else EntryId(at.epoch, step)
+        first_plan = self._plans[0][0] if self._plans else START
         while len(found) > 1 and (
             self._snapshot_bytes > self._most_bytes or found[0][1] < first_plan
         ):

@@ -63,3 +63,4 @@ class PoolSnapshot(Message):
     requests: tuple[RequestSnapshot, ...]
     cached: IntArray  # [c] blocks without references that can be found in the prefix cache
     pinned: IntArray  # [p]
+    settings: str = "{}"  # of the scheduler core, as a JSON map

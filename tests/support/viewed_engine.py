@@ -1,6 +1,7 @@
 """A scheduler core with a worker, whose logs readers of its state can follow."""
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from shared.bus.api import Entry, EntryId
 from shared.codec import Message, encode
 from shared.messages.plans import EpochStarted, StepPlan
 from tests.support.fake_worker import FakeWorker
+
+_STEP_MS = 10
 
 
 class ViewedEngine:
@@ -61,8 +64,9 @@ class ViewedEngine:
         self.plan()
         if not self._in_flight:
             return False
-        self.now_ms += 10
+        self.now_ms += _STEP_MS
         result = self._worker.execute(self._in_flight.popleft())
+        result = replace(result, step_us=1_000 * _STEP_MS)
         self._write([result])
         self.plan()
         return True

@@ -7,7 +7,7 @@ export const PHASE_NAMES = ["waiting", "prefill", "decode", "preempted", "swappe
 const COUNTS = ["used", "cached", "pinned", "free", "saved", "tokens", "waiting", "running", "preempted", "swapped"];
 const MOST_SPANS = 4000; // of all requests together
 const MOST_POINTS = 3000;
-const MOST_MARKS = 500;
+const MOST_MARKS = 4000;
 const MOST_ENDED = 200;
 
 function unpack(text, Type) {

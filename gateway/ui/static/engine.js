@@ -3,6 +3,7 @@
 import { get } from "./api.js";
 import { keyStore } from "./conversation.js";
 import { Feed } from "./engine-feed.js";
+import { Past } from "./engine-past.js";
 import { BlockMap } from "./engine-map.js";
 import { css, onSchemeChange, rgbOfRequest } from "./engine-colours.js";
 import { EngineState, PHASE, PHASE_NAMES } from "./engine-state.js";
@@ -12,6 +13,12 @@ import { byId, make } from "./view.js";
 const HASH = "#/engine"; // no element's name: the page would scroll to it
 const panel = byId("engine");
 const live = new EngineState();
+const source = { key: () => keyStore.read(), engine: () => byId("engine-name").value };
+const past = new Past(source);
+const LIVE_SPAN_MS = 30_000;
+const shown = () => (past.isOn ? past.state : live);
+let span = { first_ms: 0, last_ms: 0 }; // of the logs
+let playing = 0;
 let clockOffsetMs = 0; // of the engine's clock to this one
 let selected = 0;
 let isDue = false;
@@ -22,13 +29,7 @@ const maps = [
   new BlockMap(byId("host-map"), byId("host-map").parentElement, { isHost: true, onPoint: describeHost }),
 ];
 const timeline = new Timeline(byId("timeline"), { onPick: select, onPoint: text => tell(text) });
-const feed = new Feed({
-  state: live,
-  key: () => keyStore.read(),
-  engine: () => byId("engine-name").value,
-  onUpdate,
-  onStatus,
-});
+const feed = new Feed({ ...source, state: live, onUpdate, onStatus });
 
 // ------------------------------------------------------------------- drawing
 
@@ -36,7 +37,7 @@ function onUpdate() {
   const now = performance.now();
   clockOffsetMs = Math.max(live.at - Date.now(), clockOffsetMs - 1);
   if (live.numFrames <= 1) clockOffsetMs = live.at - Date.now();
-  for (const map of maps) map.update(live, now);
+  if (!past.isOn) for (const map of maps) map.update(live, now);
   onStatus("live", "");
   Object.assign(panel.dataset, { step: live.step, frames: live.numFrames, ...live.counts });
   schedule();
@@ -51,22 +52,31 @@ function schedule() {
 
 function draw(now) {
   isDue = false;
-  if (panel.hidden || !live.isReady) return;
-  byId("host-pool").hidden = !live.numHostBlocks;
+  const state = shown();
+  if (panel.hidden || !state.isReady) return;
+  byId("host-pool").hidden = !state.numHostBlocks;
   let goesOn = false;
-  for (const map of maps) goesOn = map.draw(live, now) || goesOn;
+  for (const map of maps) goesOn = map.draw(state, now) || goesOn;
   if (now >= wordsDueMs) {
     wordsDueMs = now + 250;
     showWords();
-    timeline.draw(live, Math.max(live.at, Date.now() + clockOffsetMs));
+    drawTimeline();
   }
   if (goesOn || feed.controller) schedule();
 }
 
+function drawTimeline() {
+  timeline.playhead = past.isOn ? past.at : null;
+  timeline.spanMs = past.isOn ? Math.max(1000, past.until - past.since) : LIVE_SPAN_MS;
+  if (past.isOn) timeline.draw(past.full, past.until);
+  else timeline.draw(live, Math.max(live.at, Date.now() + clockOffsetMs));
+}
+
 function showWords() {
-  const { counts, numBlocks, blockSize } = live;
-  const rate = rateOf(live);
-  byId("engine-about").textContent = `epoch ${new Date(live.epoch).toLocaleTimeString()} · step ${live.step}`;
+  const state = shown();
+  const { counts, numBlocks, blockSize } = state;
+  const rate = rateOf(state);
+  byId("engine-about").textContent = `epoch ${new Date(state.epoch).toLocaleTimeString()} · step ${state.step}`;
   const numbers = {
     Running: counts.running,
     Waiting: counts.waiting,
@@ -119,13 +129,14 @@ function swatch(number) {
 }
 
 function showTable() {
-  const blocks = live.blocksByRequest();
-  const shown = [...live.requests.values()].filter(one => one.phase !== PHASE.ENDED).slice(0, 200);
-  byId("request-rows").replaceChildren(...shown.map(request => {
+  const state = shown();
+  const blocks = state.blocksByRequest();
+  const rows = [...state.requests.values()].filter(one => one.phase !== PHASE.ENDED).slice(0, 200);
+  byId("request-rows").replaceChildren(...rows.map(request => {
     const own = blocks.get(request.number) ?? { blocks: 0, shared: 0 };
     const button = make("button", { type: "button", class: "link" }, `#${request.number}`);
     button.addEventListener("click", () => select(request.number));
-    return make("tr", {}, make("th", { scope: "row" }, swatch(request.number), " ", button, ` ${live.nameOf(request.number).slice(0, 8)}`),
+    return make("tr", {}, make("th", { scope: "row" }, swatch(request.number), " ", button, ` ${state.nameOf(request.number).slice(0, 8)}`),
       ...[PHASE_NAMES[request.phase], request.prompt, request.generated, own.blocks, own.shared].map(value => make("td", {}, String(value))));
   }));
 }
@@ -137,12 +148,12 @@ function tell(text) {
 }
 
 function describe(block) {
-  tell(block >= 0 ? live.describe(block) : "");
+  tell(block >= 0 ? shown().describe(block) : "");
   schedule();
 }
 
 function describeHost(block) {
-  const owner = block >= 0 ? live.hosts[block] : 0;
+  const owner = block >= 0 ? shown().hosts[block] : 0;
   tell(block < 0 ? "" : `Host block ${block} · ${owner ? `request #${owner}, swapped out` : "free"}`);
   schedule();
 }
@@ -159,22 +170,155 @@ function select(number) {
   schedule();
 }
 
+const clock = ms => {
+  const at = new Date(ms);
+  return [at.getHours(), at.getMinutes(), at.getSeconds()].map(part => String(part).padStart(2, "0")).join(":") + `.${String(at.getMilliseconds()).padStart(3, "0")}`;
+};
+const listOf = rows => make("ol", {}, ...rows.map(([at, text]) => make("li", {}, make("time", {}, clock(at)), ` ${text}`)));
+
 function showRequest() {
   const box = byId("request-detail");
-  const request = live.requests.get(selected);
+  const state = past.isOn ? past.full : live;
+  const request = state.requests.get(selected);
   box.hidden = !request;
   if (!request) return;
-  const name = live.nameOf(selected);
-  const marks = live.marks.filter(mark => mark.number === selected);
+  const name = state.nameOf(selected);
+  const marks = state.marks.filter(mark => mark.number === selected).map(mark => [mark.at, mark.text]);
+  const explain = make("button", { type: "button" }, "Explain its life");
+  explain.addEventListener("click", () => explainRequest(selected, box));
   box.replaceChildren(
     make("h2", {}, swatch(selected), ` Request #${selected} `, make("small", {}, name || "of another key")),
     make("p", {}, `${PHASE_NAMES[request.phase]} · ${request.prompt} prompt tokens · ${request.generated} of up to ${request.maxOutput} generated${request.choices > 1 ? ` · ${request.choices} ${request.isSearch ? "beams" : "choices"}` : ""}${request.priority ? ` · priority ${request.priority}` : ""}`),
-    make("ol", {}, ...marks.map(mark => make("li", {}, make("time", {}, new Date(mark.at).toLocaleTimeString()), ` ${mark.text}`))));
+    listOf(marks), ...(name ? [explain] : []));
 }
+
+async function explainRequest(number, box) {
+  box.lastChild.disabled = true;
+  try {
+    const found = await past.explain(number);
+    if (number !== selected) return;
+    const notes = found.unknown.length ? [make("details", {}, make("summary", {}, "Not known"), make("ul", {}, ...found.unknown.map(text => make("li", {}, text))))] : [];
+    box.replaceChildren(box.firstChild, make("p", {}, found.status), listOf(found.events.map(([, at, text]) => [at, text])), ...notes);
+  } catch (error) {
+    box.append(make("p", { class: "notice" }, error.message));
+  }
+}
+
+// -------------------------------------------------------------- time machine
+
+async function updateSpan() {
+  try {
+    const found = await past.span();
+    if (found.first_ms) span = found;
+  } catch {
+    return; // the feed reports the same
+  }
+  const slider = byId("moment");
+  slider.min = span.first_ms;
+  slider.max = span.last_ms;
+  if (!past.isOn) slider.value = span.last_ms;
+}
+
+async function seek(at) {
+  byId("moment-text").textContent = clock(at);
+  slideTo(at);
+  try {
+    if (!await past.seek(at, span)) return;
+  } catch (error) {
+    if (error.name !== "AbortError") byId("moment-text").textContent = error.message;
+    return;
+  }
+  byId("to-live").disabled = byId("play").disabled = false;
+  Object.assign(panel.dataset, { past: past.at, pastStep: past.state.step });
+  showPast();
+}
+
+function slideTo(at) {
+  byId("moment").value = at;
+  byId("moment").setAttribute("aria-valuetext", clock(at));
+}
+
+function showPast() {
+  const now = performance.now();
+  for (const map of maps) map.update(past.state, now);
+  onStatus("past", "");
+  wordsDueMs = 0;
+  schedule();
+}
+
+function toLive() {
+  past.leave();
+  stopPlaying();
+  timeline.other = null;
+  delete panel.dataset.past;
+  byId("to-live").disabled = byId("play").disabled = true;
+  byId("moment-text").textContent = "now";
+  byId("moment").value = byId("moment").max;
+  for (const map of maps) map.update(Object.assign(live, { changed: null, changedHosts: null }), 0);
+  onStatus("live", "");
+  wordsDueMs = 0;
+  schedule();
+}
+
+function stopPlaying() {
+  clearInterval(playing);
+  playing = 0;
+  byId("play").textContent = "▶";
+  byId("play").setAttribute("aria-label", "Play");
+}
+
+byId("moment").addEventListener("input", () => {
+  stopPlaying();
+  const at = Number(byId("moment").value);
+  if (at >= span.last_ms) toLive();
+  else seek(at);
+});
+byId("to-live").addEventListener("click", toLive);
+byId("play").addEventListener("click", () => {
+  if (playing) return stopPlaying();
+  byId("play").textContent = "❚❚";
+  byId("play").setAttribute("aria-label", "Pause");
+  playing = setInterval(() => {
+    const at = past.at + 100;
+    if (at >= span.last_ms) toLive();
+    else if (at <= past.until || past.wanted <= past.until) seek(at);
+  }, 100);
+});
+byId("what-if").addEventListener("toggle", () => {
+  const form = byId("what-if-form");
+  const state = shown();
+  if (form.num_blocks.value || !state.isReady) return;
+  form.num_blocks.value = 2 * state.numBlocks;
+  form.num_host_blocks.value = state.numHostBlocks;
+  form.preemption.value = state.preemption;
+  form.num_watermark_blocks.value = state.watermark;
+});
+byId("what-if-form").addEventListener("submit", async event => {
+  event.preventDefault();
+  const until = past.isOn ? past.until : live.at;
+  const since = past.isOn ? past.since : until - LIVE_SPAN_MS;
+  const result = byId("what-if-result");
+  result.textContent = "The requests run again …";
+  try {
+    const found = await past.rerun(since, until, Object.fromEntries(new FormData(event.target)));
+    const pointsOf = ({ points }) => points.map(([at, used, waiting, running]) => ({ at, used, waiting, running }));
+    timeline.other = pointsOf(found.after);
+    timeline.other.scale = found.num_blocks / shown().numBlocks;
+    const seconds = run => ((run.end_ms - since) / 1000).toFixed(1);
+    const { before, after } = found;
+    result.textContent = `${found.num_requests} requests by simulation: preemptions ${before.num_preemptions} with the settings as they are, ${after.num_preemptions} with these (${found.num_preemptions} there were); the last one ends after ${seconds(before)} s and ${seconds(after)} s. The dashed curves have these settings; blocks are shares of the pool.`;
+    panel.dataset.whatIf = `${before.num_preemptions},${after.num_preemptions}`;
+  } catch (error) {
+    result.textContent = error.message;
+  }
+  wordsDueMs = 0;
+  schedule();
+});
 
 // ------------------------------------------------------------------ controls
 
 function onStatus(state, detail) {
+  if (past.isOn && state === "live") state = "past";
   byId("engine-live").textContent = state;
   byId("engine-live").className = `live ${state}`;
   const text = state === "key" ? "This server asks for an API key: enter it in the chat's settings." : detail;
@@ -205,6 +349,7 @@ async function show(name) {
   if (isEngine !== (location.hash === HASH)) history.replaceState(null, "", isEngine ? HASH : location.pathname);
   if (!isEngine) return feed.stop();
   await loadEngines();
+  updateSpan();
   if (!document.hidden && !panel.hidden) feed.start();
   schedule();
 }
@@ -223,6 +368,7 @@ document.addEventListener("visibilitychange", () => {
   else if (!panel.hidden) feed.start();
 });
 byId("engine-name").addEventListener("change", () => {
+  if (past.isOn) toLive();
   feed.stop();
   live.clear();
   live.isReady = false;
@@ -243,3 +389,6 @@ onSchemeChange(() => {
   schedule();
 });
 if (location.hash === HASH) show("tab-engine");
+setInterval(() => {
+  if (!panel.hidden && !document.hidden && feed.controller) updateSpan();
+}, 2000);

@@ -80,7 +80,7 @@ async def test_a_block_is_described_and_reached_by_keyboard_and_the_table_says_t
     await shown(browser, logged.engine.core.planned_step)
     await browser.run("document.getElementById('map').focus()")
     await browser.shows(
-        "Block 0 · in use · request #1 (request-of-mine) · positions 0", "block-detail"
+        "Block 0 · in use · request #1 (request-of-mine) · positions 8", "block-detail"
     )
     await browser.write("#map", "\ue014")  # the right arrow
     await browser.shows("Block 1 ·", "block-detail")
@@ -98,4 +98,60 @@ async def test_a_block_is_described_and_reached_by_keyboard_and_the_table_says_t
     await browser.click("#tab-chat")
     await browser.until("return document.getElementById('engine').hidden")
     assert await browser.run("return location.hash") == ""
+    assert await browser.errors() == []
+
+
+async def test_the_time_machine_shows_a_preemption_that_a_small_pool_forced_and_what_if(
+    stage: Stage, bus: MemoryBus, browser: Browser
+) -> None:
+    logged = LoggedEngine(bus, 5_000_000, num_blocks=10, num_host_blocks=0)
+    engine = logged.engine
+    engine.snapshot()
+    for number in range(6):
+        engine.ask(submit(f"request{number}", [number + 1] * 9, max_tokens=15))
+        engine.step()
+    preempted_ms = 0
+    while engine.step():
+        if (
+            not preempted_ms
+            and engine.core.stats().num_waiting
+            and engine.core._planner.queues.preempted
+        ):
+            preempted_ms = engine.now_ms
+    engine.snapshot()
+    await logged.write()
+    await browser.open(f"{stage.url}/#/engine")
+    await shown(browser, engine.core.planned_step)
+    await browser.until("return document.getElementById('moment').max > 1")
+    await browser.run(
+        "const m = document.getElementById('moment'); m.value = arguments[0];"
+        "m.dispatchEvent(new Event('input'))",
+        preempted_ms + 30,
+    )
+    await browser.until("return document.getElementById('engine').dataset.past")
+    await browser.shows("past", "engine-live")
+    await browser.until(
+        "return [...document.querySelectorAll('#engine-numbers div')]"
+        ".some(one => one.innerText.match(/Preempted\\s+[1-9]/))"
+    )
+    number = await browser.run(
+        "const t = document.getElementById('timeline'); t.focus(); return t.tabIndex"
+    )
+    assert number == 0
+    for _ in range(6):  # the arrow key chooses one request after the other
+        await browser.write("#timeline", "\ue015")
+        text = await browser.run("return document.getElementById('request-detail').innerText")
+        if "last running request by rank" in text:
+            break
+    assert "last running request by rank" in text
+    assert "Explain its life" in text
+    await browser.run("document.querySelector('#what-if summary').click()")
+    await browser.until("return document.querySelector('[name=num_blocks]').value === '20'")
+    await browser.run("document.querySelector('[name=num_blocks]').value = 60")
+    await browser.run("document.getElementById('what-if-form').requestSubmit()")
+    ran = await browser.until("return document.getElementById('engine').dataset.whatIf")
+    before, after = map(int, ran.split(","))
+    assert before > after == 0
+    await browser.click("#to-live")
+    await browser.shows("live", "engine-live")
     assert await browser.errors() == []
