@@ -31,8 +31,8 @@ class QuantizedWeight:
         minimums: [N, K / group_size] float32; None: all are zero.
         bits: of a code, 4 or 8.
         group_size: inputs that share a scale: K, or a divisor of K and multiple of 16.
-        int8_activations: inputs are rounded to int8 too, each row with one scale, and integers are
-            multiplied.
+        input_group: inputs of a row that are rounded to int8 with one scale, before integers are
+            multiplied: K, or a divisor of the group size and multiple of 16; None: they are not.
 
     Raises:
         ValueError: shapes, types or numbers do not fit together.
@@ -43,7 +43,7 @@ class QuantizedWeight:
     minimums: torch.Tensor | None
     bits: int
     group_size: int
-    int8_activations: bool = False
+    input_group: int | None = None
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -55,6 +55,9 @@ class QuantizedWeight:
             raise ValueError(f"groups of {self.group_size} do not divide {inputs} inputs")
         if self.group_size != inputs and self.group_size % GROUP_MULTIPLE:
             raise ValueError(f"groups of {self.group_size}; expected a multiple of 16")
+        together = self.input_group or inputs
+        if together != inputs and (self.group_size % together or together % GROUP_MULTIPLE):
+            raise ValueError(f"groups of {together} inputs cannot be rounded together")
         for name, found in (("scales", self.scales), ("minimums", self.minimums)):
             if found is None:
                 continue
@@ -62,6 +65,11 @@ class QuantizedWeight:
             if found.shape != expected or found.dtype != torch.float32:
                 was = f"{tuple(found.shape)} of {found.dtype}"
                 raise ValueError(f"{name} {was}; expected {expected} of torch.float32")
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether all inputs of a row are rounded with one scale."""
+        return self.input_group == self.codes.shape[1]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -133,7 +141,7 @@ def quantize(
     group_size: int,
     *,
     symmetric: bool,
-    int8_activations: bool = False,
+    input_group: int | None = None,
 ) -> QuantizedWeight:
     """Round a weight to few bits, with small squared errors in each group.
 
@@ -162,7 +170,7 @@ def quantize(
         None if symmetric else minimums,
         bits,
         group_size,
-        int8_activations,
+        input_group,
     )
 
 

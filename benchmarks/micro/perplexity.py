@@ -27,12 +27,16 @@ from gpu_worker.settings import WorkerSettings
 from kernels.cpu.linear.layers import CpuLayers
 from kernels.cpu.runtime.instruction_set import detect
 
+AS_STORED = "auto"
+"""The format of a checkpoint's own weights."""
+
 _CPU = torch.device("cpu")
 
 
 def served_model(folder: str, form: str | None, dtype: str | None) -> RaggedModel:
     """The model with the layers that serve it on this CPU."""
-    settings = WorkerSettings(model=folder, quantization=form, dtype=dtype)
+    quantization = None if form == AS_STORED else form
+    settings = WorkerSettings(model=folder, quantization=quantization, dtype=dtype)
     model = load_model(settings, _CPU)
     instructions = detect()
     if instructions is not None:
@@ -75,7 +79,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=model_folder, required=True, help=MODEL_HELP)
     parser.add_argument("--text", type=Path, required=True, help="UTF-8, may be compressed (.gz)")
-    parser.add_argument("--formats", default=",".join(FORMATS), help="the first is the reference")
+    formats = f"of {', '.join(FORMATS)} and {AS_STORED}; the first is the reference"
+    parser.add_argument("--formats", default=",".join(FORMATS), help=formats)
     parser.add_argument("--dtype", help="of everything else; by default as the worker chooses")
     parser.add_argument("--window", type=int, default=512, help="tokens")
     parser.add_argument("--limit", type=int, default=30_000, help="tokens of the text, at most")

@@ -21,6 +21,7 @@ from gpu_worker.model.memory_limit import memory_limit, refuse_too_large
 from gpu_worker.model.quantization.checkpoint_format import CheckpointFormat
 from gpu_worker.model.quantization.formats import take_format
 from gpu_worker.model.quantization.gguf_checkpoint import GgufCheckpoint
+from gpu_worker.model.quantization.input_rounding import round_inputs
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from gpu_worker.model.quantization.quantized_loading import StoredFormat, complete
 from gpu_worker.model.quantization.requested_format import apply_quantization, check_device
@@ -101,7 +102,10 @@ def load_model(
         )
     model = model.to(device).eval().requires_grad_(False)
     refuse_broken(settings.model, model)
-    return RaggedModel(model, apply_quantization(model, settings.quantization))
+    weight_format = apply_quantization(model, settings.quantization)
+    if settings.layer_kernels != "off":
+        round_inputs(model, dtype, device)
+    return RaggedModel(model, weight_format)
 
 
 def _load_weights(

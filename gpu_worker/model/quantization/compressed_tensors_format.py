@@ -77,7 +77,7 @@ class CompressedTensorsFormat:
             scheme.weights.num_bits,
             is_packed=self._form(scheme) == _PACKED,
             has_zeros=not scheme.weights.symmetric,
-            int8_activations=scheme.input_activations is not None,
+            input_group=None if scheme.input_activations is None else inputs,
         )
 
     def _form(self, scheme: Any) -> str:
@@ -125,7 +125,7 @@ class _CompressedWeight:
     bits: int
     is_packed: bool
     has_zeros: bool
-    int8_activations: bool
+    input_group: int | None
 
     @property
     def empty(self) -> Mapping[str, torch.Tensor]:
@@ -159,7 +159,7 @@ class _CompressedWeight:
             codes = found["weight"]
         minimums = None if zeros is None else -scales * zeros
         return QuantizedWeight(
-            codes.contiguous(), scales, minimums, self.bits, self.group_size, self.int8_activations
+            codes.contiguous(), scales, minimums, self.bits, self.group_size, self.input_group
         )
 
     def _words(self, codes: int) -> int:

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from kernels.quantized_weight import QuantizedWeight
+from kernels.quantized_weight import QuantizedWeight, fitting_group_size
 
 _LARGEST_CODE = 127
+# Inputs that are rounded with one scale: an outlier takes digits from so many others at most.
+_MOST_GROUP_INPUTS = 64
 # A weight is dequantized in pieces: all of it would take the memory that quantization has saved.
 _WEIGHTS_AT_ONCE = 1 << 22
 
@@ -17,8 +19,8 @@ class QuantizedLinear(nn.Module):
     """A linear layer with a quantized weight.
 
     The reference of all kernels for such layers, and what devices without them run. Weights are
-    dequantized in float32 and rounded to the input's type; with ``int8_activations`` all is in
-    float32.
+    dequantized in float32 and rounded to the input's type; where inputs are rounded to int8, all is
+    in float32.
 
     Args:
         quantized: its weight [N, K].
@@ -33,7 +35,7 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = quantized.shape
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._format = quantized.bits, quantized.group_size, quantized.int8_activations
+        self._format = quantized.bits, quantized.group_size, quantized.input_group
         self.register_buffer("codes", quantized.codes, persistent=False)
         self.register_buffer("scales", quantized.scales, persistent=False)
         self.register_buffer("minimums", quantized.minimums, persistent=False)
@@ -43,6 +45,11 @@ class QuantizedLinear(nn.Module):
         """Its weight [N, K]."""
         return QuantizedWeight(self.codes, self.scales, self.minimums, *self._format)
 
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs are rounded to int8."""
+        return self._format[2] is not None
+
     def forward(
         self,
         x: torch.Tensor,  # [..., K]
@@ -50,9 +57,9 @@ class QuantizedLinear(nn.Module):
         """Outputs [..., N] of the input's type."""
         weight = self.quantized
         rows = x
-        if weight.int8_activations:
-            codes, scales = quantize_rows(x)
-            rows = codes * scales
+        if weight.input_group is not None:
+            codes, scales = quantize_groups(x, weight.input_group)
+            rows = (codes * scales).flatten(-2)
         step = max(1, _WEIGHTS_AT_ONCE // self.in_features)
         parts = [
             functional.linear(rows, weight.rows(begin, begin + step).dequantize().to(rows.dtype))
@@ -63,11 +70,18 @@ class QuantizedLinear(nn.Module):
             out += self.bias.to(out.dtype)
         return out.to(x.dtype)
 
+    def round_inputs(self) -> None:
+        """Let inputs be rounded to int8 in small groups, if they are not rounded already."""
+        bits, group_size, input_group = self._format
+        if input_group is None:
+            input_group = fitting_group_size(group_size, _MOST_GROUP_INPUTS)
+            self._format = bits, group_size, input_group
+
     def extra_repr(self) -> str:
         """Its format, for the model's description."""
-        bits, group_size, int8_activations = self._format
+        bits, group_size, input_group = self._format
         form = f"in_features={self.in_features}, out_features={self.out_features}, bits={bits}"
-        return f"{form}, group_size={group_size}, int8_activations={int8_activations}"
+        return f"{form}, group_size={group_size}, input_group={input_group}"
 
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
@@ -82,11 +96,14 @@ class QuantizedLinear(nn.Module):
         return self
 
 
-def quantize_rows(
+def quantize_groups(
     x: torch.Tensor,  # [..., K]
+    group_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [..., K] from -127 to 127 as float32, and the scale [..., 1] of each row."""
-    x = x.float()
+    """Codes [..., groups, group_size] from -127 to 127 as float32, and scales [..., groups, 1]."""
+    x = x.unflatten(-1, (-1, group_size)).float()
     largest = x.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest == 0, 0.0, _LARGEST_CODE / largest)
+    # A number divided by a tensor would be the number times the tensor's reciprocal, and rounded
+    # twice: kernels round once.
+    inverse = torch.where(largest == 0, 0.0, largest.new_tensor(_LARGEST_CODE) / largest)
     return (x * inverse).round_(), largest / _LARGEST_CODE

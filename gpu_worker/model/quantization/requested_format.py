@@ -24,8 +24,7 @@ NONE, INT8, INT4 = "none", "int8", "int4"
 FORMATS = (NONE, INT8, INT4)
 
 _SETTING = "--quantization"
-# Inputs that share a scale.
-_GROUP_SIZES = {8: 128, 4: 32}
+_GROUP_SIZE = 64  # inputs that share a scale
 _CHOOSE_EXPERTS = ("gate", "router")
 
 log = EventLog(__name__)
@@ -85,7 +84,7 @@ def _own_format(model: nn.Module) -> str | None:
     for module in model.modules():
         if isinstance(module, QuantizedLinear):
             weight = module.quantized
-            name = f"int{weight.bits}" + (" with int8 inputs" if weight.int8_activations else "")
+            name = f"int{weight.bits}" + (" with int8 inputs" if weight.rounds_rows else "")
             layers[name] += 1
     return layers.most_common(1)[0][0] if layers else None
 
@@ -153,5 +152,5 @@ def quantized_weight(
     bits: int,
 ) -> QuantizedWeight | None:
     """A weight as it is quantized at load; None: its inputs form no groups."""
-    size = fitting_group_size(weight.shape[1], _GROUP_SIZES[bits])
+    size = fitting_group_size(weight.shape[1], _GROUP_SIZE)
     return None if size is None else quantize(weight, bits, size, symmetric=bits == 8)

@@ -61,9 +61,11 @@ def multiply_elements(builder, sums, x_at, weights):
     return sums
 
 
-def _add_products(builder, narrow, sums, x_at, w_at):
-    """Add the products of two inputs, one after the other; bfloat16 weights are widened."""
+def _add_products(builder, operand_tag, narrow, sums, x_at, w_at):
+    """Add the products of two inputs: pairs, or one after the other, bfloat16 weights widened."""
     pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at] if narrow else []
+    if operand_tag != types.float32:
+        return multiply_pairs(builder, operand_tag, sums, x_at, pairs)
     for half in (0, 1):
         if narrow:
             widen = high_halves if half else low_halves
@@ -126,10 +128,7 @@ def accumulate(
             elif is_address:
                 later = [simd.offset(builder, panel, step, w_step) for panel in ahead_at]
                 prefetch_lines(builder, later, w_step.constant, Cache.L2)
-            if operand_tag == types.float32:
-                return _add_products(builder, narrow, sums, x_at, w_at)
-            pairs = [simd.load(builder, address, simd.VI32, 64) for address in w_at]
-            return multiply_pairs(builder, operand_tag, sums, x_at, pairs)
+            return _add_products(builder, operand_tag, narrow, sums, x_at, w_at)
 
         initial = [simd.load(builder, cell, simd.VF32, 4) for cell in cells]
         sums = simd.loop(builder, steps, initial, body)

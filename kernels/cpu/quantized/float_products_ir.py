@@ -12,13 +12,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.cpu.linear.linear_arguments import GROUP
-from kernels.cpu.linear.linear_ir import (
-    multiply_elements,
-    row_addresses,
-    sum_addresses,
-)
+from kernels.cpu.linear.linear_ir import multiply_elements
 from kernels.cpu.quantized.packed_format import STEP_INPUTS
-from kernels.cpu.quantized.quantized_ir import Tags, load_header, prefetch_codes, prefetch_header
+from kernels.cpu.quantized.quantized_ir import Tags, load_header
 from kernels.cpu.runtime import simd
 from kernels.cpu.runtime.bf16_dot import fma
 from kernels.cpu.runtime.simd import LANES
@@ -50,69 +46,24 @@ def _load_weights(builder, tags, header, at):
     return found
 
 
-@intrinsic(prefer_literal=True)
-def accumulate_dequantized(
-    typingctx,
-    weight_tag,
-    rows,
-    vectors,
-    last,
-    x,
-    x_stride,
-    w,
-    panel,
-    groups,
-    steps,
-    out,
-    o_stride,
-):
-    """out[r, n] += x[r] . w[n] over ``groups`` groups of 8 * ``steps`` inputs.
+def add_floats(builder, inputs, group, row_at, sums):
+    """Sums plus the products of a group of inputs; rows and sums are float32."""
+    headers, first = inputs.headers(group), inputs.first_step(group)
 
-    A register block is ``rows`` x ``vectors`` * 16; x and out [rows, .] are float32. Rows beyond
-    ``last`` repeat it. ``w`` is the address of the first group of inputs, ``panel`` the index of
-    the first panel in it. Weights are prefetched a little before they are read.
-    """
-    num_rows, num_vectors = rows.literal_value, vectors.literal_value
+    def of_step(step, codes_at, sums):
+        weights = [
+            _load_weights(builder, inputs.tags, header, at)
+            for header, at in zip(headers, codes_at, strict=True)
+        ]
+        begin = builder.mul(builder.add(first, step), simd.i64(4 * STEP_INPUTS))
+        for index, of_panels in enumerate(zip(*weights, strict=True)):
+            place = builder.add(begin, simd.i64(4 * index))
+            sums = multiply_elements(
+                builder, sums, [builder.add(row, place) for row in row_at], of_panels
+            )
+        return sums
 
-    def codegen(context, builder, signature, args):
-        _, _, _, last, x, x_stride, w, panel, groups, steps, out, o_stride = args
-        tags = Tags(*signature.args[0].types)
-        row_at = row_addresses(builder, last, num_rows, x, x_stride)
-        cells = sum_addresses(builder, num_rows, num_vectors, out, o_stride)
-        step_bytes = simd.i64(GROUP * tags.step_bytes)
-        group_bytes = builder.add(simd.i64(tags.header_bytes), builder.mul(steps, step_bytes))
-        panels = [builder.add(panel, simd.i64(index)) for index in range(num_vectors)]
-
-        def of_group(group, sums):
-            header_at = simd.offset(builder, w, group, group_bytes)
-            prefetch_header(builder, tags, header_at, num_vectors)
-            headers = [load_header(builder, tags, header_at, each) for each in panels]
-            first = builder.mul(group, steps)
-            codes = builder.add(header_at, simd.i64(tags.header_bytes))
-
-            def of_step(step, sums):
-                code_at = simd.offset(builder, codes, step, step_bytes)
-                at = [simd.offset(builder, code_at, p, simd.i64(tags.step_bytes)) for p in panels]
-                prefetch_codes(builder, tags, code_at, num_vectors)
-                weights = [
-                    _load_weights(builder, tags, header, each)
-                    for header, each in zip(headers, at, strict=True)
-                ]
-                begin = builder.mul(builder.add(first, step), simd.i64(4 * STEP_INPUTS))
-                for index, of_panels in enumerate(zip(*weights, strict=True)):
-                    place = builder.add(begin, simd.i64(4 * index))
-                    x_at = [builder.add(row, place) for row in row_at]
-                    sums = multiply_elements(builder, sums, x_at, of_panels)
-                return sums
-
-            return simd.loop(builder, steps, sums, of_step)
-
-        initial = [simd.load(builder, cell, simd.VF32, 4) for cell in cells]
-        sums = simd.loop(builder, groups, initial, of_group)
-        for cell, total in zip(cells, sums, strict=True):
-            simd.store(builder, total, cell, 4)
-
-    return types.void(weight_tag, rows, vectors, *(types.int64,) * 9), codegen
+    return inputs.loop(group, sums, of_step)
 
 
 @intrinsic(prefer_literal=True)

@@ -13,8 +13,15 @@ class Products(Enum):
     """How inputs are multiplied by weights, which decides about the order of codes in memory."""
 
     FLOAT32 = "weights are dequantized, and multiplied in float32"
-    INT16 = "inputs are rounded to 16 bits with a scale for each group, and integers multiplied"
-    INT8 = "inputs are rounded to 8 bits with a scale for each row, and integers multiplied"
+    INT8 = "inputs in 8 bits are multiplied by codes, as integers"
+
+
+class Rounding(Enum):
+    """Which inputs are rounded to 8 bits with one scale, however they are multiplied."""
+
+    NONE = "none are rounded"
+    ROWS = "those of a row"
+    GROUPS = "those that share scales of weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class PackedFormat:
         products: with these codes.
         half_scales: scales and minimums are float16, else float32.
         has_minimums: else all are zero.
-        rounds_inputs: to 8 bits with a scale for each row, however they are multiplied.
+        rounding: of inputs.
     """
 
     bits: int
@@ -39,7 +46,7 @@ class PackedFormat:
     products: Products
     half_scales: bool
     has_minimums: bool
-    rounds_inputs: bool
+    rounding: Rounding
 
     @property
     def step_bytes(self) -> int:

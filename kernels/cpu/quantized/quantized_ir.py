@@ -2,7 +2,8 @@
 
 A *weight tag* is a tuple here. Its types stand for codes (uint8: four bits; int8: eight), for
 scales (float32, or float16: uint16 where one instruction widens it, else int16), for minimums
-(uint8: there are some; int8: none) and for inputs (uint8: rounded to eight bits; int8: not).
+(uint8: there are some; int8: none) and for inputs rounded to eight bits (uint8: with a scale for
+each row; uint16: for each group; int8: not rounded).
 """
 
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from kernels.cpu.runtime.simd import LANES
 four_bit_tag, eight_bit_tag = np.uint8(0), np.int8(0)
 half_tag, emulated_half_tag = np.uint16(0), np.int16(0)
 minimums_tag, no_minimums_tag = np.uint8(0), np.int8(0)
-rounded_tag, unrounded_tag = np.uint8(0), np.int8(0)
+rounded_rows_tag, rounded_groups_tag, unrounded_tag = np.uint8(0), np.uint16(0), np.int8(0)
 
 # The distance of prefetches from reads.
 _SOON_BYTES = 48 * 64
@@ -50,7 +51,17 @@ class Tags(NamedTuple):
     @property
     def rounds_inputs(self):
         """Whether inputs are rounded to eight bits."""
+        return self.inputs != types.int8
+
+    @property
+    def rounds_rows(self):
+        """Whether those of a row have one scale."""
         return self.inputs == types.uint8
+
+    @property
+    def zero_point(self):
+        """Of unsigned codes."""
+        return 8 if self.four_bits else 128
 
     @property
     def scale_bytes(self):
@@ -87,14 +98,48 @@ def load_header(builder, tags, header, panel):
     return Header(scales, _load_numbers(builder, tags.scales, at))
 
 
-def prefetch_header(builder, tags, header, num_panels):
-    """Prefetch what lies a little behind scales and minimums, and is as large."""
-    _prefetch_soon(builder, header, tags.header_bytes, num_panels)
+class InputGroups:
+    """The groups of inputs of some panels, as a kernel's loops pass over them.
 
+    Args:
+        w: address of the first group.
+        panels: indices of the panels.
+        count: of groups.
+        steps: of eight inputs in each.
+    """
 
-def prefetch_codes(builder, tags, codes, num_panels):
-    """The same behind the codes of eight inputs of all panels."""
-    _prefetch_soon(builder, codes, GROUP * tags.step_bytes, num_panels)
+    def __init__(self, builder, tags, w, panels, count, steps):
+        self.tags, self.panels, self.count = tags, panels, count
+        self._builder, self._w, self._steps = builder, w, steps
+        self._step_bytes = simd.i64(GROUP * tags.step_bytes)
+        codes = builder.mul(steps, self._step_bytes)
+        self._group_bytes = builder.add(simd.i64(tags.header_bytes), codes)
+
+    def first_step(self, group):
+        """The number of steps before a group."""
+        return self._builder.mul(group, self._steps)
+
+    def headers(self, group):
+        """Scales and minimums of each panel."""
+        at = simd.offset(self._builder, self._w, group, self._group_bytes)
+        return [load_header(self._builder, self.tags, at, panel) for panel in self.panels]
+
+    def loop(self, group, initial, body):
+        """``sums = body(step, addresses of codes, sums)`` for each step; what is behind is
+        prefetched.
+        """
+        builder, panel_bytes = self._builder, simd.i64(self.tags.step_bytes)
+        header_at = simd.offset(builder, self._w, group, self._group_bytes)
+        _prefetch_soon(builder, header_at, self.tags.header_bytes, len(self.panels))
+        codes = builder.add(header_at, simd.i64(self.tags.header_bytes))
+
+        def of_step(step, sums):
+            at = simd.offset(builder, codes, step, self._step_bytes)
+            _prefetch_soon(builder, at, self._step_bytes.constant, len(self.panels))
+            places = [simd.offset(builder, at, panel, panel_bytes) for panel in self.panels]
+            return body(step, places, sums)
+
+        return simd.loop(builder, self._steps, initial, of_step)
 
 
 def _prefetch_soon(builder, address, num_bytes, num_panels):

@@ -1,9 +1,9 @@
 """The CPU kernel of linear layers over quantized weights: tasks of linear_kernel with other sums.
 
-With the dot product of bytes, rows are rounded to 16 bits (bfloat16 has 8) with a scale for each
-group of inputs, and integers are multiplied: codes need no more than a mask. Rows of layers whose
-format says so are rounded to 8 bits. Without that instruction, and in float32, weights are
-dequantized: in registers for few rows, for many rows once for all to scratch memory.
+With the dot product of bytes, rows that are rounded to 8 bits are multiplied by codes as they are,
+or with no more than a mask. Without that instruction, in float32, and for rows that are not
+rounded, weights are dequantized: in registers for few rows, for many rows once for all to scratch
+memory.
 """
 
 # ruff: noqa: ARG001 - numba calls an overload with types to choose what to compile
@@ -31,19 +31,14 @@ from kernels.cpu.linear.linear_kernel import (
     wide_registers,
     widen_rows,
 )
-from kernels.cpu.quantized.float_products_ir import accumulate_dequantized, dequantize_panels
-from kernels.cpu.quantized.integer_products_ir import (
-    BYTES,
+from kernels.cpu.quantized.float_products_ir import dequantize_panels
+from kernels.cpu.quantized.input_rounding_ir import (
     GROUP_NUMBER_BYTES,
-    HIGH_LOW,
-    WORDS,
-    accumulate_integers,
     largest_input,
-    power_of_two,
     round_inputs,
-    round_to_scale,
 )
-from kernels.cpu.quantized.packed_format import STEP_INPUTS, PackedFormat, Products
+from kernels.cpu.quantized.packed_format import STEP_INPUTS, PackedFormat, Products, Rounding
+from kernels.cpu.quantized.products_ir import accumulate_quantized
 from kernels.cpu.quantized.quantized_ir import (
     Tags,
     eight_bit_tag,
@@ -52,7 +47,8 @@ from kernels.cpu.quantized.quantized_ir import (
     half_tag,
     minimums_tag,
     no_minimums_tag,
-    rounded_tag,
+    rounded_groups_tag,
+    rounded_rows_tag,
     unrounded_tag,
 )
 from kernels.cpu.runtime.bf16_dot import emulated_int8_dot_tag, int8_dot_tag
@@ -61,12 +57,14 @@ from kernels.cpu.runtime.instruction_set import Instructions
 from kernels.cpu.runtime.memory import field, item_bytes
 from kernels.cpu.runtime.simd import float32_tag
 
-# Groups of inputs whose largest is smaller are rounded to zeros.
+# Inputs whose largest is smaller are rounded to zeros.
 _SMALLEST = np.float32(2.0**-100)
 _LARGEST_CODE = np.float32(127.0)
-# The largest magnitude in 16 bits is below 2**15 - 128, so that its high byte is no more than 127.
-_HIGHEST_BIT = np.float32(2.0**14)
-_CARRIED = np.float32(1 + 2.0**-7)
+_ROUNDING_TAGS = {
+    Rounding.NONE: unrounded_tag,
+    Rounding.ROWS: rounded_rows_tag,
+    Rounding.GROUPS: rounded_groups_tag,
+}
 
 
 @overload(prepares_rows)
@@ -85,70 +83,40 @@ def _choose_whether(weight_tag, operand_tag, tag):
 def _choose_preparation(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
     if not is_quantized(weight_tag):
         return None
-    rounds_inputs = Tags(*weight_tag.types).rounds_inputs
-    if operand_tag == types.float32:
-        prepare_floats = _round_to_scales if rounds_inputs else widen_rows
+    tags = Tags(*weight_tag.types)
+    if not tags.rounds_inputs:
 
-        def prepare(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
-            prepare_floats(tag, x, x_stride, target, rows, in_features)
+        def widen(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
+            widen_rows(tag, x, x_stride, target, rows, in_features)
 
-        return prepare
-    prepare_row = _prepare_8_bits if rounds_inputs else _prepare_16_bits
+        return widen
+    of_rows, is_float = tags.rounds_rows, operand_tag == types.float32
 
-    def prepare_bytes(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
+    def prepare(args, weight_tag, operand_tag, tag, x, x_stride, target, rows, in_features):
         size = field(args, fields.GROUP_INPUTS)
+        groups = in_features // size
         for r in range(rows):
-            out = target + r * prepared_stride(in_features)
-            prepare_row(tag, weight_tag, rows, x + r * x_stride, in_features, size, out)
+            x_at, numbers = x + r * x_stride, target + r * prepared_stride(in_features)
+            out = numbers if is_float else numbers + groups * GROUP_NUMBER_BYTES
+            if of_rows:
+                scale, inverse = _scale_of(tag, x_at, in_features)
+            for group in range(groups):
+                at = x_at + group * size * item_bytes(tag)
+                if not of_rows:
+                    scale, inverse = _scale_of(tag, at, size)
+                round_inputs(tag, weight_tag, operand_tag, at, size, inverse, scale, numbers, out)
+                numbers += GROUP_NUMBER_BYTES
+                out += 4 * size if is_float else size
 
-    return prepare_bytes
-
-
-@njit
-def _prepare_16_bits(tag, weight_tag, rows, x, in_features, size, out):
-    groups = in_features // size
-    for group in range(groups):
-        at = x + group * size * item_bytes(tag)
-        largest = largest_input(tag, at, size)
-        scale = inverse = np.float32(0.0)
-        if not largest <= _SMALLEST:  # true for NaN
-            power = power_of_two(largest * _CARRIED)
-            inverse = _HIGHEST_BIT / power
-            scale = power / _HIGHEST_BIT + (largest - largest)
-        target = out + groups * GROUP_NUMBER_BYTES + 2 * group * size
-        numbers = out + group * GROUP_NUMBER_BYTES
-        if rows == 1:
-            round_inputs(tag, weight_tag, HIGH_LOW, at, size, inverse, scale, numbers, target)
-        else:
-            round_inputs(tag, weight_tag, WORDS, at, size, inverse, scale, numbers, target)
+    return prepare
 
 
 @njit
-def _prepare_8_bits(tag, weight_tag, rows, x, in_features, size, out):
-    groups = in_features // size
-    scale, inverse = _scale_of_row(tag, x, in_features)
-    for group in range(groups):
-        at = x + group * size * item_bytes(tag)
-        target = out + groups * GROUP_NUMBER_BYTES + group * size
-        numbers = out + group * GROUP_NUMBER_BYTES
-        round_inputs(tag, weight_tag, BYTES, at, size, inverse, scale, numbers, target)
-
-
-@njit
-def _round_to_scales(tag, x, x_stride, target, rows, in_features):
-    for r in range(rows):
-        at = x + r * x_stride
-        scale, inverse = _scale_of_row(tag, at, in_features)
-        out = target + r * prepared_stride(in_features)
-        round_to_scale(tag, at, in_features, inverse, scale, out)
-
-
-@njit
-def _scale_of_row(tag, x, in_features):
+def _scale_of(tag, x, count):
     """With which the largest magnitude becomes 127, and the factor that does so."""
-    largest = largest_input(tag, x, in_features)
+    largest = largest_input(tag, x, count)
     inverse = np.float32(0.0)
-    if not largest <= np.float32(0.0):
+    if not largest <= _SMALLEST:  # true for NaN
         inverse = _LARGEST_CODE / largest
     return largest / _LARGEST_CODE, inverse
 
@@ -157,13 +125,8 @@ def _scale_of_row(tag, x, in_features):
 def _choose_sums(args, weight_tag, operand_tag, registers, group, rows, x, x_stride, tile):
     if not is_quantized(weight_tag):
         return None
-    if operand_tag == types.float32:
-        sum_few = _sum_few_wide if registers == types.int16 else _sum_few_narrow
-        sum_many = _sum_dequantized
-    else:
-        is_bytes = Tags(*weight_tag.types).rounds_inputs
-        sum_few = _sum_few_bytes if is_bytes else _sum_few_words
-        sum_many = _sum_bytes if is_bytes else _sum_words
+    sum_few = _sum_few_wide if registers == types.int16 else _sum_few_narrow
+    sum_many = _sum_dequantized if operand_tag == types.float32 else _sum_integers
 
     def chosen(args, weight_tag, operand_tag, registers, group, rows, x, x_stride, tile):
         clear(tile, rows)
@@ -182,89 +145,15 @@ def _choose_sums(args, weight_tag, operand_tag, registers, group, rows, x, x_str
 
 
 @njit
-def _sum_few_words(weight_tag, operand_tag, rows, x, x_stride, w, groups, steps, tile):
-    row = fields.TILE_ROW
-    if rows == 1:
-        accumulate_integers(
-            weight_tag, operand_tag, HIGH_LOW, 1, 4, 0, x, x_stride, w, 0, groups, steps, tile, row
-        )
-    else:
-        accumulate_integers(
-            weight_tag, operand_tag, WORDS, 4, 4, rows - 1, x, x_stride, w, 0, groups, steps, tile,
-            row,
-        )  # fmt: skip
-
-
-@njit
-def _sum_few_bytes(weight_tag, operand_tag, rows, x, x_stride, w, groups, steps, tile):
-    row = fields.TILE_ROW
-    if rows == 1:
-        accumulate_integers(
-            weight_tag, operand_tag, BYTES, 1, 4, 0, x, x_stride, w, 0, groups, steps, tile, row
-        )
-    else:
-        accumulate_integers(
-            weight_tag, operand_tag, BYTES, 4, 4, rows - 1, x, x_stride, w, 0, groups, steps, tile,
-            row,
-        )  # fmt: skip
-
-
-@njit
-def _sum_words(
-    args, weight_tag, operand_tag, registers, group, rows, x, x_stride, w, groups, steps, tile
-):
-    row = fields.TILE_ROW
-    for panel in range(0, fields.GROUP, 2):
-        out = tile + 4 * panel * fields.PANEL
-        r = 0
-        while r < rows:
-            at, o, left = x + r * x_stride, out + r * row, rows - r
-            if left > 16 or 8 < left <= 12:  # thirteen to sixteen rows are two blocks of eight
-                accumulate_integers(
-                    weight_tag, operand_tag, WORDS, 12, 2, left - 1, at, x_stride, w, panel, groups,
-                    steps, o, row,
-                )  # fmt: skip
-                r += 12
-            else:
-                accumulate_integers(
-                    weight_tag, operand_tag, WORDS, 8, 2, left - 1, at, x_stride, w, panel, groups,
-                    steps, o, row,
-                )  # fmt: skip
-                r += 8
-
-
-@njit
-def _sum_bytes(
-    args, weight_tag, operand_tag, registers, group, rows, x, x_stride, w, groups, steps, tile
-):
-    row = fields.TILE_ROW
-    for panel in range(0, fields.GROUP, 2):
-        out = tile + 4 * panel * fields.PANEL
-        r = 0
-        while r < rows:
-            at, o, left = x + r * x_stride, out + r * row, rows - r
-            if left > 16 or 8 < left <= 12:
-                accumulate_integers(
-                    weight_tag, operand_tag, BYTES, 12, 2, left - 1, at, x_stride, w, panel, groups,
-                    steps, o, row,
-                )  # fmt: skip
-                r += 12
-            else:
-                accumulate_integers(
-                    weight_tag, operand_tag, BYTES, 8, 2, left - 1, at, x_stride, w, panel, groups,
-                    steps, o, row,
-                )  # fmt: skip
-                r += 8
-
-
-@njit
 def _sum_few_wide(weight_tag, operand_tag, rows, x, x_stride, w, groups, steps, tile):
     row = fields.TILE_ROW
     if rows == 1:
-        accumulate_dequantized(weight_tag, 1, 4, 0, x, x_stride, w, 0, groups, steps, tile, row)
+        accumulate_quantized(
+            weight_tag, operand_tag, 1, 4, 0, x, x_stride, w, 0, groups, steps, tile, row
+        )
     else:
-        accumulate_dequantized(
-            weight_tag, 4, 4, rows - 1, x, x_stride, w, 0, groups, steps, tile, row
+        accumulate_quantized(
+            weight_tag, operand_tag, 4, 4, rows - 1, x, x_stride, w, 0, groups, steps, tile, row
         )
 
 
@@ -274,13 +163,28 @@ def _sum_few_narrow(weight_tag, operand_tag, rows, x, x_stride, w, groups, steps
     for panel in range(fields.GROUP):
         out = tile + 4 * panel * fields.PANEL
         if rows == 1:
-            accumulate_dequantized(
-                weight_tag, 1, 1, 0, x, x_stride, w, panel, groups, steps, out, row
+            accumulate_quantized(
+                weight_tag, operand_tag, 1, 1, 0, x, x_stride, w, panel, groups, steps, out, row
             )
         else:
-            accumulate_dequantized(
-                weight_tag, 4, 1, rows - 1, x, x_stride, w, panel, groups, steps, out, row
-            )
+            accumulate_quantized(
+                weight_tag, operand_tag, 4, 1, rows - 1, x, x_stride, w, panel, groups, steps, out,
+                row,
+            )  # fmt: skip
+
+
+@njit
+def _sum_integers(
+    args, weight_tag, operand_tag, registers, group, rows, x, x_stride, w, groups, steps, tile
+):
+    row = fields.TILE_ROW
+    for panel in range(0, fields.GROUP, 2):
+        out = tile + 4 * panel * fields.PANEL
+        for r in range(0, rows, 8):
+            accumulate_quantized(
+                weight_tag, operand_tag, 8, 2, rows - r - 1, x + r * x_stride, x_stride, w, panel,
+                groups, steps, out + r * row, row,
+            )  # fmt: skip
 
 
 @njit
@@ -330,7 +234,7 @@ def quantized_kernel(form: PackedFormat, dtype: torch.dtype, instructions: Instr
         four_bit_tag if form.bits == 4 else eight_bit_tag,
         scale_tag,
         minimums_tag if form.has_minimums else no_minimums_tag,
-        rounded_tag if form.rounds_inputs else unrounded_tag,
+        _ROUNDING_TAGS[form.rounding],
     )
     registers = wide_registers if instructions.wide else narrow_registers
     return compile_kernel(

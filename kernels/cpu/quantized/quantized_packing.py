@@ -7,26 +7,26 @@ import torch
 
 from kernels.cpu.linear.linear_arguments import GROUP, GROUP_OUTPUTS, PANEL
 from kernels.cpu.linear.weight_packing import PackedLayers, on_large_pages, padded_bias
-from kernels.cpu.quantized.packed_format import STEP_INPUTS, PackedFormat, Products
+from kernels.cpu.quantized.packed_format import STEP_INPUTS, PackedFormat, Products, Rounding
 from kernels.cpu.runtime.instruction_set import Dot, Instructions
-from kernels.quantized_weight import GROUP_MULTIPLE, QuantizedWeight, fitting_group_size
+from kernels.quantized_weight import GROUP_MULTIPLE, QuantizedWeight
 
 # Errors of scales and minimums in float16, for inputs in bfloat16: of their size in float16's
 # normal range; and of the steps between values, where minimums are below it.
 _HALF_ROUNDING = 2.0**-11
 _OF_A_STEP = 2.0**-11
-# Inputs that are rounded to 16 bits share a scale with few others.
-_MOST_GROUP_INPUTS = 256
+
+
+def multiplies_bytes(dtype: torch.dtype, instructions: Instructions) -> bool:
+    """Whether kernels for inputs of a type multiply inputs in 8 bits by codes, as integers."""
+    emulated = instructions.dot in (Dot.EMULATED, Dot.EMULATED_AMX)
+    return dtype == torch.bfloat16 and (instructions.int8_dot or emulated)
 
 
 def can_pack_quantized(weights: Sequence[QuantizedWeight]) -> bool:
     """Whether kernels serve layers that share their input, with these weights."""
-    formats = {(each.bits, each.group_size, each.int8_activations) for each in weights}
-    return (
-        len(formats) == 1
-        and weights[0].group_size % GROUP_MULTIPLE == 0
-        and not any(each.int8_activations and each.minimums is not None for each in weights)
-    )
+    formats = {(each.bits, each.group_size, each.input_group) for each in weights}
+    return len(formats) == 1 and weights[0].group_size % GROUP_MULTIPLE == 0
 
 
 def pack_quantized(
@@ -91,37 +91,32 @@ def _format_of(
     weights: Sequence[QuantizedWeight], dtype: torch.dtype, instructions: Instructions
 ) -> tuple[PackedFormat, list[QuantizedWeight]]:
     """The format, and the weights with its group size."""
-    rounds_inputs = weights[0].int8_activations
-    products = Products.FLOAT32
-    emulated = instructions.dot in (Dot.EMULATED, Dot.EMULATED_AMX)
-    if dtype == torch.bfloat16 and (instructions.int8_dot or emulated):
-        products = Products.INT8 if rounds_inputs else Products.INT16
-    if products == Products.INT16:
-        weights = [_with_small_groups(each) for each in weights]
+    rounding, products = Rounding.NONE, Products.FLOAT32
+    if weights[0].input_group is not None:
+        rounding = Rounding.ROWS if weights[0].rounds_rows else Rounding.GROUPS
+        products = Products.INT8 if multiplies_bytes(dtype, instructions) else products
+    if rounding == Rounding.GROUPS:
+        weights = [_with_input_groups(each) for each in weights]
     form = PackedFormat(
         weights[0].bits,
         weights[0].group_size,
         products,
         half_scales=all(_fits_half(each, exactly=dtype == torch.float32) for each in weights),
         has_minimums=any(each.minimums is not None for each in weights),
-        rounds_inputs=rounds_inputs,
+        rounding=rounding,
     )
     return form, list(weights)
 
 
-def _with_small_groups(weight: QuantizedWeight) -> QuantizedWeight:
-    """The same weight, in which scales of large groups are repeated for smaller ones."""
-    size = fitting_group_size(weight.group_size, _MOST_GROUP_INPUTS)
-    assert size is not None, weight.group_size
-    if weight.group_size <= _MOST_GROUP_INPUTS:
-        return weight
-    times = weight.group_size // size
-    minimums = weight.minimums
+def _with_input_groups(weight: QuantizedWeight) -> QuantizedWeight:
+    """The same weight, in which scales are repeated for each group of rounded inputs."""
+    assert weight.input_group is not None
+    times, minimums = weight.group_size // weight.input_group, weight.minimums
     return replace(
         weight,
         scales=weight.scales.repeat_interleave(times, 1),
         minimums=None if minimums is None else minimums.repeat_interleave(times, 1),
-        group_size=size,
+        group_size=weight.input_group,
     )
 
 

@@ -99,20 +99,6 @@ def _emulated_dot_fours(builder, sums, rows, weights):
     return sums
 
 
-def add_pair_products(builder, tag, sums, rows, weights):
-    """The same of pairs of int16, for the tags of bytes."""
-    sums = builder.bitcast(sums, simd.VI32)
-    if tag == types.uint8:
-        kind = ir.FunctionType(simd.VI32, (simd.VI32,) * 3)
-        dot = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpwssd.512", (), kind)
-        return builder.bitcast(builder.call(dot, (sums, weights, rows)), simd.VF32)
-    for left in (16, 0):
-        parts = [builder.shl(each, simd.repeated(left)) for each in (rows, weights)]
-        parts = [builder.ashr(each, simd.repeated(16)) for each in parts]
-        sums = builder.add(sums, builder.mul(*parts))
-    return builder.bitcast(sums, simd.VF32)
-
-
 def splat_bits(builder, scalar):
     """The same 32 bits in every lane."""
     undefined = ir.Constant(simd.VI32, ir.Undefined)

@@ -15,9 +15,12 @@ from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
+from kernels.cpu.runtime.instruction_set import best_dot, detect
 from shared.errors import ModelUnsupported
-from tests.gpu_worker.conftest import ModelPath, poison, prompt
+from tests.gpu_worker.conftest import MakeWorker, ModelPath, poison, prompt
+from tests.gpu_worker.model.graph.test_captured_layers import BLOCK_SIZE
 from tests.gpu_worker.planner import Planner
+from tests.gpu_worker.test_deterministic import assert_same_in_chunks
 from tests.gpu_worker.test_tokens_equal_generate import generate
 from tests.support.compressed_checkpoints import W4A16, W4A16_ASYMMETRIC, W8A8, W8A16, compress
 
@@ -74,11 +77,24 @@ def test_weights_and_logits_are_those_of_the_decompressed_model(
     for name, module in quantized.items():
         weight = expected.get_parameter(f"{name}.weight")
         torch.testing.assert_close(module.quantized.dequantize(), weight, rtol=1e-6, atol=1e-6)
-        assert module.quantized.int8_activations is (scheme == "W8A8")
+        assert module.quantized.rounds_rows is (scheme == "W8A8")
     tokens = torch.tensor(prompt(40))
     logits, exact = found.eager_logits(tokens), expected(tokens.unsqueeze(0)).logits[0]
     if scheme != "W8A8":  # which rounds activations
         torch.testing.assert_close(logits, exact, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.skipif(detect() is None, reason="this CPU is not served")
+def test_a_step_of_w8a8_is_one_graph_with_fused_mlps(
+    make_worker: MakeWorker, model_path: ModelPath, tmp_path: Path
+) -> None:
+    path = compress(model_path("llama"), tmp_path, W8A8)
+    worker = make_worker("llama", model=str(path), dtype="bfloat16", block_size=BLOCK_SIZE)
+    assert worker.model.weights == "int8 with int8 inputs"
+    layers = [type(each).__name__ for each in worker.executor._model.model.modules()]
+    assert layers.count("GatedMLP") == 2
+    if best_dot().of_pairs:
+        assert_same_in_chunks(worker)
 
 
 def test_greedy_tokens_are_those_of_generate(model_path: ModelPath, tmp_path: Path) -> None:

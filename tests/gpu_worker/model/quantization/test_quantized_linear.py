@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from gpu_worker.model.quantization import quantized_linear
-from gpu_worker.model.quantization.quantized_linear import QuantizedLinear, quantize_rows
+from gpu_worker.model.quantization.quantized_linear import QuantizedLinear, quantize_groups
 from kernels.quantized_weight import quantize
 
 
@@ -36,17 +36,31 @@ def test_a_weight_that_is_dequantized_in_pieces_gives_the_same(
     torch.testing.assert_close(layer(x), whole)
 
 
-def test_int8_activations_are_rounded_row_by_row() -> None:
+@pytest.mark.parametrize("size", [96, 32])
+def test_inputs_are_rounded_in_their_groups(size: int) -> None:
     own, x = random_linear(), torch.randn(4, 96) * torch.tensor([[1.0], [100], [0], [0.01]])
-    weight = quantize(own.weight, 8, 96, symmetric=True, int8_activations=True)
-    codes, scales = quantize_rows(x)
+    weight = quantize(own.weight, 8, 96, symmetric=True, input_group=size)
+    codes, scales = quantize_groups(x, size)
+    assert codes.shape == (4, 96 // size, size)
     assert torch.equal(codes, codes.round())
-    assert torch.equal(codes.abs().amax(1), torch.tensor([127.0, 127, 0, 127]))
-    assert bool(((codes * scales - x).abs() <= 0.51 * scales).all())
+    assert torch.equal(codes.abs().amax(2)[:, 0], torch.tensor([127.0, 127, 0, 127]))
+    rounded = (codes * scales).flatten(1)
+    assert bool(((rounded - x).view_as(codes).abs() <= 0.51 * scales).all())
     found = QuantizedLinear(weight, own.bias)(x)
-    torch.testing.assert_close(
-        found, functional.linear(codes * scales, weight.dequantize(), own.bias)
+    torch.testing.assert_close(found, functional.linear(rounded, weight.dequantize(), own.bias))
+
+
+def test_inputs_are_rounded_later_only_where_the_format_does_not_do_so() -> None:
+    own = random_linear(inputs=128)
+    free, of_rows = (
+        QuantizedLinear(quantize(own.weight, 8, 128, symmetric=True, input_group=group))
+        for group in (None, 128)
     )
+    assert not free.rounds_inputs
+    for layer, expected in ((free, 64), (of_rows, 128)):
+        layer.round_inputs()
+        assert layer.rounds_inputs
+        assert layer.quantized.input_group == expected
 
 
 def test_scales_stay_exact_in_a_model_that_changes_its_type() -> None:

@@ -1,6 +1,7 @@
 """Linear layers on CPUs with weights in 8 and 4 bits, against plain torch."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -18,7 +19,7 @@ from kernels.cpu.quantized.quantized_packing import (
     pack_quantized_gated,
 )
 from kernels.cpu.runtime.instruction_set import Dot, Instructions, detect
-from kernels.quantized_weight import QuantizedWeight, quantize
+from kernels.quantized_weight import QuantizedWeight, fitting_group_size, quantize
 
 pytestmark = pytest.mark.skipif(detect() is None, reason="this CPU is not served")
 
@@ -27,20 +28,26 @@ INSTRUCTIONS = {
     "emulated": Instructions("emulated", wide=True, dot=Dot.EMULATED),
     "narrow": Instructions("narrow", wide=False, dot=Dot.WIDENED),
 }
-# Bits, inputs that share a scale (None: all), and the types of inputs.
 FORMATS: dict[str, Callable[[torch.Tensor], QuantizedWeight]] = {
     "int4": lambda weight: quantize(weight, 4, 32, symmetric=False),
     "int8": lambda weight: quantize(weight, 8, weight.shape[1], symmetric=True),
-    "int8, int8 inputs": lambda weight: quantize(
-        weight, 8, weight.shape[1], symmetric=True, int8_activations=True
+    "int4, groups of inputs": lambda weight: quantize(
+        weight, 4, 32, symmetric=False, input_group=32
+    ),
+    "int8, groups of inputs": lambda weight: quantize(
+        weight, 8, weight.shape[1], symmetric=True, input_group=32
+    ),
+    "int8, rows of inputs": lambda weight: quantize(
+        weight, 8, weight.shape[1], symmetric=True, input_group=weight.shape[1]
     ),
 }
+ROUNDED = [name for name in FORMATS if "of inputs" in name]
 BF16_CASES = [
-    *((name, "own") for name in FORMATS),
-    ("int4", "emulated"),
-    ("int8, int8 inputs", "emulated"),
+    *((name, "own") for name in ROUNDED),
+    ("int4, groups of inputs", "emulated"),
+    ("int8, rows of inputs", "emulated"),
     ("int4", "narrow"),
-    ("int8, int8 inputs", "narrow"),
+    ("int8, rows of inputs", "narrow"),
 ]
 
 
@@ -82,7 +89,7 @@ def test_rows_in_bfloat16_have_the_products_of_the_reference(name: str, instruct
     x[5] *= 1e-6
     x = x.bfloat16()
     expected = QuantizedLinear(weight, bias)(x.float())
-    exact = "int8 inputs" not in name
+    exact = name not in ROUNDED
     # Rounded rows may be rounded otherwise where a number is halfway between two integers.
     assert errors(layer(x)[0], expected).max() < (2e-4 if exact else 2e-3)
     wide = torch.zeros(1, 1120, dtype=torch.bfloat16)
@@ -125,7 +132,7 @@ def test_scales_that_float16_cannot_hold_stay_exact() -> None:
 
 def test_layers_that_share_their_input_give_what_each_gives_alone() -> None:
     kernels = kernels_of("own")
-    weights = [FORMATS["int4"](random(n, 96, seed=n)) for n in (64, 33, 130)]
+    weights = [FORMATS["int4, groups of inputs"](random(n, 96, seed=n)) for n in (64, 33, 130)]
     biases = (random(64), None, random(130))
     x = random(9, 96, seed=5).bfloat16()
     together = compiled(kernels, torch.bfloat16, *weights, biases=biases)(x)
@@ -136,7 +143,9 @@ def test_layers_that_share_their_input_give_what_each_gives_alone() -> None:
 
 def test_gates_and_addends_are_applied_where_they_belong() -> None:
     kernels = kernels_of("own")
-    gate, up = (FORMATS["int4"](random(112, 96, seed=seed) / 4) for seed in (0, 1))
+    gate, up = (
+        FORMATS["int4, groups of inputs"](random(112, 96, seed=seed) / 4) for seed in (0, 1)
+    )
     biases = random(112, seed=2), random(112, seed=3)
     x = random(9, 96, seed=4).bfloat16()
     packed = pack_quantized_gated(gate, up, biases, torch.bfloat16, kernels.instructions)
@@ -154,7 +163,7 @@ def test_gates_and_addends_are_applied_where_they_belong() -> None:
 def test_a_nan_stays_in_its_row() -> None:
     x = random(7, 96).bfloat16()
     x[3, 5], x[4, 40] = torch.nan, torch.inf
-    for name in FORMATS:
+    for name in ROUNDED:
         layer = compiled(kernels_of("own"), torch.bfloat16, FORMATS[name](random(40, 96)))
         for rows in (x, x[3:5]):
             (out,) = layer(rows)
@@ -176,7 +185,11 @@ def test_any_shape_is_served(
     in_features, group_size = 16 * vectors, 16 * group_vectors
     if in_features % group_size:
         group_size = in_features
-    weights = [quantize(random(n, in_features), 4, group_size, symmetric=False) for n in outputs]
+    input_group = fitting_group_size(group_size, 64)
+    weights = [
+        quantize(random(n, in_features), 4, group_size, symmetric=False, input_group=input_group)
+        for n in outputs
+    ]
     layer = compiled(kernels_of("own"), torch.bfloat16, *weights)
     x = random(num_rows, in_features, seed=1_000).bfloat16()
     for weight, out in zip(weights, layer(x), strict=True):
@@ -189,15 +202,12 @@ def test_any_shape_is_served(
 def test_packed_weights_are_as_small_as_their_codes_and_scales() -> None:
     kernels = kernels_of("own")
     weight = quantize(random(128, 1024), 4, 32, symmetric=False)
-    for dtype, products in (
-        (torch.float32, Products.FLOAT32),
-        (torch.bfloat16, None),
-    ):
-        layers = pack_quantized([weight], [None], dtype, kernels.instructions)
+    for dtype, input_group in ((torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, 32)):
+        rounded = replace(weight, input_group=input_group)
+        layers = pack_quantized([rounded], [None], dtype, kernels.instructions)
         assert layers.weight.nbytes == 128 * 1024 * 5 // 8  # four bits, and two float16 for 32
         assert layers.form is not None
-        if products is not None:
-            assert layers.form.products == products
+        assert layers.form.products == Products.FLOAT32 or input_group is not None
 
 
 def test_weights_of_unlike_formats_are_not_packed_together() -> None:
@@ -206,5 +216,4 @@ def test_weights_of_unlike_formats_are_not_packed_together() -> None:
     assert not can_pack_quantized([four, eight])
     odd = quantize(random(16, 40), 8, 40, symmetric=True)
     assert not can_pack_quantized([odd])
-    shifted = quantize(random(16, 64), 8, 64, symmetric=False, int8_activations=True)
-    assert not can_pack_quantized([shifted])
+    assert not can_pack_quantized([four, replace(four, input_group=32)])
