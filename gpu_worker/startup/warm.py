@@ -4,8 +4,8 @@ A machine image, or a layer of a Docker image, may carry the cache, so that no s
 cache is in NUMBA_CACHE_DIR, else where ``scripts/serve`` has it. Its keys have the name and the
 features of the CPU, so that on another CPU kernels are compiled as if there
 were no cache. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES, in the environment of this program and of the
-worker, name a CPU that several machines have all instructions of. Kernels of quantized weights, of
-which there are many formats, are compiled when a model needs them.
+worker, name a CPU that several machines have all instructions of. Of the kernels for quantized
+weights, those for int8 and int4 of ``--quantization`` and for the usual checkpoints are compiled.
 """
 
 import argparse
@@ -21,7 +21,18 @@ from shared.kernel_cache import KERNEL_CACHE, kernel_cache
 if TYPE_CHECKING:
     import torch
 
+    from kernels.cpu.runtime.instruction_set import Instructions
+
 _Load = tuple[str, Callable[[], object]]
+
+# Bits of a code, whether weights have minimums, and whether rows of inputs are rounded as a whole.
+# Kernels of formats that are equal in these are the same: those of int8 serve W8A16.
+_WEIGHTS = {
+    "int8": (8, False, False),
+    "int4": (4, True, False),
+    "W8A8": (8, False, True),
+    "W4A16": (4, False, False),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,13 +54,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=("float32", "bfloat16", "int8"),
         help="Type of the KV cache, may be repeated; by default the models' own.",
     )
+    parser.add_argument(
+        "--weights",
+        action="append",
+        choices=("none", *_WEIGHTS),
+        help="Formats of quantized weights, may be repeated; by default all. none: only weights "
+        "of the models' types. int8 and int4 as --quantization makes them.",
+    )
     options = parser.parse_args(arguments)
     os.environ.setdefault(KERNEL_CACHE, str(kernel_cache()))  # before numba is imported
-    return _warm(options.dtype, options.kv_dtype)
+    return _warm(options.dtype, options.kv_dtype, options.weights or list(_WEIGHTS))
 
 
-def _warm(dtypes: Sequence[str] | None, kv_dtypes: Sequence[str] | None) -> int:
-    loads, name = _kernels(dtypes, kv_dtypes)
+def _warm(
+    dtypes: Sequence[str] | None, kv_dtypes: Sequence[str] | None, weights: Sequence[str]
+) -> int:
+    loads, name = _kernels(dtypes, kv_dtypes, weights)
     print(f"{len(loads)} kernels for {name} in {os.environ[KERNEL_CACHE]}", flush=True)
     began_s = time.monotonic()
     for number, (kernel, load) in enumerate(loads, 1):
@@ -62,7 +82,9 @@ def _warm(dtypes: Sequence[str] | None, kv_dtypes: Sequence[str] | None) -> int:
 
 
 def _kernels(
-    dtype_names: Sequence[str] | None, kv_dtype_names: Sequence[str] | None
+    dtype_names: Sequence[str] | None,
+    kv_dtype_names: Sequence[str] | None,
+    weights: Sequence[str],
 ) -> tuple[list[_Load], str]:
     """All kernels by their names, and the name of the instructions that they use."""
     import torch
@@ -91,6 +113,8 @@ def _kernels(
     for name in names:
         kv_dtypes = [getattr(torch, each) for each in kv_dtype_names or [name]]
         loads += _kernels_of(getattr(torch, name), kv_dtypes)
+        if instructions is not None:
+            loads += _quantized_kernels(getattr(torch, name), weights, instructions)
     return loads, "no vectors" if instructions is None else instructions.name
 
 
@@ -133,6 +157,32 @@ def _kernels_of(dtype: "torch.dtype", kv_dtypes: "Sequence[torch.dtype]") -> lis
         ("rotary embeddings", rotary_kernel.rotary_kernel),
     ):
         loads.append((f"{kind} of {name}", partial(make, dtype)))
+    return loads
+
+
+def _quantized_kernels(
+    dtype: "torch.dtype", weights: Sequence[str], instructions: "Instructions"
+) -> list[_Load]:
+    """Kernels of linear layers with quantized weights."""
+    from kernels.cpu.quantized.packed_format import PackedFormat, Products, Rounding
+    from kernels.cpu.quantized.quantized_kernel import quantized_kernel
+    from kernels.cpu.quantized.quantized_packing import multiplies_bytes
+
+    name, by_bytes = str(dtype).removeprefix("torch."), multiplies_bytes(dtype, instructions)
+    loads: list[_Load] = []
+    for each, (bits, has_minimums, rounds_rows) in _WEIGHTS.items():
+        rounding = Rounding.GROUPS if by_bytes else Rounding.NONE
+        form = PackedFormat(
+            bits,
+            group_size=64,
+            products=Products.INT8 if by_bytes else Products.FLOAT32,
+            half_scales=True,
+            has_minimums=has_minimums,
+            rounding=Rounding.ROWS if rounds_rows else rounding,
+        )
+        if each in weights:
+            load = partial(quantized_kernel, form, dtype, instructions)
+            loads.append((f"linear layers, {name} by weights in {each}", load))
     return loads
 
 
