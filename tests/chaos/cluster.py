@@ -105,6 +105,7 @@ class Cluster:
             "PAGESTREAM_DEVICE": "cpu",
             "PAGESTREAM_DTYPE": "float32",
             "PAGESTREAM_NUM_THREADS": "1",
+            "PAGESTREAM_QUANTIZATION": os.environ.get("WEIGHTS", ""),
             "PAGESTREAM_WORKER_METRICS_PORT": "0",
             "PAGESTREAM_SCHEDULER_METRICS_PORT": str(self.metrics_port),
             **settings,

@@ -13,6 +13,7 @@ from gpu_worker.startup.build import Worker, build_worker
 from gpu_worker.step.executor import Executor
 from kernels.interface import LayerCache
 from tests.support.models import tiny_model
+from tests.support.weights import WEIGHTS
 
 transformers.logging.disable_progress_bar()
 
@@ -45,6 +46,7 @@ def make_worker(model_path: ModelPath) -> MakeWorker:
             "device": "cpu",
             "num_blocks": 64,
             "num_threads": 1,  # more threads cost more than they gain with tiny models
+            "quantization": WEIGHTS,
             **settings,
         }
         worker = build_worker(WorkerSettings(**values))

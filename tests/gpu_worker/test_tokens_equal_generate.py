@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt
 from tests.gpu_worker.planner import Planner
 from tests.support.models import SERVED
+from tests.support.weights import reference_model
 
 NEW_TOKENS = 24
 
@@ -28,19 +28,13 @@ def generate(model: Any, tokens: list[int], num_new: int = NEW_TOKENS) -> list[i
     return found
 
 
-def load(path: Any) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-
-
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("block_size", [8, 16, 64])
 @pytest.mark.parametrize("kind", SERVED)
 def test_ragged_batches_of_prefills_and_decodes(
     kind: str, block_size: int, backend: str, model_path: ModelPath, make_worker: MakeWorker
 ) -> None:
-    model = load(model_path(kind))
+    model = reference_model(model_path(kind))
     worker = make_worker(
         kind, block_size=block_size, num_blocks=1024 // block_size, attention_backend=backend
     )
@@ -65,7 +59,7 @@ def test_ragged_batches_of_prefills_and_decodes(
 def test_blocks_may_be_handed_on_in_the_plan_that_retires_their_owner(
     model_path: ModelPath, make_worker: MakeWorker
 ) -> None:
-    model = load(model_path("llama"))
+    model = reference_model(model_path("llama"))
     planner = Planner(make_worker("llama", block_size=8, num_blocks=9).executor)
     for handle in range(1, 5):
         tokens = prompt(30 + handle, handle)
@@ -78,7 +72,7 @@ def test_blocks_may_be_handed_on_in_the_plan_that_retires_their_owner(
 def test_a_preempted_sequence_goes_on_where_it_was(
     model_path: ModelPath, make_worker: MakeWorker
 ) -> None:
-    model = load(model_path("qwen3"))
+    model = reference_model(model_path("qwen3"))
     planner = Planner(make_worker("qwen3", block_size=8).executor)
     tokens = prompt(20)
     planner.admit(1, tokens)

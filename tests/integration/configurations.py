@@ -9,6 +9,7 @@ from scheduler_svc.settings import SchedulerSettings
 from shared.bus.api import Bus
 from shared.messages.requests import Submit
 from tests.support.engine import Answer, running_engine
+from tests.support.weights import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Configuration:
             device="cpu",
             dtype="float32",
             num_threads=1,
+            quantization=WEIGHTS,
             kv_memory=self.kv_memory,
             block_size=self.block_size,
             num_blocks=self.pool_tokens // self.block_size,

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from gpu_worker.settings import WorkerSettings
 from scheduler_svc.settings import SchedulerSettings
@@ -13,6 +12,7 @@ from shared.bus.redis_bus import RedisBus
 from tests.support.engine import running_engine
 from tests.support.models import SERVED, VOCAB_SIZE, tiny_model
 from tests.support.requests import submit
+from tests.support.weights import WEIGHTS, reference_model
 
 NUM_REQUESTS = 32
 NUM_TOKENS = 24
@@ -56,9 +56,7 @@ async def test_greedy_tokens_with_preemption(
 ) -> None:
     path = tiny_model(kind, models / kind)
     prompts = prompts_around(block_size)
-    alone = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
-    )
+    alone = reference_model(path)
     expected = [generated_alone(alone, prompt) for prompt in prompts]
     longest = -(-(max(map(len, prompts)) + NUM_TOKENS) // block_size)
     worker = WorkerSettings(
@@ -66,6 +64,7 @@ async def test_greedy_tokens_with_preemption(
         device="cpu",
         dtype="float32",
         num_threads=1,
+        quantization=WEIGHTS,
         kv_memory=kv_memory,
         block_size=block_size,
         num_blocks=longest * 3,
