@@ -130,7 +130,7 @@ async def _serve(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
     metrics.describe_kv(worker.executor.limits.kv.dtype, worker.pool_bytes)
-    metrics.weight_bytes.set(worker.weight_bytes)
+    metrics.describe_weights(worker.kernels, worker.weight_bytes)
     metrics.serve(settings.worker_metrics_host, settings.worker_metrics_port)
     bus = RedisBus(settings.redis_url)
     executor = worker.executor

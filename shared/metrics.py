@@ -6,7 +6,7 @@ Each service has one of the classes below; the launcher and Docker scrape each o
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer
 
@@ -54,6 +54,11 @@ class _Metrics:
     def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> "GaugeFamily":
         metric = Gauge(PREFIX + name, text, (*_LABELS, label), registry=self.registry)
         return {value: metric.labels(*self._values, value) for value in values}
+
+    def _info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
+        """A gauge that is 1, whose labels are what it is about."""
+        metric = Gauge(PREFIX + name, text, (*_LABELS, *labels), registry=self.registry)
+        metric.labels(*self._values, *labels.values()).set(1)
 
     def _counter_by(self, name: str, text: str, *labels: str) -> "LabelledCounter":
         """A counter whose further labels have values that are not known at the start."""
@@ -363,5 +368,15 @@ class WorkerMetrics(_Metrics):
     def describe_kv(self, dtype: str, num_bytes: int) -> None:
         """Set the KV pool's size, and the type of its keys and values as a label."""
         self.kv_pool_bytes.set(num_bytes)
-        info = self._gauges("worker_kv_dtype", "Type of keys and values; 1.", "dtype", (dtype,))
-        info[dtype].set(1)
+        self._info("worker_kv_dtype", "Type of keys and values; 1.", {"dtype": dtype})
+
+    def describe_weights(self, labels: Mapping[str, str], num_bytes: int) -> None:
+        """Set the weights' size, and their format and the kernels that compute with them as labels.
+
+        Args:
+            labels: values by names.
+            num_bytes: of all weights.
+        """
+        self.weight_bytes.set(num_bytes)
+        text = "Type of the model, format of its weights, and the kernels of its layers; 1."
+        self._info("worker_weights", text, labels)

@@ -77,12 +77,14 @@ def _fuse_on_cpu(
     kernels = CpuLayers(instructions, LibraryTrial(find_library(instructions)))
     found = fuse(model.model, kernels, model.dtype, attention)
     model.packed_bytes = found.weight_bytes
+    model.layer_kernels = instructions.name
+    model.products = "+".join(sorted(found.products)) or model.products
     _log_replaced(
         "layers compiled",
         model,
         check,
         began,
-        {"instructions": instructions.name, **found.counts()},
+        {"instructions": instructions.name, "products": model.products, **found.counts()},
     )
     _warn_of_kept(deterministic, found.kept)
 
@@ -97,6 +99,7 @@ def _fuse_on_gpu(
         _keep_torch_layers(deterministic, f"Triton is missing: {error}")
         return
     found = fuse_on_gpu(model.model, [shape.module for shape in shapes], deterministic)
+    model.layer_kernels = "triton"
     _log_replaced("layers fused", model, check, began, found.counts())
     _warn_of_kept(deterministic, found.kept)
 
@@ -132,6 +135,7 @@ def _log_replaced(
 def _torch_compile(model: RaggedModel, shapes: tuple[LayerShape, ...], check: ModelCheck) -> None:
     began = time.monotonic()
     _log("layers compiled by torch", {}, compile_layers(model, shapes, check), began)
+    model.layer_kernels = "torch.compile"
 
 
 def _log(event: str, counts: Mapping[str, object], result: CheckResult, began: float) -> None:

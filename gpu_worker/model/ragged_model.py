@@ -78,6 +78,8 @@ class RaggedModel:
 
     Attributes:
         weight_format: the same; none: weights have the model's type.
+        layer_kernels: the instructions or the library that compute its layers.
+        products: types of the numbers that its linear layers multiply.
         direct_pass: computes the same results for the steps that it serves; None: there is none.
     """
 
@@ -85,14 +87,14 @@ class RaggedModel:
         self.model = model
         self.weight_format = weight_format
         self.config = model.config.get_text_config()
+        self.layer_kernels = "torch"
+        self.products = str(model.dtype).removeprefix("torch.")
         self.direct_pass: DirectLogits | None = None
         self.packed_bytes = 0  # of weights that cpu_fusion has packed; they are no parameters
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.vocab_size: int = self.config.vocab_size
-        # Counted now, because layers may be replaced later; shared weights count once.
-        self.num_parameters: int = sum(weight.numel() for weight in model.parameters())
-        self.num_parameters += sum(each.codes.numel() for each in _quantized(model))
+        self.num_parameters = _num_parameters(model)  # now, because layers may be replaced later
         for module in model.modules():
             if hasattr(module, _PADDING_WARNING):
                 setattr(module, _PADDING_WARNING, _ignore_warning)
@@ -185,6 +187,17 @@ class RaggedModel:
 
 def _quantized(model: nn.Module) -> list[QuantizedLinear]:
     return [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+
+
+def _num_parameters(model: Any) -> int:
+    """Parameters of a model of transformers; weights that layers share count once."""
+    count: int = sum(weight.numel() for weight in model.parameters())
+    # A quantized output layer has codes of its own for a weight that it shares.
+    is_tied = getattr(model.config.get_text_config(), "tie_word_embeddings", False)
+    tied = model.get_output_embeddings() if is_tied else None
+    for layer in _quantized(model):
+        count += 0 if layer is tied else layer.codes.numel()
+    return count
 
 
 def _ignore_warning(*args: Any, **kwargs: Any) -> None:

@@ -1,6 +1,7 @@
 """Builds a worker from its settings: model, check, pools, executor."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -41,13 +42,18 @@ log = EventLog(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A built worker and its description for the lease and for metrics."""
+    """A built worker and its description for the lease and for metrics.
+
+    Attributes:
+        kernels: format of the weights and kernels for them, by names of labels.
+    """
 
     executor: Executor
     model: ModelInfo
     speeds: Speeds
     weight_bytes: int
     pool_bytes: int
+    kernels: Mapping[str, str]
 
 
 def build_worker(
@@ -94,8 +100,7 @@ def build_worker(
     num_blocks = choose_num_blocks(
         settings, block_bytes, max_model_len, gpu, allocator.most_blocks, memory_left(device)
     )
-    if ranks is not None:
-        num_blocks = ranks.minimum(num_blocks)
+    num_blocks = num_blocks if ranks is None else ranks.minimum(num_blocks)
     memory = _allocate(settings, stored, num_blocks, allocator)
     eos = eos_token_ids(model.model)
     limits = Limits(memory.geometry, model.vocab_size, max_model_len, eos)
@@ -108,7 +113,8 @@ def build_worker(
     if device.type == "cpu":
         replay_layers(executor, model, shapes, backend, settings)
     pool_bytes = num_blocks * memory.geometry.bytes_per_block
-    return Worker(executor, info, _measure(executor, memory, ranks), model.weight_bytes, pool_bytes)
+    speeds, kernels = _measure(executor, memory, ranks), _kernels_of(model, backend)
+    return Worker(executor, info, speeds, model.weight_bytes, pool_bytes, kernels)
 
 
 def _prepare_device(settings: WorkerSettings) -> torch.device:
@@ -135,6 +141,17 @@ def _model_info(
         takes_grammars=takes_grammars,
         weights=model.weight_format,
     )
+
+
+def _kernels_of(model: RaggedModel, backend: AttentionBackend) -> dict[str, str]:
+    """The format of a model's weights and the kernels of its layers, by names of labels."""
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": model.weight_format,
+        "layer_kernels": model.layer_kernels,
+        "products": model.products,
+        "attention": backend.name,
+    }
 
 
 def _load_sampling_kernels() -> None:

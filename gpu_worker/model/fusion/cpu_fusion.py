@@ -65,6 +65,8 @@ class Fusion:
         embeddings_shared: embeddings that read the packed weights of the output layer.
         embeddings_copied: embeddings that keep a weight which the output layer has packed, too.
         kept: linear layers that stay torch's.
+        products: types of the numbers that packed layers multiply.
+        layers: packed weights.
     """
 
     packed: int = 0
@@ -78,6 +80,7 @@ class Fusion:
     embeddings_shared: int = 0
     embeddings_copied: int = 0
     kept: int = 0
+    products: set[str] = field(default_factory=set)
     layers: list[PackedLayers] = field(default_factory=list)
 
     @property
@@ -275,6 +278,11 @@ class _LayerReplacer:
         if self._dtype != torch.bfloat16:
             self.done.narrow += layers.weight.dtype == torch.bfloat16
         self.done.quantized += layers.form is not None
+        if layers.form is not None:
+            self.done.products.add(layers.form.products.name.lower())
+        else:
+            pairs = self._dtype == torch.bfloat16 and self._kernels.instructions.dot.of_pairs
+            self.done.products.add("bfloat16" if pairs else "float32")
         return layers
 
 

@@ -1,25 +1,37 @@
 """``--quantization``: any model's linear layers in few bits, and back."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from gpu_worker.model.check.load_check import ModelCheck
 from gpu_worker.model.loader import load_model
 from gpu_worker.model.quantization.quantized_linear import QuantizedLinear
 from gpu_worker.model.quantization.requested_format import apply_quantization, check_device
+from gpu_worker.model.ragged_model import RaggedModel
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import attention_layers
 from gpu_worker.step.executor import Executor
+from kernels.cpu.quantized.quantized_packing import multiplies_bytes
 from kernels.cpu.runtime.instruction_set import best_dot, detect
 from shared.errors import ModelUnsupported, SettingsError
+from shared.metrics import WorkerMetrics
 from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt
 from tests.gpu_worker.planner import Planner
 
 CPU = torch.device("cpu")
+_TIED = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+}
 
 
 def load(path: Path, quantization: str | None = None) -> Any:
@@ -83,6 +95,29 @@ def test_memory_and_parameters_are_those_of_the_quantized_model(model_path: Mode
     assert narrow.num_parameters == wide.num_parameters
     assert narrow.weight_bytes < 0.75 * wide.weight_bytes
     assert narrow.weight_format == "int4"
+
+
+def test_an_output_layer_that_shares_the_embedding_counts_once() -> None:
+    config = transformers.LlamaConfig(**_TIED, tie_word_embeddings=True)
+    model = transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
+    own = RaggedModel(model).num_parameters
+    assert RaggedModel(model, apply_quantization(model, "int8")).num_parameters == own
+
+
+def test_metrics_name_the_format_and_the_kernels(make_worker: MakeWorker) -> None:
+    worker = make_worker("llama", quantization="int4", dtype="bfloat16")
+    assert worker.kernels["weights"] == "int4"
+    instructions = detect()
+    products = "bfloat16" if instructions is None else "float32"
+    if instructions is not None and multiplies_bytes(torch.bfloat16, instructions):
+        products = "int8"
+    assert worker.kernels["products"] == products
+    metrics = WorkerMetrics("m", "e")
+    metrics.describe_weights(worker.kernels, 100)
+    [line] = re.findall("pagestream:worker_weights{.*", metrics.render().decode())
+    for name, value in worker.kernels.items():
+        assert f'{name}="{value}"' in line
+    assert line.endswith(" 1.0")
 
 
 @pytest.mark.skipif(detect() is None, reason="this CPU is not served")
