@@ -103,7 +103,8 @@ def load_model(
     model = model.to(device).eval().requires_grad_(False)
     refuse_broken(settings.model, model)
     weight_format = apply_quantization(model, settings.quantization)
-    if settings.layer_kernels != "off":
+    # Parts of a model are compared with whole layers, which round no inputs.
+    if settings.layer_kernels != "off" and ranks is None:
         round_inputs(model, dtype, device)
     return RaggedModel(model, weight_format)
 

@@ -73,7 +73,7 @@ class Part:
         """
         if self.dim == 0:
             return QuantizedWeight.joined([whole.rows(a, b) for a, b in self.ranges.intervals])
-        if whole.int8_activations:
+        if whole.rounds_rows:
             raise ValueError(
                 "its inputs are rounded to int8 with one scale for each row, of which each worker "
                 "has a part; use --tensor-parallel-size 1"
