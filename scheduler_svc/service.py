@@ -11,11 +11,10 @@ from scheduler_svc.core.config import ProtocolError
 from scheduler_svc.core.events import Stats
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine_lease import EngineLease, EngineReport
-from scheduler_svc.epoch import start_epoch
+from scheduler_svc.epoch import Epoch, EpochOver, start_epoch
 from scheduler_svc.epoch_config import config_for, longest_step_s
 from scheduler_svc.lost_gateways import GatewayWatch
 from scheduler_svc.observer import Observer
-from scheduler_svc.outputs_history import History
 from scheduler_svc.past.plans_history import PlansHistory
 from scheduler_svc.progress import Progress
 from scheduler_svc.recording import FileRecorder
@@ -32,7 +31,7 @@ from shared.messages.endings import FinishReason
 from shared.messages.leases import EngineState
 from shared.messages.outputs import RequestEnded, StepResult
 from shared.messages.plans import EpochStarted
-from shared.messages.requests import Drain, GatewayLost
+from shared.messages.requests import Attach, Drain, GatewayLost
 from shared.outputs_log.reader import check_output
 
 _BLOCK_MS = 250  # an idle loop wakes this often to look after leases
@@ -48,10 +47,6 @@ log = EventLog(__name__)
 
 class Superseded(PageStreamError):
     """Another scheduler has taken the engine over."""
-
-
-class EpochOver(PageStreamError):
-    """This epoch cannot go on; a new one can."""
 
 
 class SchedulerService:
@@ -195,7 +190,7 @@ class SchedulerService:
         due_s = 0.0
         until_s = math.inf
         while not self._stopping.is_set() and self._clock_s() < until_s:
-            await self._tick(core, epoch, started.history)
+            await self._tick(started)
             self._progress.update(core)
             if self._draining.is_set() and not self._stopping.is_set() and until_s == math.inf:
                 await self._start_draining(core, epoch)
@@ -206,15 +201,15 @@ class SchedulerService:
             elif core.is_draining and not core.hands_over and not core.has_running:
                 break
             if self._clock_s() >= due_s:
-                await self._housekeeping(core, epoch, workers)
+                await self._housekeeping(started, workers)
                 due_s = self._clock_s() + _HOUSEKEEPING_S
         if self._draining.is_set():
             self._stopping.set()
             log.info("drained", requests_left=core.num_requests)
 
-    async def _tick(self, core: Scheduler, epoch: int, history: History) -> None:
+    async def _tick(self, started: Epoch) -> None:
         """Read, apply, plan, append: one round trip each way."""
-        keys = self._keys
+        core, epoch, keys = started.core, started.number, self._keys
         cursors = {keys.outputs: core.outputs_cursor}
         if not core.is_draining or core.hands_over:  # else it is for the next scheduler
             cursors[keys.requests] = core.requests_cursor
@@ -226,20 +221,21 @@ class SchedulerService:
         for entry in found.get(keys.outputs, ()):
             answers += self._apply_output(core, entry)
         for entry in found.get(keys.requests, ()):
-            answers += self._apply_request(core, entry)
+            answers += self._apply_request(started, entry)
         plans = []
         while (plan := core.schedule(self._now_ms(epoch))) is not None:
             plans.append(plan)
         answers += core.take_answers()
         spent_s = time.perf_counter() - began
         # Answers first: a request's RequestState stands in the log before its first plan.
-        appends = []
+        appends = list[Append]()
         if answers:
-            earlier = history.trim_below(
+            earlier = started.history.trim_below(
                 core.outputs_cursor, self._settings.outputs_retention, core.outputs_bytes_left
             )
             trim = core.outputs_min_id if earlier is None else earlier
-            appends.append(Append(keys.outputs, list(map(encode, answers)), epoch, trim_below=trim))
+            appends += started.prompts.split(answers, trim)
+        num_outputs = len(appends)
         for plan in plans:
             self._observer.planned(plan)
             data = encode(plan)
@@ -251,12 +247,15 @@ class SchedulerService:
             appends.append(Append(keys.plans, [data], epoch, plan.step, trim))
         if appends:
             ids = await self._bus.append_all(appends)
-            if answers and ids[0] <= core.outputs_cursor:
-                raise EpochOver(f"{keys.outputs} has lost entries that were there: was it deleted?")
+            if answers:
+                written = ids[num_outputs - 1]
+                if written <= core.outputs_cursor:
+                    raise EpochOver(f"{keys.outputs} has lost entries: was it deleted?")
+                started.prompts.appended(written)
         self._observer.ticked(spent_s)
         self._observer.noted(core.take_events())
         if core.needs_checkpoint:
-            await self._checkpoint(core, epoch)
+            await self._checkpoint(started)
 
     def _now_ms(self, epoch: int) -> int:
         """The engine's clock: Redis's time at the start of the epoch, and what has passed since."""
@@ -285,13 +284,16 @@ class SchedulerService:
                 raise EpochOver(str(error)) from None
         return answers
 
-    def _apply_request(self, core: Scheduler, entry: Entry) -> list[Message]:
-        answers: list[Message] = []
+    def _apply_request(self, started: Epoch, entry: Entry) -> list[Message]:
+        core, answers = started.core, list[Message]()
         if self._recorder is not None:
             self._recorder.entry("requests", entry)
         for data in entry.messages:
             try:
-                answers += core.apply(decode(data), entry.id)
+                message = decode(data)
+                answers += core.apply(message, entry.id)
+                if isinstance(message, Attach) and message.must_have_prompt:
+                    started.prompts.leave_in(message.request_id)
             except DecodeError as error:
                 log.warning("unreadable request", entry=entry.id, error=error)
                 core.skip_request(entry.id)
@@ -304,8 +306,9 @@ class SchedulerService:
 
     # ------------------------------------------------------------ housekeeping
 
-    async def _housekeeping(self, core: Scheduler, epoch: int, workers: WorkerGroup) -> None:
+    async def _housekeeping(self, started: Epoch, workers: WorkerGroup) -> None:
         """Leases, gauges, and RequestStates that let the log be trimmed."""
+        core, epoch = started.core, started.number
         found = await look_at_workers(self._bus, self._keys)
         if found.group is None:
             self._suspects = core.suspects()
@@ -313,26 +316,24 @@ class SchedulerService:
         if found.group.instances != workers.instances:
             self._suspects = core.suspects()
             raise EpochOver(f"the workers are now {', '.join(found.group.instances)}")
-        await self._check_logs(core, epoch)
+        await self._check_logs(started)
         stats = self._observer.gauges(core, workers.kv)
         await self._lease.publish(self._report(core, epoch, stats))
         keys = self._keys
-        self._observer.log_lengths(
-            {
-                "requests": await self._bus.length(keys.requests),
-                "plans": await self._bus.length(keys.plans),
-                "outputs": await self._bus.length(keys.outputs),
-            }
-        )
+        keys_of_logs = (keys.requests, keys.plans, keys.outputs, keys.prompts)
+        lengths = {key.rpartition(":")[2]: await self._bus.length(key) for key in keys_of_logs}
+        self._observer.log_lengths(lengths)
         is_pressed = await self._bus.memory_share() > _PRESSED_SHARE
         if is_pressed:
             self._history.forget_plans()
         elif snapshot := self._history.snapshot(core, epoch, self._now_ms(epoch)):
             with suppress(StaleWriter):  # a later scheduler's are there
                 await self._bus.append(snapshot)
-        await self._checkpoint(core, epoch, is_pressed)
+        await self._checkpoint(started, is_pressed)
         if is_pressed:
             num_dropped = await self._bus.trim(keys.outputs, core.outputs_needed_id)
+            started.prompts.trim(core.outputs_needed_id)
+            await self._bus.trim(keys.prompts, started.prompts.first_needed_id)
             log.warning("Redis is short of memory, outputs trimmed", entries=num_dropped)
         lost = await self._gateways.lost(self._bus, self._keys, core.gateways)
         if lost:
@@ -340,13 +341,14 @@ class SchedulerService:
                 Append(keys.requests, [encode(GatewayLost(gateway)) for gateway in lost])
             )
 
-    async def _check_logs(self, core: Scheduler, epoch: int) -> None:
+    async def _check_logs(self, started: Epoch) -> None:
         """End an epoch in which nothing can happen any more."""
-        keys = self._keys
+        core, epoch, keys = started.core, started.number, self._keys
         known = {
             keys.outputs: core.outputs_cursor,
             keys.plans: EntryId(epoch, core.planned_step),
             keys.requests: core.requests_cursor,
+            keys.prompts: started.prompts.last_id,
         }
         if (lost := await self._ends.lost(known)) is not None:
             raise EpochOver(f"{lost} has lost entries that were there: was it deleted?")
@@ -362,19 +364,22 @@ class SchedulerService:
         await self._lease.publish(self._report(core, epoch))
         await self._bus.append(Append(self._keys.requests, [encode(Drain(epoch, hand_over))]))
 
-    async def _checkpoint(self, core: Scheduler, epoch: int, is_pressed: bool = False) -> None:
+    async def _checkpoint(self, started: Epoch, is_pressed: bool = False) -> None:
         """Restate old requests right behind what was read; in vain if a result came between."""
+        core, epoch = started.core, started.number
         states = core.checkpoints(is_pressed)
         if not states:
             return
-        data = [encode(state) for state in states]
-        at = core.outputs_cursor.seq + 1
+        started.prompts.trim(core.outputs_min_id)
+        appends = started.prompts.split(states, seq=core.outputs_cursor.seq + 1)
         try:
-            await self._bus.append(Append(self._keys.outputs, data, epoch, at))
+            ids = await self._bus.append_all(appends)
         except StaleWriter:
             if (await self._bus.last_id(self._keys.outputs)).epoch != epoch:
                 raise
             log.debug("checkpoint came too late", requests=len(states))
+        else:
+            started.prompts.appended(ids[-1])
 
     def _report(self, core: Scheduler, epoch: int, stats: Stats | None = None) -> EngineReport:
         return EngineReport(

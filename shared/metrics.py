@@ -310,7 +310,10 @@ class SchedulerMetrics(_Metrics):
             "last_step_timestamp_seconds", "When the last result was applied."
         )
         self.log_entries = self._gauges(
-            "log_entries", "Entries held in each log.", "log", ("requests", "plans", "outputs")
+            "log_entries",
+            "Entries held in each log.",
+            "log",
+            ("requests", "plans", "outputs", "prompts"),
         )
 
 

@@ -10,9 +10,10 @@ from gateway.engine.engine_status import Engine, EngineAway, status_of
 from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.outbox import Outbox
 from gateway.engine.outputs_follower import OutputsFollower
+from gateway.engine.stored_prompts import read_prompt
 from gateway.pins.pin_requests import Pinning, Prefix
 from gateway.tracing.phases import PhaseTracker
-from shared.bus.api import START, Append, Bus, EntryId
+from shared.bus.api import START, Append, Bus, Entry, EntryId
 from shared.bus.ends import LogEnds
 from shared.bus.keys import EngineKeys
 from shared.codec import encode
@@ -281,22 +282,33 @@ class EngineClient:
                 await self._renew_lease()
                 cursors = {self._keys.outputs: self._follower.cursor}
                 found = await self._bus.read(cursors, _BLOCK_MS, _MAX_ENTRIES)
+                backoff.reset()
+                self._away_since_s = None
+                self._apply(found.get(self._keys.outputs, ()))
+                await self._read_prompts()
             except BusUnavailable as error:
                 self._must_find_position = True
                 if self._away_since_s is None:
                     self._away_since_s = _loop_s()
                 _log.warning("cannot read outputs", error=error)
                 await backoff.wait()
-                continue
-            backoff.reset()
-            self._away_since_s = None
-            entries = found.get(self._keys.outputs, ())
-            if len(entries) < _MAX_ENTRIES:
-                self._last_read_s = time.monotonic()
-            self._metrics.outputs_lag_entries.set(len(entries))
-            for entry in entries:
-                self._deliveries.dispatch(self._follower.apply(entry))
-            self._update_positioned()
+
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        if len(entries) < _MAX_ENTRIES:
+            self._last_read_s = time.monotonic()
+        self._metrics.outputs_lag_entries.set(len(entries))
+        for entry in entries:
+            self._deliveries.dispatch(self._follower.apply(entry))
+        self._update_positioned()
+
+    async def _read_prompts(self) -> None:
+        """Read the prompts of requests that are taken over by their ids."""
+        for state in self._deliveries.take_referring():
+            found = await read_prompt(self._bus, self._keys.prompts, state)
+            if found is None:
+                self._deliveries.prompt_not_found(state.submit.request_id)
+            else:
+                self._deliveries.dispatch(self._follower.found(found))
 
     async def _renew_lease(self) -> None:
         """Renew the gateway's lease, from the loop that reads the log: health is progress."""

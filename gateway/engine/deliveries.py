@@ -11,6 +11,7 @@ from gateway.engine.events import (
     Desynchronized,
     EngineUnreachable,
     Event,
+    PromptInLog,
     PromptMissing,
     Released,
     RequestAccepted,
@@ -21,6 +22,7 @@ from gateway.engine.events import (
 from gateway.engine.open_requests import OpenRequests
 from gateway.tracing.phases import PhaseTracker
 from shared.logs import EventLog
+from shared.messages.outputs import RequestState
 from shared.messages.requests import Attach, ChoiceView, Submit
 
 _log = EventLog("gateway.engine.deliveries")
@@ -104,6 +106,7 @@ class Deliveries:
         self._phases = phases
         self._open: dict[str, _Delivery] = {}
         self._full_until_s = -inf
+        self._referring: list[RequestState] = []
 
     @property
     def is_full(self) -> bool:
@@ -186,8 +189,21 @@ class Deliveries:
         self._requests.look_up(request_id, attachment)
         give_up_s = self._clock_s() + patience_s
         delivery = self._open[request_id] = _Delivery(queue, attachment, None, give_up_s)
-        attach = Attach(request_id, self._instance, attachment, None, (), exact=False)
+        attach = Attach(
+            request_id, self._instance, attachment, None, (), exact=False, reads_prompts=True
+        )
         self._send_attach(delivery, attach)
+
+    def take_referring(self) -> list[RequestState]:
+        """States that answered look-ups since the last call, and whose prompts are to be read."""
+        taken, self._referring = self._referring, []
+        return taken
+
+    def prompt_not_found(self, request_id: str) -> None:
+        """Look a request up again, by an answer that has the prompt itself."""
+        delivery = self._open.get(request_id)
+        if delivery is not None and delivery.attach is not None:
+            self._send_attach(delivery, replace(delivery.attach, reads_prompts=False))
 
     def supersede(self, request_id: str) -> None:
         """The newer of two deliveries wins: end the one that there is in this process."""
@@ -248,6 +264,9 @@ class Deliveries:
                 continue
             if isinstance(event, PromptMissing):
                 self._send_prompt(event.request_id, delivery)
+                continue
+            if isinstance(event, PromptInLog):
+                self._referring.append(event.state)
                 continue
             if isinstance(event, Released):
                 if self._on_released is not None:

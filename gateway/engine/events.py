@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shared.messages.endings import FinishReason
 from shared.messages.logprobs import TokenLogprobs
+from shared.messages.outputs import RequestState
 from shared.messages.requests import Submit
 
 
@@ -95,6 +96,14 @@ class PromptMissing:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptInLog:
+    """The state that answers a look-up refers to the prompts log."""
+
+    request_id: str
+    state: RequestState
+
+
+@dataclass(frozen=True, slots=True)
 class Superseded:
     """Another delivery of the same request has taken over from this one."""
 
@@ -127,6 +136,7 @@ Event = (
     | Attached
     | UnknownRequest
     | PromptMissing
+    | PromptInLog
     | Superseded
     | Released
     | EngineUnreachable

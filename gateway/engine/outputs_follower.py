@@ -15,6 +15,7 @@ from gateway.engine.events import (
     Desynchronized,
     Event,
     PrefixFound,
+    PromptInLog,
     PromptMissing,
     PromptScored,
     Released,
@@ -82,6 +83,12 @@ class OutputsFollower:
         for event in self._reader.read(entry):
             events += self._apply(event) if self._phases is None else self._traced(event)
         return events
+
+    def found(self, state: RequestState) -> list[Event]:
+        """Events of a state that answers a look-up, with the prompt that it referred to."""
+        if self.requests.lookup_of(state.submit.request_id) != state.submit.attachment:
+            return []
+        return list(self._on_state(state))
 
     def _traced(self, event: OutputsEvent) -> list[Event]:
         assert self._phases is not None
@@ -156,7 +163,9 @@ class OutputsFollower:
         request_id, attachment = state.submit.request_id, state.submit.attachment
         requests.restated(request_id)
         lookup = requests.lookup_of(request_id)
-        if lookup == attachment and not state.submit.lacks_prompt:
+        if lookup == attachment and state.prompt_at:
+            return (PromptInLog(request_id, state),)
+        if lookup == attachment and state.has_prompt:
             requests.end_lookup(request_id)
             return (_looked_up(state),)
         if lookup in state.submit.overtaken:

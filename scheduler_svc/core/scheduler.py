@@ -160,9 +160,10 @@ class Scheduler:
                 )
             case RequestState():
                 self.outputs_cursor = at
+                self._retention.read_prompt(message.prompt_bytes)
                 group = self._known.by_request.get(message.submit.request_id)
                 if group is not None and message.submit.attachment == group.submit.attachment:
-                    self._retention.state_written(group, at, not message.submit.lacks_prompt)
+                    self._retention.state_written(group, at, message.has_prompt)
                 return []
             case Submit() | Attach() | Stop() | Abort() | GatewayLost() | Pin() | Drain():
                 check(message, self.config.vocab_size)

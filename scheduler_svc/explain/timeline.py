@@ -94,7 +94,8 @@ def listed(names: list[str], limit: int = 4) -> str:
 
 def asked_for(submit: Submit) -> str:
     """The size of a request in words."""
-    parts = [] if submit.lacks_prompt else [counted(len(submit.prompt), "prompt token")]
+    num_prompt = submit.num_prompt_tokens
+    parts = [counted(num_prompt, "prompt token")] if num_prompt else []
     parts.append(f"up to {submit.sampling.max_tokens} to generate")
     if submit.sampling.beams is not None:
         parts.append(f"beam search of width {submit.sampling.beams.width}")
@@ -115,7 +116,7 @@ def size_of(submit: Submit) -> dict[str, object]:
     return {
         "gateway": submit.gateway,
         "attachment": submit.attachment,
-        "num_prompt_tokens": None if submit.lacks_prompt else len(submit.prompt),
+        "num_prompt_tokens": submit.num_prompt_tokens or None,
         "max_tokens": submit.sampling.max_tokens,
         "num_choices": submit.num_choices,
         "num_beams": 0 if beams is None else beams.width,

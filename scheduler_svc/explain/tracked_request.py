@@ -108,7 +108,7 @@ class TrackedRequest:
 
     def num_tokens_of(self, handles: Sequence[int]) -> int:
         """Tokens of the sequences with these handles, each with its prompt."""
-        num_prompt = 0 if self.submit is None else len(self.submit.prompt)
+        num_prompt = 0 if self.submit is None else self.submit.num_prompt_tokens
         found = [choice for choice in self.choices.values() if choice.handle in handles]
         return sum(num_prompt + choice.num_tokens for choice in found)
 

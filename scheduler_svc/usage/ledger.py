@@ -123,8 +123,8 @@ class Ledger:
         if request is None:
             request = self._requests[submit.request_id] = _Request(submit.tenant, None)
             self.by_tenant[submit.tenant].requests += 1
-        if not submit.lacks_prompt:
-            request.num_prompt = len(submit.prompt)
+        if submit.num_prompt_tokens:
+            request.num_prompt = submit.num_prompt_tokens
         has_output = any(len(choice.output) for choice in state.choices)
         request.was_admitted |= state.was_admitted or has_output
         self._drop_handles(request)

@@ -4,6 +4,7 @@
     {E}:plans      stream  EpochStarted, StepPlan
     {E}:outputs    stream  EpochStarted, RequestState, StepResult, ..., RequestEnded
     {E}:snapshots  stream  PoolSnapshot
+    {E}:prompts    stream  EpochStarted, Prompt
     {E}:info       string  EngineInfo, expires
     {E}:worker:R   string  WorkerInfo of rank R, expires
     {E}:gateway:I  string  lease of the gateway instance I, expires
@@ -66,6 +67,10 @@ class EngineKeys:
     @property
     def snapshots(self) -> str:
         return f"{{{self.engine_id}}}:snapshots"
+
+    @property
+    def prompts(self) -> str:
+        return f"{{{self.engine_id}}}:prompts"
 
     @property
     def info(self) -> str:

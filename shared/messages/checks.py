@@ -61,6 +61,18 @@ def check(message: Message, vocab_size: int = 0) -> None:
         raise DecodeError(f"{type(message).__name__}: {error}", request_id) from None
 
 
+def check_tokens(tokens: IntArray, vocab_size: int = 0) -> None:
+    """Check the tokens of a prompt.
+
+    Raises:
+        DecodeError: one is not of the vocabulary.
+    """
+    try:
+        _check_tokens("tokens", tokens, vocab_size or _MOST_TOKENS)
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
+
+
 def _check_tokens(name: str, tokens: IntArray, most_tokens: int) -> None:
     if len(tokens) == 0:
         return
@@ -108,6 +120,8 @@ def _check_same_length(name: str, found: Sized, expected: int) -> None:
 
 def _check_state(state: RequestState, most_tokens: int) -> None:
     EntryId.parse(state.requests_cursor)
+    if state.prompt_at:
+        EntryId.parse(state.prompt_at)
     _check_submit(state.submit, most_tokens)
     for choice in state.choices:
         _check_choice(choice, most_tokens)

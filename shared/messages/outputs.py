@@ -77,8 +77,9 @@ class RequestState(Message):
     """The whole state of an unfinished request at this position of the log.
 
     Written on acceptance, after a new epoch and before trimming. It replaces the state that a
-    reader has of the request, and retires its earlier handles. The Submit is without its prompt if
-    an earlier entry, which is kept as long as this one, has the prompt.
+    reader has of the request, and retires its earlier handles. The Submit is without its prompt,
+    which is in the entry ``prompt_at`` of ``prompts``, or which an earlier state that is kept as
+    long as this one has or refers to.
     """
 
     submit: Submit
@@ -89,6 +90,17 @@ class RequestState(Message):
     step: int = 0  # of the epoch: the state includes results up to this step
     arrival: int = 0  # rises in the order of acceptance, across epochs
     accepted_ms: int = 0  # time of acceptance by the engine's clock
+    prompt_at: str = ""  # entry of ``prompts`` that has the prompt; "": the state refers to none
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether the state has the prompt, or refers to the entry that has it."""
+        return self.prompt_at != "" or not self.submit.lacks_prompt
+
+    @property
+    def prompt_bytes(self) -> int:
+        """Size of the prompt that the state refers to."""
+        return self.submit.prompt.itemsize * self.submit.omitted_tokens if self.prompt_at else 0
 
 
 @message

@@ -44,12 +44,18 @@ class Submit(Message):
     display: bytes = b""  # how the answer is shown, for a gateway that takes the request over
     overtaken: tuple[str, ...] = ()  # former deliveries; filled in by the scheduler
     prompt_digest: bytes = b""  # of a prompt that is left out
+    omitted_tokens: int = 0  # length of a prompt that is left out; 0: not known
     traceparent: str = ""  # the span of its call (W3C Trace Context); "": it has none
 
     @property
     def lacks_prompt(self) -> bool:
         """Whether there is only a digest of the prompt."""
         return self.prompt_digest != b""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt, also of one that is left out; 0 if that is not known."""
+        return len(self.prompt) or self.omitted_tokens
 
     @property
     def trace_id(self) -> str:
@@ -60,15 +66,26 @@ class Submit(Message):
         """A copy with the prompt's digest instead of the prompt."""
         if self.lacks_prompt:
             return self
-        return replace(self, prompt=np.empty(0, np.int32), prompt_digest=_digest(self.prompt))
+        return replace(
+            self,
+            prompt=np.empty(0, np.int32),
+            prompt_digest=_digest(self.prompt),
+            omitted_tokens=len(self.prompt),
+        )
+
+    def with_prompt(self, prompt: IntArray) -> "Submit | None":
+        """A copy with this prompt [num_tokens]; None if the one left out has another digest."""
+        if _digest(prompt) != self.prompt_digest:
+            return None
+        return replace(self, prompt=prompt, prompt_digest=b"", omitted_tokens=0)
 
     def with_prompt_of(self, known: "Submit | None") -> "Submit | None":
         """A copy with the prompt of ``known``; None if that prompt has another digest."""
         if not self.lacks_prompt:
             return self
-        if known is None or known.lacks_prompt or _digest(known.prompt) != self.prompt_digest:
+        if known is None or known.lacks_prompt:
             return None
-        return replace(self, prompt=known.prompt, prompt_digest=b"")
+        return self.with_prompt(known.prompt)
 
 
 def _digest(prompt: IntArray) -> bytes:
@@ -105,6 +122,12 @@ class Attach(Message):
     views: tuple[ChoiceView, ...]  # by choice; empty: nothing was delivered
     exact: bool  # continue from the views even if the log has more, as it has no log-probabilities
     is_new: bool = False  # no acceptance was read: the request may still be refused
+    reads_prompts: bool = False  # the answer may refer to the prompts log
+
+    @property
+    def must_have_prompt(self) -> bool:
+        """Whether the answer must have the prompt itself: the gateway reads one log alone."""
+        return self.submit is None and not self.reads_prompts
 
     def is_void_for(self, submit: Submit) -> bool:
         """Whether another delivery has taken the request over from this one.

@@ -22,6 +22,8 @@ from scheduler_svc import epoch as epochs
 from scheduler_svc.core.requests.lifecycle import Requests
 from scheduler_svc.core.requests.log_retention import Retention
 from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.outputs.history import History
+from scheduler_svc.outputs.prompts_log import PromptsLog, read_prompts
 from scheduler_svc.recovery import Recovery, resume
 from scheduler_svc.service import SchedulerService
 from shared.bus.api import START, Append, EntryId
@@ -55,7 +57,8 @@ def _replayed_before_the_fence(stack: ExitStack) -> None:
     async def start_epoch(bus, keys, config, scheduler, workers, recorder, suspects=(), above=0):  # type: ignore[no-untyped-def]
         top = await bus.last_id(keys.outputs)
         recovery = Recovery(config.max_model_len)
-        history = await epochs.replay_until(bus, keys.outputs, top, recovery, config.vocab_size)
+        stored = await read_prompts(bus, keys.prompts, await bus.last_id(keys.prompts))
+        left = await epochs.replay_until(bus, keys.outputs, top, recovery, 0, stored)
         tops = [await bus.last_id(keys.plans), await bus.last_id(keys.outputs)]
         number = max(await bus.now_ms(), above + 1, *(top.epoch + 1 for top in tops))
         fence = EntryId(number, 0)
@@ -65,13 +68,15 @@ def _replayed_before_the_fence(stack: ExitStack) -> None:
         await bus.append_all(
             [
                 Append(keys.plans, [started], number, 0, trim_below=fence),
+                Append(keys.prompts, [started], number, 0),
                 Append(keys.outputs, [started], number, 0),
             ]
         )
         core = Scheduler(config, recovery.requests_cursor)
         for state in resume(core, recovery, fence):
             await bus.append(Append(keys.outputs, [encode(state)], number))
-        return epochs.Epoch(number, core, history)
+        prompts = PromptsLog(keys, number, left.references)
+        return epochs.Epoch(number, core, History(left.sizes), prompts)
 
     stack.enter_context(patch("scheduler_svc.service.start_epoch", start_epoch))
 
@@ -98,10 +103,10 @@ def _all_instances_are_named(stack: ExitStack) -> None:
 def _states_are_not_compared(stack: ExitStack) -> None:
     """F4: a RequestState is appended wherever the log ends by then."""
 
-    async def checkpoint(self: Any, core: Scheduler, epoch: int, _: bool = False) -> None:
-        if states := core.checkpoints():
-            data = [encode(state) for state in states]
-            await self._bus.append(Append(self._keys.outputs, data, epoch))
+    async def checkpoint(self: Any, started: epochs.Epoch, _: bool = False) -> None:
+        if states := started.core.checkpoints():
+            ids = await self._bus.append_all(started.prompts.split(states))
+            started.prompts.appended(ids[-1])
 
     stack.enter_context(patch.object(SchedulerService, "_checkpoint", checkpoint))
 

@@ -22,9 +22,7 @@ ROWS: dict[str, Callable[[], None]] = {
         rows.test_row_1_the_last_token_is_appended_while_a_new_scheduler_reads
     ),
     "F3 only named instances act": rows.test_row_3_two_processes_are_the_same_rank,
-    "F4 RequestState is a compare-and-append": (
-        lambda: rows.test_row_5_the_reply_to_an_append_is_lost("gateway")
-    ),
+    "F4 RequestState is a compare-and-append": rows.test_row_15_an_abort_overtakes_its_request,
     "F4 RequestState before trimming": (
         rows.test_row_4_states_of_unfinished_requests_are_repeated_before_they_are_trimmed
     ),

@@ -73,7 +73,7 @@ def play(
 
 RESULT = "append outputs"  # of a worker
 PLAN = "plans"  # of a scheduler
-START = "append plans, outputs"  # EpochStarted in both
+START = "append plans, prompts, outputs"  # EpochStarted in all
 
 
 def num_drawn(count: int) -> Callable[[World], None]:
@@ -154,7 +154,7 @@ def test_row_6_lost_entries_are_written_over_before_a_gateway_detects_it() -> No
     """The gateways have started in mid-epoch; ids of entries alone show no gap."""
     for when in ("before", "after"):
         play(
-            Cue("scheduler", when, "append outputs", 1, lambda *_: None),
+            Cue("scheduler", when, "append prompts, outputs", 1, lambda *_: None),
             *[Cue("gateway", "before", "read", 1, pause(0.1)) for _ in range(2)],
             Cue("worker", "before", RESULT, 2, forget_last_of(KEYS.outputs)),
             apart_s=0.1,

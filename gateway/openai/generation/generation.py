@@ -12,6 +12,7 @@ from gateway.engine.events import (
     ChoiceFinished,
     Desynchronized,
     EngineUnreachable,
+    PromptInLog,
     PromptMissing,
     Released,
     RequestAccepted,
@@ -257,7 +258,7 @@ class Generation:
             return None
         if isinstance(event, ChoiceFinished):
             return self.output.finish_choice(event)
-        if not isinstance(event, Released):  # never in a queue
+        if not isinstance(event, Released | PromptInLog):  # never in a queue
             self.output.add_prompt_facts(event)
         return None
 

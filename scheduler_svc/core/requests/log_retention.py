@@ -1,9 +1,9 @@
 """Decides how far the outputs log may be trimmed.
 
-A recovery must find a RequestState with the prompt of every unfinished request. Slow readers must
-find recent entries, up to a number of entries and a number of bytes. Requests that run for long
-get a fresh RequestState, so that the log before it can be trimmed; only then is the prompt written
-again.
+A recovery must find a RequestState with the prompt of every unfinished request; the prompt itself
+is in the prompts log, in an entry that is kept as long. Slow readers must find recent entries, up
+to a number of entries and a number of bytes. Requests that run for long get a fresh RequestState,
+so that the log before it can be trimmed; only then is the prompt written again.
 """
 
 from collections import OrderedDict, deque
@@ -36,6 +36,13 @@ class _Recent:
             self.num_bytes -= self._sizes.popleft()[1]
             self.first = self._sizes[0][0] if self._sizes else entry_id
 
+    def grow(self, num_bytes: int) -> None:
+        """Add to the size of the last entry."""
+        if self._sizes:
+            entry_id, size = self._sizes.pop()
+            self._sizes.append((entry_id, size + num_bytes))
+            self.num_bytes += num_bytes
+
 
 class Retention:
     """Unfinished requests in the order of their latest RequestStates that have the prompt.
@@ -60,6 +67,12 @@ class Retention:
         limit = max(self._num_bytes, _LIVE_SHARE * self._states_bytes)
         self._recent.add(at, num_bytes, limit, self._num_entries + 1)
         self._half.add(at, num_bytes, limit // 2, self._num_entries // 2 + 1)
+
+    def read_prompt(self, num_bytes: int) -> None:
+        """Count a prompt to which the last entry refers: it is kept as long."""
+        if num_bytes:
+            self._recent.grow(num_bytes)
+            self._half.grow(num_bytes)
 
     @property
     def bytes_left(self) -> int:

@@ -209,8 +209,8 @@ def test_a_prompt_that_is_left_out_is_that_of_the_state_before() -> None:
     assert only(timeline, Kind.ADMITTED).facts["num_tokens"] == 3
     assert "with the request" not in only(timeline, Kind.ATTACH).text
     trimmed = explained(Logs(outputs=[lives[0], *lives[2:]]))
-    assert trimmed.events[0].facts["num_prompt_tokens"] is None
-    assert "prompt token" not in trimmed.events[0].text
+    assert trimmed.events[0].facts["num_prompt_tokens"] == 3
+    assert "3 prompt tokens" in trimmed.events[0].text
 
 
 def test_a_restated_request_has_not_moved() -> None:

@@ -298,7 +298,7 @@ class World:
                 self.restart_server(rng.randint(0, most), rng.choice(self.profile.restarts_s))
             case Fault.DELETION:
                 keys = EngineKeys(ENGINE)
-                self.delete(rng.choice((keys.outputs, keys.plans, keys.requests, "")))
+                self.delete(rng.choice((keys.outputs, keys.plans, keys.requests, keys.prompts, "")))
             case Fault.RIVAL:
                 num_ranks = self.profile.num_ranks
                 rank = rng.randrange(num_ranks) if num_ranks > 1 else 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduler_svc.outputs_history import History
+from scheduler_svc.outputs.history import History
 from shared.bus.api import EntryId
 
 # Epochs of 4, 1 and 10 entries; the single one is large.

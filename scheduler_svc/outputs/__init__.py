@@ -1,0 +1,1 @@
+"""What the scheduler keeps of the outputs log, and of the prompts beside it."""
