@@ -166,9 +166,13 @@ class EngineClient:
         self._none_open.clear()
         self._deliveries.attach(submit.request_id)
 
-    def look_up(self, request_id: str, queue: EventQueue) -> None:
-        """Ask for a request by its id: Attached, UnknownRequest or EngineUnreachable will come."""
-        self._deliveries.look_up(request_id, queue, self.patience_s)
+    def look_up(self, request_id: str, queue: EventQueue, lost: Submit | None = None) -> None:
+        """Ask for a request by its id: Attached, UnknownRequest or EngineUnreachable will come.
+
+        Args:
+            lost: the request, if it was another engine's, which is lost.
+        """
+        self._deliveries.look_up(request_id, queue, self.patience_s, lost)
         self._none_open.clear()
 
     def open_ids(self) -> list[str]:
@@ -182,7 +186,7 @@ class EngineClient:
             abort: leave an Abort in the log, so that the engine does not go on if it comes back.
         """
         taken = self._deliveries.take_away(request_id)
-        if taken is not None and abort:
+        if taken is not None and taken.submit is not None and abort:
             self._outbox.send(Abort(request_id, taken.attachment, "it was moved"))
         if not self._deliveries:
             self._none_open.set()

@@ -18,6 +18,7 @@ from gateway.engine.events import (
     RequestFailed,
     Superseded,
     TokensArrived,
+    UnknownRequest,
 )
 from gateway.engine.open_requests import OpenRequests
 from gateway.tracing.phases import PhaseTracker
@@ -65,12 +66,13 @@ class TakenAway:
     """A delivery that was ended here, to go on in another engine.
 
     Attributes:
+        submit: the request; None if only its id is known.
         views: by choice, what the client has; empty for nothing.
         accepted: the engine had accepted the request.
         attachment: by which an Abort can name the delivery that was ended.
     """
 
-    submit: Submit
+    submit: Submit | None
     queue: EventQueue
     views: tuple[ChoiceView, ...]
     accepted: bool
@@ -85,8 +87,8 @@ class Deliveries:
         send: appends to the requests log as soon as possible.
         clock_s: monotonic.
         phases: follows the requests of traces; None: no traces are recorded.
-        on_released: takes the id of a request that the engine hands over; None: it is asked for
-            again at the same engine.
+        on_released: takes the id of a request that the engine hands over, or of one that is looked
+            up and that it does not have; None: it is asked for again at the same engine.
     """
 
     def __init__(
@@ -182,9 +184,19 @@ class Deliveries:
         if self.is_open(request_id, queue) and self._requests.attachment_of(request_id):
             self.attach(request_id)
 
-    def look_up(self, request_id: str, queue: EventQueue, patience_s: float) -> None:
-        """Ask for the state of a request of which only the id is known."""
+    def look_up(
+        self, request_id: str, queue: EventQueue, patience_s: float, lost: Submit | None = None
+    ) -> None:
+        """Ask for the state of a request of which only the id is known.
+
+        Args:
+            lost: the request, from another engine that is lost: this one gets it first.
+        """
         self.supersede(request_id)
+        if lost is not None:
+            name = secrets.token_hex(8)
+            submit = replace(lost, gateway=self._instance, attachment=name)
+            self._send(Attach(request_id, self._instance, name, submit, (), exact=False))
         attachment = secrets.token_hex(8)
         self._requests.look_up(request_id, attachment)
         give_up_s = self._clock_s() + patience_s
@@ -241,10 +253,13 @@ class Deliveries:
         return list(self._open)
 
     def take_away(self, request_id: str) -> "TakenAway | None":
-        """End a delivery that another engine goes on with; None if only the id is known."""
+        """End a delivery that another engine goes on with; None if there is none."""
         delivery = self._open.get(request_id)
-        if delivery is None or delivery.submit is None:
+        if delivery is None:
             return None
+        if delivery.submit is None:
+            self._forget(request_id)
+            return TakenAway(None, delivery.queue, (), False, delivery.attachment)
         delivered = self._requests.attach(request_id)
         submit = replace(delivery.submit, overtaken=delivered.overtaken)
         has_begun = any(choice.tokens or choice.ended for choice in delivered.choices)
@@ -271,6 +286,9 @@ class Deliveries:
             if isinstance(event, Released):
                 if self._on_released is not None:
                     self._on_released(event.request_id)
+                continue
+            if isinstance(event, UnknownRequest) and event.may_be_elsewhere and self._on_released:
+                self._on_released(event.request_id)
                 continue
             if isinstance(event, Desynchronized):
                 if not self._requests.awaits(event.request_id):

@@ -86,6 +86,7 @@ class UnknownRequest:
     """The engine has no request of this id, or has forgotten it."""
 
     request_id: str
+    may_be_elsewhere: bool = False  # the engine did not end it: another one may go on with it
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from shared.messages.plans import EpochStarted
 from shared.outputs_log.events import Damaged, Gap, OutputsEvent, Step
 from shared.outputs_log.reader import OutputsReader
 
+_NOT_ENDED = (FinishReason.RELEASED, FinishReason.UNKNOWN)
 # Ends that the log states in full: what led to them need not have been read.
 GOOD_ENDS = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.DEADLINE)
 
@@ -282,7 +283,7 @@ class OutputsFollower:
         requests.restated(request_id)
         if requests.lookup_of(request_id) is not None and reason not in GOOD_ENDS:
             requests.end_lookup(request_id)
-            yield UnknownRequest(request_id)
+            yield UnknownRequest(request_id, reason in _NOT_ENDED)
         request = requests.find(request_id)
         if request is None:
             return

@@ -4,10 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.bus.api import Bus
-from shared.bus.keys import engine_lease, placement
+from shared.bus.keys import engine_lease, kept_request, placement
+from shared.codec import decode_as
 from shared.errors import DecodeError
 from shared.logs import EventLog
 from shared.messages.leases import EngineInfo, decode_lease
+from shared.messages.requests import Submit
 
 PLACEMENT_MS = 24 * 3_600_000  # longer than any request is remembered
 """How long a placement is kept after it was written last."""
@@ -106,3 +108,23 @@ class Directory:
         before = None if old is None else old.encode()
         key = placement(request_id)
         return new if await self._bus.swap(key, before, new.encode(), PLACEMENT_MS) else None
+
+    async def keep(self, request_id: str, submit: bytes, ttl_ms: int) -> None:
+        """Write an encoded Submit, which expires."""
+        await self._bus.put(kept_request(request_id), submit, ttl_ms)
+
+    async def renew(self, request_id: str, ttl_ms: int) -> bool:
+        """Set when the Submit of a request expires; False: it is not there."""
+        return await self._bus.expire(kept_request(request_id), ttl_ms)
+
+    async def kept(self, request_id: str) -> Submit | None:
+        """The Submit of a request; None if there is none.
+
+        Raises:
+            DecodeError: it cannot be read.
+        """
+        data = await self._bus.get(kept_request(request_id))
+        if data is None:
+            return None
+        submit: Submit = decode_as(Submit, data)
+        return submit

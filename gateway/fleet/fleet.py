@@ -3,14 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
-from gateway.engine.deliveries import TakenAway
 from gateway.engine.engine_status import Engine, EngineAway
 from gateway.engine.event_queue import EventQueue, ServerStopping
 from gateway.engine.events import EngineUnreachable, Superseded, UnknownRequest
-from gateway.fleet.directory import Directory, Placement
+from gateway.fleet.directory import Directory
 from gateway.fleet.members import Connect, MakeClient, Member, Members
+from gateway.fleet.placements import NoEngine, Placements
 from gateway.fleet.router import Router
 from gateway.fleet.routing import Reason
 from gateway.pins.pin_requests import Pinning, Prefix
@@ -41,6 +42,7 @@ class Fleet:
         patience_s: how long a request waits for an engine that goes on with it.
         engine_patience_s: without a lease for so long, an engine is lost.
         prefixes: those that engines are to keep in their pools.
+        resume_window_s: how long a stream without a reader goes on.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Fleet:
         patience_s: float = 30.0,
         engine_patience_s: float = 10.0,
         prefixes: Sequence[Prefix] = (),
+        resume_window_s: float = 60.0,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.instance = instance
@@ -66,6 +69,10 @@ class Fleet:
         self._clock_s = clock_s
         self._members = Members(model_name, connect, make_client, self._released)
         self._router = Router(metrics)
+        self._placements = Placements(
+            *(directory, self._members, self._router, patience_s, engine_patience_s),
+            *(resume_window_s, clock_s),
+        )
         self._engine_of: dict[str, str] = {}  # of open requests
         self._between: dict[str, EventQueue] = {}  # requests that no engine has now
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,6 +165,7 @@ class Fleet:
             self._engine_of[request_id] = member.engine_id
         try:
             await self._directory.place(ids, member.engine_id)
+            await self._placements.keep(submits, self._memory_share)
         except BusUnavailable as error:
             _log.warning("not placed", ids=ids, error=error)  # a move places them
         await member.client.submit(submits, queue)
@@ -181,12 +189,12 @@ class Fleet:
 
     def abort(self, request_id: str, queue: EventQueue, reason: str) -> None:
         """Abort the request, unless another call waits for it."""
-        if (member := self._closing(request_id, queue)) is not None:
+        if (member := self._closing(request_id, queue, keep_s=0.0)) is not None:
             member.client.abort(request_id, queue, reason)
 
     def abandon(self, request_id: str, queue: EventQueue, after_s: float) -> None:
         """End the call's wait, and abort the request later unless another call comes."""
-        if (member := self._closing(request_id, queue)) is not None:
+        if (member := self._closing(request_id, queue, keep_s=after_s)) is not None:
             member.client.abandon(request_id, queue, after_s)
 
     def close(self, request_id: str, queue: EventQueue) -> None:
@@ -235,6 +243,7 @@ class Fleet:
         try:
             leases = await self._directory.engines()
             self._memory_share = await self._directory.memory_share()
+            await self._placements.renew()
         except BusUnavailable as error:
             # Leases expire while nothing can be read: no engine is lost by that.
             if self._is_away is None:
@@ -271,30 +280,33 @@ class Fleet:
                 if member is None:
                     reason = None if old is None else Reason.MOVED
                     member = self._router.route(submit, self._members.ready(), reason)
-                    if member is None or not await self._place(request_id, old, member):
+                    if member is None or not await self._directory.move(
+                        request_id, old, member.engine_id
+                    ):
                         await asyncio.sleep(_RETRY_S)
                         continue
+                await self._placements.keep([submit], self._memory_share)
             except (BusUnavailable, DecodeError) as error:
                 self._fail(request_id, queue, f"the directory does not answer: {error}")
                 return
             if self._arrive(request_id, queue, member):
                 member.client.attach(submit, queue, views)
 
-    async def _look_up(self, request_id: str, queue: EventQueue) -> None:
+    async def _look_up(self, request_id: str, queue: EventQueue, released_by: str = "") -> None:
+        is_waited_for = partial(self._is_between, request_id, queue)
         try:
-            old = await self._directory.find(request_id)
-        except (BusUnavailable, DecodeError) as error:
-            self._fail(request_id, queue, f"the directory does not answer: {error}")
+            found = await self._placements.locate(request_id, is_waited_for, released_by)
+        except (BusUnavailable, DecodeError, NoEngine) as error:
+            self._fail(request_id, queue, f"no engine goes on with it: {error}")
             return
-        member = None if old is None else self._members.by_id.get(old.engine_id)
-        if member is None:
-            if self._between.pop(request_id, None) is queue:
+        if found is None:
+            if is_waited_for():
+                del self._between[request_id]
                 queue.put(UnknownRequest(request_id))
-        elif self._arrive(request_id, queue, member):
-            member.client.look_up(request_id, queue)
-
-    async def _place(self, request_id: str, old: Placement | None, member: Member) -> bool:
-        return await self._directory.move(request_id, old, member.engine_id) is not None
+        elif self._arrive(request_id, queue, found.member):
+            found.member.client.look_up(request_id, queue, found.submit)
+            if found.submit is not None:
+                self._metrics.moved_requests["released" if released_by else "lost"].inc()
 
     # ------------------------------------------------------------------ moves
 
@@ -309,10 +321,13 @@ class Fleet:
             return  # its call has ended
         self._engine_of.pop(request_id, None)
         self._between[request_id] = taken.queue
+        if taken.submit is None:
+            await self._look_up(request_id, taken.queue, "" if is_lost else source)
+            return
         until_s = self._clock_s() + self._patience_s
         while self._is_between(request_id, taken.queue):
             try:
-                target = await self._new_place(taken, source)
+                target = await self._placements.new_place(taken.submit, source)
             except (BusUnavailable, DecodeError) as error:
                 _log.warning("cannot move", request=request_id, error=error)
                 target = None
@@ -334,18 +349,6 @@ class Fleet:
                     generated_tokens=num_tokens,
                 )
                 self._metrics.moved_requests["lost" if is_lost else "released"].inc()
-
-    async def _new_place(self, taken: TakenAway, source: str) -> Member | None:
-        """The engine that a request was moved to, by this gateway or another; None if none is."""
-        request_id = taken.submit.request_id
-        old = await self._directory.find(request_id)
-        if old is not None and old.engine_id != source:
-            return self._members.by_id.get(old.engine_id)
-        others = [one for one in self._members.ready() if one.engine_id != source]
-        target = self._router.route(taken.submit, others, Reason.MOVED)
-        if target is None or not await self._place(request_id, old, target):
-            return None
-        return target
 
     # ---------------------------------------------------------------- helpers
 
@@ -370,14 +373,19 @@ class Fleet:
     def _member_of(self, request_id: str) -> Member | None:
         return self._members.by_id.get(self._engine_of.get(request_id, ""))
 
-    def _closing(self, request_id: str, queue: EventQueue) -> Member | None:
-        """The engine of a request whose call ends."""
+    def _closing(
+        self, request_id: str, queue: EventQueue, keep_s: float | None = None
+    ) -> Member | None:
+        """The engine of a request whose call ends; the directory keeps it for ``keep_s``."""
         if self._is_between(request_id, queue):
             del self._between[request_id]
         member = self._member_of(request_id)
         if member is None or member.client.is_open(request_id, queue):
             self._engine_of.pop(request_id, None)
             self._router.forget(request_id)
+            self._placements.closed(request_id)
+            if keep_s is not None:
+                self._start(self._placements.expire(request_id, keep_s))
         self._changed.set()
         return member
 

@@ -252,6 +252,7 @@ def _engines(
         settings.bus_patience,
         settings.engine_patience,
         prefixes,
+        settings.resume_window,
     )
 
 

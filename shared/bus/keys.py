@@ -27,6 +27,7 @@ In the directory of a fleet, which may be another Redis:
     engines        set     ids of all engines that ever existed
     engine:E       string  EngineInfo with the URL of the engine's Redis, expires
     placement:ID   string  the engine that a request belongs to, and how often it was moved; expires
+    kept:ID        string  Submit of a stream that can be resumed; expires
 
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
 """
@@ -44,6 +45,11 @@ def engine_lease(engine_id: str) -> str:
 def placement(request_id: str) -> str:
     """Placement of a request in the directory of a fleet."""
     return f"placement:{request_id}"
+
+
+def kept_request(request_id: str) -> str:
+    """A request in the directory of a fleet, for when its gateway and engine are lost at once."""
+    return f"kept:{request_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from zlib import crc32
 
+import msgpack
 import pytest
 
 from gateway.engine.client import EngineClient
@@ -107,8 +108,8 @@ class Stage:
     gateways: list[Fleet] = field(default_factory=list)
     tasks: list["asyncio.Task[None]"] = field(default_factory=list)
 
-    async def add_engine(self, name: str) -> RunningEngine:
-        bus = memory_bus()
+    async def add_engine(self, name: str, bus: MemoryBus | None = None) -> RunningEngine:
+        bus = bus or memory_bus()
         settings = SchedulerSettings(
             engine_id=name,
             redis_url=name,
@@ -198,13 +199,15 @@ async def until(what: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def fleet_of(*names: str, num_gateways: int = 1) -> AsyncIterator[Stage]:
+async def fleet_of(
+    *names: str, num_gateways: int = 1, patience_s: float = 20.0
+) -> AsyncIterator[Stage]:
     stage = Stage(memory_bus())
     try:
         for name in names:
             await stage.add_engine(name)
         for _ in range(num_gateways):
-            fleet = await stage.add_gateway()
+            fleet = await stage.add_gateway(patience_s)
             await until(lambda fleet=fleet: len(fleet._members.ready()) == len(names))
         yield stage
     finally:
@@ -370,3 +373,62 @@ async def test_a_call_that_ends_while_its_request_is_moved_leaves_nothing(ends: 
         await draining
         assert fleet.num_open == 0
         assert not fleet._engine_of
+
+
+def resumable(number: int) -> Stream:
+    """A stream whose client can come back by its URL."""
+    display = msgpack.packb({"resumable": True})
+    return Stream(replace(stream(number).submit, display=display))
+
+
+async def looked_up(fleet: Fleet, one: Stream) -> list[int]:
+    """What a gateway that has only the id gets of a request."""
+    found = Stream(one.submit)
+    fleet.look_up(one.submit.request_id, found.queue)
+    async with asyncio.timeout(DEADLINE_S):
+        [attached] = await found.queue.take()
+    assert isinstance(attached, Attached), attached
+    assert attached.submit.prompt.tolist() == one.prompt
+    fleet.attach(attached.submit, found.queue, ())
+    await found.follow()
+    assert (found.error, found.reason) == ("", "length")
+    return found.tokens
+
+
+@pytest.mark.parametrize("ends", ["released", "empty"])
+async def test_a_stream_whose_gateway_and_engine_end_together_goes_on_elsewhere(ends: str) -> None:
+    async with fleet_of("a", "b", num_gateways=2) as stage:
+        first, second = stage.gateways
+        one = resumable(0)
+        await first.submit([one.submit], one.queue)
+        await one.follow(least=20)
+        source = engine_of(first, one)
+        stage.tasks[0].cancel()
+        await asyncio.gather(stage.tasks[0], return_exceptions=True)
+        if ends == "released":
+            await stage.engines[source].drain()
+        else:  # it is lost, and back with a Redis that has nothing
+            await stage.engines[source].lose()
+            await until(lambda: second._members.by_id[source].engine is None)
+            stage.engines[source].bus._logs.clear()
+            stage.engines[source] = await stage.add_engine(source, stage.engines[source].bus)
+            await until(lambda: second._members.by_id[source].engine is not None)
+        assert await looked_up(second, one) == text_after(one.prompt, LONG)
+
+
+async def test_a_stream_that_was_aborted_is_not_begun_again() -> None:
+    async with fleet_of("a", "b", num_gateways=2, patience_s=0.5) as stage:
+        first, second = stage.gateways
+        one = resumable(0)
+        await first.submit([one.submit], one.queue)
+        await one.follow(least=20)
+        source = engine_of(first, one)
+        first.abort(one.submit.request_id, one.queue, "gone")
+        await until(lambda: not first._tasks)
+        await stage.engines[source].lose()
+        await until(lambda: second._members.by_id[source].engine is None)
+        found = Stream(one.submit)
+        second.look_up(one.submit.request_id, found.queue)
+        await found.follow()
+        assert found.error
+        assert not found.tokens

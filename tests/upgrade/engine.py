@@ -1,4 +1,4 @@
-"""An engine of the version on PYTHONPATH: ``python engine.py REDIS_URL ENGINE_ID``.
+"""An engine of the version on PYTHONPATH: ``python engine.py REDIS_URL ENGINE_ID [DIRECTORY_URL]``.
 
 Scheduler and worker's loop are real. Tokens follow from the tokens before them, so that texts of
 two versions can be compared without computing a model.
@@ -41,12 +41,14 @@ class SlowExecutor(ModelExecutor):
         return super().execute(plan)
 
 
-async def main(redis_url: str, engine_id: str) -> None:
+async def main(redis_url: str, engine_id: str, directory_url: str = "") -> None:
     """Serve until SIGTERM."""
+    fleet = {"directory_url": directory_url} if directory_url else {}
+    directory = {"directory": RedisBus(directory_url)} if directory_url else {}
     model = ModelInfo("demo", 4_096, 2_048, "float32", (1,))
-    settings = SchedulerSettings(engine_id=engine_id, redis_url=redis_url)
+    settings = SchedulerSettings(engine_id=engine_id, redis_url=redis_url, **fleet)
     observer = Observer(SchedulerMetrics("demo", engine_id))
-    scheduler = SchedulerService(RedisBus(redis_url), settings, observer)
+    scheduler = SchedulerService(RedisBus(redis_url), settings, observer, **directory)
     executor = SlowExecutor(FixedModel(), settings.max_num_batched_tokens)
     kv, speeds = KVGeometry(2_000, BLOCK_SIZE, 64, 0), Speeds(1e5, 1e9)
     bus = RedisBus(redis_url)
