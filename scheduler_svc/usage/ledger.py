@@ -78,7 +78,7 @@ class Ledger:
     Attributes:
         by_tenant: the tenant without API keys is "".
         num_unknown_prompts: admissions left out, because the log has lost the request's prompt.
-        num_gaps: places where entries are missing or damaged.
+        num_gaps: places where entries are missing or damaged; a beginning that was trimmed is none.
     """
 
     def __init__(self, block_size: int | None) -> None:
@@ -89,6 +89,7 @@ class Ledger:
         self.by_tenant: defaultdict[str, Usage] = defaultdict(Usage)
         self.num_unknown_prompts = 0
         self.num_gaps = 0
+        self._is_in_gap = True  # what is missing before the next result is one place
 
     def read(self, outputs: Iterable[LoggedMessage]) -> None:
         """Take the next messages of the log."""
@@ -99,13 +100,16 @@ class Ledger:
     def _apply(self, event: OutputsEvent) -> None:
         match event:
             case EpochStarted():
+                self._is_in_gap = False
                 self._lose_handles()
             case Gap() | Damaged():
-                self.num_gaps += 1
+                self.num_gaps += isinstance(event, Damaged) or not self._is_in_gap
+                self._is_in_gap = True
                 self._lose_handles()
             case RequestState():
                 self._state(event)
             case Step():
+                self._is_in_gap = False
                 self._step(event)
             case ChoiceEnded():
                 self._end_choice(event.request_id, event.choice)

@@ -103,6 +103,21 @@ def test_the_ledger_is_equal_to_the_metrics_with_preemptions_too(num_blocks: int
     assert total.cached > 0
 
 
+def test_a_missing_entry_is_one_place_and_a_trimmed_beginning_is_none() -> None:
+    run = Run(200)
+    run.give(submit("r", range(8), max_tokens=20))
+    run.finish()
+    for outputs, num_gaps in (
+        (run.outputs, 0),
+        (run.outputs[5:], 0),
+        (run.outputs[:5] + run.outputs[6:], 1),
+        (run.outputs[5:9] + run.outputs[11:15] + run.outputs[16:], 2),
+    ):
+        ledger = Ledger(BLOCK_SIZE)
+        ledger.read(outputs)
+        assert ledger.num_gaps == num_gaps
+
+
 def test_a_recording_is_added_up_by_the_command(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     record(path, seed=3)
