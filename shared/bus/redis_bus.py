@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from redis.exceptions import AuthenticationError, OutOfMemoryError, RedisError, ResponseError
 
@@ -47,9 +48,13 @@ class RedisBus:
         except ValueError:
             wanted = (
                 "expected redis[s]://[user:password@]host:port/0 or "
-                "redis[s]+sentinel://[user:password@]host:port,host:port/service"
+                "redis[s]+sentinel://[user:password@]host:port,host:port/service "
+                "(a Redis Cluster cannot be used)"
             )
             raise SettingsError("REDIS_URL", _without_login(url), wanted) from None
+        parts = urlsplit(url)
+        place = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="")
+        self._place = place.geturl()  # without user and password
         self._connections = ServerConnections(self._connect)
         self._timeout_s = max_block_ms / 1000 + _REPLY_TIMEOUT_S  # a read may be a blocking one
         self._appends = asyncio.Semaphore(_MAX_APPENDS)
@@ -59,8 +64,17 @@ class RedisBus:
 
         Raises:
             BusUnavailable: it does not answer, or is too old for these entry ids.
+            SettingsError: it has only a part of the keys, as a node of a Redis Cluster.
         """
         info = await self._info()
+        modes = info.get("redis_mode"), info.get("server_mode")  # the latter is Valkey's
+        if "cluster" in modes and (size := await self._cluster_size()) > 1:
+            reason = (
+                f"a Redis Cluster of {size} primaries, which cannot be used: its nodes have a part "
+                "of the keys each; expected one server, or redis+sentinel:// for a primary with "
+                "replicas; a fleet's engines may have a server each (--directory-url)"
+            )
+            raise SettingsError("REDIS_URL", self._place, reason)
         version = info.get("valkey_version", info["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_SERVER:
             needed = ".".join(map(str, _OLDEST_SERVER))
@@ -230,9 +244,12 @@ class RedisBus:
 
     async def _info(self, section: str = "server") -> dict[str, str]:
         """Fields of the server's INFO, by name."""
-        lines = _text(await self._execute("INFO", section)).splitlines()
-        pairs = (line.partition(":") for line in lines if ":" in line)
-        return {key: value for key, _, value in pairs}
+        return _fields(await self._execute("INFO", section))
+
+    async def _cluster_size(self) -> int:
+        """Primaries of the Redis Cluster to which the server belongs."""
+        fields = _fields(await self._execute("CLUSTER", "INFO"))
+        return int(fields.get("cluster_size", 0))
 
     async def _execute(self, *command: str | bytes | int) -> Any:
         """The reply to one command that does not block.
@@ -320,6 +337,12 @@ def _without_login(url: str) -> str:
     scheme, _, rest = url.rpartition("://")
     place = rest.rpartition("@")[2] if "@" in rest else "..."
     return f"{scheme}://{place}"
+
+
+def _fields(reply: bytes | str) -> dict[str, str]:
+    """Fields of a reply with a line for each, by name."""
+    pairs = (line.partition(":") for line in _text(reply).splitlines() if ":" in line)
+    return {key: value for key, _, value in pairs}
 
 
 def _text(value: bytes | str) -> str:

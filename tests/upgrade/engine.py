@@ -8,6 +8,7 @@ import asyncio
 import sys
 import time
 from random import Random
+from typing import Any
 from zlib import crc32
 
 from gpu_worker.service import WorkerService
@@ -43,8 +44,8 @@ class SlowExecutor(ModelExecutor):
 
 async def main(redis_url: str, engine_id: str, directory_url: str = "") -> None:
     """Serve until SIGTERM."""
-    fleet = {"directory_url": directory_url} if directory_url else {}
-    directory = {"directory": RedisBus(directory_url)} if directory_url else {}
+    fleet: dict[str, Any] = {"directory_url": directory_url} if directory_url else {}
+    directory: dict[str, Any] = {"directory": RedisBus(directory_url)} if directory_url else {}
     model = ModelInfo("demo", 4_096, 2_048, "float32", (1,))
     settings = SchedulerSettings(engine_id=engine_id, redis_url=redis_url, **fleet)
     observer = Observer(SchedulerMetrics("demo", engine_id))
