@@ -1,12 +1,12 @@
 """The requests of a stretch of the logs, with the tokens that they got. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from scheduler_svc.past.stretch import StretchLogs
-from shared.codec import decode, decode_as
+from shared.codec import IntArray, decode, decode_as
 from shared.errors import DecodeError
 from shared.messages.outputs import BeamsEnded, RequestEnded, RequestState, StepResult
 from shared.messages.plans import StepPlan
@@ -66,11 +66,12 @@ def workload_of(logs: StretchLogs, until_ms: int) -> Workload:
         found[running.request_id] = request
         for choice, handle in enumerate(running.handles.tolist()):
             by_handle[handle] = (request, choice)
+    prompts = _prompts(logs)
     steps: list[tuple[int, int]] = []
     for message in _decoded(entry.messages for entry in logs.outputs):
         if isinstance(message, RequestState):
             if message.submit.request_id not in found and message.accepted_ms <= until_ms:
-                found[message.submit.request_id] = _accepted(message, len(found))
+                found[message.submit.request_id] = _accepted(message, len(found), prompts)
             if (known := found.get(message.submit.request_id)) is not None:
                 for state in message.choices:
                     by_handle[state.handle] = (known, state.choice)
@@ -116,9 +117,26 @@ def _generated(running: RequestSnapshot) -> int:
     return 0 if running.phase == RequestPhase.WAITING else running.num_generated
 
 
-def _accepted(state: RequestState, number: int) -> PastRequest:
+def _prompts(logs: StretchLogs) -> dict[int, IntArray]:
+    """Prompts [num_prompt_tokens] by the handles of admissions; ``outputs`` has none."""
+    plans = _decoded(entry.messages for entry in logs.plans)
+    return {
+        admission.handle: admission.tokens[: admission.num_prompt_tokens]
+        for plan in plans
+        if isinstance(plan, StepPlan)
+        for admission in plan.admissions
+    }
+
+
+def _accepted(state: RequestState, number: int, prompts: Mapping[int, IntArray]) -> PastRequest:
     submit = state.submit
-    prompt = submit.prompt if len(submit.prompt) else np.full(1, _OWN + number, np.int32)
+    prompt = submit.prompt
+    for choice in state.choices:
+        if submit.lacks_prompt and (tokens := prompts.get(choice.handle)) is not None:
+            whole = submit.with_prompt(tokens)
+            prompt = prompt if whole is None else whole.prompt
+    if not len(prompt):  # it was not admitted in the stretch
+        prompt = np.full(max(1, submit.num_prompt_tokens), _OWN + number, np.int32)
     sampling = SamplingParams.greedy(submit.sampling.max_tokens)
     submit = replace(
         submit,
@@ -126,6 +144,7 @@ def _accepted(state: RequestState, number: int) -> PastRequest:
         attachment="",
         prompt=prompt,
         prompt_digest=b"",
+        omitted_tokens=0,
         sampling=sampling,
         deadline_ms=0,
         display=b"",
