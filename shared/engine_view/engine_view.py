@@ -270,7 +270,7 @@ class EngineView:
         number = self._number_of(submit.request_id)
         request = RequestView(number, submit.request_id, submit.tenant)
         request.priority, request.accepted_ms = submit.priority, state.accepted_ms
-        request.num_prompt_tokens = len(submit.prompt)
+        request.num_prompt_tokens = submit.num_prompt_tokens
         request.max_output = submit.sampling.max_tokens
         request.num_generated = sum(len(choice.output) for choice in state.choices)
         request.handles = handles
