@@ -340,14 +340,9 @@ class Fleet:
             elif self._arrive(request_id, taken.queue, target):
                 views = taken.views if taken.accepted else None
                 target.client.attach(taken.submit, taken.queue, views)
-                num_tokens = sum(len(view.tokens) for view in taken.views)
-                _log.info(
-                    "moved",
-                    request=request_id,
-                    source=source,
-                    engine=target.engine_id,
-                    generated_tokens=num_tokens,
-                )
+                count = sum(len(view.tokens) for view in taken.views)
+                facts = {"source": source, "engine": target.engine_id, "generated_tokens": count}
+                _log.info("moved", request=request_id, **facts)
                 self._metrics.moved_requests["lost" if is_lost else "released"].inc()
 
     # ---------------------------------------------------------------- helpers
