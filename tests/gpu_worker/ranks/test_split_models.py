@@ -24,9 +24,10 @@ from tests.gpu_worker.conftest import MakeWorker, ModelPath, poison, prompt
 from tests.gpu_worker.everything import everything
 from tests.gpu_worker.planner import GREEDY, Planner, ints, step_plan
 from tests.gpu_worker.ranks.rank_threads import RankThreads
-from tests.gpu_worker.test_tokens_equal_generate import generate, load
+from tests.gpu_worker.test_tokens_equal_generate import generate
 from tests.support.compressed_checkpoints import W4A16_ASYMMETRIC, W8A8, compress
 from tests.support.models import tiny_model
+from tests.support.weights import reference_model
 
 FAMILIES = ("llama", "opt", "gpt2", "qwen3", "mistral", "gemma2", "gpt_neox", "phi3")
 
@@ -49,7 +50,7 @@ def embedding_bytes(worker: Worker) -> int:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_tokens_are_those_of_generate(kind: str, pair: RankThreads, model_path: ModelPath) -> None:
     path = model_path(kind)
-    model = load(path)
+    model = reference_model(path)
     block_size = 8 if FAMILIES.index(kind) % 2 else 16
     workers, ranks = pair.build(str(path), block_size=block_size)
     first, second = prompt(50, 1), prompt(17, 2)
@@ -141,7 +142,7 @@ def test_tokens_are_those_of_generate_where_ranks_do_not_divide_the_kv_heads(
     path = tiny_model("llama", tmp_path, **changes)
     ranks = RankThreads(num_ranks)
     workers, _ = ranks.build(str(path))
-    expected = generate(load(path), prompt(40), 12)
+    expected = generate(reference_model(path), prompt(40), 12)
     assert ranks.run(lambda rank: greedy(workers[rank])) == [expected] * num_ranks
     pools = [worker.executor.memory.geometry.bytes_per_block for worker in workers]
     assert [pool // (pools[0] // kv_heads[0]) for pool in pools] == kv_heads
@@ -162,7 +163,7 @@ def test_a_quantized_checkpoint_generates_as_its_dequantized_weights_do(
     """A rank has 48 inputs of a layer whose groups have 32."""
     path = compress(tiny_model("llama", tmp_path), tmp_path / "w4a16", W4A16_ASYMMETRIC)
     workers, _ = pair.build(str(path))
-    expected = generate(load(path / "dequantized"), prompt(40), 12)
+    expected = generate(reference_model(path / "dequantized"), prompt(40), 12)
     assert pair.run(lambda rank: greedy(workers[rank])) == [expected, expected]
     assert workers[0].model.weights == "int4"
 
@@ -198,7 +199,7 @@ def test_a_model_that_does_not_fit_one_workers_memory_is_served_by_two(
     with pytest.raises(ModelUnsupported, match=f"take {size} bytes of memory, and .* {size - 1}"):
         make_worker("llama")
     workers, _ = pair.build(str(path))
-    expected = generate(load(path), prompt(40), 12)
+    expected = generate(reference_model(path), prompt(40), 12)
     assert pair.run(lambda rank: greedy(workers[rank])) == [expected, expected]
 
 

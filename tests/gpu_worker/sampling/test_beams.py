@@ -12,7 +12,7 @@ from shared.sampling import EarlyStopping
 from tests.gpu_worker.beam_search import BeamSearch, Finished, beam_sampling, search
 from tests.gpu_worker.conftest import MakeWorker, ModelPath, prompt
 from tests.gpu_worker.planner import Planner, ints, sampling, step_plan
-from tests.gpu_worker.test_tokens_equal_generate import load
+from tests.support.weights import reference_model
 
 LENGTH = 14
 PAD = 1  # with 0, generate pads with an end token
@@ -21,7 +21,7 @@ PAD = 1  # with 0, generate pads with an end token
 @pytest.fixture(scope="module")
 def reference(model_path: ModelPath) -> Any:
     """The tiny Llama in transformers, which nothing ends but what a test names."""
-    return without_ends(load(model_path("llama")))
+    return without_ends(reference_model(model_path("llama")))
 
 
 def without_ends(model: Any) -> Any:
@@ -150,7 +150,9 @@ def test_beams_of_other_models_equal_generate(
     planner = Planner(make_worker(kind, block_size=8).executor)
     found = BeamSearch(planner, 1, tokens, beam_sampling(4, max_tokens=LENGTH))
     search(planner, found)
-    assert_equal(found.finished, generate(without_ends(load(model_path(kind))), tokens, 4))
+    assert_equal(
+        found.finished, generate(without_ends(reference_model(model_path(kind))), tokens, 4)
+    )
 
 
 def test_beams_in_a_full_batch_change_nothing(executor: Executor, reference: Any) -> None:
