@@ -1,15 +1,14 @@
-"""``python -m gateway``: reads the settings, loads the tokenizer, then serves."""
+"""``python -m gateway``: reads the settings, loads the model's tokenizer, then serves."""
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import uvloop
 
 from gateway.http.server import Server, handle_signals
-from gateway.openai.requests.model_defaults import read_model_defaults
+from gateway.models.model_files import ModelFiles
 from gateway.settings import GatewaySettings
 from gateway.text.memory_release import limit_free_memory
 from gateway.text.tokenizer import Tokenizer
@@ -18,6 +17,7 @@ from shared.bus.redis_bus import RedisBus
 from shared.cpu_priority import never_preempt_others
 from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
 from shared.logs import EventLog, setup_logging
+from shared.model_name import model_name
 from shared.settings import exit_with, load_or_exit
 
 _log = EventLog("gateway")
@@ -38,12 +38,10 @@ def _without_torch() -> Iterator[None]:
 
 
 async def _serve(
-    settings: GatewaySettings,
-    tokenizer: Tokenizer,
-    defaults: Mapping[str, Any],
-    ready: Callable[[], None],
+    settings: GatewaySettings, files: ModelFiles | None, ready: Callable[[], None]
 ) -> int:
-    bus = RedisBus(settings.redis_url)
+    """Serve one engine's model; without ``files``, those of the directory."""
+    bus = RedisBus(settings.redis_url if settings.directory_url is None else settings.directory_url)
     try:
         _log.info("connected to Redis", version=await bus.check_server())
         for warning in await bus.settings_warnings():
@@ -51,15 +49,12 @@ async def _serve(
     except BusUnavailable as error:
         # The server keeps trying to connect, and is not ready until then.
         _log.warning("starting without Redis", error=error)
-    directory = None if settings.directory_url is None else RedisBus(settings.directory_url)
     try:
-        server = Server(settings, bus, tokenizer, defaults, directory)
+        server = Server(settings, bus, files, None if files is not None else bus)
         handle_signals(server)
         return await server.run(ready)
     finally:
         await bus.close()
-        if directory is not None:
-            await directory.close()
 
 
 def prepare() -> None:
@@ -70,7 +65,9 @@ def prepare() -> None:
 
 
 def main(ready: Callable[[], None] = lambda: None) -> int:
-    """Load the tokenizer and serve; return the exit status of the process.
+    """Load the model's tokenizer and serve; return the exit status of the process.
+
+    The models of a fleet are loaded when their engines appear.
 
     Args:
         ready: called when connections are accepted.
@@ -78,33 +75,24 @@ def main(ready: Callable[[], None] = lambda: None) -> int:
     settings = _settings()
     limit_free_memory()
     never_preempt_others()
-    try:
-        with _without_torch():
-            tokenizer = Tokenizer.load(
-                settings.model, settings.trust_remote_code, settings.special_tokens_in_messages
-            )
-            defaults = _defaults(settings)
-    except ModelUnsupported as error:
-        _log.error("cannot serve", error=error)
-        serving = serve_unserved(settings, str(error))
-    else:
-        serving = _serve(settings, tokenizer, defaults, ready)
-    try:
-        return uvloop.run(serving)
-    except SettingsError as error:
-        exit_with(error)
+    with _without_torch():
+        try:
+            try:
+                serving = _serve(settings, _files(settings), ready)
+            except ModelUnsupported as error:
+                _log.error("cannot serve", error=error)
+                serving = serve_unserved(settings, str(error))
+            return uvloop.run(serving)
+        except SettingsError as error:
+            exit_with(error)
 
 
-def _defaults(settings: GatewaySettings) -> Mapping[str, Any]:
-    """The model's sampling defaults; exits with 2 if they cannot be used."""
-    if settings.generation_config == "none":
-        return {}
-    try:
-        found = read_model_defaults(settings.model)
-    except SettingsError as error:
-        exit_with(error)
-    _log.info("sampling defaults of the model", **found)
-    return found
+def _files(settings: GatewaySettings) -> ModelFiles | None:
+    """The files of the only model; None: there is a fleet."""
+    if settings.directory_url is not None:
+        return None
+    name = model_name(settings.model, settings.served_model_name)
+    return ModelFiles.read(name, settings.model, settings)
 
 
 def _settings() -> GatewaySettings:

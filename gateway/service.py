@@ -1,20 +1,16 @@
 """The state that all endpoints share."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallQuotas
-from gateway.answers.answer_formats import AnswerFormats
-from gateway.engine.engine_status import Engine, EngineAway
-from gateway.engine.engines import Engines
-from gateway.grammars.compiler import GrammarCompiler
-from gateway.http.errors import ApiError, overloaded, shutting_down, unavailable, unknown_model
+from gateway.engine.engine_status import Engine
+from gateway.http.errors import ApiError, shutting_down
 from gateway.http.request_bodies import BodyReader
-from gateway.prompts.tokenization import PromptReader
-from gateway.text.tokenizer import Tokenizer
+from gateway.models.model_table import ModelTable
+from gateway.models.served_model import ServedModel
 from gateway.tracing.tracer import Tracer
 from shared.metrics import GatewayMetrics
 
@@ -37,10 +33,8 @@ class Service:
     """One gateway.
 
     Attributes:
-        model_root: the model's folder or hub id.
-        created: when it started, seconds since 1970.
-        answers: the formats in which the model answers.
-        defaults: of sampling parameters, where the model's differ from the API's.
+        instance: names it in logs.
+        models: that it serves.
         quotas: limits on calls in progress, and what they hold.
         max_token_bytes: largest body of a call that tokenizes or detokenizes.
         max_prompts: in one call.
@@ -50,17 +44,10 @@ class Service:
         draining: the process ends when its open streams have ended.
     """
 
-    model_name: str
-    model_root: str
+    instance: str
+    models: ModelTable
     bodies: BodyReader
-    created: int
     resume_window_s: float
-    tokenizer: Tokenizer
-    prompts: PromptReader
-    grammars: GrammarCompiler
-    answers: AnswerFormats
-    defaults: Mapping[str, Any]
-    engine: Engines
     metrics: GatewayMetrics
     keys: ApiKeys
     quotas: CallQuotas
@@ -83,33 +70,16 @@ class Service:
                 self.metrics.admission_rejections[error.rejection].inc()
             raise
 
-    def check_model(self, name: str | None) -> None:
-        """Refuse a model that is not served here.
+    def ready_engine(self, model: ServedModel) -> Engine:
+        """The engine of a model, if it can take requests.
 
         Raises:
-            ApiError: 404.
+            ApiError: 503, or 429.
         """
-        if name is not None and name != self.model_name:
-            raise unknown_model(name)
-
-    def ready_engine(self) -> Engine:
-        """The engine, if it can take requests.
-
-        Raises:
-            ApiError: 503.
-        """
-        reason = self.why_not_ready()
-        if reason is not None:
-            raise reason
-        if self.engine.is_short_of_memory:
-            raise overloaded("Redis is short of memory; what was accepted is finished first")
-        engine = self.engine.status
-        assert isinstance(engine, Engine), engine
-        return engine
+        if self.draining:
+            raise shutting_down(accepted=False)
+        return model.ready_engine()
 
     def why_not_ready(self) -> ApiError | None:
-        """The error for new requests, None if they can be accepted."""
-        if self.draining:
-            return shutting_down(accepted=False)
-        status = self.engine.status
-        return unavailable(status.detail) if isinstance(status, EngineAway) else None
+        """The error for new requests, None if those for one model can be accepted."""
+        return shutting_down(accepted=False) if self.draining else self.models.why_none_ready()

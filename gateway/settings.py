@@ -184,6 +184,15 @@ class GatewaySettings(ServiceSettings):
         "go on in others.",
         minimum=1,
     )
+    model_retention: float = setting(
+        300.0,
+        "Seconds for which a model of a fleet is served on after its last engine left: calls are "
+        "answered 503 meanwhile, and 404 later.",
+        minimum=1,
+    )
+    max_models: int = setting(
+        32, "Most models of a fleet that this gateway serves.", minimum=1, maximum=1_000
+    )
     bus_patience: float = setting(
         60.0,  # a process that is paused for half a minute causes no failure
         "Seconds that Redis may be unreachable before open requests fail, and that a new or "

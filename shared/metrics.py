@@ -4,11 +4,8 @@ Names are those of vLLM with another prefix, so that dashboards and autoscalers 
 Each service has one of the classes below; the launcher and Docker scrape each of them.
 """
 
-import socket
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
@@ -20,6 +17,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from shared.metrics_server import serve_scrapes
+
 PREFIX = "pagestream:"
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -28,31 +27,46 @@ _STEP_S = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.0
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 100_000)
 _LABELS = ("model_name", "engine")
 
+_M = TypeVar("_M", Counter, Gauge, Histogram)
+
 
 class _Metrics:
-    """A registry, and the label values of all metrics of a process."""
+    """A registry, and the label values of metrics in it.
 
-    def __init__(self, model_name: str, engine: str) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
+    Args:
+        beside: metrics with other values of these labels, of the same process.
+    """
+
+    def __init__(self, model_name: str, engine: str, beside: "_Metrics | None" = None) -> None:
         self._values = (model_name, engine)
+        self.registry: CollectorRegistry = beside.registry if beside else CollectorRegistry()
+        self._families: dict[str, Any] = beside._families if beside else {}
+        if beside is None:
+            ProcessCollector(registry=self.registry)
+
+    def _family(self, kind: type[_M], name: str, text: str, *labels: str, **options: Any) -> _M:
+        """The metric of a name, whatever the values of its labels."""
+        if name not in self._families:
+            made = kind(PREFIX + name, text, (*_LABELS, *labels), registry=self.registry, **options)
+            self._families[name] = made
+        family: _M = self._families[name]
+        return family
 
     def _counter(self, name: str, text: str) -> Counter:
-        return Counter(PREFIX + name, text, _LABELS, registry=self.registry).labels(*self._values)
+        return self._family(Counter, name, text).labels(*self._values)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(PREFIX + name, text, _LABELS, registry=self.registry).labels(*self._values)
+        return self._family(Gauge, name, text).labels(*self._values)
 
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        metric = Histogram(PREFIX + name, text, _LABELS, registry=self.registry, buckets=buckets)
-        return metric.labels(*self._values)
+        return self._family(Histogram, name, text, buckets=buckets).labels(*self._values)
 
     def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> "CounterFamily":
-        metric = Counter(PREFIX + name, text, (*_LABELS, label), registry=self.registry)
+        metric = self._family(Counter, name, text, label)
         return {value: metric.labels(*self._values, value) for value in values}
 
     def _gauges(self, name: str, text: str, label: str, values: Sequence[str]) -> "GaugeFamily":
-        metric = Gauge(PREFIX + name, text, (*_LABELS, label), registry=self.registry)
+        metric = self._family(Gauge, name, text, label)
         return {value: metric.labels(*self._values, value) for value in values}
 
     def _info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
@@ -62,8 +76,12 @@ class _Metrics:
 
     def _counter_by(self, name: str, text: str, *labels: str) -> "LabelledCounter":
         """A counter whose further labels have values that are not known at the start."""
-        metric = Counter(PREFIX + name, text, (*_LABELS, *labels), registry=self.registry)
-        return LabelledCounter(metric, self._values)
+        return LabelledCounter(self._family(Counter, name, text, *labels), self._values)
+
+    def forget(self) -> None:
+        """Render the metrics with these values of labels no more."""
+        for family in self._families.values():
+            family.remove_by_labels(dict(zip(_LABELS, self._values, strict=True)))
 
     def render(self) -> bytes:
         """All metrics in Prometheus's text format."""
@@ -72,8 +90,7 @@ class _Metrics:
     def serve(self, host: str, port: int) -> None:
         """Answer scrapes on a thread; port 0: do nothing."""
         if port:
-            server = _Server((host, port), _handler(self.render))
-            threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+            serve_scrapes(host, port, self.render, CONTENT_TYPE)
 
 
 class LabelledCounter:
@@ -89,44 +106,57 @@ class LabelledCounter:
             self._metric.labels(*self._values, *labels).inc(amount)
 
 
-class _Server(ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
-
-
-def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
-    # prometheus_client's own server answers Prometheus in a format that replaces colons in names by
-    # underscores. The names would differ from those of the gateway, which does not use that server.
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10  # seconds of silence; each connection has a thread
-
-        def do_GET(self) -> None:
-            body = render()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Do not log scrapes."""
-
-    return Handler
-
-
 CounterFamily = dict[str, Counter]
 GaugeFamily = dict[str, Gauge]
 
 
 class GatewayMetrics(_Metrics):
-    """Latencies, tokens and refusals as clients see them."""
+    """Refusals and batches of one gateway.
+
+    Args:
+        model_name: that it serves; "": all those of a fleet.
+    """
 
     def __init__(self, model_name: str, engine: str) -> None:
         super().__init__(model_name, engine)
+        self._engine = engine
+        self.admission_rejections = self._counters(
+            "admission_rejections",
+            "Requests refused before they were accepted.",
+            "reason",
+            (
+                *("invalid", "too_long", "too_large", "unknown_model", "no_engine", "draining"),
+                *("unauthorized", "overloaded"),
+            ),
+        )
+        self._add_batches()
+
+    def of_model(self, name: str) -> "ModelMetrics":
+        """What is measured of the calls of one model."""
+        return ModelMetrics(name, self._engine, self)
+
+    def _add_batches(self) -> None:
+        self.batches = self._gauges(
+            "batches",
+            "Batches that this gateway works on, by status.",
+            "status",
+            ("validating", "in_progress", "finalizing", "cancelling"),
+        )
+        self.batches_ended = self._counters(
+            "batches_ended",
+            "Batches that this gateway brought to their end, by status.",
+            "status",
+            ("completed", "failed", "expired", "cancelled"),
+        )
+        about = "Lines of batches that this gateway wrote an answer or an error for."
+        self.batch_lines = self._counters("batch_lines", about, "result", ("completed", "failed"))
+
+
+class ModelMetrics(_Metrics):
+    """Latencies and tokens of one model, as clients see them."""
+
+    def __init__(self, model_name: str, engine: str, beside: _Metrics | None = None) -> None:
+        super().__init__(model_name, engine, beside)
         self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "From the POST to the first token.", _LATENCY_S
         )
@@ -152,15 +182,6 @@ class GatewayMetrics(_Metrics):
             "finished_reason",
             ("stop", "length", "abort", "error", "deadline", "overloaded"),
         )
-        self.admission_rejections = self._counters(
-            "admission_rejections",
-            "Requests refused before they were accepted.",
-            "reason",
-            (
-                *("invalid", "too_long", "too_large", "unknown_model", "no_engine", "draining"),
-                *("unauthorized", "overloaded"),
-            ),
-        )
         self.routed_requests = self._counter_by(
             "routed_requests",
             "Calls sent to each engine of a fleet, by the reason of the choice.",
@@ -180,27 +201,6 @@ class GatewayMetrics(_Metrics):
         self.outputs_lag_seconds = self._gauge(
             "gateway_outputs_lag_seconds",
             "Since outputs was last read to its end, 0 while no client waits.",
-        )
-        self._add_batches()
-
-    def _add_batches(self) -> None:
-        self.batches = self._gauges(
-            "batches",
-            "Batches that this gateway works on, by status.",
-            "status",
-            ("validating", "in_progress", "finalizing", "cancelling"),
-        )
-        self.batches_ended = self._counters(
-            "batches_ended",
-            "Batches that this gateway brought to their end, by status.",
-            "status",
-            ("completed", "failed", "expired", "cancelled"),
-        )
-        self.batch_lines = self._counters(
-            "batch_lines",
-            "Lines of batches that this gateway wrote an answer or an error for.",
-            "result",
-            ("completed", "failed"),
         )
 
 

@@ -20,6 +20,7 @@ import uvloop
 
 from benchmarks.micro.plain_result import plain_result
 from gateway.http.server import Server
+from gateway.models.model_files import ModelFiles
 from gateway.settings import GatewaySettings
 from gateway.text.tokenizer import Tokenizer
 from shared.bus.api import START, Append
@@ -97,7 +98,7 @@ async def measure(num_streams: int, num_tokens: int, step_s: float, profile: boo
     settings = GatewaySettings(model=_MODEL, port=0, log_level="error")
     engine = PacedEngine(bus, num_tokens, step_s)
     await engine.publish()
-    server = Server(settings, bus, tokenizer)
+    server = Server(settings, bus, ModelFiles.of("demo", _MODEL, tokenizer, settings))
     running = asyncio.create_task(server.run())
     url = f"http://127.0.0.1:{await server.listening()}"
     while server.service.why_not_ready() is not None:  # noqa: ASYNC110

@@ -52,7 +52,7 @@ def messages_router(service: Service) -> APIRouter:
 
 async def _create(service: Service, request: Request) -> Response:
     body = await service.bodies.read(request, partial(parse_messages_body, MessagesBody))
-    service.check_model(body.model)
+    model = service.models.named(body.model)
     chat = chat_body(body)
     call = call_of(request)
     priority = priority_of(chat.priority, call.priorities, service.keys.open_priorities)
@@ -60,7 +60,7 @@ async def _create(service: Service, request: Request) -> Response:
     with NAMES.used():
         prepared = await prepare_chat(service, origin, chat)
         [asked] = prepared.generation.output.requests
-        serializer = MessageSerializer(TokenFeed(service, asked.submit), call.id)
+        serializer = MessageSerializer(TokenFeed(model, asked.submit), call.id)
         return await answer(service, origin, prepared, serializer)
 
 
@@ -68,15 +68,15 @@ async def _count(service: Service, request: Request) -> Response:
     limit = service.max_token_bytes
     parse = partial(parse_messages_body, CountBody)
     body = await service.bodies.read(request, parse, limit)
-    service.check_model(body.model)
+    model = service.models.named(body.model)
     chat = chat_body(body)
     with NAMES.used():
-        answer_options(chat, service.answers)  # refuses tools that the template does not describe
-        tokens = await service.prompts.chat_tokens(
+        answer_options(chat, model.answers)  # refuses tools that the template does not describe
+        tokens = await model.prompts.chat_tokens(
             chat.messages,
             chat.tools,
             TokenizeOptions(caller_of(request)),
-            template_options(chat, service.tokenizer),
+            template_options(chat, model.tokenizer),
         )
     return JSONResponse({"input_tokens": len(tokens)})
 

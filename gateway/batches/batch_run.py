@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Container
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 
-from gateway.batches.body import parse_line
+from gateway.batches.body import BatchLine, parse_line
 from gateway.batches.line_call import LineCall, LineResult, skipped_line
 from gateway.batches.line_reader import Line, read_lines
 from gateway.batches.line_requests import LineRequests
@@ -49,8 +50,28 @@ class BatchLimits:
         max_lines: of one batch.
     """
 
-    places: asyncio.Semaphore
+    places: "LinePlaces"
     max_lines: int
+
+
+class LinePlaces:
+    """Places of lines that are answered at once, for each model.
+
+    So lines of a model whose engines are away keep none of another model's.
+    """
+
+    def __init__(self, num_lines: int) -> None:
+        self._num_lines = num_lines
+        self._by_model: dict[str, asyncio.Semaphore] = {}
+
+    def of(self, line: BatchLine, models: Container[str]) -> asyncio.Semaphore:
+        """The places for a line.
+
+        Args:
+            models: of the batch; lines that name others are refused, and share places.
+        """
+        name = line.model if line.model in models else ""
+        return self._by_model.setdefault(name, asyncio.Semaphore(self._num_lines))
 
 
 class BatchRun:
@@ -131,7 +152,8 @@ class BatchRun:
 
     async def _validate(self) -> None:
         max_lines = self._limits.max_lines
-        check = FileCheck(self._files, self._service.bodies, self._state, max_lines)
+        service = self._service
+        check = FileCheck(self._files, service.bodies, service.models, self._state, max_lines)
         errors = tuple(await check.run())
         if errors:
             self._state = replace(self._state, errors=errors)
@@ -141,6 +163,7 @@ class BatchRun:
             status=Status.IN_PROGRESS,
             in_progress_s=int(time.time()),
             counts=Counts(total=check.num_lines),
+            models=tuple(sorted(check.models)),
         )
         self._count_as(Status.IN_PROGRESS)
         await self._flush(always=True)
@@ -157,13 +180,15 @@ class BatchRun:
 
     async def _answer_lines(self) -> None:
         running: set[asyncio.Task[None]] = set()
-        places = self._limits.places
         try:
             async with aclosing(self._lines_left()) as lines:
                 async for line in lines:
+                    assert line.data is not None, line.number
+                    found = await self._service.bodies.parse(CALLER, line.data, parse_line)
+                    places = self._limits.places.of(found, self._state.models)
                     await places.acquire()
-                    task = asyncio.create_task(self._answer(line))
-                    task.add_done_callback(lambda _: places.release())
+                    task = asyncio.create_task(self._answer(line, found))
+                    task.add_done_callback(partial(_release, places))
                     running.add(task)
                     running = _without_done(running)
                     while self._progress.ahead(line.number) > _LINES_AHEAD:
@@ -211,10 +236,9 @@ class BatchRun:
                 elif not self._progress.is_done(line.number):
                     yield line
 
-    async def _answer(self, line: Line) -> None:
-        assert line.data is not None, line.number
+    async def _answer(self, line: Line, found: BatchLine) -> None:
         call = LineCall(self._service, self._requests, self._state, line.number, self._goes_on)
-        self._take(line, await call.run(line.data))
+        self._take(line, await call.run(found))
 
     def _take(self, line: Line, result: LineResult) -> None:
         self._results.append(result)
@@ -258,6 +282,10 @@ class BatchRun:
         """Find out why: another gateway goes on, or none does."""
         state, _ = await self._store.read(self._log.id)
         self._is_over = state is None or state.has_ended or state.status == Status.CANCELLING
+
+
+def _release(places: asyncio.Semaphore, _: "asyncio.Task[None]") -> None:
+    places.release()
 
 
 def _without_done(running: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

@@ -64,6 +64,12 @@ class BatchLine(BaseModel):
     url: str
     body: dict[str, Any]
 
+    @property
+    def model(self) -> str:
+        """The model that the body names, as far as it names one."""
+        name = self.body.get("model")
+        return name if isinstance(name, str) else ""
+
 
 def parse_batch_body(data: bytes) -> BatchBody:
     """Parses and validates the body of a call.

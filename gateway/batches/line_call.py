@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from starlette.types import Message
 
-from gateway.batches.body import BatchLine, parse_line
+from gateway.batches.body import BatchLine
 from gateway.batches.line_requests import LineRequests
 from gateway.batches.records import BatchState
 from gateway.batches.validation import CALLER
 from gateway.engine.backoff import Backoff
 from gateway.http.call import Call
-from gateway.http.errors import OTHER_BODY, TAKEN_OVER, ApiError, failed
+from gateway.http.errors import OTHER_BODY, TAKEN_OVER, UNKNOWN_MODEL, ApiError, failed
 from gateway.openai.generation.generation import TakenOver
 from gateway.openai.generation.origin import Origin
 from gateway.openai.responses.answers import reason_of, whole_body
@@ -61,14 +61,12 @@ class LineCall:
         self._number = number
         self._goes_on = goes_on
 
-    async def run(self, data: bytes) -> LineResult:
+    async def run(self, line: BatchLine) -> LineResult:
         """The result, as soon as there is one.
 
         Raises:
             TakenOver: another gateway answers it.
         """
-        service = self._service
-        line = await service.bodies.parse(CALLER, data, parse_line)
         backoff = Backoff()
         while True:
             call = Call(tenant=self._state.tenant)
@@ -77,7 +75,7 @@ class LineCall:
             except ApiError as error:
                 if error.code == TAKEN_OVER:
                     raise TakenOver from None
-                if _may_succeed_later(error):
+                if _may_succeed_later(error) or self._was_served(error, line):
                     await backoff.wait()
                     continue
                 shown = json.dumps(error.body()).encode()
@@ -90,13 +88,17 @@ class LineCall:
                 return LineResult(False, answered_line(line, call.id, 500, shown))
             return LineResult(True, answered_line(line, call.id, 200, shown), usage)
 
+    def _was_served(self, error: ApiError, line: BatchLine) -> bool:
+        """Whether the model has left since the file was checked; it may come back."""
+        return error.code == UNKNOWN_MODEL and line.model in self._state.models
+
     async def _attempt(self, call: Call, body: bytes) -> tuple[bytes, Usage]:
         state = self._state
         key = f"batch\n{state.id}\n{self._number}"  # no header can hold it
         origin = Origin(call, CALLER, state.tenant, key, _LOWEST_PRIORITY, _never)
         prepared, serializer = await self._requests.prepare(state.endpoint, origin, body)
         generation = prepared.generation
-        await prepared.submit()
+        await prepared.submit(self._service.models)
         has_ended = False
         try:
             shown = await whole_body(generation, serializer)

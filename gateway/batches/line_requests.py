@@ -41,7 +41,7 @@ class LineRequests:
         else:
             body = await self._body(CompletionBody, data)
             prepared = await prepare_completion(service, origin, body)
-        return prepared, prepared.display.serializer(service.tokenizer, prepared.prompts)
+        return prepared, prepared.serializer()
 
     async def _body(self, cls: type[_B], data: bytes) -> _B:
         body = await self._service.bodies.parse(CALLER, data, partial(parse_body, cls))
@@ -55,8 +55,7 @@ class LineRequests:
             if getattr(body, field):
                 raise invalid_value(field, True, "not in a batch: its answers are kept in a file")
         service, responses = self._service, self._responses
-        service.check_model(body.model)
-        service.ready_engine()
+        service.ready_engine(service.models.named(body.model))
         prepared, asked = await prepare_response(service, responses, origin, body, data)
         view = responses.views.of(asked, body)
         view.is_kept = False

@@ -84,6 +84,7 @@ class BatchState(Message):
         window: as the client gave it.
         retention_s: so long it and its files are kept after its end.
         ends_as: EXPIRED or CANCELLED for a batch whose other lines are not answered.
+        models: that its lines name, of those that were served when they were checked.
         output_file, error_file: ids; clients can find a file from the end of the batch on.
         ..._s: when it came so far, seconds since 1970; 0: it did not.
     """
@@ -110,6 +111,7 @@ class BatchState(Message):
     progress: Progress = START_OF_FILE
     output_bytes: int = 0
     error_bytes: int = 0
+    models: tuple[str, ...] = ()
 
     @property
     def has_ended(self) -> bool:

@@ -1,12 +1,11 @@
 """Files and batches of one gateway, and the task that works on batches."""
 
-import asyncio
 import json
 import secrets
 import time
 
 from gateway.batches.batch_jobs import BatchJobs
-from gateway.batches.batch_run import BatchLimits
+from gateway.batches.batch_run import BatchLimits, LinePlaces
 from gateway.batches.body import BatchBody
 from gateway.batches.line_requests import LineRequests
 from gateway.batches.records import ENDED, BatchState, Status
@@ -36,8 +35,8 @@ class Batches:
             settings.batch_file_bytes,
         )
         self.store = BatchStore(self.files)
-        self._instance = service.engine.instance
-        limits = BatchLimits(asyncio.Semaphore(settings.batch_concurrency), settings.batch_lines)
+        self._instance = service.instance
+        limits = BatchLimits(LinePlaces(settings.batch_concurrency), settings.batch_lines)
         requests = LineRequests(service, responses)
         jobs = BatchJobs(service, requests, self.store, settings.batches_queued, limits)
         self._dispatcher = Dispatcher(service, bus, jobs)

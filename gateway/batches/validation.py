@@ -10,29 +10,40 @@ from gateway.batches.records import START_OF_FILE, BatchState, LineError
 from gateway.files.store import FileStore
 from gateway.http.errors import ApiError
 from gateway.http.request_bodies import BodyReader
+from gateway.models.model_table import ModelTable
 
 CALLER = "batches"  # by which threads are shared: with interactive calls, not with their keys
 _MOST_ERRORS = 50
 _MOST_MESSAGE_CHARS = 400
 _LINES_AT_ONCE = 50  # some 20 us each
 _AROUND_BODY_BYTES = 4096
+_MOST_MODELS = 100
 
 
 class FileCheck:
     """Reads the whole file of a batch once.
 
     Args:
+        models: that are served here.
         max_lines: of a batch.
 
     Attributes:
         num_lines: that are not blank.
+        models: that lines name, of those that are served here.
         errors: for which the file cannot be a batch.
     """
 
     def __init__(
-        self, files: FileStore, bodies: BodyReader, state: BatchState, max_lines: int
+        self,
+        files: FileStore,
+        bodies: BodyReader,
+        models: ModelTable,
+        state: BatchState,
+        max_lines: int,
     ) -> None:
         self.num_lines = 0
+        self.models: set[str] = set()
+        self._table = models
         self.errors: list[LineError] = []
         self._files = files
         self._bodies = bodies
@@ -86,6 +97,9 @@ class FileCheck:
             reason = f"custom_id={found.custom_id[:80]!r}: another line has it, too"
             self._add(line, "duplicate_custom_id", reason, "custom_id")
         self._ids.add(digest)
+        name = found.model
+        if len(self.models) < _MOST_MODELS and self._table.may_serve(name):
+            self.models.add(name)
 
     def _add(self, line: Line | None, code: str, message: str, param: str | None = None) -> None:
         number = None if line is None else line.number + 1

@@ -22,7 +22,7 @@ from shared.logs import EventLog
 from shared.messages.endings import FinishReason
 from shared.messages.leases import EngineInfo, decode_lease
 from shared.messages.requests import Abort, ChoiceView, Stop, Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 from shared.tasks import run_together
 
 _log = EventLog("gateway.engine.client")
@@ -55,7 +55,7 @@ class EngineClient:
         engine_id: str,
         model_name: str,
         instance: str,
-        metrics: GatewayMetrics,
+        metrics: ModelMetrics,
         prefixes: Sequence[Prefix] = (),
         patience_s: float = 30.0,
         phases: PhaseTracker | None = None,
@@ -116,6 +116,11 @@ class EngineClient:
         if not self._positioned.is_set() and isinstance(self._status, Engine):
             return EngineAway("the log of outputs was not found yet")
         return self._status
+
+    @property
+    def num_engines(self) -> int:
+        """One, if it can take requests."""
+        return int(isinstance(self.status, Engine))
 
     async def run(self) -> None:
         """Read, poll and append until cancelled."""

@@ -1,4 +1,4 @@
-"""What calls need of the engine, or of the engines of a fleet."""
+"""What calls need of the engine of a model, or of the engines of a fleet that have it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -14,15 +14,15 @@ from shared.messages.requests import ChoiceView, Stop, Submit
 class Engines(Protocol):
     """Submits requests, and puts what becomes of them into the queues of calls.
 
-    ``EngineClient`` is one for one engine, ``Fleet`` for all engines of a directory.
+    ``EngineClient`` is one for one engine, ``Fleet`` for the engines of a directory with one model.
     """
-
-    instance: str
 
     @property
     def pinning(self) -> Pinning: ...
     @property
     def status(self) -> Engine | EngineAway: ...
+    @property
+    def num_engines(self) -> int: ...
     @property
     def is_positioned(self) -> bool: ...
     @property
@@ -30,15 +30,12 @@ class Engines(Protocol):
     @property
     def is_short_of_memory(self) -> bool: ...
     @property
-    def memory_share(self) -> float: ...
-    @property
     def num_open(self) -> int: ...
     @property
     def log_lag_s(self) -> float: ...
     @property
     def logs(self) -> Mapping[str, Bus]: ...
 
-    async def run(self) -> None: ...
     async def submit(self, submits: Sequence[Submit], queue: EventQueue) -> None: ...
     def attach(
         self, submit: Submit, queue: EventQueue, views: Sequence[ChoiceView] | None = None

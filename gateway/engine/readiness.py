@@ -2,9 +2,9 @@
 
 from starlette.responses import JSONResponse, Response
 
-from gateway.engine.engine_status import Engine
 from gateway.http.errors import ApiError, unavailable
-from gateway.service import Service
+from gateway.models.served_model import ServedModel
+from gateway.service import ReadyLimits, Service
 
 
 def readiness(service: Service) -> Response:
@@ -27,12 +27,22 @@ def _first_failed(service: Service) -> tuple[str, ApiError | None]:
     error = service.why_not_ready()
     if error is not None:
         return "gateway" if service.draining else "engine", error
-    engine, limits = service.engine.status, service.ready_limits
-    if isinstance(engine, Engine) and engine.stalled_ms > limits.stall_ms:
+    failed = [_failed_of(model, service.ready_limits) for model in service.models.served]
+    passed = any(error is None for _, error in failed)
+    return ("", None) if passed else failed[0]
+
+
+def _failed_of(model: ServedModel, limits: ReadyLimits) -> tuple[str, ApiError | None]:
+    """The same for calls of one model."""
+    error = model.why_not_ready()
+    if error is not None:
+        return "engine", error
+    engine = model.ready
+    if engine is not None and engine.stalled_ms > limits.stall_ms:
         return "steps", unavailable(
             f"the engine has work and has made no step for {engine.stalled_ms} ms"
         )
-    lag_s = service.engine.log_lag_s
+    lag_s = model.engine.log_lag_s
     if lag_s > limits.log_lag_s:
         return "log", unavailable(f"the log of outputs was not read for {lag_s:.1f} s")
     return "", None

@@ -40,7 +40,7 @@ def files_router(
     async def create_file(request: Request) -> Response:
         """Keep a file of requests for a batch, one JSON map in each line."""
         with service.counting_refusals(), bus_errors():
-            if service.engine.memory_share > _FULL_SHARE:
+            if service.models.memory_share > _FULL_SHARE:
                 raise overloaded("Redis is short of memory; delete some files")
             info = await Upload(files, request).read()
             call_of(request).fields["file"] = info.id

@@ -1,8 +1,8 @@
-"""All engines of a directory behind the methods of one: routes requests, and moves them."""
+"""The engines that have one model behind the methods of one: routes requests, and moves them."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,28 +19,26 @@ from shared.bus.api import Bus
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
+from shared.messages.leases import EngineInfo
 from shared.messages.requests import ChoiceView, Stop, Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 from shared.tasks import cancel_until_done
 
 _log = EventLog("gateway.fleet")
 
-_POLL_S = 0.5
 _RETRY_S = 0.25
-_FORGET_S = 60.0  # after which an engine without a lease and without requests is dropped
 
 
 class Fleet:
-    """Implements ``Engines``.
+    """Implements ``Engines`` for the engines of a directory that have one model.
 
     Args:
         directory: of the fleet.
-        model_name: that this gateway serves.
-        instance: names this gateway in the logs.
         connect: makes the bus to an engine's Redis.
         make_client: makes an engine's client.
         patience_s: how long a request waits for an engine that goes on with it.
         engine_patience_s: without a lease for so long, an engine is lost.
+        retention_s: without a lease and without requests for so long, it is dropped.
         prefixes: those that engines are to keep in their pools.
         resume_window_s: how long a stream without a reader goes on.
     """
@@ -49,25 +47,25 @@ class Fleet:
         self,
         directory: Directory,
         model_name: str,
-        instance: str,
-        metrics: GatewayMetrics,
+        metrics: ModelMetrics,
         connect: Connect,
         make_client: MakeClient,
         patience_s: float = 30.0,
         engine_patience_s: float = 10.0,
+        retention_s: float = 300.0,
         prefixes: Sequence[Prefix] = (),
         resume_window_s: float = 60.0,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.instance = instance
         self._directory = directory
         self._model_name = model_name
         self._metrics = metrics
         self._patience_s = patience_s
         self._engine_patience_s = engine_patience_s
+        self._retention_s = retention_s
         self._prefixes = prefixes
         self._clock_s = clock_s
-        self._members = Members(model_name, connect, make_client, self._released)
+        self._members = Members(connect, make_client, self._released)
         self._router = Router(metrics)
         self._placements = Placements(
             *(directory, self._members, self._router, patience_s, engine_patience_s),
@@ -76,9 +74,8 @@ class Fleet:
         self._engine_of: dict[str, str] = {}  # of open requests
         self._between: dict[str, EventQueue] = {}  # requests that no engine has now
         self._tasks: set[asyncio.Task[None]] = set()
+        self._directory_error: str | None = None
         self._memory_share = 0.0
-        self._was_read = False
-        self._is_away: str | None = "the directory was not read yet"
         self._changed = asyncio.Event()
 
     # ------------------------------------------------------------------ state
@@ -93,9 +90,18 @@ class Fleet:
         for member in self._members.by_id.values():
             if isinstance(status := member.client.status, EngineAway):
                 return EngineAway(status.detail)
-        unreadable = next(iter(self._directory.unreadable.values()), None)
         nothing = f"no engine of the fleet serves {self._model_name!r}"
-        return EngineAway(self._is_away or unreadable or nothing)
+        return EngineAway(self._directory_error or nothing)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines that can take requests."""
+        return len(self._members.ready())
+
+    @property
+    def seen_s(self) -> dict[str, float]:
+        """When the lease of each engine was read last that has this model, or had it lately."""
+        return {name: member.seen_s for name, member in self._members.by_id.items()}
 
     @property
     def pinning(self) -> Pinning:
@@ -110,10 +116,8 @@ class Fleet:
 
     @property
     def is_positioned(self) -> bool:
-        """The directory was read, and the log of at least one engine."""
-        return self._was_read and any(
-            member.client.is_positioned for member in self._members.by_id.values()
-        )
+        """The log of at least one engine was read."""
+        return any(member.client.is_positioned for member in self._members.by_id.values())
 
     @property
     def is_full(self) -> bool:
@@ -126,11 +130,6 @@ class Fleet:
         """No engine's Redis has memory for new requests."""
         ready = self._members.ready()
         return bool(ready) and all(member.client.is_short_of_memory for member in ready)
-
-    @property
-    def memory_share(self) -> float:
-        """Share of the directory's memory limit that is in use."""
-        return self._memory_share
 
     @property
     def num_open(self) -> int:
@@ -226,34 +225,16 @@ class Fleet:
         """Return when all that was sent has been appended."""
         await asyncio.gather(*(m.client.flushed() for m in self._members.ready()))
 
-    # ------------------------------------------------------------------- loop
+    # ----------------------------------------------------------------- leases
 
-    async def run(self) -> None:
-        """Read the directory, and move requests, until cancelled."""
-        try:
-            while True:
-                await self._poll()
-                await asyncio.sleep(_POLL_S)
-        finally:
-            for task in list(self._tasks):
-                await cancel_until_done(task)
-            await self._members.close()
+    async def renew(self, memory_share: float) -> None:
+        """Keep open requests in the directory for longer; raises BusUnavailable."""
+        self._memory_share = memory_share
+        await self._placements.renew()
 
-    async def _poll(self) -> None:
-        try:
-            leases = await self._directory.engines()
-            self._memory_share = await self._directory.memory_share()
-            await self._placements.renew()
-        except BusUnavailable as error:
-            # Leases expire while nothing can be read: no engine is lost by that.
-            if self._is_away is None:
-                _log.warning("directory not read", error=error)
-            self._is_away = f"the directory does not answer: {error}"
-            now_s = self._clock_s()
-            for member in self._members.by_id.values():
-                member.seen_s = now_s
-            return
-        self._is_away, self._was_read = None, True
+    async def update(self, leases: Mapping[str, EngineInfo]) -> None:
+        """Take the leases of the directory: those of engines with this model, or none yet."""
+        self._directory_error = None
         now_s = self._clock_s()
         self._members.update(leases, now_s)
         self._router.update(self._members.ready())
@@ -263,9 +244,22 @@ class Fleet:
         for member in self._members.silent(now_s, self._engine_patience_s):
             for request_id in member.client.open_ids():
                 self._start(self._move(request_id, member.engine_id, is_lost=True))
-            if not member.client.num_open and now_s - member.seen_s >= _FORGET_S:
+            if not member.client.num_open and now_s - member.seen_s >= self._retention_s:
                 await self._members.drop(member)
         self._changed.set()
+
+    def directory_failed(self, why: str) -> None:
+        """The directory was not read: leases expire meanwhile, and no engine is lost by that."""
+        self._directory_error = why
+        now_s = self._clock_s()
+        for member in self._members.by_id.values():
+            member.seen_s = now_s
+
+    async def end(self) -> None:
+        """Stop moving requests and reading logs."""
+        for task in list(self._tasks):
+            await cancel_until_done(task)
+        await self._members.close()
 
     # ----------------------------------------------- requests of known placement
 

@@ -1,7 +1,7 @@
-"""The engines of a fleet, as one gateway sees them."""
+"""The engines of a fleet that have one model, as one gateway sees them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -59,7 +59,6 @@ class Members:
     """Engines that come and go.
 
     Args:
-        model_name: engines with another model are left out.
         connect: makes buses.
         make_client: makes clients.
         on_released: takes the id of an engine, and of a request that it hands over.
@@ -67,22 +66,18 @@ class Members:
 
     def __init__(
         self,
-        model_name: str,
         connect: Connect,
         make_client: MakeClient,
         on_released: Callable[[str, str], None],
     ) -> None:
-        self._model_name = model_name
         self._connect = connect
         self._make_client = make_client
         self._on_released = on_released
         self.by_id: dict[str, Member] = {}
 
-    def update(self, leases: dict[str, EngineInfo], now_s: float) -> None:
-        """Take all leases of the directory."""
+    def update(self, leases: Mapping[str, EngineInfo], now_s: float) -> None:
+        """Take leases; an engine that names no model yet does not join."""
         for engine_id, info in leases.items():
-            if info.model is not None and info.model.name != self._model_name:
-                continue
             member = self.by_id.get(engine_id)
             if member is None and info.model is not None:
                 member = self.by_id[engine_id] = self._join(engine_id, info, now_s)

@@ -7,7 +7,7 @@ from gateway.fleet.prefix_index import PrefixIndex, prefixes_of
 from gateway.fleet.routing import Choice, Reason, choose, mean_load
 from shared.logs import EventLog
 from shared.messages.requests import Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 
 _log = EventLog("gateway.fleet")
 
@@ -15,7 +15,7 @@ _log = EventLog("gateway.fleet")
 class Router:
     """Chooses engines by their load and by the prefixes that were sent to them."""
 
-    def __init__(self, metrics: GatewayMetrics) -> None:
+    def __init__(self, metrics: ModelMetrics) -> None:
         self._metrics = metrics
         self._index = PrefixIndex()
         self._mean = 1.0

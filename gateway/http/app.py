@@ -86,7 +86,7 @@ def create_app(service: Service, responses: Responses, batches: Batches, has_pag
         LimitCalls,
         quotas=service.quotas,
         is_shared=lambda: service.keys.num_tenants > 1,
-        is_full=lambda: service.engine.is_full,
+        is_full=lambda: service.models.is_full,
         metrics=service.metrics,
     )
     app.add_middleware(
@@ -102,10 +102,16 @@ def create_app(service: Service, responses: Responses, batches: Batches, has_pag
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
 
+    described_defaults: dict[str, Any] = {}
+
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
+        served = service.models.served
+        defaults = served[0].defaults if len(served) == 1 else {}
+        if app.openapi_schema is None or defaults != described_defaults:
+            described_defaults.clear()
+            described_defaults.update(defaults)
             app.openapi_schema = describe(
-                app, _BODIES, service.keys.are_required, OPEN_PATHS, service.defaults
+                app, _BODIES, service.keys.are_required, OPEN_PATHS, defaults
             )
         return app.openapi_schema
 

@@ -251,6 +251,7 @@ _ATTRIBUTES = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "completion_tokens": "gen_ai.usage.output_tokens",
     "stream": "gen_ai.request.stream",
+    "model": "gen_ai.request.model",
 }
 
 

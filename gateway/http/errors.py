@@ -1,7 +1,7 @@
 """All errors that clients can get, in OpenAI's format."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,8 @@ _WITH_KEY = " with this API key"
 STREAM_LOST = "stream_lost"
 TAKEN_OVER = "taken_over"
 OTHER_BODY = "idempotency_key_reused"
+UNKNOWN_MODEL = "model_not_found"
+_SHOWN_MODELS = 20
 # OpenAI's own clients retry every 409 and 500 without this header.
 _FINAL = {"x-should-retry": "false"}
 
@@ -84,22 +86,25 @@ def too_long(message: str, param: str) -> ApiError:
     return ApiError(400, message, param=param, code="context_length_exceeded", rejection="too_long")
 
 
-def unknown_model(name: str) -> ApiError:
-    """404, with OpenAI's message."""
+def unknown_model(name: str, served: Sequence[str]) -> ApiError:
+    """404, with OpenAI's message and the models that are served."""
+    here = " and ".join(map(repr, served[:_SHOWN_MODELS])) or "no model"
+    more = len(served) - _SHOWN_MODELS
+    others = f" and {more} others" if more > 0 else ""
     return ApiError(
         404,
-        f"The model {shown(name)} does not exist",
+        f"The model {shown(name)} does not exist; served here: {here}{others}",
         param="model",
-        code="model_not_found",
+        code=UNKNOWN_MODEL,
         rejection="unknown_model",
     )
 
 
-def no_embeddings(name: str) -> ApiError:
-    """404: the model generates text, and no vectors."""
+def no_embeddings() -> ApiError:
+    """404: models here generate text, and no vectors."""
     return ApiError(
         404,
-        f"The model {shown(name)} generates text: it has no embeddings, and no other model is here",
+        "The models that are served here generate text: they have no embeddings",
         code="unsupported_endpoint",
         rejection="invalid",
     )

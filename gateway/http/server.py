@@ -5,42 +5,30 @@ import os
 import secrets
 import signal
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from gateway.access.api_keys import ApiKeys
 from gateway.access.call_limits import CallLimits, CallQuotas
 from gateway.access.priorities import PriorityRange
-from gateway.answers.answer_formats import AnswerFormats
 from gateway.batches.service import Batches
-from gateway.engine.client import EngineClient
-from gateway.engine.engines import Engines
 from gateway.engine.readiness import readiness
-from gateway.fleet.directory import Directory
-from gateway.fleet.fleet import Fleet
-from gateway.grammars.compiler import GrammarCompiler
 from gateway.http.app import create_app
 from gateway.http.connection_limits import connections_that_fit
 from gateway.http.management import management_app
 from gateway.http.request_bodies import BodyReader
 from gateway.http.uvicorn_server import LAST_EVENTS_S, HttpServer, connection_limits
-from gateway.pins.pin_requests import Prefix
-from gateway.pins.prefix_file import read_prefixes
-from gateway.prompts.tokenization import PromptReader
+from gateway.models.model_files import ModelFiles
+from gateway.models.model_source import model_table
 from gateway.responses.service import Responses
 from gateway.service import ReadyLimits, Service
 from gateway.settings import GatewaySettings
-from gateway.text.tokenizer import Tokenizer
-from gateway.tracing.phases import PhaseTracker
-from gateway.tracing.tracer import Tracer, tracer_of
+from gateway.tracing.tracer import tracer_of
 from shared.bus.api import Bus
-from shared.bus.redis_bus import RedisBus
 from shared.errors import SettingsError
 from shared.logs import EventLog
 from shared.metrics import GatewayMetrics
-from shared.model_name import model_name
 from shared.tasks import cancel_until_done, run_together
 
 _log = EventLog("gateway.http.server")
@@ -49,53 +37,38 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Server:
-    """Serves one engine until a signal arrives, or until the reader of the outputs log fails.
+    """Serves models until a signal arrives, or until the reader of an outputs log fails.
 
     Args:
-        defaults: of sampling parameters, by name; the API's for others.
-        directory: of the fleet whose engines are served; None: the engine on ``bus`` is.
+        files: of the model of the engine on ``bus``; None: there is a directory.
+        directory: of the fleet whose engines are served.
 
     Attributes:
         port: on which it listens, 0 before.
         connections: open connections of clients.
 
     Raises:
-        SettingsError: the pinned prefixes or the API keys cannot be read, or packages are missing.
+        SettingsError: the API keys cannot be read, or packages are missing.
     """
 
     def __init__(
         self,
         settings: GatewaySettings,
         bus: Bus,
-        tokenizer: Tokenizer,
-        defaults: Mapping[str, Any] | None = None,
+        files: ModelFiles | None,
         directory: Bus | None = None,
     ) -> None:
-        name = model_name(settings.model, settings.served_model_name)
-        metrics = GatewayMetrics(name, settings.engine_id)
         instance = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        prefixes = read_prefixes(settings.pinned_prefixes, tokenizer)
         keys = ApiKeys(settings.api_keys, settings.api_key, priorities=_priorities(settings))
-        tracer = tracer_of(settings.otlp_endpoint, instance, name)
+        tracer = tracer_of(settings.otlp_endpoint, instance)
+        metrics = GatewayMetrics("" if files is None else files.name, settings.engine_id)
         self.port = 0
         self.connections: set[Any] = set()
         self.service = Service(
-            model_name=name,
-            model_root=settings.model,
+            instance=instance,
+            models=model_table(settings, bus, files, directory, instance, metrics, tracer),
             bodies=BodyReader(settings.max_body_bytes),
-            created=int(time.time()),
             resume_window_s=settings.resume_window,
-            tokenizer=tokenizer,
-            grammars=GrammarCompiler(tokenizer.as_json),
-            prompts=PromptReader(
-                tokenizer,
-                settings.max_prompts,
-                settings.template_timeout,
-                settings.max_prompt_chars,
-            ),
-            answers=_answer_formats(settings, tokenizer),
-            defaults=defaults or {},
-            engine=_engines(settings, bus, directory, name, instance, metrics, prefixes, tracer),
             metrics=metrics,
             keys=keys,
             quotas=CallQuotas(call_limits(settings)),
@@ -125,7 +98,7 @@ class Server:
         app = create_app(self.service, self._responses, self._batches, settings.ui)
         http = HttpServer(app, settings.host, settings.port, self._limits)
         self.connections = http.server_state.connections
-        engine = asyncio.create_task(self.service.engine.run())
+        engine = asyncio.create_task(self.service.models.run())
         background = asyncio.create_task(run_together(self._responses.run(), self._batches.run()))
         servers = [http, *self._management()]
         serving = [asyncio.create_task(server.serve()) for server in servers]
@@ -149,8 +122,7 @@ class Server:
         finally:
             tasks = (background, engine, *serving, leaving, announcing)
             ended_well = [await _end(task) for task in tasks]
-            self.service.grammars.close()
-            self.service.prompts.close()
+            self.service.models.close()
             self.service.bodies.close()
             if self.service.tracer is not None:
                 await self.service.tracer.close()
@@ -181,19 +153,19 @@ class Server:
         return [HttpServer(app, host, port, self._limits)]
 
     async def _drain(self, timeout_s: float) -> None:
-        engine = self.service.engine
-        _log.info("draining", open_requests=engine.num_open, timeout_s=timeout_s)
+        models = self.service.models
+        _log.info("draining", open_requests=models.num_open, timeout_s=timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
-                await engine.all_closed()
+                await models.all_closed()
         except TimeoutError:
-            _log.warning("ending open streams", open_requests=engine.num_open)
-            engine.leave()
+            _log.warning("ending open streams", open_requests=models.num_open)
+            models.leave()
 
     async def _flush(self, engine: "asyncio.Task[None]") -> None:
         """Append the last Stops and Aborts to the log."""
         if not engine.done():
-            await self.service.engine.flushed()
+            await self.service.models.flushed()
 
     async def _announce(self, http: HttpServer, ready: Callable[[], None]) -> None:
         await http.bound.wait()
@@ -201,59 +173,10 @@ class Server:
         self._listening.set()
         if not self.service.keys.are_required and not _is_loopback(self._settings.host):
             _log.warning("no API keys: every client that reaches the port may use it")
-        _log.info(
-            "listening",
-            url=f"http://{self._settings.host}:{self.port}",
-            model=self.service.model_name,
-            engine=self._settings.engine_id,
-        )
+        served = self.service.models.served  # none yet in a fleet
+        place = {"model": served[0].name, "engine": self._settings.engine_id} if served else {}
+        _log.info("listening", url=f"http://{self._settings.host}:{self.port}", **place)
         ready()
-
-
-def _answer_formats(settings: GatewaySettings, tokenizer: Tokenizer) -> AnswerFormats:
-    answers = tokenizer.answer_formats(settings.tool_call_parser, settings.reasoning_parser)
-    calls = (answers.calls if answers.describes_tools else None) or "none"
-    _log.info("formats of answers chosen", calls=calls, reasoning=answers.reasoning or "none")
-    return answers
-
-
-def _engines(
-    settings: GatewaySettings,
-    bus: Bus,
-    directory: Bus | None,
-    model: str,
-    instance: str,
-    metrics: GatewayMetrics,
-    prefixes: Sequence[Prefix],
-    tracer: Tracer | None,
-) -> Engines:
-    """The engine of the settings, or the fleet of a directory."""
-
-    def client(
-        bus: Bus, engine_id: str, on_released: Callable[[str], None] | None = None
-    ) -> EngineClient:
-        patience_s = settings.bus_patience
-        phases = None
-        if tracer is not None:
-            phases = PhaseTracker(engine_id, tracer.record, time.time_ns)
-        return EngineClient(
-            *(bus, engine_id, model, instance, metrics, prefixes, patience_s, phases, on_released)
-        )
-
-    if directory is None:
-        return client(bus, settings.engine_id)
-    return Fleet(
-        Directory(directory),
-        model,
-        instance,
-        metrics,
-        RedisBus,
-        client,
-        settings.bus_patience,
-        settings.engine_patience,
-        prefixes,
-        settings.resume_window,
-    )
 
 
 def _priorities(settings: GatewaySettings) -> PriorityRange | None:

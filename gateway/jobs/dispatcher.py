@@ -3,9 +3,9 @@
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from enum import Enum, auto
 from typing import Generic, Protocol, TypeVar
 
-from gateway.engine.engine_status import Engine
 from gateway.http.errors import ApiError, overloaded
 from gateway.jobs.claims import ClaimedLog
 from gateway.jobs.records import MOST_QUEUED, QueuedJob
@@ -19,6 +19,14 @@ from shared.tasks import cancel_until_done
 _log = EventLog("gateway.jobs.dispatcher")
 _L = TypeVar("_L", bound=ClaimedLog)
 _POLL_S = 1.0
+
+
+class JobState(Enum):
+    """Whether a job can be worked on."""
+
+    ENDED = auto()  # nothing is left to do, or it is forgotten
+    READY = auto()
+    WAITING = auto()  # no engine can go on with it now
 
 
 class JobKind(Protocol[_L]):
@@ -41,8 +49,8 @@ class JobKind(Protocol[_L]):
     async def is_claimed(self, job_id: str) -> bool:
         """A gateway is at work."""
 
-    async def has_ended(self, job_id: str) -> bool:
-        """Nothing is left to do, or the job is forgotten."""
+    async def state(self, job_id: str) -> JobState:
+        """Whether something is left to do, and can be done now."""
 
     async def claim(self, job_id: str) -> _L | None:
         """Become the one that finishes a job; None: it has ended, or is forgotten.
@@ -135,9 +143,10 @@ class Dispatcher(Generic[_L]):
         """Whether a queued job has ended; one that no gateway works on is claimed."""
         if job_id in self._running or await self._kind.is_claimed(job_id):
             return False
-        if await self._kind.has_ended(job_id):
+        state = await self._kind.state(job_id)
+        if state is JobState.ENDED:
             return True
-        is_ready = isinstance(self._service.engine.status, Engine) and not self._service.draining
+        is_ready = state is JobState.READY and not self._service.draining
         if is_ready and len(self._running) < self._kind.max_running:
             self._running[job_id] = asyncio.create_task(self._finish(job_id, None))
         return False

@@ -6,7 +6,8 @@ Each line is a JSON map with one of
     {"messages": [...]}          a conversation's beginning, in the model's chat template
     {"tokens": [1, 2, 3]}
 
-and, optionally, ``cache_salt`` and a ``name`` for logs. Empty lines are skipped.
+and, optionally, ``cache_salt``, a ``name`` for logs, and the ``model`` that the prefix is for; by
+default it is for each model. Empty lines are skipped.
 """
 
 import json
@@ -44,10 +45,14 @@ class _Line(BaseModel):
     tokens: Annotated[TokenIds, Field(min_length=1)] | None = None
     cache_salt: Annotated[str, Field(max_length=MAX_SALT_CHARS)] = ""
     name: Annotated[str, Field(min_length=1, max_length=_MAX_NAME_CHARS)] | None = None
+    model: str | None = None
 
 
-def read_prefixes(file: str | None, tokenizer: Tokenizer) -> list[Prefix]:
-    """The prefixes of a file, tokenized; none if there is no file.
+def read_prefixes(file: str | None, tokenizer: Tokenizer, model: str) -> list[Prefix]:
+    """The prefixes of a file for a model, tokenized; none if there is no file.
+
+    Args:
+        model: its name.
 
     Raises:
         SettingsError: the file cannot be read; names the line, the field and its value.
@@ -60,7 +65,9 @@ def read_prefixes(file: str | None, tokenizer: Tokenizer) -> list[Prefix]:
         for number, text in enumerate(lines, start=1):
             if text.strip():
                 try:
-                    prefixes.append(_prefix(text, number, tokenizer))
+                    line = _parse(text)
+                    if line.model in (None, model):
+                        prefixes.append(_prefix(line, number, tokenizer))
                 except (ValueError, RecursionError, ApiError, TemplateRefused) as error:
                     raise ValueError(f"line {number}: {error}") from None
         if len(prefixes) > _MAX_PREFIXES:
@@ -70,8 +77,7 @@ def read_prefixes(file: str | None, tokenizer: Tokenizer) -> list[Prefix]:
     return prefixes
 
 
-def _prefix(text: str, number: int, tokenizer: Tokenizer) -> Prefix:
-    line = _parse(text)
+def _prefix(line: _Line, number: int, tokenizer: Tokenizer) -> Prefix:
     tokens = _tokens(line, tokenizer)
     if not tokens:
         raise ValueError("no token comes of it")

@@ -1,6 +1,7 @@
 """Responses in the background, as jobs."""
 
-from gateway.responses.background_run import BackgroundRun
+from gateway.jobs.dispatcher import JobState
+from gateway.responses.background_run import BackgroundRun, display_of
 from gateway.responses.store import ResponseLog, ResponseStore
 from gateway.service import Service
 
@@ -25,12 +26,15 @@ class BackgroundJobs:
     async def is_claimed(self, job_id: str) -> bool:
         return await self._store.is_claimed(job_id)
 
-    async def has_ended(self, job_id: str) -> bool:
+    async def state(self, job_id: str) -> JobState:
         found = await self._store.read(job_id)
-        return found.asked is None or found.ended is not None
+        if found.asked is None or found.ended is not None:
+            return JobState.ENDED
+        model = self._service.models.find(display_of(found.asked).model)
+        return JobState.READY if model is not None and model.ready else JobState.WAITING
 
     async def claim(self, job_id: str) -> ResponseLog | None:
-        return await self._store.claim(job_id, self._service.engine.instance)
+        return await self._store.claim(job_id, self._service.instance)
 
     async def finish(self, log: ResponseLog) -> None:
         await BackgroundRun(self._service, log).run()

@@ -9,21 +9,35 @@ from dataclasses import replace
 from gateway.engine.backoff import Backoff
 from gateway.http.errors import ApiError
 from gateway.jobs.claims import run_claimed
+from gateway.models.served_model import ServedModel
 from gateway.openai.generation.generation import Generation, TakenOver
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.prompts.prompt import Prompt
-from gateway.responses.records import ResponseEnded
+from gateway.responses.records import ResponseAsked, ResponseEnded
 from gateway.responses.store import ResponseLog, tokens_message
-from gateway.resume.stream_context import read_display
+from gateway.resume.stream_context import Display, read_display
 from gateway.service import Service
 from gateway.text.choice_text import Delta
 from shared.errors import BusUnavailable, DecodeError
 from shared.logs import EventLog
 from shared.messages.endings import FinishReason
 from shared.messages.logprobs import TokenLogprobs
+from shared.messages.requests import Submit
 
 _log = EventLog("gateway.responses.background_run")
 _LATER = (429, 503)  # the same request may succeed later
+
+
+def display_of(asked: ResponseAsked) -> Display:
+    """How a response is shown.
+
+    Raises:
+        DecodeError: another version of the gateway wrote it.
+    """
+    display = read_display(asked.submit.display)
+    if display is None:
+        raise DecodeError("how the response is shown cannot be read")
+    return display
 
 
 class BackgroundRun:
@@ -71,8 +85,12 @@ class BackgroundRun:
                 return ended
 
     async def _attempt(self) -> ResponseEnded:
-        output = self._output()
-        generation = Generation(self._service.engine, self._service.metrics, output)
+        asked = self._log.stored.asked
+        assert asked is not None
+        display = display_of(asked)
+        model = self._service.models.kept(display.model)
+        output = self._output(model, display, asked.submit)
+        generation = Generation(model.engine, model.metrics, output)
         generation.attach_behind(self._tokens)
         goes_on = False
         reason = output.choices[0].text.finish_reason
@@ -99,22 +117,17 @@ class BackgroundRun:
             return True
         return isinstance(error, ApiError) and error.status in _LATER
 
-    def _output(self) -> GenerationOutput:
-        service, asked = self._service, self._log.stored.asked
-        assert asked is not None
-        display = read_display(asked.submit.display)
-        if display is None:
-            raise DecodeError("how the response is shown cannot be read")
+    def _output(self, model: ServedModel, display: Display, asked: Submit) -> GenerationOutput:
         attachment = secrets.token_hex(8)
-        submit = replace(asked.submit, gateway=service.engine.instance, attachment=attachment)
+        submit = replace(asked, gateway=self._service.instance, attachment=attachment)
         return GenerationOutput(
-            service.tokenizer,
-            service.metrics,
+            model.tokenizer,
+            model.metrics,
             display,
             [Prompt(submit.prompt.tolist(), None, "prompt")],
             [submit],
             time.monotonic(),
-            service.answers,
+            model.answers,
         )
 
     def _take(self, delta: Delta) -> None:

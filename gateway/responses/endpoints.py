@@ -134,8 +134,7 @@ async def _create(service: Service, responses: Responses, request: Request) -> R
         return parse_response_body(data)
 
     body = await service.bodies.read(request, parse)
-    service.check_model(body.model)
-    service.ready_engine()
+    service.ready_engine(service.models.named(body.model))
     call = call_of(request)
     is_kept = await _may_be_kept(service, responses, call, body, len(raw[0]))
     origin = _origin(service, request, body)
@@ -166,7 +165,7 @@ async def _may_be_kept(
         return False
     if body.background:
         responses.dispatcher.check_room(call.tenant)
-    is_full = service.engine.memory_share > _FULL_SHARE
+    is_full = service.models.memory_share > _FULL_SHARE
     if not is_full and await responses.store.kept.has_room(call.tenant, num_bytes):
         return True
     if body.store or body.background:
@@ -221,7 +220,7 @@ async def _cancelled(
         )
         raise invalid_value("response_id", found.asked.id, reason)
     if found.ended is None:
-        found = await responses.store.cancel(found, service.engine.instance)
+        found = await responses.store.cancel(found, service.instance)
     return await responses.views.object_of(found)
 
 

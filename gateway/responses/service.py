@@ -22,10 +22,10 @@ class Responses:
             settings.responses_retention,
             settings.responses_bytes,
         )
-        self.views = ResponseViews(service)
+        self.views = ResponseViews(service.models)
         jobs = BackgroundJobs(service, self.store, settings.responses_queued)
         self.dispatcher = Dispatcher(service, bus, jobs)
-        self._instance = service.engine.instance
+        self._instance = service.instance
         self._patience_s = settings.bus_patience
 
     async def begin(self, asked: ResponseAsked) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from gateway.http.errors import invalid_value
+from gateway.models.model_table import ModelTable
 from gateway.openai.generation.token_feed import TokenFeed
 from gateway.responses.events import ResponseView
 from gateway.responses.output_items import item_id
@@ -15,7 +16,6 @@ from gateway.responses.request.body import ResponseBody, parse_response_body
 from gateway.responses.request.conversation import items_of
 from gateway.responses.request.input_items import InputItem, Message
 from gateway.responses.store import ResponseStore, StoredResponse
-from gateway.service import Service
 
 _FEW_TOKENS = 256  # some 20 us each
 _FEW_BYTES = 16 * 2**10
@@ -26,14 +26,18 @@ _ITEM: TypeAdapter[InputItem] = TypeAdapter(InputItem)
 class ResponseViews:
     """Makes views of responses."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, models: ModelTable) -> None:
+        self._models = models
 
     def of(self, asked: ResponseAsked, body: ResponseBody | None = None) -> ResponseView:
-        """A view of a response without tokens."""
-        feed = TokenFeed(self._service, asked.submit)
+        """A view of a response without tokens.
+
+        Raises:
+            ApiError: 503, its model is not served now.
+        """
         body = body or parse_response_body(asked.body)
-        return ResponseView(asked, body, feed, self._service.tokenizer)
+        model = self._models.kept(body.model)
+        return ResponseView(asked, body, TokenFeed(model, asked.submit), model.tokenizer)
 
     async def object_of(self, found: StoredResponse) -> dict[str, Any]:
         """The response as an object."""

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from gateway.engine.events import Attached
 from gateway.http.call import call_of, client_of
 from gateway.http.errors import gone, invalid, shutting_down, unavailable, unknown_stream
+from gateway.models.served_model import ServedModel
 from gateway.openai.endpoints.openapi_description import continues, ends, reads_header
 from gateway.openai.generation.generation import ClientLeft, Generation
 from gateway.openai.generation.generation_output import GenerationOutput
@@ -57,10 +58,9 @@ async def _resume(service: Service, stream_id: str, request: Request) -> Respons
         return Response(status_code=_NOTHING_LEFT)
     if service.draining:
         raise shutting_down(accepted=False)
-    if not service.engine.is_positioned:
-        raise unavailable("the log of outputs was not found yet")
+    model = await _model_of(service, call_id)
     try:
-        return await _taken_up(service, stream_id, call_id, request, position)
+        return await _taken_up(service, model, stream_id, call_id, request, position)
     except ClientLeft:
         return client_left(call_of(request))
 
@@ -69,9 +69,8 @@ async def _end(service: Service, stream_id: str, request: Request) -> Response:
     call_id = call_id_in(stream_id, client_of(request))
     if call_id is None:
         raise unknown_stream()
-    if not service.engine.is_positioned:
-        raise unavailable("the log of outputs was not found yet")
-    lookup = RequestLookup(service.engine, request.receive)
+    model = await _model_of(service, call_id)
+    lookup = RequestLookup(model.engine, request.receive)
     try:
         await _found(lookup, call_id, StreamPosition.parse(None), service.max_prompts)
     except ClientLeft:
@@ -81,14 +80,33 @@ async def _end(service: Service, stream_id: str, request: Request) -> Response:
     return Response(status_code=_NOTHING_LEFT)
 
 
+async def _model_of(service: Service, call_id: str) -> ServedModel:
+    """The model of a stream.
+
+    Raises:
+        ApiError: 410, the stream is forgotten; 503, its engine is away.
+    """
+    model = await service.models.owner(call_id)
+    if model is None:
+        raise gone(_FORGOTTEN)
+    if not model.engine.is_positioned:
+        raise unavailable("the log of outputs was not found yet")
+    return model
+
+
 async def _taken_up(
-    service: Service, stream_id: str, call_id: str, request: Request, position: StreamPosition
+    service: Service,
+    model: ServedModel,
+    stream_id: str,
+    call_id: str,
+    request: Request,
+    position: StreamPosition,
 ) -> Response:
-    lookup = RequestLookup(service.engine, request.receive)
+    lookup = RequestLookup(model.engine, request.receive)
     try:
         display, found = await _found(lookup, call_id, position, service.max_prompts)
         resumption = Resumption(stream_id, service.resume_window_s, position)
-        answer = _continued(service, request, display, found, resumption)
+        answer = _continued(model, request, display, found, resumption)
     except BaseException:
         lookup.abandon(service.resume_window_s)
         raise
@@ -134,7 +152,7 @@ async def _found(
 
 
 def _continued(
-    service: Service,
+    model: ServedModel,
     request: Request,
     display: Display,
     found: Sequence[Attached | None],
@@ -142,7 +160,7 @@ def _continued(
 ) -> Response:
     position = resumption.start
     call = call_of(request)
-    call.fields |= {"stream": True, "resumes": display.call_id}
+    call.fields |= {"model": model.name, "stream": True, "resumes": display.call_id}
     call.continues = next(
         (TraceContext.parse(state.submit.traceparent) for state in found if state is not None), None
     )
@@ -152,16 +170,16 @@ def _continued(
         for number, state in enumerate(found)
     ]
     output = GenerationOutput(
-        service.tokenizer,
-        service.metrics,
+        model.tokenizer,
+        model.metrics,
         display,
         prompts,
         submits,
         call.started_s,
-        service.answers,
+        model.answers,
     )
-    generation = Generation(service.engine, service.metrics, output)
-    serializer = display.serializer(service.tokenizer, [prompt.tokens for prompt in prompts])
+    generation = Generation(model.engine, model.metrics, output)
+    serializer = display.serializer(model.tokenizer, [prompt.tokens for prompt in prompts])
     serializer.resume(index for index, choice in enumerate(position.choices) if choice.begun)
     try:
         generation.resume(found, position)

@@ -45,7 +45,7 @@ _CLOSE_S = 3.0
 class OtlpTracer:
     """Spans wait in a bounded queue for a thread that sends them."""
 
-    def __init__(self, endpoint: str, instance: str, model_name: str) -> None:
+    def __init__(self, endpoint: str, instance: str) -> None:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)  # it logs each failure
         url = endpoint if has_path(endpoint) else endpoint.rstrip("/") + _PATH
         self._exporter = _ObservedExporter(OTLPSpanExporter(url, timeout=_TIMEOUT_S), url)
@@ -59,7 +59,6 @@ class OtlpTracer:
             )
         )
         self._tracer = self._provider.get_tracer("pagestream", version())
-        self._common = {"gen_ai.request.model": model_name}
         _log.info("sending spans", url=url)
 
     def begin_call(self, parent: TraceContext | None, method: str) -> "OtlpCallSpan":
@@ -68,7 +67,7 @@ class OtlpTracer:
             method,
             None if parent is None else _context_of(parent),
             SpanKind.SERVER,
-            {"http.request.method": method, **self._common},
+            {"http.request.method": method},
             start_time=time.time_ns(),
         )
         return OtlpCallSpan(span)
@@ -83,8 +82,8 @@ class OtlpTracer:
             {
                 "pagestream.request_id": span.request_id,
                 "pagestream.engine": span.engine_id,
+                "gen_ai.request.model": span.model,
                 **facts,
-                **self._common,
             },
             start_time=span.start_ns,
         )

@@ -40,12 +40,14 @@ class PhaseSpan:
     Attributes:
         parent: the call of the request.
         engine_id: of the engine that computes it.
+        model: its name.
         start_ns, end_ns: since 1970.
         error: why the request ended without its answer; "" otherwise.
     """
 
     parent: TraceContext
     engine_id: str
+    model: str
     request_id: str
     phase: Phase
     start_ns: int
@@ -71,14 +73,20 @@ class PhaseTracker:
 
     Args:
         engine_id: of the engine, whose epochs and steps count.
+        model: its name.
         report: takes each phase when it is over; must not block.
         clock_ns: nanoseconds since 1970.
     """
 
     def __init__(
-        self, engine_id: str, report: Callable[[PhaseSpan], None], clock_ns: Callable[[], int]
+        self,
+        engine_id: str,
+        model: str,
+        report: Callable[[PhaseSpan], None],
+        clock_ns: Callable[[], int],
     ) -> None:
         self._engine_id = engine_id
+        self._model = model
         self._report = report
         self._clock_ns = clock_ns
         self._followed: dict[str, _Followed] = {}
@@ -199,6 +207,7 @@ class PhaseTracker:
             PhaseSpan(
                 followed.parent,
                 self._engine_id,
+                self._model,
                 request_id,
                 followed.phase,
                 since_ns,

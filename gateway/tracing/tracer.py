@@ -51,7 +51,7 @@ class Tracer(Protocol):
         ...
 
 
-def tracer_of(endpoint: str | None, instance: str, model_name: str) -> Tracer | None:
+def tracer_of(endpoint: str | None, instance: str) -> Tracer | None:
     """The tracer of a gateway; None if no endpoint is set, and then no package of it is imported.
 
     Raises:
@@ -68,4 +68,4 @@ def tracer_of(endpoint: str | None, instance: str, model_name: str) -> Tracer | 
             f"{error}; install what it needs: pip install opentelemetry-sdk "
             "opentelemetry-exporter-otlp-proto-http",
         ) from error
-    return OtlpTracer(endpoint, instance, model_name)
+    return OtlpTracer(endpoint, instance)

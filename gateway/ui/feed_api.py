@@ -59,7 +59,7 @@ class Feeds:
         Raises:
             ApiError: 400, it is unknown; 503, there is none.
         """
-        logs = self._service.engine.logs
+        logs = self._service.models.logs
         if not logs:
             raise unavailable("no engine was found so far")
         name = min(logs) if name is None else name
@@ -133,6 +133,6 @@ def feed_router(service: Service, feeds: Feeds) -> APIRouter:
 
     @router.get("/ui/engines")
     async def list_engines() -> list[str]:
-        return sorted(service.engine.logs)
+        return sorted(service.models.logs)
 
     return router

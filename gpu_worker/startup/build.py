@@ -35,7 +35,7 @@ from kernels.select import select_backend
 from shared.errors import ModelUnsupported, SettingsError
 from shared.logs import EventLog
 from shared.messages.leases import ModelInfo, Speeds
-from shared.model_name import model_name
+from shared.model_name import model_name, model_root
 
 log = EventLog(__name__)
 
@@ -140,6 +140,7 @@ def _model_info(
         eos_token_ids=limits.eos_token_ids,
         takes_grammars=takes_grammars,
         weights=model.weight_format,
+        root=model_root(settings.model),
     )
 
 

@@ -59,6 +59,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     takes_grammars: bool = False  # whether the worker can enforce a request's grammar
     weights: str = ""  # their format if they are quantized; "none": they have the dtype
+    root: str = ""  # what it was loaded from: an absolute path, or a hub id; "": not in this lease
 
 
 @dataclass(frozen=True, slots=True)

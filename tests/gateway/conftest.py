@@ -14,10 +14,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from gateway.http.server import Server
+from gateway.models.model_files import ModelFiles
+from gateway.models.served_model import ServedModel
 from gateway.settings import GatewaySettings
 from gateway.text.tokenizer import Tokenizer
 from shared.bus.api import Bus
 from shared.bus.memory import MemoryBus
+from shared.model_name import model_name
 from tests.gateway.fake_engine import FakeEngine, Reply
 
 DEMO_MODEL = str(Path(__file__).parents[2] / "models" / "demo")
@@ -40,6 +43,12 @@ class Stage:
     running: "asyncio.Task[int]"
     openai: AsyncOpenAI
     tasks: list["asyncio.Task[Any]"] = field(default_factory=list)
+
+    @property
+    def model(self) -> ServedModel:
+        """The only one."""
+        [found] = self.server.service.models.served
+        return found
 
     def answer(self, reply: Reply, **kwargs: Any) -> None:
         """Answer every request in the background."""
@@ -88,7 +97,9 @@ async def _open_stage(
     await engine.start_epoch()
     if ready:
         await engine.publish()
-    server = Server(settings, bus, tokenizer, defaults)
+    name = model_name(settings.model, settings.served_model_name)
+    files = ModelFiles.of(name, DEMO_MODEL, tokenizer, settings, defaults)
+    server = Server(settings, bus, files)
     running = asyncio.ensure_future(server.run())
     url = f"http://127.0.0.1:{await server.listening()}"
     openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)

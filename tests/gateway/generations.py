@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gateway.models.model_table import ModelTable
 from gateway.openai.generation.generation import Generation
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.prompts.prompt import Prompt
 from gateway.resume.stream_context import Display, request_id
-from gateway.service import Service
 from tests.support.requests import submit
 
 
-def generation_of(service: Service, prompts: Sequence[Prompt], display: Display) -> Generation:
-    """A generation that is not submitted yet."""
+def generation_of(models: ModelTable, prompts: Sequence[Prompt], display: Display) -> Generation:
+    """A generation of the only model, that is not submitted yet."""
+    [model] = models.served
     submits = [
         replace(
             submit(
@@ -20,17 +21,17 @@ def generation_of(service: Service, prompts: Sequence[Prompt], display: Display)
                 prompt.tokens,
                 num_choices=display.output.num_candidates,
             ),
-            gateway=service.engine.instance,
+            gateway="gateway",
         )
         for position, prompt in enumerate(prompts)
     ]
     output = GenerationOutput(
-        service.tokenizer,
-        service.metrics,
+        model.tokenizer,
+        model.metrics,
         display,
         prompts,
         submits,
         started_s=0.0,
-        formats=service.answers,
+        formats=model.answers,
     )
-    return Generation(service.engine, service.metrics, output)
+    return Generation(model.engine, model.metrics, output)

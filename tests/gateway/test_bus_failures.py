@@ -85,7 +85,7 @@ async def test_a_request_whose_append_failed_is_taken_when_the_bus_is_back(
     stage, bus = await flaky_stage(make_stage)
     bus.refuse_appends = True
     waiting = stage.spawn(stage.complete(stream=stream))
-    await stage.until(lambda: stage.server.service.engine.num_open == 1)
+    await stage.until(lambda: stage.model.engine.num_open == 1)
     bus.refuse_appends = False
     attach = await stage.engine.read_attach()
     submit = await stage.engine.accept_attach(attach)
@@ -117,8 +117,8 @@ async def test_a_stream_ends_with_an_error_when_the_engine_has_failed_for_good(
         await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
         await stream.read_text(2)
         await stage.engine.publish(state="starting", detail="the worker cannot start: no folder")
-        await stage.until(lambda: isinstance(stage.server.service.engine.status, EngineAway))
-        assert stage.server.service.engine.num_open == 1, "it may come back"
+        await stage.until(lambda: isinstance(stage.model.engine.status, EngineAway))
+        assert stage.model.engine.num_open == 1, "it may come back"
         await stage.engine.publish(state="failed", detail="no folder")
         [last] = await stream.rest()
     assert "is failed: no folder" in json.loads(last)["error"]["message"]
@@ -129,7 +129,7 @@ async def test_the_gateway_renews_its_lease(
     monkeypatch: pytest.MonkeyPatch, make_stage: MakeStage
 ) -> None:
     stage, bus = await flaky_stage(make_stage)
-    engine = stage.server.service.engine
+    engine = stage.model.engine
     key = stage.engine.keys.gateway(engine.instance)
     assert await bus.get(key) is not None
     await bus.put(key, b"", 0)
@@ -148,7 +148,7 @@ async def test_an_open_stream_survives_a_bus_that_is_away_for_a_while(
     submit = await stage.engine.accept_next()
     await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)
     bus.away = True
-    await stage.until(lambda: stage.server.service.engine._must_find_position)
+    await stage.until(lambda: stage.model.engine._must_find_position)
     bus.away = False
     await stage.engine.generate(submit, tokens_of(stage, "cd"))
     assert (await waiting).json()["choices"][0]["text"] == "abcd"
@@ -163,11 +163,11 @@ async def test_after_a_lost_tail_a_stream_waits_for_a_newer_epoch(make_stage: Ma
         last = await bus.last_id(engine.keys.outputs)
         await stream.read_text(2)
         bus.away = True
-        await stage.until(lambda: stage.server.service.engine._must_find_position)
+        await stage.until(lambda: stage.model.engine._must_find_position)
         bus.forget_from(engine.keys.outputs, last)
         bus.server = "second"
         bus.away = False
-        await stage.until(lambda: stage.server.service.engine._run_id == "second")
+        await stage.until(lambda: stage.model.engine._run_id == "second")
         # The old epoch writes another token where one was lost: no client may get it.
         engine.step_number -= 1
         await engine.generate(submit, tokens_of(stage, "X"), flag=None)
@@ -205,7 +205,7 @@ async def test_nothing_is_trimmed_while_the_server_may_be_another_one(
     make_stage: MakeStage,
 ) -> None:
     stage, bus = await flaky_stage(make_stage)
-    engine = stage.server.service.engine
+    engine = stage.model.engine
     async with Stream(stage) as stream:
         submit = await stage.engine.accept_next()
         await stage.engine.generate(submit, tokens_of(stage, "ab"), flag=None)

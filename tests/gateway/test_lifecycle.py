@@ -241,7 +241,7 @@ async def test_a_client_that_leaves_before_the_first_token_aborts_its_requests(
     waiting.cancel()
     aborts = [await stage.engine.read_abort() for _ in range(2)]
     assert {abort.request_id for abort in aborts} == {submit.request_id for submit in submits}
-    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    await stage.until(lambda: stage.model.engine.num_open == 0)
 
 
 async def open_unread_stream(stage: Stage) -> asyncio.StreamWriter:
@@ -310,7 +310,7 @@ async def test_a_gateway_whose_reader_fails_leaves_with_an_error(make_stage: Mak
     stage = await make_stage()
     waiting = stage.spawn(stage.complete())
     await stage.engine.accept_next()
-    engine = stage.server.service.engine
+    engine = stage.model.engine
 
     def broken(entry: Entry) -> Sequence[object]:
         raise RuntimeError("a bug")
@@ -352,7 +352,7 @@ async def test_an_attach_is_repeated_only_while_a_scheduler_is_there(
         await stage.engine.step({})
         first = await stage.engine.read_attach()
         await stage.engine.publish(state="starting")
-        engine = stage.server.service.engine
+        engine = stage.model.engine
         await stage.until(lambda: isinstance(engine.status, EngineAway))
         length = await bus.length(requests)
         await pass_time(60)

@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_before_its_stream_begins_aborts_it(stage: St
     submit = await stage.engine.read_submit()
     waiting.cancel()
     assert (await stage.engine.read_abort()).request_id == submit.request_id
-    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    await stage.until(lambda: stage.model.engine.num_open == 0)
 
 
 # ---------------------------------------------------------------- the deadline
@@ -211,7 +211,7 @@ async def test_what_a_slow_reader_leaves_waits_in_one_piece(stage: Stage) -> Non
         submit = await stage.engine.accept_next()
         await stage.engine.generate(submit, tokens_of(stage, "a"), flag=None)
         await stream.read_text(1)
-        [queue] = stage.server.service.engine._deliveries.queues()
+        [queue] = stage.model.engine._deliveries.queues()
         largest = 0
 
         def watched(event: object) -> None:
@@ -242,7 +242,7 @@ async def test_without_memory_for_more_new_calls_are_refused_and_open_ones_end(
 ) -> None:
     bus = FullBus(lambda: time.time_ns() // 1_000_000)
     stage = await make_stage(bus=bus)
-    engine = stage.server.service.engine
+    engine = stage.model.engine
     waiting = stage.spawn(stage.complete())
     submit = await stage.engine.accept_next()
     bus.share = 0.85

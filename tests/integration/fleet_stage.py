@@ -31,7 +31,7 @@ from shared.bus.api import Bus
 from shared.bus.memory import MemoryBus
 from shared.messages.leases import KVGeometry, ModelInfo, Speeds
 from shared.messages.requests import Submit
-from shared.metrics import GatewayMetrics, SchedulerMetrics
+from shared.metrics import ModelMetrics, SchedulerMetrics
 from tests.simulation.deployment.model import BLOCK_SIZE, Model, ModelExecutor
 from tests.simulation.deployment.processes import Silent
 from tests.support.requests import submit
@@ -126,24 +126,19 @@ class Stage:
 
     async def add_gateway(self, patience_s: float = 20.0) -> Fleet:
         instance = f"gateway-{len(self.gateways)}"
-        metrics = GatewayMetrics("demo", "fleet")
+        metrics = ModelMetrics("demo", "fleet")
 
         def client(bus: Bus, engine_id: str, on_released: Callable[[str], None]) -> EngineClient:
             return EngineClient(
                 bus, engine_id, "demo", instance, metrics, (), 30.0, None, on_released
             )
 
+        directory = Directory(self.directory)
+        connect = lambda url: self.engines[url].bus  # noqa: E731
         fleet = Fleet(
-            Directory(self.directory),
-            "demo",
-            instance,
-            metrics,
-            lambda url: self.engines[url].bus,
-            client,
-            patience_s,
-            engine_patience_s=1.0,
+            *(directory, "demo", metrics, connect, client, patience_s), engine_patience_s=1.0
         )
-        self.tasks.append(asyncio.ensure_future(fleet.run()))
+        self.tasks.append(asyncio.ensure_future(follow(directory, fleet)))
         self.gateways.append(fleet)
         return fleet
 
@@ -186,6 +181,17 @@ class Stream:
 def stream(number: int, prompt: list[int] | None = None, max_tokens: int = LONG) -> Stream:
     prompt = prompt or [number + 1, 2, 3]
     return Stream(submit(f"{number:032x}", prompt, max_tokens=max_tokens, ignore_eos=True))
+
+
+async def follow(directory: Directory, fleet: Fleet) -> None:
+    """Read the directory for a gateway's fleet until cancelled."""
+    try:
+        while True:
+            await fleet.renew(0.0)
+            await fleet.update(await directory.engines())
+            await asyncio.sleep(0.1)
+    finally:
+        await fleet.end()
 
 
 async def until(what: Callable[[], object]) -> None:

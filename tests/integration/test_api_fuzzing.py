@@ -17,6 +17,7 @@ import pytest
 
 from deploy.settings import REPOSITORY
 from gateway.http.server import Server
+from gateway.models.model_files import ModelFiles
 from gateway.settings import GatewaySettings
 from gateway.text.tokenizer import Tokenizer
 from gpu_worker.settings import WorkerSettings
@@ -39,13 +40,13 @@ async def gateway_with_engine(model: Path) -> AsyncIterator[str]:
     tokenizer = Tokenizer.load(_DEMO_MODEL, trust_remote_code=False)
     settings = GatewaySettings(model=_DEMO_MODEL, served_model_name=MODEL, port=0)
     async with running_engine(bus, worker, SchedulerSettings()):
-        server = Server(settings, bus, tokenizer)
+        server = Server(settings, bus, ModelFiles.of(MODEL, _DEMO_MODEL, tokenizer, settings))
         running = asyncio.ensure_future(server.run())
         port = await server.listening()
         while server.service.why_not_ready() is not None:
             await asyncio.sleep(0.01)
         yield f"http://127.0.0.1:{port}"
-        assert server.service.engine.num_open == 0, "every call has ended"
+        assert server.service.models.num_open == 0, "every call has ended"
         server.stop()
         await running
 

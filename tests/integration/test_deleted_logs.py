@@ -15,7 +15,7 @@ from gateway.engine.events import ChoiceFinished, EngineUnreachable, RequestFail
 from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.messages.requests import Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 from shared.tasks import cancel_until_done
 from tests.integration.configurations import Configuration
 from tests.support.engine import running_scheduler, running_worker
@@ -57,7 +57,7 @@ class Streams:
 
 @asynccontextmanager
 async def following(bus: RedisBus, engine_id: str, model: str) -> AsyncIterator[Streams]:
-    client = EngineClient(bus, engine_id, model, "gateway", GatewayMetrics(model, engine_id))
+    client = EngineClient(bus, engine_id, model, "gateway", ModelMetrics(model, engine_id))
     running = asyncio.create_task(client.run())
     async with asyncio.timeout(_DEADLINE_S):
         while not isinstance(client.status, Engine):

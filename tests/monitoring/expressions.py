@@ -81,7 +81,7 @@ def exposed_series() -> dict[str, Series]:
     }
     gateway, scheduler = GatewayMetrics("model", "engine"), SchedulerMetrics("model", "engine")
     # Series whose labels have no values at the start.
-    gateway.routed_requests.inc(1, "engine", "reason")
+    gateway.of_model("model").routed_requests.inc(1, "engine", "reason")
     scheduler.tenant_tokens.inc(1, "tenant", "kind")
     scheduler.tenant_block_seconds.inc(1, "tenant")
     for metrics in (gateway, scheduler, WorkerMetrics("model", "engine")):

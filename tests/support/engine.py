@@ -197,11 +197,19 @@ async def running_worker(
 
 @asynccontextmanager
 async def running_scheduler(
-    bus: Bus, scheduler: SchedulerSettings, recorder: FileRecorder | None = None
+    bus: Bus,
+    scheduler: SchedulerSettings,
+    recorder: FileRecorder | None = None,
+    directory: Bus | None = None,
 ) -> AsyncIterator[SchedulerMetrics]:
-    """Run the scheduler as a task inside the block."""
+    """Run the scheduler as a task inside the block.
+
+    Args:
+        directory: of the fleet to which the engine belongs.
+    """
     metrics = SchedulerMetrics("tiny", scheduler.engine_id)
-    service = SchedulerService(bus, scheduler, SchedulerObserver(metrics), recorder)
+    observer = SchedulerObserver(metrics)
+    service = SchedulerService(bus, scheduler, observer, recorder, directory=directory)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(service.run())
         yield metrics

@@ -52,7 +52,7 @@ def generate_router(service: Service) -> APIRouter:
     @router.post("/v1/embeddings", include_in_schema=False)
     async def embeddings() -> Response:
         with service.counting_refusals():
-            raise no_embeddings(service.model_name)
+            raise no_embeddings()
 
     return router
 

@@ -8,11 +8,11 @@ from typing import Any, overload
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from gateway.engine.engine_status import Engine
 from gateway.engine.readiness import readiness, status_alone
 from gateway.http.call import caller_of
-from gateway.http.errors import MISSING_FIELD, ApiError, invalid_value, unknown_model
+from gateway.http.errors import MISSING_FIELD, ApiError, invalid_value
 from gateway.http.long_responses import PiecewiseJson, items, members, text, value
+from gateway.models.served_model import ServedModel
 from gateway.openai.endpoints.openapi_description import answers, plain_text, takes
 from gateway.openai.requests.schema import (
     DetokenizeBody,
@@ -55,15 +55,14 @@ def inspection_router(service: Service, version: str) -> APIRouter:
 def _add_model(router: APIRouter, service: Service) -> None:
     @router.get("/v1/models", tags=["model"], responses=answers(ModelList))
     async def list_models() -> Response:
-        """The one model that is served here."""
-        return JSONResponse({"object": "list", "data": [_model_card(service)]})
+        """The models that are served here; in a fleet, all those of its engines."""
+        cards = [_model_card(model) for model in service.models.served]
+        return JSONResponse({"object": "list", "data": cards})
 
     @router.get("/v1/models/{model_id:path}", tags=["model"], responses=answers(ModelCard, 404))
     async def retrieve_model(model_id: str) -> Response:
         """One model."""
-        if model_id != service.model_name:
-            raise unknown_model(model_id)
-        return JSONResponse(_model_card(service))
+        return JSONResponse(_model_card(service.models.named(model_id)))
 
     @router.get("/prefixes", tags=["model"], responses=answers(PrefixList))
     async def list_prefixes() -> Response:
@@ -92,14 +91,14 @@ def _add_tokens(router: APIRouter, service: Service) -> None:
         """Text of tokens, special tokens included."""
         parse = partial(parse_body, DetokenizeBody)
         body = await service.bodies.read(request, parse, service.max_token_bytes)
-        service.check_model(body.model)
-        size = service.tokenizer.size
+        model = service.models.named(body.model)
+        size = model.tokenizer.size
         if body.tokens and max(body.tokens) >= size:
             index = next(index for index, token in enumerate(body.tokens) if token >= size)
             reason = f"the tokenizer has the tokens 0 to {size - 1}"
             raise invalid_value(f"tokens[{index}]", body.tokens[index], reason)
         options = TokenizeOptions(caller_of(request))
-        found = await service.prompts.text(body.tokens, skip_special=False, options=options)
+        found = await model.prompts.text(body.tokens, skip_special=False, options=options)
         if len(found) <= _WHOLE_CHARS:
             return JSONResponse({"prompt": found})
         return PiecewiseJson(members(("prompt", text(found))))
@@ -143,22 +142,22 @@ def _add_gateway(router: APIRouter, service: Service, version: str) -> None:
 
 async def _tokenize(service: Service, request: Request) -> Response:
     body = await service.bodies.read(request, _tokenize_body, service.max_token_bytes)
-    service.check_model(body.model)
+    model = service.models.named(body.model)
     options = TokenizeOptions(caller_of(request))
     if isinstance(body, TokenizeChatBody):
-        template = template_options(body, service.tokenizer)
-        tokens = await service.prompts.chat_tokens(body.messages, body.tools, options, template)
+        template = template_options(body, model.tokenizer)
+        tokens = await model.prompts.chat_tokens(body.messages, body.tools, options, template)
     else:
         special = body.add_special_tokens is not False
-        tokens = await service.prompts.text_tokens(body.prompt, special, options)
-    engine = service.engine.status
+        tokens = await model.prompts.text_tokens(body.prompt, special, options)
+    engine = model.ready
     answer: dict[str, Any] = {
         "count": len(tokens),
-        "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
+        "max_model_len": None if engine is None else engine.model.max_model_len,
     }
     # Kept as an array: a slow client may leave the answer in memory for long.
     numbers = array("i", tokens)
-    spelled = _Spelled(service.tokenizer, numbers)
+    spelled = _Spelled(model.tokenizer, numbers)
     if len(tokens) <= _WHOLE_TOKENS:
         shown = {"token_strs": list(spelled)} if body.return_token_strs else {}
         return JSONResponse({**answer, "tokens": tokens, **shown})
@@ -205,30 +204,33 @@ def _tokenize_body(data: bytes) -> TokenizeTextBody | TokenizeChatBody:
 
 
 def _prefix_cards(service: Service) -> list[dict[str, Any]]:
-    pinning = service.engine.pinning
-    is_ready = isinstance(service.engine.status, Engine)
     return [
         {
             "id": prefix.prefix_id,
             "object": "prefix",
+            "model": model.name,
             "name": prefix.name,
             "num_tokens": len(prefix.tokens),
-            "state": pinning.state_of(prefix) if is_ready else PrefixState.PENDING,
+            "state": PrefixState.PENDING if model.ready is None else pinning.state_of(prefix),
         }
+        for model in service.models.served
+        for pinning in [model.engine.pinning]
         for prefix in pinning.prefixes
     ]
 
 
-def _model_card(service: Service) -> dict[str, Any]:
-    engine = service.engine.status
+def _model_card(model: ServedModel) -> dict[str, Any]:
+    engine = model.ready
     return {
-        "id": service.model_name,
+        "id": model.name,
         "object": "model",
-        "created": service.created,
+        "created": model.created,
         "owned_by": "pagestream",
-        "root": service.model_root,
+        "root": model.root,
         "parent": None,
-        "max_model_len": engine.model.max_model_len if isinstance(engine, Engine) else None,
-        "default_sampling_params": dict(service.defaults),
+        "ready": engine is not None,
+        "num_engines": model.engine.num_engines,
+        "max_model_len": None if engine is None else engine.model.max_model_len,
+        "default_sampling_params": dict(model.defaults),
         "permission": [],
     }

@@ -39,7 +39,7 @@ from gateway.resume.stream_context import read_display
 from gateway.text.choice_text import Delta
 from shared.messages.endings import FinishReason
 from shared.messages.requests import ChoiceView, Stop, Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 
 _EVENTS_AT_ONCE = 256  # some 10 us each, with a few log-probabilities 50
 _FAILURES = (ClientDisconnected, EngineUnreachable, RequestFailed)
@@ -64,7 +64,7 @@ class Generation:
         is_taken_over: a newer call delivers at least one of its requests.
     """
 
-    def __init__(self, engine: Engines, metrics: GatewayMetrics, output: GenerationOutput) -> None:
+    def __init__(self, engine: Engines, metrics: ModelMetrics, output: GenerationOutput) -> None:
         self.queue = EventQueue()
         self.output = output
         self.server_stops = self.is_taken_over = False

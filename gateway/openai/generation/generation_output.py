@@ -18,7 +18,7 @@ from gateway.text.stop_strings import StopStrings
 from gateway.text.tokenizer import Tokenizer
 from shared.messages.endings import FinishReason
 from shared.messages.requests import Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 
 _PROMPT_END_TOKENS = 256  # of a prompt, in which the answer's message may have begun
 
@@ -42,7 +42,7 @@ class GenerationOutput:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        metrics: GatewayMetrics,
+        metrics: ModelMetrics,
         display: Display,
         prompts: Sequence[Prompt],
         submits: Sequence[Submit],

@@ -11,6 +11,9 @@ from gateway.answers.options import AnswerOptions
 from gateway.engine.engine_status import Engine
 from gateway.grammars.constraints import Structure
 from gateway.http.call import Call
+from gateway.http.errors import other_body
+from gateway.models.model_table import ModelTable
+from gateway.models.served_model import ServedModel
 from gateway.openai.generation.generation import Generation
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.openai.generation.origin import Origin
@@ -32,6 +35,7 @@ from gateway.openai.requests.validation import (
     completion_max_tokens,
     sampling_params,
 )
+from gateway.openai.responses.serializer import Serializer
 from gateway.prompts.prompt import Prompt
 from gateway.prompts.prompt_length import sampling_of_last, scores_last, truncated
 from gateway.prompts.tokenization import TokenizeOptions
@@ -60,14 +64,21 @@ class Prepared:
     secret: str
     is_repeatable: bool
     is_stream: bool
+    model: ServedModel
 
-    async def submit(self) -> None:
+    def serializer(self) -> Serializer:
+        """Of the answer, in the format that the display names."""
+        return self.display.serializer(self.model.tokenizer, self.prompts)
+
+    async def submit(self, models: ModelTable) -> None:
         """Ask the engine for it.
 
         Raises:
             ApiError: 422, there is one by its name from another body.
         """
         if self.is_repeatable:
+            if await models.is_of_other(self.display.call_id, self.model):
+                raise other_body()
             self.generation.attach()
         else:
             await self.generation.submit()
@@ -79,16 +90,16 @@ async def prepare_completion(service: Service, origin: Origin, body: CompletionB
     Raises:
         ApiError: the body is refused, or the engine is away.
     """
-    service.check_model(body.model)
+    model = service.models.named(body.model)
     beams = beam_params(body)
     output = completion_output(body)
-    num_prompts = service.prompts.count(body)
+    num_prompts = model.prompts.count(body)
     check_num_choices(num_prompts, output, bool(body.stream_resume), service.max_choices)
-    engine = service.ready_engine()
-    grammar = await _grammar(service, origin, body, num_prompts, engine, constraint_of(body))
+    engine = service.ready_engine(model)
+    grammar = await _grammar(model, origin, body, num_prompts, engine, constraint_of(body))
     prompts, sampling = [], []
     options = _tokenize_options(origin, body, engine)
-    for whole in await service.prompts.completion(body, options):
+    for whole in await model.prompts.completion(body, options):
         prompt = truncated(whole, body, engine)
         if scores_last(prompt, output, beams, engine):
             prompt = replace(prompt, scores_last=True)
@@ -96,10 +107,10 @@ async def prepare_completion(service: Service, origin: Origin, body: CompletionB
         max_tokens = (
             1 if prompt.scores_last else completion_max_tokens(body, prompt, output, engine)
         )
-        params = sampling_params(body, output, beams, max_tokens, engine, grammar, service.defaults)
+        params = sampling_params(body, output, beams, max_tokens, engine, grammar, model.defaults)
         sampling.append(sampling_of_last(prompt, params) if prompt.scores_last else params)
         prompts.append(prompt)
-    return _prepare(service, origin, body, prompts, sampling, output)
+    return _prepare(service, model, origin, body, prompts, sampling, output)
 
 
 async def prepare_chat(service: Service, origin: Origin, body: ChatBody) -> Prepared:
@@ -108,30 +119,30 @@ async def prepare_chat(service: Service, origin: Origin, body: ChatBody) -> Prep
     Raises:
         ApiError: the body is refused, or the engine is away.
     """
-    service.check_model(body.model)
+    model = service.models.named(body.model)
     beams = beam_params(body)
-    answers = answer_options(body, service.answers)
+    answers = answer_options(body, model.answers)
     output = chat_output(body)
     check_num_choices(1, output, bool(body.stream_resume), service.max_choices)
-    engine = service.ready_engine()
-    found = chat_constraint(body, answers, service.answers)
+    engine = service.ready_engine(model)
+    found = chat_constraint(body, answers, model.answers)
     options = _tokenize_options(origin, body, engine)
-    template = template_options(body, service.tokenizer)
-    whole = await service.prompts.chat(body.messages, body.tools, options, template)
+    template = template_options(body, model.tokenizer)
+    whole = await model.prompts.chat(body.messages, body.tools, options, template)
     prompt = truncated(whole, body, engine)
     if found is not None:
         path, structure = found
-        formats, tokenizer = service.answers, service.tokenizer
+        formats, tokenizer = model.answers, model.tokenizer
         found = path, behind_reasoning(structure, body, answers, prompt, formats, tokenizer)
-    grammar = await _grammar(service, origin, body, 1, engine, found)
+    grammar = await _grammar(model, origin, body, 1, engine, found)
     check_prompt(prompt, output, engine)
     max_tokens = chat_max_tokens(body, prompt, output, engine)
-    sampling = sampling_params(body, output, beams, max_tokens, engine, grammar, service.defaults)
-    return _prepare(service, origin, body, [prompt], [sampling], output, answers)
+    sampling = sampling_params(body, output, beams, max_tokens, engine, grammar, model.defaults)
+    return _prepare(service, model, origin, body, [prompt], [sampling], output, answers)
 
 
 async def _grammar(
-    service: Service,
+    model: ServedModel,
     origin: Origin,
     body: GenerationBody,
     num_prompts: int,
@@ -150,7 +161,7 @@ async def _grammar(
         return ""
     path, structure = found
     check_goes_with_structure(body, path, engine)
-    return await service.grammars.compile(origin.caller, path, structure, num_prompts)
+    return await model.grammars.compile(origin.caller, path, structure, num_prompts)
 
 
 def _tokenize_options(origin: Origin, body: GenerationBody, engine: Engine) -> TokenizeOptions:
@@ -161,6 +172,7 @@ def _tokenize_options(origin: Origin, body: GenerationBody, engine: Engine) -> T
 
 def _prepare(
     service: Service,
+    model: ServedModel,
     origin: Origin,
     body: GenerationBody,
     prompts: Sequence[Prompt],
@@ -173,23 +185,23 @@ def _prepare(
     call.id = call_id_of(secret, origin.client)
     if key is not None and body.seed is None:
         sampling = [_with_seed(params, seed_of(call.id)) for params in sampling]
-    display = _display(service, call, body, prompts, output, is_repeatable=key is not None)
+    display = _display(model, call, body, prompts, output, is_repeatable=key is not None)
     display = replace(display, answers=answers)
-    call.fields["stream"] = bool(body.stream)
-    service.ready_engine()  # much may have happened while a long prompt was tokenized
+    call.fields |= {"model": model.name, "stream": bool(body.stream)}
+    service.ready_engine(model)  # much may have happened while a long prompt was tokenized
     submits = _submits(service, call, body, prompts, sampling, display, origin.priority)
     result = GenerationOutput(
-        service.tokenizer,
-        service.metrics,
+        model.tokenizer,
+        model.metrics,
         display,
         prompts,
         submits,
         call.started_s,
-        service.answers,
+        model.answers,
     )
-    generation = Generation(service.engine, service.metrics, result)
+    generation = Generation(model.engine, model.metrics, result)
     tokens = [prompt.tokens for prompt in prompts]
-    return Prepared(generation, display, tokens, secret, key is not None, bool(body.stream))
+    return Prepared(generation, display, tokens, secret, key is not None, bool(body.stream), model)
 
 
 def _with_seed(params: SamplingParams, seed: int) -> SamplingParams:
@@ -211,7 +223,7 @@ def _submits(
     return [
         Submit(
             request_id=request_id(call.id, position),
-            gateway=service.engine.instance,
+            gateway=service.instance,
             attachment=attachment,
             prompt=np.asarray(prompt.engine_tokens, dtype=np.int32),
             sampling=params,
@@ -229,7 +241,7 @@ def _submits(
 
 
 def _display(
-    service: Service,
+    model: ServedModel,
     call: Call,
     body: GenerationBody,
     prompts: Sequence[Prompt],
@@ -240,7 +252,7 @@ def _display(
     return Display(
         call_id=call.id,
         is_chat=isinstance(body, ChatBody),
-        model=service.model_name,
+        model=model.name,
         created=int(time.time()),
         num_prompts=len(prompts),
         prompt_text=None,

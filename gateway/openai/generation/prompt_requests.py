@@ -9,7 +9,7 @@ from gateway.text.choice_text import ChoiceText
 from shared.messages.endings import FinishReason
 from shared.messages.logprobs import TokenLogprobs
 from shared.messages.requests import Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 
 
 class HistoryDiffers(Exception):
@@ -119,7 +119,7 @@ class PromptRequest:
         return all(token == prompt[-1] for token in tokens)
 
     def observe_tokens(
-        self, metrics: GatewayMetrics, choice: Choice, num_tokens: int, started_s: float
+        self, metrics: ModelMetrics, choice: Choice, num_tokens: int, started_s: float
     ) -> None:
         """Measure latencies; tokens that came together count as evenly spaced.
 
@@ -138,7 +138,7 @@ class PromptRequest:
             metrics.inter_token_latency.observe(gap)
         choice.last_token_s = now
 
-    def observe_end(self, metrics: GatewayMetrics, started_s: float) -> None:
+    def observe_end(self, metrics: ModelMetrics, started_s: float) -> None:
         """Measure the request when its last choice was delivered."""
         metrics.e2e_request_latency.observe(time.monotonic() - started_s)
         metrics.request_prompt_tokens.observe(len(self.prompt.tokens))

@@ -6,11 +6,11 @@ Fed this way, the parts depend on the tokens alone, and not on how many of them 
 from collections.abc import Iterator, Sequence
 
 from gateway.answers.answer_formats import id_chars
+from gateway.models.served_model import ServedModel
 from gateway.openai.generation.generation_output import GenerationOutput
 from gateway.openai.responses.chat_serializer import CallIds
 from gateway.prompts.prompt import Prompt
 from gateway.resume.stream_context import read_display
-from gateway.service import Service
 from gateway.text.choice_text import Delta
 from shared.errors import DecodeError
 from shared.messages.endings import FinishReason
@@ -32,13 +32,13 @@ class TokenFeed:
         DecodeError: another version of the gateway wrote it.
     """
 
-    def __init__(self, service: Service, submit: Submit) -> None:
+    def __init__(self, model: ServedModel, submit: Submit) -> None:
         display = read_display(submit.display)
         if display is None:
             raise DecodeError("how the response is shown cannot be read")
         prompt = Prompt(submit.prompt.tolist(), None, "prompt")
         self._output = GenerationOutput(
-            service.tokenizer, service.metrics, display, [prompt], [submit], 0.0, service.answers
+            model.tokenizer, model.metrics, display, [prompt], [submit], 0.0, model.answers
         )
         self._choice = self._output.choices[0]
         self.display = display

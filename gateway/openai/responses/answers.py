@@ -214,8 +214,8 @@ async def answer(
         ApiError: it is refused, or it failed before the response began.
     """
     generation, display = prepared.generation, prepared.display
-    serializer = serializer or display.serializer(service.tokenizer, prepared.prompts)
-    await prepared.submit()
+    serializer = serializer or prepared.serializer()
+    await prepared.submit(service.models)
     origin.call.route = generation.route
     if not prepared.is_stream:
         return await whole_answer(

@@ -166,21 +166,23 @@ class ChatAnswer(_Answer):
 
 
 class ModelCard(_Answer):
-    """The model that is served here."""
+    """A model that is served here."""
 
     id: str
     object: Literal["model"]
-    created: int  # when the gateway started, seconds since 1970
+    created: int  # since when this gateway serves it, seconds since 1970
     owned_by: str
     root: str  # what it was loaded from, a folder or a hub id
     parent: None
+    ready: bool  # an engine can take requests now
+    num_engines: _Count  # that can take requests now
     max_model_len: int | None  # null while there is no engine
     default_sampling_params: dict[str, float]  # of the model, where a request gives none
     permission: list[None]  # none are given
 
 
 class ModelList(_Answer):
-    """The list of models, which has one entry."""
+    """The models that are served here."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -191,6 +193,7 @@ class PrefixCard(_Answer):
 
     id: str
     object: Literal["prefix"]
+    model: str
     name: str
     num_tokens: _Count
     state: Literal["pending", "pinned", "refused"]

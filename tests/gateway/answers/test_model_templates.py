@@ -185,7 +185,7 @@ def test_a_format_of_another_gateway_is_refused() -> None:
 
 async def test_a_tokenizers_own_template_is_taken(make_stage: MakeStage) -> None:
     stage = await make_stage(tokenizer=demo_tokenizer(response_template=JSON))
-    assert stage.server.service.answers.calls == MODEL
+    assert stage.model.answers.calls == MODEL
     stage.answer_text(f"<think>Hm</think>{call_text(AB)}")
     message = (await stage.chat(tools=[ADD])).json()["choices"][0]["message"]
     assert message["reasoning"] == "Hm"

@@ -181,7 +181,7 @@ async def test_few_lines_are_asked_at_once_behind_all_other_requests(
         asked = [await stage.engine.read_attach() for _ in range(3)]
         assert {attach.submit.priority for attach in asked if attach.submit} == {LOWEST}
         assert not stage.engine.pending
-        assert stage.server.service.engine.num_open == 3
+        assert stage.model.engine.num_open == 3
         for attach in asked:
             submit = await stage.engine.accept_attach(attach, [])
             await stage.engine.generate(submit, tokens, EndFlag.STOP)
@@ -213,7 +213,7 @@ async def test_a_cancelled_batch_keeps_what_was_answered(make_stage: MakeStage) 
     await stage.engine.accept_attach(second, [])
     await stage.engine.generate(submit, tokens, EndFlag.STOP)
     third = await stage.engine.read_attach()
-    await stage.until(lambda: stage.server.service.engine.num_open == 2)
+    await stage.until(lambda: stage.model.engine.num_open == 2)
 
     async def completed() -> int:
         found = await stage.openai.batches.retrieve(made.id)

@@ -17,7 +17,7 @@ async def test_an_engine_without_steps_makes_the_gateway_unready_with_the_reason
     make_stage: MakeStage,
 ) -> None:
     stage = await make_stage(max_stall=3.0)
-    engine = stage.server.service.engine
+    engine = stage.model.engine
     for stalled_ms, status in ((2_900, 200), (3_100, 503), (0, 200)):
         await stage.engine.publish(stalled_ms=stalled_ms)
         await stage.until(lambda wanted=stalled_ms: engine.status.stalled_ms == wanted)  # type: ignore[misc]
@@ -32,7 +32,7 @@ async def test_an_engine_without_steps_makes_the_gateway_unready_with_the_reason
 async def test_an_engine_of_another_protocol_gets_no_requests(make_stage: MakeStage) -> None:
     stage = await make_stage()
     await stage.engine.publish(protocol=PROTOCOL + 1)
-    await stage.until(lambda: not isinstance(stage.server.service.engine.status, Engine))
+    await stage.until(lambda: not isinstance(stage.model.engine.status, Engine))
     ready, refused = await stage.http.get("/health/ready"), await stage.complete()
     assert (ready.status_code, refused.status_code) == (503, 503)
     assert f"the scheduler speaks protocol {PROTOCOL + 1}" in ready.json()["detail"]
@@ -60,7 +60,7 @@ async def test_a_log_that_is_not_read_while_a_client_waits_makes_the_gateway_unr
     make_stage: MakeStage,
 ) -> None:
     stage = await make_stage(bus=HeldBus(lambda: time.time_ns() // 1_000_000), max_log_lag=5.0)
-    engine = stage.server.service.engine
+    engine = stage.model.engine
     engine._last_read_s = time.monotonic() - 60
     assert engine.log_lag_s == 0.0, "no client waits"
     waiting = stage.spawn(stage.complete())

@@ -186,7 +186,7 @@ async def test_a_client_that_never_reads_is_cut_off_and_its_request_aborted(
         # More than the kernel takes on its own, known to the log at once.
         token = max(range(300, 4096), key=lambda token: len(stage.tokenizer.decode([token])))
         await stage.engine.accept(submit, [token] * 800_000)
-        await stage.until(lambda: stage.server.service.engine.num_open == 0, 30.0)
+        await stage.until(lambda: stage.model.engine.num_open == 0, 30.0)
     assert (await stage.engine.read_abort()).request_id == submit.request_id
 
 

@@ -44,7 +44,7 @@ def test_long_lists_make_the_text_that_json_makes(length: int) -> None:
 async def test_a_backlog_of_tokens_lets_others_run_before_it_is_taken(stage: Stage) -> None:
     num_tokens = 5_000
     shown = display()
-    generation = generation_of(stage.server.service, [Prompt([5], None, "prompt")], shown)
+    generation = generation_of(stage.server.service.models, [Prompt([5], None, "prompt")], shown)
     # Those with log-probabilities wait apart.
     for token in range(num_tokens):
         known = scores(50, -1.0, {50: -1.0})

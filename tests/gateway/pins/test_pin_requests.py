@@ -91,6 +91,6 @@ async def test_a_gateway_sends_its_prefixes_to_every_epoch_and_shows_them(
     assert await shown() == {"object": "list", "data": [{**card, "state": "pending"}]}
     pinned = PrefixStatus(found.prefix_id, PrefixState.PINNED, 1)
     await stage.engine.publish(prefixes=(pinned,))
-    pinning = stage.server.service.engine.pinning
+    pinning = stage.model.engine.pinning
     await stage.until(lambda: pinning.state_of(pinning.prefixes[0]) == PrefixState.PINNED)
     assert await shown() == {"object": "list", "data": [{**card, "state": "pinned"}]}

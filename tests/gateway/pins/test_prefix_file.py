@@ -30,7 +30,7 @@ def test_texts_conversations_and_tokens_become_prefixes(
         {"messages": [system, {"role": "user", "content": "Who?"}], "cache_salt": "tenant"},
         {"tokens": [5, 6, 7]},
     )
-    novel, chat, tokens = read_prefixes(file, tokenizer)
+    novel, chat, tokens = read_prefixes(file, tokenizer, "demo")
     assert novel.tokens.tolist() == tokenizer.encode("It was a dark night")
     text = tokenizer.decode(chat.tokens.tolist(), skip_special=False)
     assert text.startswith("<|bos|>")
@@ -42,7 +42,7 @@ def test_texts_conversations_and_tokens_become_prefixes(
 
 def test_a_chat_prefix_is_how_such_requests_begin(tmp_path: Path, tokenizer: Tokenizer) -> None:
     system = {"role": "system", "content": "You speak like a pirate."}
-    [prefix] = read_prefixes(write(tmp_path, {"messages": [system]}), tokenizer)
+    [prefix] = read_prefixes(write(tmp_path, {"messages": [system]}), tokenizer, "demo")
     question = [system, {"role": "user", "content": "Where is the gold?"}]
     chat = tokenizer.render_chat(Conversation(question))
     prompt = tokenizer.encode(chat, add_special_tokens=False)
@@ -59,13 +59,19 @@ def test_names_of_prefixes_depend_on_tokens_and_salt_alone(
         {"prompt": text, "cache_salt": "x"},
         {"prompt": "Good night"},
     ]
-    ids = [found.prefix_id for found in read_prefixes(write(tmp_path, *lines), tokenizer)]
+    ids = [found.prefix_id for found in read_prefixes(write(tmp_path, *lines), tokenizer, "demo")]
     assert ids[0] == ids[1]
     assert len(set(ids)) == 3
 
 
+def test_a_prefix_of_another_model_is_left_out(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    lines = [{"tokens": [1]}, {"tokens": [2], "model": "demo"}, {"tokens": [3], "model": "other"}]
+    found = read_prefixes(write(tmp_path, *lines), tokenizer, "demo")
+    assert [prefix.tokens.tolist() for prefix in found] == [[1], [2]]
+
+
 def test_no_file_is_no_prefix(tokenizer: Tokenizer) -> None:
-    assert read_prefixes(None, tokenizer) == []
+    assert read_prefixes(None, tokenizer, "demo") == []
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_a_bad_line_is_refused_with_its_number_field_and_value(
 ) -> None:
     file = write(tmp_path, {"prompt": "good"}, line)
     with pytest.raises(SettingsError) as caught:
-        read_prefixes(file, tokenizer)
+        read_prefixes(file, tokenizer, "demo")
     for word in (f"--pinned-prefixes='{file}'", "line 2", *words):
         assert word in str(caught.value)
 
@@ -106,10 +112,10 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, tokenizer: Tokeni
     latin.write_bytes(b'{"prompt": "\xe4"}')
     for path, word in ((tmp_path / "missing", "No such file"), (latin, "utf-8")):
         with pytest.raises(SettingsError, match=word):
-            read_prefixes(str(path), tokenizer)
+            read_prefixes(str(path), tokenizer, "demo")
 
 
 def test_too_many_prefixes_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     file = write(tmp_path, *({"tokens": [number]} for number in range(1_001)))
     with pytest.raises(SettingsError, match="1001 prefixes"):
-        read_prefixes(file, tokenizer)
+        read_prefixes(file, tokenizer, "demo")

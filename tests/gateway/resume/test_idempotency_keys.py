@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_before_a_repeated_call_is_answered_aborts_it
     attach = await stage.engine.read_attach()
     leaving.cancel()
     assert (await stage.engine.read_abort()).attachment == attach.attachment
-    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    await stage.until(lambda: stage.model.engine.num_open == 0)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256])

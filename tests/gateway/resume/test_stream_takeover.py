@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_while_its_stream_is_looked_up_may_come_back_
     leaving = stage.spawn(stage.http.get(f"/v1/streams/{stream_id}"))
     attach = await stage.engine.read_attach()
     leaving.cancel()
-    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    await stage.until(lambda: stage.model.engine.num_open == 0)
     assert held_aborts.delays_s == [50]
     held_aborts.send()
     abort = await stage.engine.read_abort()
@@ -88,7 +88,7 @@ async def test_a_request_that_could_not_be_resumed_is_aborted_unless_a_client_co
     make_stage: MakeStage, last: str, status: int, held_aborts: HeldAborts
 ) -> None:
     stage = await make_stage(resume_window=50)
-    engine, service = stage.engine, stage.server.service
+    engine = stage.engine
     tokens = stage.tokenizer.encode("abcd", add_special_tokens=False)
     older = stage.spawn(post(stage, stream=True, stream_resume=True, prompt=["one", "two"]))
     submits = [await engine.accept_attach(await engine.read_attach(), [], ended={}) for _ in "12"]
@@ -98,7 +98,7 @@ async def test_a_request_that_could_not_be_resumed_is_aborted_unless_a_client_co
         await engine.accept_attach(await engine.read_attach(), tokens[:2], submit=submit)
     assert (await failing).status_code == status
     await older
-    assert service.engine.num_open == 0
+    assert stage.model.engine.num_open == 0
     metrics = (await stage.http.get("/metrics")).text
     assert re.search(r"open_streams{[^}]*} 0.0", metrics)
     assert set(held_aborts.delays_s) == {50}
@@ -150,7 +150,7 @@ async def test_a_resumable_stream_outlives_its_client_for_a_while(make_stage: Ma
         json={"model": "demo", "prompt": "Hi", "stream": True, "stream_resume": True},
     ):
         submit = await accepting
-    assert stage.server.service.engine.num_open == 1
+    assert stage.model.engine.num_open == 1
     abort = await stage.engine.read_abort()
     assert abort.attachment == submit.attachment
 
@@ -252,5 +252,5 @@ async def test_a_delete_ends_a_stream_at_once(stage: Stage) -> None:
     abort = await stage.engine.read_abort()
     assert (abort.request_id, abort.attachment) == (submit.request_id, attach.attachment)
     assert "[DONE]" not in (await older).text
-    assert stage.server.service.engine.num_open == 0
+    assert stage.model.engine.num_open == 0
     assert (await stage.http.delete("/v1/streams/nonsense")).status_code == 404

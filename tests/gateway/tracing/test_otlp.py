@@ -25,7 +25,8 @@ ROOT = Path(__file__).parents[3]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, DROPPED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
 PHASE = PhaseSpan(
-    TraceContext(TRACE, SPAN, True), "engine-0", "a", Phase.DECODE, 1_000, 2_000, {"tokens": 3}
+    *(TraceContext(TRACE, SPAN, True), "engine-0", "demo", "a", Phase.DECODE),
+    *(1_000, 2_000, {"tokens": 3}),
 )
 
 
@@ -134,7 +135,7 @@ async def test_a_response_in_the_background_belongs_to_the_trace_of_its_call(
     attach = await stage.engine.read_attach()
     submit = await stage.engine.accept_attach(attach, [])
     await stage.engine.generate(submit, [5])
-    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    await stage.until(lambda: stage.model.engine.num_open == 0)
     assert stage.server.service.tracer is not None
     await stage.server.service.tracer.close()
     call = named(collector.spans, "POST /v1/responses")
@@ -186,7 +187,7 @@ async def test_a_collector_that_fails_is_logged_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     collector.status = 400
-    tracer = OtlpTracer(collector.url + "/custom/path", "gateway", "demo")
+    tracer = OtlpTracer(collector.url + "/custom/path", "gateway")
     for _ in range(3):
         tracer.record(PHASE)
         await asyncio.to_thread(tracer.flush)
@@ -207,7 +208,7 @@ import sys
 import gateway.__main__
 from gateway.tracing.tracer import tracer_of
 
-assert tracer_of(None, "gateway", "demo") is None
+assert tracer_of(None, "gateway") is None
 # redis-py imports opentelemetry.sdk.metrics by itself where it is installed.
 ours = ("opentelemetry.sdk.trace", "opentelemetry.exporter", "opentelemetry.proto", "google.")
 print([name for name in sys.modules if name.startswith(ours)])
@@ -220,7 +221,7 @@ print([name for name in sys.modules if name.startswith(ours)])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gateway.tracing.otlp_tracer", None)
     with pytest.raises(SettingsError, match="pip install opentelemetry-sdk"):
-        tracer_of("http://127.0.0.1:4318", "gateway", "demo")
+        tracer_of("http://127.0.0.1:4318", "gateway")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ class TracedLog(Log):
         super().__init__()
         self.now_us = 0
         self.spans: list[PhaseSpan] = []
-        self.tracker = PhaseTracker("engine-0", self.spans.append, lambda: 1_000 * self.now_us)
+        self.tracker = PhaseTracker(
+            "engine-0", "demo", self.spans.append, lambda: 1_000 * self.now_us
+        )
         self.follower = OutputsFollower(self.tracker)
         self.start(1)
 

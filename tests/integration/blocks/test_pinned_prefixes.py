@@ -14,7 +14,7 @@ from shared.bus.api import Bus
 from shared.bus.redis_bus import RedisBus
 from shared.messages.leases import PrefixState
 from shared.messages.requests import Submit
-from shared.metrics import GatewayMetrics
+from shared.metrics import ModelMetrics
 from tests.integration.configurations import Configuration, serve
 from tests.support.engine import DEADLINE_S, Engine, running_scheduler, running_worker
 from tests.support.models import VOCAB_SIZE
@@ -44,7 +44,7 @@ async def gateway(
     bus: Bus, engine_id: str, model: str, prefix: Prefix
 ) -> AsyncIterator[EngineClient]:
     """The part of a gateway that speaks with the engine."""
-    metrics = GatewayMetrics(model, engine_id)
+    metrics = ModelMetrics(model, engine_id)
     client = EngineClient(bus, engine_id, model, "gateway", metrics, [prefix])
     running = asyncio.create_task(client.run())
     yield client

@@ -40,7 +40,7 @@ async def test_a_stop_string_across_tokens_cuts_the_text_and_sends_a_stop(
         [choice] = response.json()["choices"]
         assert (choice["text"], choice["finish_reason"]) == ("textEN", "stop")
         assert response.json()["usage"]["completion_tokens"] == 9
-    assert stage.server.service.engine.num_open == 0
+    assert stage.model.engine.num_open == 0
 
 
 async def test_what_could_begin_a_stop_string_is_shown_at_the_end(stage: Stage) -> None:
@@ -120,7 +120,7 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
     stage: Stage,
 ) -> None:
     prompt = Prompt([5], None, "prompt")
-    generation = generation_of(stage.server.service, [prompt], display(stops=("END",)))
+    generation = generation_of(stage.server.service.models, [prompt], display(stops=("END",)))
     await generation.submit()
     generation.queue.put(TokensArrived(display().call_id, 0, letters(stage, "END"), ()))
     generation.queue.put(ClientDisconnected())
@@ -134,7 +134,7 @@ async def test_a_client_that_leaves_with_the_stop_string_leaves_nothing_running(
 def test_all_choices_of_a_call_share_one_automaton_of_its_stop_strings(stage: Stage) -> None:
     prompts = [Prompt([2], "a", "prompt")] * 2
     shown = display(stops=("END", "zzz"), num_choices=3, num_candidates=3, num_prompts=2)
-    generation = generation_of(stage.server.service, prompts, shown)
+    generation = generation_of(stage.server.service.models, prompts, shown)
     finders = [choice.text._stops for choice in generation.output.choices]
     assert len(finders) == len(set(map(id, finders))) == 6
     assert len({id(finder._stops) for finder in finders}) == 1

@@ -184,7 +184,7 @@ async def test_a_search_has_a_first_token_and_no_time_between_tokens(stage: Stag
     ended = [line for line in text.splitlines() if 'finished_reason="stop"' in line]
     assert [line.rpartition(" ")[2] for line in ended if "_total{" in line] == ["2.0"]
     assert [type(message).__name__ for message in stage.engine.received] == ["Submit"]
-    assert stage.server.service.engine.num_open == 0
+    assert stage.model.engine.num_open == 0
 
 
 # --------------------------------------------------------------- what goes wrong
@@ -261,4 +261,4 @@ async def test_a_client_that_leaves_aborts_the_search(stage: Stage, stream: bool
     abort = await stage.engine.read_abort()
     assert (abort.request_id, abort.attachment) == (submit.request_id, submit.attachment)
     assert "disconnect" in abort.reason
-    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    await stage.until(lambda: stage.model.engine.num_open == 0)

@@ -51,7 +51,7 @@ async def test_n_choices_are_one_request_with_one_seed(stage: Stage, stream: boo
         texts = {choice["index"]: choice["text"] for choice in response.json()["choices"]}
     assert texts == {0: "One", 1: "Two and more", 2: "Three"}
     assert len(stage.engine.received) == 1
-    assert stage.server.service.engine.num_open == 0
+    assert stage.model.engine.num_open == 0
 
 
 async def test_the_prompt_is_counted_once_and_the_output_of_all_choices(stage: Stage) -> None:
@@ -178,7 +178,7 @@ async def test_a_stop_string_ends_its_own_choice_alone(stage: Stage, stream: boo
         assert [choice["finish_reason"] for choice in choices] == ["length", "stop", "stop"]
         assert response.json()["usage"]["completion_tokens"] == 8 + 5 + 7
     assert [type(message).__name__ for message in engine.received] == ["Submit", "Stop"]
-    assert stage.server.service.engine.num_open == 0
+    assert stage.model.engine.num_open == 0
 
 
 async def test_a_choice_that_the_engine_ends_by_itself_finishes(stage: Stage) -> None:
@@ -200,7 +200,7 @@ async def test_a_client_that_leaves_aborts_the_request_once(stage: Stage) -> Non
     waiting.cancel()
     abort = await stage.engine.read_abort()
     assert abort.request_id == submit.request_id
-    await stage.until(lambda: stage.server.service.engine.num_open == 0)
+    await stage.until(lambda: stage.model.engine.num_open == 0)
     stage.answer_text("Hi")
     await stage.complete()
     kinds = [type(message).__name__ for message in stage.engine.received]
