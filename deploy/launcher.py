@@ -6,15 +6,14 @@ then the workers and Redis.
 """
 
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from deploy.log_files import rotate_if_large
 from deploy.options import Options
 from deploy.processes.signals import Signals
-from deploy.processes.supervisor import Event, GaveUp, Service, State, Stopped, Supervisor
+from deploy.processes.supervisor import Event, GaveUp, Stopped, Supervisor
 from deploy.redis.server import configure, find_server_for, private_endpoint
 from deploy.redis.server_probe import delete_keys, redis_is_ready
+from deploy.service_group import GRACE_S, IDLE_S, POLL_S, ServiceGroup
 from deploy.service_probe import health_address, http_url, is_ready
 from deploy.state_dir import StateDir
 from deploy.terminal import Failure, Terminal, event_in
@@ -26,12 +25,6 @@ from shared.model_name import model_name
 
 _SPAWNER = (sys.executable, "-m", "deploy.processes.spawner")
 _DRAINING = ("gateway", "scheduler")
-_SECRETS_OF_GATEWAY = ("PAGESTREAM_API_KEY", "PAGESTREAM_METRICS_KEY")
-
-_PRIVATE = 0o077
-_GRACE_S = 15.0
-_POLL_S = 0.1  # interval of polling for conditions that send no signal
-_IDLE_S = 5.0
 _PROGRESS_EVERY_S = 2.0
 
 
@@ -47,7 +40,7 @@ class Launcher:
         self._terminal = terminal
         self._environ = dict(options.environ)
         self._environ.setdefault(KERNEL_CACHE, str(kernel_cache(options.environ)))
-        self._services: dict[str, Supervisor] = {}
+        self._services = ServiceGroup(options, state, signals, terminal, self._handle_event)
         self._failure: Failure | None = None
         self._code = 0
         self._shown: dict[str, str] = {}  # by service, the last line of its log that was shown
@@ -72,11 +65,12 @@ class Launcher:
                     self._start(name, [*_SPAWNER, "gpu_worker"], own)
                 self._start("gateway", [*_SPAWNER, "gateway"])
                 self._await_ready()
-            self._until(self._has_failed, _IDLE_S)
+            self._services.until(self._has_failed, IDLE_S)
         except BaseException:
-            self._kill_all()
+            self._services.kill()
             raise
-        self._drain()
+        workers = worker_names(self._options)
+        self._services.stop(["gateway"], ["scheduler"], *([name] for name in workers), ["redis"])
         if self._failure is not None:
             self._terminal.show_failure(self._failure)
         return self._code
@@ -85,22 +79,9 @@ class Launcher:
         self, name: str, command: Sequence[str], own: Mapping[str, str] | None = None
     ) -> Supervisor:
         """Start a service; ``own``: variables of its environment that others do not have."""
-        grace_s = _GRACE_S
-        if name in _DRAINING:
-            grace_s += self._options.gateway.drain_timeout
+        drain_s = self._options.gateway.drain_timeout if name in _DRAINING else 0.0
         environ = self._environ | dict(own or {})
-        if name != "gateway":
-            for secret in _SECRETS_OF_GATEWAY:
-                environ.pop(secret, None)
-        log, pid_file = self._state.log(name), self._state.pid_file(name)
-        umask = _PRIVATE if name == "redis" else -1  # its files hold prompts
-        service = Service(name, command, environ, log, pid_file, grace_s, umask)
-        supervisor = Supervisor(
-            service, self._handle_event, self._options.scheduler.worker_patience
-        )
-        self._services[name] = supervisor
-        supervisor.start(time.monotonic())
-        return supervisor
+        return self._services.start(name, command, environ, GRACE_S + drain_s)
 
     def _use_redis(self, url: str) -> None:
         # Imported late, so that --help works before redis is installed.
@@ -130,7 +111,7 @@ class Launcher:
                 return True
             return redis_is_ready(endpoint) and delete_keys(endpoint, leases)
 
-        self._until(settled, _POLL_S)
+        self._services.until(settled, POLL_S)
         if redis.keeps_failing:
             raise PageStreamError(
                 f"{server} does not start; if its data cannot be read, move {folder} away"
@@ -149,7 +130,7 @@ class Launcher:
                 self._show_progress()
             return self._has_failed() or is_ready(*health_address(gateway))
 
-        self._until(settled, _POLL_S)
+        self._services.until(settled, POLL_S)
         if self._signals.num_stops or self._has_failed():
             return
         url = http_url(gateway.host, gateway.port)
@@ -164,51 +145,12 @@ class Launcher:
     def _show_progress(self) -> None:
         """Print the last line of the workers' and the gateway's logs, where it is a new one."""
         for name in (*worker_names(self._options), "gateway"):
-            supervisor = self._services[name]
+            supervisor = self._services.by_name[name]
             last = supervisor.log_tail(1) or ["importing packages"]
             if last[0] != self._shown.get(name):
                 self._shown[name] = last[0]
                 state = supervisor.state.name.lower()
                 self._terminal.show(f"{name:<9} is {state}: {event_in(last[0])}")
-
-    def _until(self, done: Callable[[], bool], poll_s: float) -> None:
-        """Keep services running until ``done``, or until a signal to stop."""
-        while not self._signals.num_stops and not done():
-            self._wait_and_tick(poll_s)
-
-    def _wait_and_tick(self, longest_s: float) -> None:
-        """Wait for a signal, a message or a deadline, then let the supervisors act."""
-        now = time.monotonic()
-        due = [s.next_deadline for s in self._services.values() if s.next_deadline is not None]
-        messages = [s.messages for s in self._services.values() if s.messages is not None]
-        self._signals.wait(min([longest_s, *(deadline - now for deadline in due)]), messages)
-        for supervisor in self._services.values():
-            supervisor.tick(time.monotonic())
-            rotate_if_large(supervisor.service.log, self._options.launcher.max_log_bytes)
-
-    def _drain(self) -> None:
-        """Stop one service after the other; the others are kept running meanwhile."""
-        self._terminal.show("stopping; press Ctrl-C again to end everything at once")
-        for name in ("gateway", "scheduler", *worker_names(self._options), "redis"):
-            supervisor = self._services.get(name)
-            if supervisor is None:
-                continue
-            supervisor.stop(time.monotonic())
-            if supervisor.state is State.STOPPING:
-                longest_s = supervisor.service.grace_s
-                self._terminal.show(f"{name:<9} is to end, in {longest_s:g} s at most")
-            while supervisor.state is State.STOPPING:
-                if self._signals.num_stops > 1:
-                    self._kill_all()
-                    return
-                self._wait_and_tick(_IDLE_S)
-
-    def _kill_all(self) -> None:
-        for supervisor in self._services.values():
-            supervisor.stop(time.monotonic())
-            supervisor.kill()
-        while any(s.state is State.STOPPING for s in self._services.values()):
-            self._wait_and_tick(_POLL_S)
 
     def _handle_event(self, event: Event) -> None:
         self._terminal.show_event(event)
@@ -220,7 +162,7 @@ class Launcher:
 
     def _has_failed(self) -> bool:
         """Whether a service cannot run, so that the launcher must end."""
-        for name, supervisor in self._services.items():
+        for name, supervisor in self._services.by_name.items():
             if supervisor.keeps_failing and self._failure is None:
                 self._code = 1
                 how = f"{supervisor.num_deaths} deaths before it was ready"

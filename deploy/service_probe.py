@@ -1,6 +1,7 @@
 """Requests that the launcher sends to running services, with short timeouts."""
 
 import http.client
+import json
 
 from gateway.settings import GatewaySettings
 
@@ -13,6 +14,17 @@ def is_ready(host: str, port: int) -> bool:
         return _get(host, port, "/health/ready")[0] == 200
     except (OSError, http.client.HTTPException):
         return False
+
+
+def ready_models(host: str, port: int) -> set[str] | None:
+    """Names of the models that a gateway would serve; None: it needs a key to name them."""
+    try:
+        status, body = _get(host, port, "/v1/models")
+    except (OSError, http.client.HTTPException):
+        return set()
+    if status != 200:
+        return None
+    return {card["id"] for card in json.loads(body)["data"] if card["ready"]}
 
 
 def health_address(settings: GatewaySettings) -> tuple[str, int]:

@@ -123,10 +123,12 @@ class FileLoader:
 
 
 def _places(name: str, roots: Sequence[str], settings: GatewaySettings) -> list[str]:
-    """Where to look for a model's files: this gateway's own first, if they are of this model."""
+    """Where to look for a model's files: where this gateway has its own, if they are of this model.
+
+    Its default model is not one that it was given, and comes last.
+    """
     announced = [root for root in roots if root]
-    own = []
+    is_own = model_name(settings.model, settings.served_model_name) == name
+    own = [settings.model] if is_own else []
     is_given = settings.model != DEMO_MODEL
-    if is_given and model_name(settings.model, settings.served_model_name) == name:
-        own = [settings.model]
-    return list(dict.fromkeys([*own, *announced]))
+    return list(dict.fromkeys([*own, *announced] if is_given else [*announced, *own]))
