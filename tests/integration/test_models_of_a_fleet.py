@@ -138,14 +138,13 @@ async def until(found: Callable[[], Any], expected: object) -> None:
 
 @asynccontextmanager
 async def fleet_of(
-    redis_url: str, roots: dict[str, Path], num_gateways: int
+    redis_url: str, roots: dict[str, Path], num_gateways: int, **changes: Any
 ) -> AsyncIterator[Fleet]:
     fleet = Fleet(redis_url, roots)
     async with AsyncExitStack() as stack:
         for _ in range(num_gateways):
-            settings = GatewaySettings(
-                port=0, directory_url=redis_url, model_retention=1.0, engine_patience=1.0
-            )
+            given = {"model_retention": 1.0, "engine_patience": 1.0} | changes
+            settings = GatewaySettings(port=0, directory_url=redis_url, **given)
             bus = RedisBus(redis_url)
             server = Server(settings, bus, None, bus)
             running = asyncio.ensure_future(server.run())
@@ -268,26 +267,36 @@ async def test_kept_responses_and_batches_work_for_each_model_from_any_gateway(
         body |= {"model": WORDS, "previous_response_id": kept["id"]}
         assert (await second.post("/v1/responses", json=body)).status_code == 200
 
-        lines = [
-            {"custom_id": model, "method": "POST", "url": "/v1/completions"}
-            | {"body": asked(model, "Once")}
-            for model in (WORDS, BYTES, "none")
-        ]
-        data = "\n".join(map(json.dumps, lines)).encode()
-        file = await first.post(
-            "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}
-        )
-        batch = {"input_file_id": file.json()["id"], "endpoint": "/v1/completions"}
-        made = await first.post("/v1/batches", json=batch | {"completion_window": "24h"})
-        path = f"/v1/batches/{made.json()['id']}"
+        path = await begin_batch(first, WORDS, BYTES, "none")
         await until(lambda: ended(status), True)
         found = (await second.get(path)).json()
-        output = (await second.get(f"/v1/files/{found['output_file_id']}/content")).text
-        rows = [json.loads(row) for row in output.splitlines()]
-        texts = {row["custom_id"]: row["response"]["body"]["choices"][0]["text"] for row in rows}
+        texts = await texts_of(second, found)
         assert texts == {model: alone[model].continued("Once", FEW) for model in (WORDS, BYTES)}
         errors = (await second.get(f"/v1/files/{found['error_file_id']}/content")).text
         assert "model_not_found" in errors
+
+
+async def begin_batch(gateway: httpx.AsyncClient, *models: str) -> str:
+    """Begin a batch with a line for each model; its path."""
+    lines = [
+        {"custom_id": model, "method": "POST", "url": "/v1/completions"}
+        | {"body": asked(model, "Once")}
+        for model in models
+    ]
+    data = "\n".join(map(json.dumps, lines)).encode()
+    file = await gateway.post(
+        "/v1/files", files={"file": ("in.jsonl", data)}, data={"purpose": "batch"}
+    )
+    batch = {"input_file_id": file.json()["id"], "endpoint": "/v1/completions"}
+    made = await gateway.post("/v1/batches", json=batch | {"completion_window": "24h"})
+    return f"/v1/batches/{made.json()['id']}"
+
+
+async def texts_of(gateway: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, str]:
+    """The answers of a batch, by the ids of its lines."""
+    output = (await gateway.get(f"/v1/files/{batch['output_file_id']}/content")).text
+    rows = [json.loads(row) for row in output.splitlines()]
+    return {row["custom_id"]: row["response"]["body"]["choices"][0]["text"] for row in rows}
 
 
 async def ended(status: Callable[[], Any]) -> bool:
@@ -327,3 +336,30 @@ async def test_a_model_comes_and_goes_while_streams_of_another_go_on(
         again = await gateway.post("/v1/completions", json=asked(WORDS, "Once"))
         assert again.json()["choices"][0]["text"] == alone[WORDS].continued("Once", FEW)
         await directory.close()
+
+
+async def test_a_batch_waits_for_a_model_that_is_away_and_other_lines_do_not(
+    redis_url: str, roots: dict[str, Path], alone: dict[str, Alone]
+) -> None:
+    async with (
+        fleet_of(redis_url, roots, 1, model_retention=60, batch_concurrency=1) as fleet,
+        fleet.engine(WORDS),
+    ):
+        [gateway] = fleet.gateways
+        async with fleet.engine(BYTES):
+            await fleet.until_ready(WORDS, BYTES)
+        await fleet.until_ready(WORDS)
+        waiting = await begin_batch(gateway, BYTES)
+        path = await begin_batch(gateway, WORDS)
+
+        async def status() -> str:
+            found: str = (await gateway.get(path)).json()["status"]
+            return found
+
+        await until(status, "completed")
+        path = waiting
+        assert await status() == "in_progress"
+        async with fleet.engine(BYTES):
+            await until(status, "completed")
+            texts = await texts_of(gateway, (await gateway.get(path)).json())
+            assert texts == {BYTES: alone[BYTES].continued("Once", FEW)}
