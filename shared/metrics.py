@@ -4,7 +4,11 @@ Names are those of vLLM with another prefix, so that dashboards and autoscalers 
 Each service has one of the classes below; the launcher and Docker scrape each of them.
 """
 
-from collections.abc import Mapping, Sequence
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
 from typing import Any, TypeVar
 
 from prometheus_client import (
@@ -16,8 +20,6 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-
-from shared.metrics_server import serve_scrapes
 
 PREFIX = "pagestream:"
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -90,7 +92,8 @@ class _Metrics:
     def serve(self, host: str, port: int) -> None:
         """Answer scrapes on a thread; port 0: do nothing."""
         if port:
-            serve_scrapes(host, port, self.render, CONTENT_TYPE)
+            server = _Server((host, port), _handler(self.render))
+            threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
 
 
 class LabelledCounter:
@@ -104,6 +107,35 @@ class LabelledCounter:
         """Add to the counter with these labels; nothing is made for an amount of 0."""
         if amount:
             self._metric.labels(*self._values, *labels).inc(amount)
+
+
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        super().__init__(address, handler)
+
+
+def _handler(render: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
+    # prometheus_client's own server answers Prometheus in a format that replaces colons in names by
+    # underscores. The names would differ from those of the gateway, which does not use that server.
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds of silence; each connection has a thread
+
+        def do_GET(self) -> None:
+            body = render()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Do not log scrapes."""
+
+    return Handler
 
 
 CounterFamily = dict[str, Counter]
@@ -136,18 +168,12 @@ class GatewayMetrics(_Metrics):
         return ModelMetrics(name, self._engine, self)
 
     def _add_batches(self) -> None:
-        self.batches = self._gauges(
-            "batches",
-            "Batches that this gateway works on, by status.",
-            "status",
-            ("validating", "in_progress", "finalizing", "cancelling"),
-        )
-        self.batches_ended = self._counters(
-            "batches_ended",
-            "Batches that this gateway brought to their end, by status.",
-            "status",
-            ("completed", "failed", "expired", "cancelled"),
-        )
+        going = ("validating", "in_progress", "finalizing", "cancelling")
+        about = "Batches that this gateway works on, by status."
+        self.batches = self._gauges("batches", about, "status", going)
+        ended = ("completed", "failed", "expired", "cancelled")
+        about = "Batches that this gateway brought to their end, by status."
+        self.batches_ended = self._counters("batches_ended", about, "status", ended)
         about = "Lines of batches that this gateway wrote an answer or an error for."
         self.batch_lines = self._counters("batch_lines", about, "result", ("completed", "failed"))
 
@@ -169,10 +195,8 @@ class ModelMetrics(_Metrics):
         self.request_prompt_tokens = self._histogram(
             "request_prompt_tokens", "Prompt tokens of a finished request.", _TOKENS
         )
-        self.prompt_tokens_cached = self._counter(
-            "prompt_tokens_cached",
-            "Prompt tokens of finished requests that lay in the prefix cache.",
-        )
+        about = "Prompt tokens of finished requests that lay in the prefix cache."
+        self.prompt_tokens_cached = self._counter("prompt_tokens_cached", about)
         self.request_generation_tokens = self._histogram(
             "request_generation_tokens", "Generated tokens of a finished request.", _TOKENS
         )
@@ -182,18 +206,10 @@ class ModelMetrics(_Metrics):
             "finished_reason",
             ("stop", "length", "abort", "error", "deadline", "overloaded"),
         )
-        self.routed_requests = self._counter_by(
-            "routed_requests",
-            "Calls sent to each engine of a fleet, by the reason of the choice.",
-            *("to_engine", "reason"),
-        )
-        self.moved_requests = self._counters(
-            "moved_requests",
-            "Requests that went on in another engine of the fleet, because theirs was lost or "
-            "released them.",
-            "why",
-            ("lost", "released"),
-        )
+        about = "Calls sent to each engine of a fleet, by the reason of the choice."
+        self.routed_requests = self._counter_by("routed_requests", about, "to_engine", "reason")
+        about = "Requests that went on in another engine, as theirs was lost or released them."
+        self.moved_requests = self._counters("moved_requests", about, "why", ("lost", "released"))
         self.open_streams = self._gauge("open_streams", "Requests that clients wait for.")
         self.outputs_lag_entries = self._gauge(
             "gateway_outputs_read_entries", "Entries that the last read of outputs returned."
