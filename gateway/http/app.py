@@ -102,21 +102,25 @@ def create_app(service: Service, responses: Responses, batches: Batches, has_pag
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(Exception, _answer_bug)
 
-    described_defaults: dict[str, Any] = {}
+    _describe_when_asked(app, service)
+    return app
+
+
+def _describe_when_asked(app: FastAPI, service: Service) -> None:
+    """Make the OpenAPI description when it is asked for, with the defaults of the only model."""
+    described: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
         served = service.models.served
-        defaults = served[0].defaults if len(served) == 1 else {}
-        if app.openapi_schema is None or defaults != described_defaults:
-            described_defaults.clear()
-            described_defaults.update(defaults)
-            app.openapi_schema = describe(
-                app, _BODIES, service.keys.are_required, OPEN_PATHS, defaults
-            )
-        return app.openapi_schema
+        defaults = dict(served[0].defaults) if len(served) == 1 else {}
+        if described.get("defaults") != defaults:
+            required = service.keys.are_required
+            schema = describe(app, _BODIES, required, OPEN_PATHS, defaults)
+            described.update(defaults=defaults, schema=schema)
+        found: dict[str, Any] = described["schema"]
+        return found
 
     app.openapi = openapi  # type: ignore[method-assign]
-    return app
 
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:

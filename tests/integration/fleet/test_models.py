@@ -27,7 +27,7 @@ from tests.gateway.tokenizers_for_tests import byte_level
 from tests.support.engine import running_scheduler, running_worker
 from tests.support.models import tiny_model
 
-DEMO = Path(__file__).parents[2] / "models" / "demo"
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 DEADLINE_S = 60
 FEW, MANY = 12, 300  # generated tokens
 WORDS, BYTES = "words", "bytes"  # the models
