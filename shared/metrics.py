@@ -51,8 +51,8 @@ class _Metrics:
         if name not in self._families:
             made = kind(PREFIX + name, text, (*_LABELS, *labels), registry=self.registry, **options)
             self._families[name] = made
-        family: _M = self._families[name]
-        return family
+        found: _M = self._families[name]
+        return found
 
     def _counter(self, name: str, text: str) -> Counter:
         return self._family(Counter, name, text).labels(*self._values)
@@ -73,8 +73,7 @@ class _Metrics:
 
     def _info(self, name: str, text: str, labels: Mapping[str, str]) -> None:
         """A gauge that is 1, whose labels are what it is about."""
-        metric = Gauge(PREFIX + name, text, (*_LABELS, *labels), registry=self.registry)
-        metric.labels(*self._values, *labels.values()).set(1)
+        self._family(Gauge, name, text, *labels).labels(*self._values, *labels.values()).set(1)
 
     def _counter_by(self, name: str, text: str, *labels: str) -> "LabelledCounter":
         """A counter whose further labels have values that are not known at the start."""

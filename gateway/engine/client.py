@@ -63,7 +63,7 @@ class EngineClient:
     ) -> None:
         self.instance = instance
         self.patience_s = patience_s
-        self._pinning = Pinning(prefixes)
+        self.pinning = Pinning(prefixes)
         self._bus = bus
         self._keys = EngineKeys(engine_id)
         self._model_name = model_name
@@ -85,11 +85,6 @@ class EngineClient:
         self._status: Engine | EngineAway = EngineAway("the engine was not looked for yet")
         self._last_read_s = time.monotonic()
         self._memory_share = 0.0
-
-    @property
-    def pinning(self) -> Pinning:
-        """The prefixes that the engine is to keep in its pool."""
-        return self._pinning
 
     @property
     def logs(self) -> dict[str, Bus]:
@@ -387,7 +382,7 @@ class EngineClient:
             return EngineAway(str(error))
         status = status_of(info, self._keys.engine_id, self._model_name)
         if info is not None and isinstance(status, Engine):
-            for pin in self._pinning.due(info, _loop_s()):
+            for pin in self.pinning.due(info, _loop_s()):
                 self._outbox.send(pin)
         return status
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from zlib import crc32
 
@@ -200,6 +201,10 @@ async def until(what: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+def _has_all(fleet: Fleet, num_engines: int) -> bool:
+    return len(fleet._members.ready()) == num_engines
+
+
 @asynccontextmanager
 async def fleet_of(
     *names: str, num_gateways: int = 1, patience_s: float = 20.0
@@ -210,7 +215,7 @@ async def fleet_of(
             await stage.add_engine(name)
         for _ in range(num_gateways):
             fleet = await stage.add_gateway(patience_s)
-            await until(lambda fleet=fleet: len(fleet._members.ready()) == len(names))
+            await until(partial(_has_all, fleet, len(names)))
         yield stage
     finally:
         for task in stage.tasks:

@@ -1,7 +1,9 @@
 """A whole engine in one process: the real scheduler and the real worker, joined by a real bus."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -9,7 +11,9 @@ from gpu_worker.observer import Observer as WorkerObserver
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
 from gpu_worker.startup.build import build_worker
+from gpu_worker.step.begun_step import BegunStep
 from gpu_worker.step.compute_thread import compute_thread, premapper
+from gpu_worker.step.executor import Executor
 from scheduler_svc.observer import Observer as SchedulerObserver
 from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService
@@ -19,12 +23,13 @@ from shared.bus.keys import EngineKeys
 from shared.codec import decode, encode
 from shared.messages.endings import EndFlag
 from shared.messages.outputs import BeamsEnded, ChoiceEnded, RequestEnded, RequestState, StepResult
-from shared.messages.plans import EpochStarted
+from shared.messages.plans import EpochStarted, StepPlan
 from shared.messages.requests import Submit
 from shared.metrics import SchedulerMetrics, WorkerMetrics
-from tests.support.busy_device import BusyDevice
 
 DEADLINE_S = 120
+# Without a next plan a step lasts this long.
+_STEP_S = 0.02
 
 
 @dataclass
@@ -157,6 +162,50 @@ class Engine:
                 answer.outputs[choice].append(token)
                 if row in flags:
                     answer.end(choice, EndFlag(flags[row]).finish_reason())
+
+
+@dataclass(frozen=True, slots=True)
+class BusyStep:
+    """A step that lasts until the next one has begun, if that comes in time."""
+
+    begun: BegunStep
+    followed: threading.Event
+
+    def wait(self) -> None:
+        self.followed.wait(_STEP_S)
+
+
+class BusyDevice:
+    """Overlapping steps of an executor.
+
+    Attributes:
+        num_overlapping: steps that began before the one before was finished.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.num_overlapping = 0
+        self.computing = ThreadPoolExecutor(1)
+        self.waiting = ThreadPoolExecutor(1)
+        self._executor = executor
+        self._last: BusyStep | None = None
+
+    def begin(self, plan: StepPlan) -> BusyStep:
+        step = BusyStep(self._executor.begin(plan), threading.Event())
+        if self._last is not None:
+            self.num_overlapping += 1
+            self._last.followed.set()
+        self._last = step
+        return step
+
+    def finish(self, step: BusyStep) -> StepResult:
+        if self._last is step:
+            self._last = None
+        return self._executor.finish(step.begun)
+
+    def close(self) -> None:
+        """Shut down; there must be no further step."""
+        self.computing.shutdown()
+        self.waiting.shutdown()
 
 
 @asynccontextmanager
