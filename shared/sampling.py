@@ -10,7 +10,7 @@ A parameter that filters the tokens to sample from touches these files:
 2. ``kernels/cpu/sampling/sample_kernel.py``: its effect on CPUs.
 3. ``kernels/triton/sampling/sample_kernel.py``: its effect on GPUs;
    ``gpu_worker/sampling/device_sampling.py`` copies it there.
-4. ``tests/support/torch_sampler.py``: the reference of both.
+4. ``tests/gpu_worker/sampling/torch_sampler.py``: the reference of both.
 5. ``tests/gpu_worker/sampling/test_sampler.py``: a test of its effect.
 6. ``docs/API.md``: its name, for clients.
 

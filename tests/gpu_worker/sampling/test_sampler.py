@@ -16,8 +16,8 @@ from gpu_worker.step.executor import Executor
 from shared.sampling import LOWEST_TEMPERATURE, PARAMETERS, Effect
 from tests.gpu_worker.conftest import prompt
 from tests.gpu_worker.planner import Planner, sampling
-from tests.support.torch_sampler import Filters, gumbel
-from tests.support.torch_sampler import sample as torch_sample
+from tests.gpu_worker.sampling.torch_sampler import Filters, gumbel
+from tests.gpu_worker.sampling.torch_sampler import sample as torch_sample
 
 V = 40
 

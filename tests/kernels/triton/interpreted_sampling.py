@@ -9,8 +9,8 @@ import torch
 from gpu_worker.sampling.device_sampling import DeviceSampling
 from gpu_worker.sampling.gumbel import row_keys
 from kernels.triton.sampling import sampler
+from tests.gpu_worker.sampling import torch_sampler
 from tests.gpu_worker.sampling.penalty_formulas import penalize
-from tests.support import torch_sampler
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Temperature, top-k, top-p, min-p.

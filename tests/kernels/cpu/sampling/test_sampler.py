@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpu_worker.sampling.gumbel import row_keys
 from kernels.cpu.sampling.sample_arguments import SAMPLE_PARAMETERS
 from kernels.cpu.sampling.sampler import CpuSampler
-from tests.support.torch_sampler import gumbel
+from tests.gpu_worker.sampling.torch_sampler import gumbel
 
 
 @dataclass(frozen=True)
