@@ -15,6 +15,8 @@ from shared.logs import EventLog
 from shared.tasks import cancel_until_done
 
 FRAME_S = 0.1  # between two frames
+_MOST_SHARE = 0.04  # of a processor's time, for frames; those of large pools come less often
+_LARGE_POOL = 20_000  # blocks; its frames are made in a thread
 _BLOCK_MS = 500
 _MOST_ENTRIES = 100  # of each log; more would keep the event loop too long
 _RETRY_S = 1.0
@@ -115,7 +117,9 @@ class EngineFeed:
             if follower.view is None:
                 self._tell("waiting", _NO_PLANS)
             else:
-                self._publish(follower.view)
+                began_s = loop.time()
+                await self._publish(follower.view)
+                due_s = max(due_s, began_s + (loop.time() - began_s) / _MOST_SHARE)
             await asyncio.sleep(due_s - loop.time())
 
     async def _begin(self, follower: LogFollower) -> dict[str, EntryId]:
@@ -134,9 +138,12 @@ class EngineFeed:
             keys.snapshots: last,
         }
 
-    def _publish(self, view: EngineView) -> None:
+    async def _publish(self, view: EngineView) -> None:
         is_other = view is not self._view
-        frame = self._frames.advance(view)
+        if view.geometry.num_blocks > _LARGE_POOL:
+            frame = await asyncio.to_thread(self._frames.advance, view)
+        else:
+            frame = self._frames.advance(view)
         self._view = view
         if self._status:
             self._tell("live", "")

@@ -35,7 +35,7 @@ class _Resident:
     decodes: bool = False
 
 
-class _CountingWorker:
+class CountingWorker:
     """Executes plans without a model."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Rerun:
         self._config = config
         self._workload = workload
         self._core = Scheduler(config)
-        self._worker = _CountingWorker()
+        self._worker = CountingWorker()
         self._arrivals = deque(workload.requests)
         self._in_flight: deque[PlanDraft] = deque()
         self._now_us = 1_000.0 * start_ms

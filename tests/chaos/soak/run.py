@@ -45,6 +45,7 @@ _SETTINGS = {
     "PAGESTREAM_NUM_BLOCKS": "192",  # few, so that all of them are used in the first minute
     "PAGESTREAM_NUM_HOST_BLOCKS": "32",
     "PAGESTREAM_OUTPUTS_RETENTION": str(_RETENTION),
+    "PAGESTREAM_PLANS_RETENTION": str(_RETENTION),
     "PAGESTREAM_RESUME_WINDOW": "5",  # streams without a reader end soon
     "PAGESTREAM_GATEWAY_GRACE": "5",
     "PAGESTREAM_WRITE_TIMEOUT": "10",

@@ -45,7 +45,8 @@ def leaks(samples: Sequence[Sample], outputs_retention: int) -> list[str]:
 
     Args:
         samples: in order; a process that was restarted is another process.
-        outputs_retention: entries of the outputs log that are kept for slow readers.
+        outputs_retention: entries of the outputs log that are kept for slow readers, and plans for
+            the page.
     """
     found = [
         f"minute {sample.at_min:.1f}: not idle: {sample.left}"
@@ -138,7 +139,7 @@ def _kept_too_much(samples: Sequence[Sample], outputs_retention: int) -> list[st
         kept = sample.redis
         limits = {
             "requests": (kept.requests, _SPARE_ENTRIES),
-            "plans": (kept.plans, _SPARE_ENTRIES),
+            "plans": (kept.plans, outputs_retention + _SPARE_ENTRIES),
             "outputs": (kept.outputs, 2 * outputs_retention + _SPARE_ENTRIES),
         }
         found += [

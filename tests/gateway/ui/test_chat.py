@@ -1,11 +1,11 @@
 """The chat in a real browser, beside a gateway whose engine the test plays."""
 
+from benchmarks.page.browser import ENTER, ESCAPE, SHIFT, Browser
 from shared.messages.endings import EndFlag
 from shared.messages.requests import Submit
 from tests.gateway.conftest import MakeStage, Stage
 from tests.gateway.event_streams import tokens_of
 from tests.gateway.fake_engine import scores
-from tests.gateway.ui.browser import ENTER, ESCAPE, SHIFT, Browser
 
 KEY = "a-secret-key-of-this-test"
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.page.browser import Browser
 from shared.bus.memory import MemoryBus
 from tests.gateway.conftest import MakeStage, Stage
-from tests.gateway.ui.browser import Browser
 from tests.gateway.ui.logged_engine import LoggedEngine
 from tests.support.requests import submit
 

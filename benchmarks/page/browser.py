@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+
+from shared.errors import PageStreamError
 
 _FLAGS = (
     "--headless",
@@ -29,6 +30,10 @@ _PATIENCE_S = 10.0
 _START_S = 60.0
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name that WebDriver gives to references
 ENTER, ESCAPE, SHIFT = "\ue007", "\ue00c", "\ue008"
+
+
+class NoBrowser(PageStreamError):
+    """There is no Chromium with a driver on this machine."""
 
 
 class Browser:
@@ -106,11 +111,15 @@ class Browser:
 
 
 def chromium() -> tuple[str, str]:
-    """The paths of a Chromium and its driver; skips the test where there is none."""
+    """The paths of a Chromium and its driver.
+
+    Raises:
+        NoBrowser: there is none.
+    """
     driver = shutil.which("chromedriver")
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if driver is None or browser is None:
-        pytest.skip("chromium and chromedriver are not on PATH (Debian: chromium-driver)")
+        raise NoBrowser("chromium and chromedriver are not on PATH (Debian: chromium-driver)")
     return browser, driver
 
 
@@ -120,6 +129,9 @@ def running_browser(folder: Path) -> Iterator[str]:
 
     Args:
         folder: for its files, outside of which it writes nothing.
+
+    Raises:
+        NoBrowser: there is none.
     """
     browser, driver = chromium()
     process = subprocess.Popen(
@@ -139,8 +151,12 @@ def running_browser(folder: Path) -> Iterator[str]:
             answer = http.post(sessions, json=body).json()["value"]
             assert "sessionId" in answer, answer
             url = f"{sessions}/{answer['sessionId']}"
-            yield url
-            http.delete(url)
+            try:
+                yield url
+            finally:
+                http.delete(url)  # ends the browser, which would hold the driver's output open
     finally:
         process.terminate()
-        process.communicate()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
