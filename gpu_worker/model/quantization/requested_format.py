@@ -24,7 +24,7 @@ NONE, INT8, INT4 = "none", "int8", "int4"
 FORMATS = (NONE, INT8, INT4)
 
 _SETTING = "--quantization"
-_GROUP_SIZE = 64  # inputs that share a scale
+_GROUP_SIZES = {8: 64, 4: 32}  # by bits: inputs that share a scale
 _CHOOSE_EXPERTS = ("gate", "router")
 
 log = EventLog(__name__)
@@ -152,5 +152,5 @@ def quantized_weight(
     bits: int,
 ) -> QuantizedWeight | None:
     """A weight as it is quantized at load; None: its inputs form no groups."""
-    size = fitting_group_size(weight.shape[1], _GROUP_SIZE)
+    size = fitting_group_size(weight.shape[1], _GROUP_SIZES[bits])
     return None if size is None else quantize(weight, bits, size, symmetric=bits == 8)
