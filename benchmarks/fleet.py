@@ -116,13 +116,13 @@ class RouterUnderTest:
     def __call__(self, request: Request, number: int) -> int:
         size = self._engines[0].block_tokens
         lengths = range(size, size * len(request.blocks) + 1, size)
-        prompt = PromptPrefixes(request.blocks, lengths, request.num_prompt)
+        prompt = PromptPrefixes(list(request.blocks), lengths, request.num_prompt)
         name = f"{random.Random(number).getrandbits(128):032x}"
         began = time.perf_counter()
         expected = self.index.expected(prompt)
         found = choose(name, request.num_prompt, expected, self._loads, self._mean, self._by_name)
         self.seconds.append(time.perf_counter() - began)
-        self.index.sent(prompt, found.engine)
+        self.index.sent(request.blocks, found.engine)
         self._by_name[found.engine].send(request.num_prompt - found.expected_tokens)
         return int(found.engine)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gateway.fleet.shared_routes import SharedRoutes
 from shared.bus.api import Bus
 from shared.bus.keys import engine_lease, kept_request, placement
 from shared.codec import decode_as
@@ -79,6 +80,10 @@ class Directory:
                 found[engine_id] = info
         self.unreadable = unreadable
         return found
+
+    def routes(self, model_name: str) -> SharedRoutes:
+        """What gateways share of their choices among the engines of a model."""
+        return SharedRoutes(self._bus, model_name)
 
     async def memory_share(self) -> float:
         """Share of the directory's memory limit that is in use."""

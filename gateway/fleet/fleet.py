@@ -66,7 +66,7 @@ class Fleet:
         self._prefixes = prefixes
         self._clock_s = clock_s
         self._members = Members(connect, make_client, self._released)
-        self._router = Router(metrics)
+        self._router = Router(metrics, directory.routes(model_name))
         self._placements = Placements(
             *(directory, self._members, self._router, patience_s, engine_patience_s),
             *(resume_window_s, clock_s),
@@ -259,6 +259,7 @@ class Fleet:
         """Stop moving requests and reading logs."""
         for task in list(self._tasks):
             await cancel_until_done(task)
+        await self._router.end()
         await self._members.close()
 
     # ----------------------------------------------- requests of known placement

@@ -30,7 +30,7 @@ class PromptPrefixes:
         num_tokens: of the whole prompt.
     """
 
-    hashes: Sequence[int]
+    hashes: list[int]
     lengths: Sequence[int]
     num_tokens: int
 
@@ -42,7 +42,8 @@ def prefixes_of(prompt: IntArray, tenant: str, salt: str) -> PromptPrefixes:
         data = part.encode()
         found.update(len(data).to_bytes(4, "little") + data)
     data = prompt.astype("<i4", copy=False).tobytes()
-    hashes, lengths = [], []
+    hashes: list[int] = []
+    lengths: list[int] = []
     for begin, end in pairwise(BOUNDARIES):
         if end > len(prompt):
             break
@@ -80,9 +81,9 @@ class PrefixIndex:
             known //= 2
         return found
 
-    def sent(self, prompt: PromptPrefixes, engine: str) -> None:
-        """Enter a prompt that was sent to an engine."""
-        for name in reversed(prompt.hashes):  # the shortest last: it is the most recent
+    def sent(self, hashes: Sequence[int], engine: str) -> None:
+        """Enter a prompt that was sent to an engine, by the hashes of its beginnings."""
+        for name in reversed(hashes):  # the shortest last: it is the most recent
             engines = self._engines.pop(name, ())
             if engine not in engines:
                 engines = (engine, *engines[: _ENGINES_PER_PREFIX - 1])

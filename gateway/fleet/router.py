@@ -4,26 +4,40 @@ from collections.abc import Sequence
 
 from gateway.fleet.members import Member
 from gateway.fleet.prefix_index import PrefixIndex, prefixes_of
-from gateway.fleet.routing import Choice, Reason, choose, mean_load
+from gateway.fleet.routing import Choice, EngineLoad, Reason, choose, mean_load
+from gateway.fleet.shared_routes import SharedRoutes
 from shared.logs import EventLog
 from shared.messages.requests import Submit
+from shared.messages.routes import Routed, unpack_hashes
 from shared.metrics import ModelMetrics
 
 _log = EventLog("gateway.fleet")
 
 
 class Router:
-    """Chooses engines by their load and by the prefixes that were sent to them."""
+    """Chooses engines by their load and by the prefixes that were sent to them.
 
-    def __init__(self, metrics: ModelMetrics) -> None:
+    Args:
+        shared: the choices of other gateways; this one's are added.
+    """
+
+    def __init__(self, metrics: ModelMetrics, shared: SharedRoutes) -> None:
         self._metrics = metrics
+        self._shared = shared
         self._index = PrefixIndex()
+        self._loads: dict[str, EngineLoad] = {}
         self._mean = 1.0
         self._routes: dict[str, Choice] = {}  # of open requests
 
     def update(self, ready: Sequence[Member]) -> None:
         """Take the loads of the engines' last leases."""
-        self._mean = mean_load(member.load for member in ready)
+        self._loads = {member.engine_id: member.load for member in ready}
+        self._mean = mean_load(self._loads.values())
+        self._shared.start(self._routed_elsewhere)
+
+    async def end(self) -> None:
+        """Stop sharing choices."""
+        await self._shared.end()
 
     def route(
         self, submit: Submit, ready: Sequence[Member], reason: Reason | None = None
@@ -45,8 +59,10 @@ class Router:
         if reason is not None:
             found = Choice(found.engine, reason, found.expected_tokens)
         member = next(member for member in fits if member.engine_id == found.engine)
-        member.load.send(prompt.num_tokens - found.expected_tokens)
-        self._index.sent(prompt, found.engine)
+        num_new_tokens = prompt.num_tokens - found.expected_tokens
+        member.load.send(num_new_tokens)
+        self._index.sent(prompt.hashes, found.engine)
+        self._shared.send(found.engine, prompt.hashes, num_new_tokens)
         self._routes[submit.request_id] = found
         self._metrics.routed_requests.inc(1, found.engine, found.reason)
         _log.info(
@@ -57,6 +73,12 @@ class Router:
             expected_tokens=found.expected_tokens,
         )
         return member
+
+    def _routed_elsewhere(self, routed: Routed) -> None:
+        """Take the choice of another gateway."""
+        self._index.sent(unpack_hashes(routed.prefixes), routed.engine)
+        if (load := self._loads.get(routed.engine)) is not None:
+            load.send(routed.num_new_tokens)
 
     def route_of(self, request_id: str) -> str:
         """The choice for an open request, for a header; empty if none was made."""

@@ -28,6 +28,7 @@ In the directory of a fleet, which may be another Redis:
     engine:E       string  EngineInfo with the URL of the engine's Redis, expires
     placement:ID   string  the engine that a request belongs to, and how often it was moved; expires
     kept:ID        string  Submit of a stream that can be resumed; expires
+    routes:M       stream  Routed: where prompts for model M were sent; expires
 
 The braces are a Redis Cluster hash tag: all keys of one engine live on one node.
 """
@@ -50,6 +51,11 @@ def placement(request_id: str) -> str:
 def kept_request(request_id: str) -> str:
     """A request in the directory of a fleet, for when its gateway and engine are lost at once."""
     return f"kept:{request_id}"
+
+
+def routes(model_name: str) -> str:
+    """Where gateways sent prompts for a model, in the directory of a fleet."""
+    return f"routes:{model_name}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def test_the_longest_known_prefix_is_found_and_some_shorter_ones() -> None:
     system = tokens(512)
     for number in range(20):
         prompt = np.concatenate([system, tokens(256, 1_000 * number)])
-        index.sent(prefixes_of(prompt, "", ""), f"{number}")
+        index.sent(prefixes_of(prompt, "", "").hashes, f"{number}")
     prompt = np.concatenate([system, tokens(256, 3_000), tokens(64, 7)])
     asked = prefixes_of(prompt, "", "")
     found = index.expected(asked)
@@ -81,7 +81,7 @@ def test_the_longest_known_prefix_is_found_and_some_shorter_ones() -> None:
 def test_the_index_is_bounded_and_forgets_what_was_not_sent_for_longest() -> None:
     index = PrefixIndex(max_prefixes=100)
     for number in range(50):
-        index.sent(prefixes_of(tokens(64, 1_000 * number), "", ""), "a")
+        index.sent(prefixes_of(tokens(64, 1_000 * number), "", "").hashes, "a")
     assert len(index) <= 100
     assert index.expected(prefixes_of(tokens(64, 49_000), "", "")) == {"a": 64}
     assert index.expected(prefixes_of(tokens(64), "", "")) == {}
