@@ -7,87 +7,42 @@ engine with as many blocks as all of it: prompt tokens that came from prefix cac
 ``--streams`` at once, sampled with seeds, undisturbed and then while an engine drains (SIGTERM to
 its scheduler), and while scheduler, worker and Redis of an engine are killed and stay away. Their
 texts must be equal; shown is the longest silence of each. Before the kill an engine is added, and
-the time from its ready line until it gets the first request is measured.
+the time from its first lease as a ready engine until it gets a request is measured.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import random
 import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
 
+from benchmarks.serving.conversations import Conversations, Turn, losses
 from benchmarks.serving.http_stream import RawAnswer, StreamFailed, Target, ask
 from benchmarks.serving.launched_services import serving
 from benchmarks.serving.processes import service_pid
 from benchmarks.serving.server_process import NotServed
 from deploy.redis.ports import free_port
 from deploy.redis.server import private_endpoint
+from shared.bus.keys import engine_lease
+from shared.bus.redis_bus import RedisBus
+from shared.messages.leases import EngineInfo, decode_lease
 
 _FLEET, _PATH = "deploy.fleet", "/v1/completions"
-_CLIENTS = 12  # of conversations
 _ADDED = "engine-added"
+_LOADED_S = 120.0
 _ADDED_S = 30.0
+_LOOK_S = 0.01
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Cached:
-    """Prompt tokens of all calls."""
-
-    prompt_tokens: int
-    cached_tokens: int
-
-
-class Conversations:
-    """Conversations whose turns repeat all before them, in the same order for the same seed."""
-
-    def __init__(self, args: argparse.Namespace, ports: list[int]) -> None:
-        rng = random.Random(args.seed)
-        self._targets = [Target.of(f"http://127.0.0.1:{port}", _PATH, None) for port in ports]
-        systems = [_words(rng, 120) for _ in range(max(1, args.conversations // 10))]
-        self._texts = [rng.choice(systems) for _ in range(args.conversations)]
-        self._turns = [index for index in range(args.conversations) for _ in range(args.turns)]
-        rng.shuffle(self._turns)
-        self._asked = [[_words(rng, 30) for _ in range(args.turns)] for _ in self._texts]
-        self._locks = [asyncio.Lock() for _ in self._texts]
-        self._cached = self._prompt = self._num_sent = 0
-
-    async def run(self) -> Cached:
-        """Run all of them."""
-        waiting = iter(self._turns)
-
-        async def client() -> None:
-            for index in waiting:
-                async with self._locks[index]:
-                    await self._turn(index)
-
-        await asyncio.gather(*(client() for _ in range(_CLIENTS)))
-        return Cached(self._prompt, self._cached)
-
-    async def _turn(self, index: int) -> None:
-        self._texts[index] += self._asked[index].pop()
-        self._num_sent += 1
-        target = self._targets[self._num_sent % len(self._targets)]
-        body = {"model": "demo", "prompt": self._texts[index], "max_tokens": 32, "temperature": 0}
-        found = json.loads((await ask(target, {**body, "ignore_eos": True})).body)
-        self._texts[index] += found["choices"][0]["text"]
-        usage = found["usage"]
-        self._prompt += usage["prompt_tokens"]
-        self._cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-
-
-def _words(rng: random.Random, count: int) -> str:
-    return "".join(f" {rng.choice('abcdefgh')}{rng.randrange(100)}" for _ in range(count))
 
 
 class Streams:
@@ -174,6 +129,24 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+async def until_ready_s(directory_url: str) -> float:
+    """Wait until the engine that was added has a lease as a ready one; seconds until then.
+
+    Raises:
+        TimeoutError: it gets none.
+    """
+    bus, began_s = RedisBus(directory_url), time.monotonic()
+    try:
+        async with asyncio.timeout(_LOADED_S):
+            while True:
+                data = await bus.get(engine_lease(_ADDED))
+                if data is not None and decode_lease(EngineInfo, data, _ADDED).state == "ready":
+                    return time.monotonic() - began_s
+                await asyncio.sleep(_LOOK_S)
+    finally:
+        await bus.close()
+
+
 async def first_request_s(port: int) -> float:
     """Send short requests until the engine that was added gets one; seconds until then.
 
@@ -205,13 +178,18 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     port = free_port()
     big = [*flags, "--num-blocks", str(args.engines * args.num_blocks)]
     with serving(one, port, big):
-        found["one engine"] = uvloop.run(_converse(args, [port]))
+        one_turns = _converse(args, [port])
+        found["one engine"] = _sums(one_turns)
     port = free_port()
     ports = [port + number for number in range(args.gateways)]
     counts = ["--engines", str(args.engines), "--gateways", str(args.gateways)]
     several = [*flags, *counts, "--num-blocks", str(args.num_blocks)]
     with serving(fleet, port, several, _FLEET):
-        found["fleet"] = uvloop.run(_converse(args, ports))
+        turns = _converse(args, ports)
+        found["fleet"] = _sums(turns)
+        found["losses"] = [asdict(loss) for loss in losses(one_turns, turns)]
+        if not args.streams:
+            return found
         runs = found["streams"] = []
         streams = Streams(args, ports)
         runs.append(uvloop.run(streams.run("undisturbed")))
@@ -223,8 +201,9 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         url = private_endpoint(fleet / "directory-redis").url
         joins = [*flags, "--directory-url", url, "--engine-id", _ADDED]
         with serving(added, free_port(), [*joins, "--num-blocks", str(args.num_blocks)]):
+            found["loaded_s"] = uvloop.run(until_ready_s(url))
             found["added_s"] = uvloop.run(first_request_s(port))
-        show(f"the engine that was added got a request after {found['added_s']:.2f} s")
+        show(f"the engine that was added got a request {found['added_s']:.2f} s after its lease")
         try:
             runs.append(uvloop.run(streams.run("killed", lambda: kill_for_good(fleet, "engine-1"))))
         finally:
@@ -233,11 +212,18 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return found
 
 
-async def _converse(args: argparse.Namespace, ports: list[int]) -> dict[str, float]:
-    cached = await Conversations(args, ports).run()
-    share = cached.cached_tokens / cached.prompt_tokens
-    show(f"conversations: {cached}, share {share:.3f}")
-    return {"prompt_tokens": cached.prompt_tokens, "cached_tokens": cached.cached_tokens}
+def _converse(args: argparse.Namespace, ports: list[int]) -> list[Turn]:
+    given = (args.conversations, args.turns, args.seed, ports)
+    turns = uvloop.run(Conversations(*given).run())
+    show(f"conversations: {_sums(turns)}")
+    return turns
+
+
+def _sums(turns: Sequence[Turn]) -> dict[str, int]:
+    return {
+        "prompt_tokens": sum(turn.prompt_tokens for turn in turns),
+        "cached_tokens": sum(turn.cached_tokens for turn in turns),
+    }
 
 
 def table(found: dict[str, Any]) -> str:
@@ -250,6 +236,17 @@ def table(found: dict[str, Any]) -> str:
     ]
     ratio = fleet["cached_tokens"] / one["cached_tokens"]
     lines += ["", f"Cached tokens, fleet by one engine: {ratio:.3f}", ""]
+    lines += [
+        "| turns of conversations in the fleet | number | cached tokens less |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {loss['why']} | {loss['num_turns']} | {loss['num_tokens']:,} |"
+        for loss in found["losses"]
+    ]
+    if "streams" not in found:
+        return "\n".join(lines)
+    lines.append("")
     lines += ["| streams | complete | equal texts | longest pause, s | median |"]
     lines += ["|---|---|---|---|---|"]
     lines += [
@@ -257,7 +254,8 @@ def table(found: dict[str, Any]) -> str:
         f"| {run['longest_pause_s']:.2f} | {run['median_pause_s']:.2f} |"
         for run in found["streams"]
     ]
-    return "\n".join([*lines, "", f"Added engine: first request after {found['added_s']:.2f} s"])
+    added = f"Added engine: first request {found['added_s']:.2f} s after its lease as a ready one"
+    return "\n".join([*lines, "", added])
 
 
 def show(line: str) -> None:
@@ -276,7 +274,7 @@ def main() -> int:
     add("--conversations", type=int, default=100)
     add("--turns", type=int, default=5)
     add("--num-blocks", type=int, default=2_000, help="of each engine, 16 tokens each")
-    add("--streams", type=int, default=64)
+    add("--streams", type=int, default=64, help="0: conversations only")
     add("--output-tokens", type=int, default=600)
     add("--after", type=float, default=3.0, help="seconds from the start to a disturbance")
     add("--seed", type=int, default=1)
@@ -291,7 +289,7 @@ def main() -> int:
     print(table(found))
     if args.json is not None:
         args.json.write_text(json.dumps(found, indent=1) + "\n")
-    return int(any(run["equal"] < args.streams for run in found["streams"]))
+    return int(any(run["equal"] < args.streams for run in found.get("streams", ())))
 
 
 if __name__ == "__main__":

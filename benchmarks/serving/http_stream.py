@@ -33,6 +33,7 @@ class RawAnswer:
         events: arrival time and data of each event.
         ended_s: when the last byte arrived.
         retry_after_s: from the header of a refusal; None if there is none.
+        engine: of a fleet, and why it was chosen; empty without that header.
     """
 
     sent_s: float
@@ -41,6 +42,7 @@ class RawAnswer:
     events: list[tuple[float, bytes]] = field(default_factory=list)
     ended_s: float = 0.0
     retry_after_s: int | None = None
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ class _Exchange(asyncio.Protocol):
             self._is_stream = value.startswith(b"text/event-stream")
         if name == b"retry-after" and value.isdigit():
             self._answer.retry_after_s = int(value)
+        if name == b"x-engine":
+            self._answer.engine = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         self._answer.status = self._parser.get_status_code()

@@ -76,6 +76,10 @@ async def until(what: Callable[[], object]) -> None:
             await asyncio.sleep(0.001)
 
 
+async def until_read(reader: Reader, count: int) -> None:
+    await until(lambda: len(reader.routed) == count)
+
+
 def tokens(count: int, first: int = 0) -> IntArray:
     return np.arange(first, first + count, dtype=np.int32)
 
@@ -99,7 +103,7 @@ def test_another_gateway_expects_of_every_prompt_what_the_one_that_sent_it_does(
                 own.sent(prompt.hashes, engine)
                 sender.shared.send(engine, prompt.hashes, len(text))
                 prompts.append(prompt)
-            await until(lambda: len(other.routed) == len(sent))
+            await until_read(other, len(sent))
             assert sender.routed == [], "a gateway does not take its own choices twice"
         for prompt in prompts:
             assert other.index.expected(prompt) == own.expected(prompt)
@@ -127,7 +131,7 @@ async def test_the_log_and_what_is_kept_of_it_are_bounded(monkeypatch: pytest.Mo
     async with sharing(bus, 2) as [first, second]:
         for number in range(100):
             first.shared.send("a", prefixes_of(tokens(64, 100 * number), "", "").hashes, 64)
-            await until(lambda number=number: len(second.routed) == number + 1)
+            await until_read(second, number + 1)
             await until(lambda: not first.shared._waiting)
         entries = await bus.read({routes("demo"): EntryId(0, 0)}, 0, 1_000)
         assert 10 < len(entries[routes("demo")]) < 60

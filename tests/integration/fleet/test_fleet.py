@@ -42,6 +42,25 @@ async def test_requests_with_a_common_beginning_share_an_engine_and_others_are_s
         assert {engine_of(fleet, one) for one in others} == {"a", "b"}
 
 
+async def test_a_turn_through_another_gateway_goes_to_the_engine_of_the_turn_before() -> None:
+    async with fleet_of("a", "b", num_gateways=2) as stage:
+        first, second = stage.gateways
+        one = stream(0, list(range(1, 200)), max_tokens=2)
+        await first.submit([one.submit], one.queue)
+        engine = engine_of(first, one)
+        await until(lambda: len(second._router._index))
+        turn = stream(1, list(range(1, 230)), max_tokens=2)
+        await second.submit([turn.submit], turn.queue)
+        assert engine_of(second, turn) == engine
+        assert "expected_tokens=192" in second.route_of(turn.submit.request_id)
+        await asyncio.gather(one.follow(), turn.follow())
+        third = await stage.add_gateway()
+        await until(lambda: len(third._members.ready()) == 2 and len(third._router._index))
+        later = stream(2, list(range(1, 240)), max_tokens=2)
+        await third.submit([later.submit], later.queue)
+        assert engine_of(third, later) == engine, "a gateway that starts reads the earlier choices"
+
+
 async def test_streams_of_an_engine_that_drains_go_on_in_others_token_for_token() -> None:
     async with fleet_of("a", "b") as stage:
         [fleet] = stage.gateways
