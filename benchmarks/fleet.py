@@ -2,12 +2,14 @@
 
     python -m benchmarks.fleet --engines 1000 --requests 100000
     python -m benchmarks.fleet --engines 100 --trace mooncake_conversation.jsonl.gz --speed-up 20
+    python -m benchmarks.fleet --engines 1000 --requests 100000 --gateways 4
 
 Engines have a queue of prompts, a prefix cache with LRU blocks, and sequences that decode. ``ours``
-is the gateway's own code, which knows loads from leases that are up to half a second old, and
-caches from what it has sent itself. The oracle has the same score, and sees all loads and caches as
-they are. Without a trace, conversations of several turns are made up: each begins with one of many
-system prompts, and each turn repeats all before it.
+is the gateway's own code: it has loads from leases that are up to half a second old, and caches
+from what gateways have sent. With several gateways, requests arrive at any of them; ``not shared``
+are gateways that have their own choices alone. The oracle has the same score, and sees all loads
+and caches as they are. Without a trace, conversations of several turns are made up: each begins
+with one of many system prompts, and each turn repeats all before it.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import json
 import random
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,11 +31,13 @@ from rich.table import Table
 
 from benchmarks.simulator.traces import TraceError, read_trace, sped_up
 from gateway.fleet.prefix_index import PrefixIndex, PromptPrefixes
-from gateway.fleet.routing import LOAD_WEIGHT, EngineLoad, choose, mean_load
+from gateway.fleet.routing import LOAD_WEIGHT, Choice, EngineLoad, choose, mean_load
 
 _POLL_S = 0.5
+_SHARED_S = 0.1  # after a choice, other gateways have it
 _BOUND = 1.25  # of consistent hashing: no engine has more than this share of the mean
 _RING_POINTS = 50  # of an engine
+_OURS, _NOT_SHARED = "ours", "not shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ Route = Callable[[Request, int], int]
 """Maps a request and its number to the index of an engine."""
 
 
-class RouterUnderTest:
-    """The gateway's own routing."""
+class GatewayUnderTest:
+    """The gateway's own routing, in one gateway."""
 
     def __init__(self, engines: Sequence[EngineModel]) -> None:
         self._engines = engines
@@ -113,7 +117,8 @@ class RouterUnderTest:
             load.take_lease(engine.num_open, engine.waiting_tokens(now_s))
         self._mean = mean_load(self._loads)
 
-    def __call__(self, request: Request, number: int) -> int:
+    def route(self, request: Request, number: int) -> Choice:
+        """Choose the engine of a request."""
         size = self._engines[0].block_tokens
         lengths = range(size, size * len(request.blocks) + 1, size)
         prompt = PromptPrefixes(list(request.blocks), lengths, request.num_prompt)
@@ -122,9 +127,44 @@ class RouterUnderTest:
         expected = self.index.expected(prompt)
         found = choose(name, request.num_prompt, expected, self._loads, self._mean, self._by_name)
         self.seconds.append(time.perf_counter() - began)
-        self.index.sent(request.blocks, found.engine)
-        self._by_name[found.engine].send(request.num_prompt - found.expected_tokens)
-        return int(found.engine)
+        self.take(request, found)
+        return found
+
+    def take(self, request: Request, choice: Choice) -> None:
+        """Enter a choice of this gateway or of another."""
+        self.index.sent(request.blocks, choice.engine)
+        self._by_name[choice.engine].send(request.num_prompt - choice.expected_tokens)
+
+
+class GatewaysUnderTest:
+    """Gateways that get requests at random, and each other's choices a little later.
+
+    Args:
+        is_shared: otherwise each has its own choices alone.
+    """
+
+    def __init__(self, engines: Sequence[EngineModel], count: int, is_shared: bool) -> None:
+        self.gateways = [GatewayUnderTest(engines) for _ in range(count)]
+        self._is_shared = is_shared and count > 1
+        self._on_their_way: deque[tuple[float, GatewayUnderTest, Request, Choice]] = deque()
+
+    def poll(self, now_s: float) -> None:
+        """Let all gateways read all leases."""
+        for gateway in self.gateways:
+            gateway.poll(now_s)
+
+    def __call__(self, request: Request, number: int) -> int:
+        while self._on_their_way and self._on_their_way[0][0] <= request.arrival_s:
+            _, sender, earlier, choice = self._on_their_way.popleft()
+            for gateway in self.gateways:
+                if gateway is not sender:
+                    gateway.take(earlier, choice)
+        chosen_by = random.Random(~number).choice(self.gateways)
+        choice = chosen_by.route(request, number)
+        if self._is_shared:
+            due_s = request.arrival_s + _SHARED_S
+            self._on_their_way.append((due_s, chosen_by, request, choice))
+        return int(choice.engine)
 
 
 def round_robin(engines: Sequence[EngineModel]) -> Route:
@@ -226,18 +266,21 @@ class Outcome:
 
 
 def simulate(
-    name: str, requests: Sequence[Request], make: Callable[[], Sequence[EngineModel]]
+    name: str,
+    requests: Sequence[Request],
+    make: Callable[[], Sequence[EngineModel]],
+    num_gateways: int,
 ) -> Outcome:
     """Route all requests in one way."""
     engines = make()
-    ours = RouterUnderTest(engines)
+    ours = GatewaysUnderTest(engines, num_gateways, is_shared=name != _NOT_SHARED)
     ways = {
         "round robin": round_robin,
         "least loaded": least_loaded,
         "bounded hashing": bounded_hashing,
         "oracle": oracle,
     }
-    route: Route = ours if name == "ours" else ways[name](engines)
+    route: Route = ways[name](engines) if name in ways else ours
     ends: list[tuple[float, int]] = []
     ttft_s, imbalances = [], []
     cached = total = 0
@@ -256,7 +299,8 @@ def simulate(
         heapq.heappush(ends, (end_s, index))
         ttft_s.append(first_s - now_s)
         cached, total = cached + hit, total + request.num_prompt
-    times_us = np.array(ours.seconds or [0.0]) * 1e6
+    seconds = [choice for gateway in ours.gateways for choice in gateway.seconds]
+    times_us = np.array(seconds or [0.0]) * 1e6
     return Outcome(
         name,
         cached / total,
@@ -265,8 +309,24 @@ def simulate(
         float(np.mean(imbalances)),
         float(np.median(times_us)),
         float(np.percentile(times_us, 99)),
-        len(ours.index),
+        max(len(gateway.index) for gateway in ours.gateways),
     )
+
+
+def read_requests(args: argparse.Namespace) -> tuple[list[Request], int]:
+    """Requests of the trace, or of made-up conversations, and the tokens of their blocks.
+
+    Raises:
+        TraceError: the trace cannot be read.
+    """
+    if args.trace is None:
+        rate, size = args.rate * args.engines, 64
+        return list(conversations(args.requests, rate, args.systems, size, args.seed)), size
+    found = list(sped_up(read_trace(args.trace), args.speed_up))
+    requests = [
+        Request(one.arrival_s, one.prefix, one.prompt_tokens, one.output_tokens) for one in found
+    ]
+    return requests, found[0].prefix_block_tokens
 
 
 def main() -> None:
@@ -280,24 +340,15 @@ def main() -> None:
     parser.add_argument("--speed-up", type=float, default=1.0, help="of the trace's arrivals")
     parser.add_argument("--cache-tokens", type=int, default=400_000, help="of an engine")
     parser.add_argument("--prefill", type=float, default=10_000.0, help="tokens per second")
+    parser.add_argument("--gateways", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--without", nargs="*", default=[], help="ways that are left out")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    block_tokens = 64
-    if args.trace is None:
-        rate = args.rate * args.engines
-        requests = list(conversations(args.requests, rate, args.systems, block_tokens, args.seed))
-    else:
-        try:
-            found = list(sped_up(read_trace(args.trace), args.speed_up))
-        except TraceError as error:
-            sys.exit(f"error: {error}")
-        block_tokens = found[0].prefix_block_tokens
-        requests = [
-            Request(one.arrival_s, one.prefix, one.prompt_tokens, one.output_tokens)
-            for one in found
-        ]
+    try:
+        requests, block_tokens = read_requests(args)
+    except TraceError as error:
+        sys.exit(f"error: {error}")
 
     def make() -> Sequence[EngineModel]:
         cache_blocks = args.cache_tokens // block_tokens
@@ -305,8 +356,12 @@ def main() -> None:
             EngineModel(block_tokens, cache_blocks, args.prefill, 0.02) for _ in range(args.engines)
         ]
 
-    names = ["round robin", "least loaded", "bounded hashing", "ours", "oracle"]
-    outcomes = [simulate(name, requests, make) for name in names if name not in args.without]
+    names = ["round robin", "least loaded", "bounded hashing", _OURS, "oracle"]
+    if args.gateways > 1:
+        names.insert(3, _NOT_SHARED)
+    outcomes = [
+        simulate(name, requests, make, args.gateways) for name in names if name not in args.without
+    ]
     if args.json:
         rows = [{key: getattr(one, key) for key in Outcome.__slots__} for one in outcomes]
         print(json.dumps(rows, indent=2))
@@ -321,8 +376,8 @@ def main() -> None:
             f"{one.ttft_p50_s:.3f}",
             f"{one.ttft_p99_s:.3f}",
             f"{one.imbalance:.2f}",
-            f"{one.choice_us:.1f}" if one.name == "ours" else "",
-            f"{one.choice_us_p99:.1f}" if one.name == "ours" else "",
+            f"{one.choice_us:.1f}" if one.choice_us else "",
+            f"{one.choice_us_p99:.1f}" if one.choice_us else "",
         )
     Console().print(table)
 
