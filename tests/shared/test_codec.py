@@ -37,6 +37,7 @@ from shared.messages.outputs import (
 )
 from shared.messages.plans import Admission, BeamStep, EpochStarted, StepPlan, Tick
 from shared.messages.requests import Abort, Attach, ChoiceView, Drain, GatewayLost, Pin, Stop
+from shared.messages.routes import Routed
 from shared.sampling import BeamParams, EarlyStopping, TokenBias
 from tests.support.requests import sampling, submit
 
@@ -75,6 +76,7 @@ MESSAGES: list[Message] = [
     Attach("a", "g", "x", submit("a"), (ChoiceView(ints(7, 8), "stop"),), exact=True),
     GatewayLost("g"),
     Drain(7),
+    Routed("gateway-1", "engine-0", bytes(range(16)), 40),
     Abort("a", "x", "disconnected"),
     Pin("p", "instructions", ints(1, 2, 3), "salt"),
     EpochStarted(7, "s", ("w0", "w1")),
