@@ -36,8 +36,10 @@ from shared.messages.outputs import (
     StepResult,
 )
 from shared.messages.plans import Admission, BeamStep, EpochStarted, StepPlan, Tick
+from shared.messages.prompts import Prompt
 from shared.messages.requests import Abort, Attach, ChoiceView, Drain, GatewayLost, Pin, Stop
 from shared.messages.routes import Routed
+from shared.messages.snapshots import PoolSnapshot, RequestPhase, RequestSnapshot
 from shared.sampling import BeamParams, EarlyStopping, TokenBias
 from tests.support.requests import sampling, submit
 
@@ -67,6 +69,11 @@ RESULT = StepResult(
     model_us=100,
     step_us=200,
 )
+IN_POOL = RequestSnapshot(
+    *("a", "alice", RequestPhase.DECODE, 0, 1_700, 3, 20, 2, 0, 3, 4),
+    *(ints(9), ints(3), ints(1), ints(5), ints(0), ints()),
+)
+
 MESSAGES: list[Message] = [
     submit("a", [1, 2, 3], stop_token_ids=(7, 8), num_logprobs=5),
     submit("a", num_choices=4, beams=BeamParams(4, 0.5, EarlyStopping.NEVER)),
@@ -77,6 +84,11 @@ MESSAGES: list[Message] = [
     GatewayLost("g"),
     Drain(7),
     Routed("gateway-1", "engine-0", bytes(range(16)), 40),
+    Prompt("a", ints(1, 2, 3)),
+    PoolSnapshot(
+        *(7, "3-4", 64, 16, 8, 4_096, 32, 512, 1, "swap", 2),
+        *((IN_POOL,), ints(6), ints(7), "{}"),
+    ),
     Abort("a", "x", "disconnected"),
     Pin("p", "instructions", ints(1, 2, 3), "salt"),
     EpochStarted(7, "s", ("w0", "w1")),
