@@ -79,12 +79,15 @@ def sample_all(logits: torch.Tensor, penalties: Penalties) -> None:
     places = torch.from_numpy(rows).to(device)
     neutral = torch.ones((num_rows, 3, 1), device=device)
     penalized = PenalizedRows(penalties, places, places, neutral, None)
+    on_device = None
+    if device.type != "cpu":
+        on_device = DeviceSampling.of(num_rows, rows, parameters, device)
     sampling = RowSampling(
         random_rows=rows,
         seeds=np.zeros(num_rows, np.uint64),
         choices=zeros,
         parameters=parameters,
-        on_device=DeviceSampling.of(num_rows, rows, parameters, device),
+        on_device=on_device,
         has_min_tokens=False,
         logprob_rows=np.empty(0, np.int64),
         penalized=penalized,

@@ -101,7 +101,7 @@ def quantize_groups(
     group_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [..., groups, group_size] from -127 to 127 as float32, and scales [..., groups, 1]."""
-    x = x.reshape(*x.shape[:-1], -1, group_size).float()
+    x = x.reshape(*x.shape[:-1], x.shape[-1] // group_size, group_size).float()
     largest = x.abs().amax(-1, keepdim=True)
     # A number divided by a tensor would be the number times the tensor's reciprocal, and rounded
     # twice: kernels round once.

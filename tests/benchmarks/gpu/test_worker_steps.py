@@ -26,7 +26,7 @@ from benchmarks.gpu.step_cases import (
 )
 from benchmarks.gpu.step_report import Spread, WorkerRow, as_table
 from benchmarks.gpu.time_budget import TimeBudget
-from benchmarks.gpu.worker_steps import Run, main
+from benchmarks.gpu.worker_steps import DeviceFault, Run, main
 from benchmarks.micro.driven_worker import DrivenStep, random_prompts, steady_steps
 from benchmarks.models.random_llama import register, write_config
 from benchmarks.models.random_model import SHAPES, Shape
@@ -255,7 +255,7 @@ def test_a_part_that_fails_takes_no_other_with_it() -> None:
     ]
 
 
-def test_a_part_that_breaks_the_device_is_named_all_the_same(
+def test_a_part_that_breaks_the_device_is_named_and_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
@@ -264,9 +264,18 @@ def test_a_part_that_breaks_the_device_is_named_all_the_same(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", fail)
     file = tmp_path / "figures.json"
-    assert not Run(file, {}, TimeBudget(60)).part("decode", "kind", fail)
+    with pytest.raises(DeviceFault, match="decode"):
+        Run(file, {}, TimeBudget(60)).part("decode", "kind", fail)
     (missing,) = json.loads(file.read_text())["missing"]
     assert (missing["part"], "illegal memory access" in missing["reason"]) == ("decode", True)
+
+
+def test_a_part_to_skip_is_listed_and_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    run = Run(file, {}, TimeBudget(60), ["decode"])
+    assert not run.part("decode", "kind", lambda: pytest.fail("it was run"))
+    assert run.part("prefill", "kind", lambda: None)
+    assert json.loads(file.read_text())["missing"] == [{"part": "decode", "reason": "skipped"}]
 
 
 def test_prompts_are_the_same_for_every_system_and_share_nothing() -> None:

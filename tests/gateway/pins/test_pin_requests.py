@@ -83,7 +83,13 @@ async def test_a_gateway_sends_its_prefixes_to_every_epoch_and_shows_them(
     await stage.engine.start_epoch()
     await stage.engine.publish()
     assert await stage.engine.read() == found
-    card = {"id": found.prefix_id, "object": "prefix", "name": "short", "num_tokens": 3}
+    card = {
+        "id": found.prefix_id,
+        "object": "prefix",
+        "model": "demo",
+        "name": "short",
+        "num_tokens": 3,
+    }
 
     async def shown() -> object:
         return (await stage.http.get("/prefixes")).json()
