@@ -15,6 +15,7 @@ from gpu_worker.ranks.formation import form_group
 from gpu_worker.ranks.member import GroupOver, Member, this_parent
 from gpu_worker.ranks.ranked_executor import RankedExecutor
 from gpu_worker.ranks.ranks import Ranks, connect
+from gpu_worker.ranks.step_watch import StepWatch
 from gpu_worker.ranks.tcp_rendezvous import TcpRendezvous
 from gpu_worker.service import WorkerService
 from gpu_worker.settings import WorkerSettings
@@ -138,7 +139,9 @@ async def _serve(
     waiting = waiting_thread(executor.device) if ranks is None else None
     plans: PlanExecutor = executor
     if ranks is not None:
-        plans = RankedExecutor(executor, ranks.collectives, ranks.failure)
+        collectives, on_gpu = ranks.collectives, executor.device.type == "cuda"
+        watch = StepWatch(collectives.close) if on_gpu else None
+        plans = RankedExecutor(executor, collectives, ranks.failure, watch)
     service = WorkerService(
         bus,
         settings.engine_id,

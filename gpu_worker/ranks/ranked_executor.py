@@ -8,9 +8,11 @@ tensors are added to those of the others.
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from gpu_worker.ranks.collectives import Collectives
 from gpu_worker.ranks.member import GroupOver
+from gpu_worker.ranks.step_watch import StepWatch
 from gpu_worker.step.plan_executor import PlanExecutor
 from gpu_worker.step.recent_maximum import RecentMaximum
 from shared.messages.outputs import StepResult
@@ -30,6 +32,7 @@ class RankedExecutor:
         executor: of this rank's part of the model.
         collectives: of the group.
         failure: of a sum inside of a forward pass that cannot raise; None: there was none.
+        watch: ends steps that exceed the deadline; None: sums have deadlines of their own.
         clock_s: monotonic time.
     """
 
@@ -38,11 +41,13 @@ class RankedExecutor:
         executor: PlanExecutor,
         collectives: Collectives,
         failure: Callable[[], GroupOver | None] = lambda: None,
+        watch: StepWatch | None = None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._executor = executor
         self._collectives = collectives
         self._failure = failure
+        self._watch = watch
         self._clock_s = clock_s
         self._longest_s = RecentMaximum(_WINDOW_S, clock_s)
         self._checksum = 0  # of all tokens of this epoch
@@ -54,11 +59,13 @@ class RankedExecutor:
             GroupOver: the ranks are not at the same step, or one is gone or late.
             PlanRefused: it does not fit the sequences in the batch.
         """
-        deadline_s = _LEAST_DEADLINE_S + _MANY * self._longest_s.value
-        self._collectives.set_deadline(min(deadline_s, _MOST_DEADLINE_S))
+        wanted_s = _LEAST_DEADLINE_S + _MANY * self._longest_s.value
+        deadline_s = min(wanted_s, _MOST_DEADLINE_S)
+        self._collectives.set_deadline(deadline_s)
         self._compare(plan)
         began_s = self._clock_s()
-        result = self._executor.execute(plan)
+        with nullcontext() if self._watch is None else self._watch.at_most(deadline_s):
+            result = self._executor.execute(plan)
         if (failure := self._failure()) is not None:
             raise failure
         self._longest_s.add(self._clock_s() - began_s)

@@ -91,7 +91,7 @@ def build_worker(
     allocator = choose_allocator(settings, device, max_model_len)
     block_bytes = allocator.block_bytes(stored)
     _check_attention(model, check, backend, allocator, stored[0].dtype)
-    buckets = _buckets(settings, device, backend, ranks)
+    buckets = _buckets(settings, device, backend)
     gpu = None
     given = settings.num_blocks is not None or settings.kv_memory_bytes is not None
     if device.type == "cuda" and not given:
@@ -283,13 +283,9 @@ def _buckets(
     settings: WorkerSettings,
     device: torch.device,
     backend: AttentionBackend,
-    ranks: Ranks | None,
 ) -> Buckets | None:
     """Sizes to capture CUDA graphs for; None: no graphs."""
     if device.type != "cuda" or settings.cuda_graphs == "off":
-        return None
-    if ranks is not None:
-        log.info("no CUDA graphs", because="sums over several ranks are not captured")
         return None
     if not backend.capturable:
         log.info("no CUDA graphs", because=f"attention backend {backend.name} cannot be captured")

@@ -102,7 +102,8 @@ class GraphRunner:
             self._logits = logits.new_empty((self._num_rows, logits.shape[1]))
         del logits  # frees its memory for the graph
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may call the driver meanwhile: one that maps blocks, and NCCL's watchdog.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             logits = self._eager.run(inputs)
             self._logits[: len(logits)].copy_(logits)
         self._graphs[bucket] = _Captured(graph, inputs.token_ids.data_ptr())

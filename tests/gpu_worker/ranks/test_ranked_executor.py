@@ -1,12 +1,15 @@
 """Ranks that execute plans together notice when they do not do the same."""
 
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 
+from gpu_worker.ranks import ranked_executor
 from gpu_worker.ranks.member import GroupOver
 from gpu_worker.ranks.ranked_executor import RankedExecutor
+from gpu_worker.ranks.step_watch import StepWatch
 from shared.messages.outputs import StepResult
 from shared.messages.plans import StepPlan
 from tests.gpu_worker.planner import ints, step_plan
@@ -90,3 +93,49 @@ def test_a_rank_that_is_late_ends_the_others_exchange(shared: bool) -> None:
     with pytest.raises(GroupOver, match=r"an? \w+ failed: .*[Tt]imed out"):
         ranks[0].minimum(1)
     pair.close()
+
+
+class _Hanging(FakeExecutor):
+    """A step that ends only when the communicator is aborted, as on a GPU."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.aborted = threading.Event()
+        self._fails = fails
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if plan.step > 1:
+            self.aborted.wait()
+            if self._fails:
+                raise RuntimeError("CUDA error: the communicator was aborted")
+        return super().execute(plan)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_that_hangs_is_given_up_at_the_deadline(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranked_executor, "_LEAST_DEADLINE_S", 0.05)
+    pair = RankThreads(1)
+    (ranks,) = pair.connect()
+    hanging = _Hanging(fails)
+    executor = RankedExecutor(
+        hanging, ranks.collectives, ranks.failure, StepWatch(hanging.aborted.set)
+    )
+    executor.execute(step_plan(1))
+    with pytest.raises(GroupOver, match="a step took more than"):
+        executor.execute(step_plan(2))
+    pair.close()
+
+
+def test_steps_in_time_and_errors_of_their_own_are_not_given_up() -> None:
+    given_up = threading.Event()
+    watch = StepWatch(given_up.set)
+    for _ in range(100):
+        with watch.at_most(60.0):
+            pass
+    with pytest.raises(RuntimeError, match="its own"), watch.at_most(60.0):
+        raise RuntimeError("its own")
+    with pytest.raises(GroupOver, match="a sum"), watch.at_most(60.0):
+        raise GroupOver("a sum failed")
+    assert not given_up.is_set()
