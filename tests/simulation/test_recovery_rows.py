@@ -256,11 +256,14 @@ def test_row_18_a_rank_dies_or_is_paused_and_the_other_waits_for_it(when: str) -
 
 
 def test_row_19_a_plan_and_the_start_of_the_next_epoch_are_read_together() -> None:
+    def inspect(world: World) -> None:
+        assert len(world.meeting.groups) == 1, "no rank waited in vain for another"
+
     for number in (1, 2, 3):
         slow = also(pause_rank(1, 0.2), crash_scheduler())
-        play(Cue("scheduler", "after", PLAN, number + 1, slow), num_ranks=2)
+        play(Cue("scheduler", "after", PLAN, number + 1, slow), num_ranks=2, inspect=inspect)
         late = also(pause(0.2), crash_scheduler())
-        play(Cue("worker", "before", "read", number + 4, late), num_ranks=3)
+        play(Cue("worker", "before", "read", number + 4, late), num_ranks=3, inspect=inspect)
 
 
 def test_row_20_plans_are_in_flight_when_a_worker_dies() -> None:
