@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.codec import Message, decode, encode
 from shared.errors import DecodeError
-from shared.messages import leases, outputs, plans, requests
+from shared.messages import leases, outputs, plans, prompts, requests, routes, snapshots
 from tests.shared.damage import CLAIMS, damaged, survives
 from tests.shared.test_codec import MESSAGES
 
@@ -30,7 +30,7 @@ def test_a_damaged_message_is_a_decode_error_or_another_message(
 def test_every_type_of_message_is_damaged() -> None:
     known = {
         found
-        for module in (leases, outputs, plans, requests)
+        for module in (leases, outputs, plans, prompts, requests, routes, snapshots)
         for found in vars(module).values()
         if isinstance(found, type) and issubclass(found, Message) and found is not Message
     }
