@@ -86,7 +86,7 @@ def _attention(device: str, query_lens: tuple[int, ...], context_lens: tuple[int
     _require(
         torch.equal(cache.key[0], torch.full_like(cache.key[0], torch.nan))
         or bool(cache.key[0].isnan().all()),
-        "a block that nobody has was written",
+        "a block of no sequence was written",
     )
 
 

@@ -38,11 +38,11 @@ async def measure(
     model = await find_model(Target.of(url, "/v1/models", None))
     load = Load("completions", model, _PROMPT_TOKENS, _OUTPUT_TOKENS)
     rng = random.Random(1)
-    found = {"nobody looks": Rates(), f"{num_viewers} viewers": Rates()}
+    found = {"no viewers": Rates(), f"{num_viewers} viewers": Rates()}
     await _round(url, load, rng, num_streams, 2.0)
     for _ in range(rounds):
         for name, rates in found.items():
-            viewers = 0 if name == "nobody looks" else num_viewers
+            viewers = 0 if name == "no viewers" else num_viewers
             await _measured(rates, url, folder, load, rng, num_streams, viewers, seconds)
     return found
 
@@ -109,7 +109,7 @@ def table(found: dict[str, Rates]) -> str:
     """The medians in Markdown."""
     (_, alone), (name, looked) = found.items()
     ratios = [b / a for a, b in zip(alone.tokens_per_s, looked.tokens_per_s, strict=True)]
-    lines = [f"| | nobody looks | {name} | ratio of a pair of rounds |", "|---|---|---|---|"]
+    lines = [f"| | no viewers | {name} | ratio of a pair of rounds |", "|---|---|---|---|"]
     rates = f"{median(alone.tokens_per_s):.0f} | {median(looked.tokens_per_s):.0f}"
     lines.append(f"| tokens/s | {rates} | {median(ratios):.3f} |")
     cpus = f"{median(alone.gateway_cpus):.3f} | {median(looked.gateway_cpus):.3f}"

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks.progress import show
 from benchmarks.serving.conversations import Conversations, Turn, losses
 from benchmarks.serving.http_stream import RawAnswer, StreamFailed, Target, ask
 from benchmarks.serving.launched_services import serving
@@ -256,11 +257,6 @@ def table(found: dict[str, Any]) -> str:
     ]
     added = f"Added engine: first request {found['added_s']:.2f} s after its lease as a ready one"
     return "\n".join([*lines, "", added])
-
-
-def show(line: str) -> None:
-    """Print progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks.progress import show
 from benchmarks.serving.http_stream import StreamFailed, Target, ask
 from benchmarks.serving.latencies import StreamTimes, read_answer
 from benchmarks.serving.launched_services import serving
@@ -157,11 +158,6 @@ def table(found: dict[str, dict[str, float]]) -> str:
         ratio = flood[name] / equal[name]
         lines.append(f"| {title} | {equal[name]:.1f} | {flood[name]:.1f} | {ratio:.2f} |")
     return "\n".join(lines)
-
-
-def show(line: str) -> None:
-    """Print progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:

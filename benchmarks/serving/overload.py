@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks.progress import show
 from benchmarks.serving.http_stream import RawAnswer, StreamFailed, Target, exchange
 from benchmarks.serving.latencies import read_answer, summarize
 from benchmarks.serving.launched_services import SERVICES, service_pids, serving
@@ -216,11 +217,6 @@ def faults(found: dict[str, Any]) -> list[str]:
     if 429 not in over["statuses"]:
         lines.append("overload: nothing was refused")
     return lines
-
-
-def show(line: str) -> None:
-    """Print progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -24,6 +24,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.progress import show
 from benchmarks.serving.http_stream import StreamFailed, Target, ask
 from benchmarks.serving.latencies import read_answer, summarize
 from benchmarks.serving.launched_services import service_pids, serving
@@ -224,11 +225,6 @@ def faults(found: dict[str, Any], args: argparse.Namespace) -> list[str]:
     if found["slow_whole"] < args.slow:
         lines.append(f"{args.slow - found['slow_whole']} slow readers lack the end of their answer")
     return lines
-
-
-def show(line: str) -> None:
-    """Print progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

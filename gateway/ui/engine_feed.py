@@ -1,4 +1,4 @@
-"""Reads an engine's logs while somebody looks, and sends what changes to all viewers."""
+"""Reads an engine's logs while there are viewers, and sends all of them what changes."""
 
 import asyncio
 import json

@@ -198,7 +198,7 @@ class SharedCollectives:
                 self.failure = GroupOver(f"{where}: an exchange failed: {reason}")
                 self._state[fields.FAILED] = 1
                 return
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # memory of another process can only be polled
 
 
 class _Segment:

@@ -396,5 +396,5 @@ def _ended(client: openai.OpenAI, batch_id: str) -> Any:
         batch = client.batches.retrieve(batch_id)
         if batch.status in ("completed", "failed", "expired", "cancelled"):
             return batch
-        time.sleep(0.1)
+        time.sleep(0.1)  # polling interval of the condition
     raise AssertionError(f"the batch does not end: {batch}")

@@ -1,4 +1,4 @@
-"""The feed of an engine's blocks: who reads the logs and when, what viewers see, and limits."""
+"""The feed of an engine's blocks: when logs are read, what viewers see, and limits."""
 
 import asyncio
 import hashlib
