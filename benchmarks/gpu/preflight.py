@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-_MOST_S = {"cuda": 40.0, "cpu": 180.0}  # of an item
+_MOST_S = {"cuda": 60.0, "cpu": 180.0}  # of an item
 _SANITIZED_S = 120.0
 _TAIL_LINES = 15
 
