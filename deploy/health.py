@@ -40,11 +40,20 @@ def trouble_of(check: str) -> str | None:
     keys = EngineKeys(settings.engine_id)
     is_worker = check.startswith("worker")
     service, key = ("worker", keys.worker(_rank())) if is_worker else ("scheduler", keys.info)
+    return _trouble_of_lease(settings.redis_url, service, key, check in _READY)
+
+
+def is_engine_ready(redis_url: str, engine_id: str) -> bool:
+    """Whether an engine takes requests, by its lease."""
+    return _trouble_of_lease(redis_url, "scheduler", EngineKeys(engine_id).info, True) is None
+
+
+def _trouble_of_lease(redis_url: str, service: str, key: str, must_be_ready: bool) -> str | None:
     try:
-        found = asyncio.run(lease(settings.redis_url, key))
+        found = asyncio.run(lease(redis_url, key))
         if found is None:
             return f"{key} is not in Redis: the {service} makes no progress"
-        return _why_not_ready(service, found) if check in _READY else None
+        return _why_not_ready(service, found) if must_be_ready else None
     except PageStreamError as error:
         return str(error)
 

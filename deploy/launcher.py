@@ -59,6 +59,8 @@ class Launcher:
                 self._start_redis()
             else:
                 self._use_redis(self._options.gateway.redis_url)
+            if self._options.gateway.directory_url is not None:
+                self._check_redis(self._options.gateway.directory_url, "PAGESTREAM_DIRECTORY_URL")
             if not self._signals.num_stops:
                 self._start("scheduler", [*_SPAWNER, "scheduler_svc"])
                 for name, own in rank_environments(self._options):
@@ -84,12 +86,16 @@ class Launcher:
         return self._services.start(name, command, environ, GRACE_S + drain_s)
 
     def _use_redis(self, url: str) -> None:
+        self._check_redis(url, "REDIS_URL")
+        self._environ["REDIS_URL"] = url
+        self._state.record_redis_url(url)
+
+    def _check_redis(self, url: str, setting: str) -> None:
         # Imported late, so that --help works before redis is installed.
         from deploy.redis.external_server import check_redis
 
-        for warning in check_redis(url):
+        for warning in check_redis(url, setting):
             self._terminal.warn(f"warning: {warning}")
-        self._state.record_redis_url(url)
 
     def _start_redis(self) -> None:
         folder = self._state.redis
@@ -128,7 +134,7 @@ class Launcher:
             if self._terminal.age_s >= next_progress_s:
                 next_progress_s += _PROGRESS_EVERY_S
                 self._show_progress()
-            return self._has_failed() or is_ready(*health_address(gateway))
+            return self._has_failed() or self._is_ready()
 
         self._services.until(settled, POLL_S)
         if self._signals.num_stops or self._has_failed():
@@ -141,6 +147,21 @@ class Launcher:
             f"ready: {url} serves {model}; try: curl {url}/v1/completions "
             f"-H 'Content-Type: application/json' {key}-d '{body}'"
         )
+
+    def _is_ready(self) -> bool:
+        """Whether the gateway would serve requests, and this machine's engine as well.
+
+        In a fleet, a gateway is ready as soon as any engine is.
+        """
+        gateway = self._options.gateway
+        if not is_ready(*health_address(gateway)):
+            return False
+        if gateway.directory_url is None:
+            return True
+        # Imported late, so that --help works before packages are installed.
+        from deploy.health import is_engine_ready
+
+        return is_engine_ready(self._environ["REDIS_URL"], gateway.engine_id)
 
     def _show_progress(self) -> None:
         """Print the last line of the workers' and the gateway's logs, where it is a new one."""

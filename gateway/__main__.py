@@ -13,6 +13,7 @@ from gateway.settings import GatewaySettings
 from gateway.text.memory_release import limit_free_memory
 from gateway.text.tokenizer import Tokenizer
 from gateway.unserved import serve_unserved
+from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.cpu_priority import never_preempt_others
 from shared.errors import BusUnavailable, ModelUnsupported, SettingsError
@@ -41,7 +42,11 @@ async def _serve(
     settings: GatewaySettings, files: ModelFiles | None, ready: Callable[[], None]
 ) -> int:
     """Serve one engine's model; without ``files``, those of the directory."""
-    bus = RedisBus(settings.redis_url if settings.directory_url is None else settings.directory_url)
+    if settings.directory_url is None:
+        bus = RedisBus.of_engine(settings.redis_url, settings.engine_id)
+    else:
+        # What gateways keep of answers and files is there, by the keys of this engine id.
+        bus = RedisBus.of_directory(settings.directory_url, EngineKeys(settings.engine_id).info)
     try:
         _log.info("connected to Redis", version=await bus.check_server())
         for warning in await bus.settings_warnings():

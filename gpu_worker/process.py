@@ -91,7 +91,7 @@ def _join_group(settings: WorkerSettings, member: Member, instance: str) -> Rank
     rendezvous = TcpRendezvous(member, host)
 
     async def form() -> Member:
-        bus = RedisBus(settings.redis_url)
+        bus = RedisBus.of_engine(settings.redis_url, settings.engine_id)
         try:
             return await form_group(
                 bus, EngineKeys(settings.engine_id), member, instance, rendezvous
@@ -109,7 +109,7 @@ def _publish(
     """Write one state over a short connection: loading blocks the loop and cannot keep one."""
 
     async def publish() -> None:
-        bus = RedisBus(settings.redis_url)
+        bus = RedisBus.of_engine(settings.redis_url, settings.engine_id)
         try:
             await write(Lease(bus, EngineKeys(settings.engine_id), member))
         except BusUnavailable as error:
@@ -133,7 +133,7 @@ async def _serve(
     metrics.describe_kv(worker.executor.limits.kv.dtype, worker.pool_bytes)
     metrics.describe_weights(worker.kernels, worker.weight_bytes)
     metrics.serve(settings.worker_metrics_host, settings.worker_metrics_port)
-    bus = RedisBus(settings.redis_url)
+    bus = RedisBus.of_engine(settings.redis_url, settings.engine_id)
     executor = worker.executor
     # Steps of several ranks do not overlap: all of them must end before the next one begins.
     waiting = waiting_thread(executor.device) if ranks is None else None

@@ -206,7 +206,7 @@ class WorkerService:
         await self._check_peers()
         # The bus reconnects without a word, perhaps to a server that lost its last entries.
         if await self._bus.run_id() != self._run_id:
-            raise InstanceOver("Redis was restarted")
+            raise InstanceOver("Redis was restarted or replaced")
         if await self._ends.lost({self._keys.plans: plans.cursor}) is not None:
             raise InstanceOver("plans has lost entries that were there: was it deleted?")
 

@@ -13,6 +13,7 @@ from scheduler_svc.recording import FileRecorder
 from scheduler_svc.service import SchedulerService, Superseded
 from scheduler_svc.settings import SchedulerSettings
 from shared.bus.redis_bus import RedisBus
+from shared.bus.server_check import servers_at
 from shared.cpu_priority import never_preempt_others
 from shared.errors import BusUnavailable, SettingsError
 from shared.logs import EventLog, setup_logging
@@ -24,13 +25,18 @@ log = EventLog(__name__)
 
 
 async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
-    bus = RedisBus(settings.redis_url)  # what is wrong with its URL is said before a port is taken
+    # What is wrong with a URL is said before a port is taken.
+    bus = RedisBus.of_engine(settings.redis_url, settings.engine_id)
+    if settings.advertised_redis_url is not None:
+        servers_at(settings.advertised_redis_url, "PAGESTREAM_ADVERTISED_REDIS_URL")
+    directory = None
+    if settings.directory_url is not None:
+        directory = RedisBus.of_directory(settings.directory_url)
     metrics = SchedulerMetrics(
         model_name(settings.model, settings.served_model_name), settings.engine_id
     )
     metrics.serve(settings.scheduler_metrics_host, settings.scheduler_metrics_port)
     recorder = None if settings.record is None else FileRecorder(Path(settings.record))
-    directory = None if settings.directory_url is None else RedisBus(settings.directory_url)
     service = SchedulerService(bus, settings, Observer(metrics), recorder, directory=directory)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -39,6 +45,8 @@ async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
         log.info("connected to Redis", version=await bus.check_server())
         for warning in await bus.settings_warnings():
             log.warning(warning)
+        if directory is not None:
+            await _check_directory(directory)
         ready()
         await service.run()
     except (Superseded, BusUnavailable) as error:
@@ -51,6 +59,20 @@ async def _serve(settings: SchedulerSettings, ready: Callable[[], None]) -> int:
         if recorder is not None:
             recorder.close()
     return 0
+
+
+async def _check_directory(directory: RedisBus) -> None:
+    """Check the Redis of the directory; one that is away stops no engine.
+
+    Raises:
+        SettingsError: it has only a part of the keys, or is no cluster.
+    """
+    try:
+        log.info("connected to directory", version=await directory.check_server())
+        for warning in await directory.settings_warnings():
+            log.warning(warning, directory=True)
+    except BusUnavailable as error:
+        log.warning("starting without directory", error=error)
 
 
 def prepare() -> None:

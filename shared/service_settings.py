@@ -22,14 +22,15 @@ class ServiceSettings:
     )
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
-        "URL of Redis, or of Sentinels: redis+sentinel://host:port,host:port/service.",
+        "URL of Redis, of Sentinels (redis+sentinel://host:port,host:port/service), or of nodes of "
+        "a Redis Cluster (redis+cluster://host:port,host:port).",
         env="REDIS_URL",
     )
     directory_url: str | None = setting(
         None,
-        "URL of the Redis with the directory of a fleet: schedulers enter their engines there, and "
-        "gateways serve all engines with their model that are in it. auto: there is no fleet, and "
-        "gateways serve the engine --engine-id.",
+        "URL of the Redis, as for --redis-url, with the directory of a fleet: schedulers enter "
+        "their engines there, and gateways serve all engines with their model that are in it. "
+        "auto: there is no fleet, and gateways serve the engine --engine-id.",
     )
     engine_id: str = setting("engine-0", "Name of the engine, which prefixes its keys in Redis.")
     log_level: str = setting(

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from deploy.redis.ports import free_port
 from deploy.redis.server import Endpoint, configure, find_redis_server
 from shared.bus.redis_bus import RedisBus
 from shared.kernel_cache import KERNEL_CACHE, kernel_cache
+from tests.support.processes.redis_cluster import RedisCluster
 from tests.support.walks.background import BackgroundWalks
 
 _WALKS: pytest.StashKey[BackgroundWalks] = pytest.StashKey()
@@ -102,3 +104,17 @@ async def redis_bus(redis_url: str) -> AsyncIterator[RedisBus]:
     bus = RedisBus(redis_url)
     yield bus
     await bus.close()
+
+
+@pytest.fixture(scope="session")
+def cluster_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """Three primaries that live as long as the test session."""
+    with ExitStack() as stack:
+        yield RedisCluster(tmp_path_factory.mktemp("cluster"), stack)
+
+
+@pytest.fixture
+def redis_cluster(cluster_servers: RedisCluster) -> RedisCluster:
+    """The session's cluster, empty."""
+    cluster_servers.flush()
+    return cluster_servers

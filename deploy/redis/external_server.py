@@ -10,18 +10,21 @@ _START_S = 5.0  # the server may be starting as well
 _RETRY_S = 0.25
 
 
-def check_redis(url: str) -> Sequence[str]:
+def check_redis(url: str, setting: str = "REDIS_URL") -> Sequence[str]:
     """Check that the server can be used; warnings about its settings.
+
+    Args:
+        setting: that has the URL, for errors.
 
     Raises:
         SettingsError: the URL cannot be used.
         PageStreamError: the server cannot be reached, refuses the password, or is too old.
     """
-    return asyncio.run(_check(url))
+    return asyncio.run(_check(url, setting))
 
 
-async def _check(url: str) -> Sequence[str]:
-    bus = RedisBus(url)
+async def _check(url: str, setting: str) -> Sequence[str]:
+    bus = RedisBus(url, setting=setting)
     loop = asyncio.get_running_loop()
     until_s = loop.time() + _START_S
     try:
@@ -30,10 +33,10 @@ async def _check(url: str) -> Sequence[str]:
                 await bus.check_server()
                 return await bus.settings_warnings()
             except LoginRefused as error:
-                raise PageStreamError(f"REDIS_URL: {error}") from None
+                raise PageStreamError(f"{setting}: {error}") from None
             except BusUnavailable as error:
                 if loop.time() >= until_s:
-                    raise PageStreamError(f"REDIS_URL: {error}") from None
+                    raise PageStreamError(f"{setting}: {error}") from None
                 await asyncio.sleep(_RETRY_S)
     finally:
         await bus.close()

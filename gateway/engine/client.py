@@ -333,7 +333,7 @@ class EngineClient:
             return
         if self._run_id is not None:
             is_same = run_id == self._run_id
-            why = "outputs was deleted" if is_same else "the bus's server restarted"
+            why = "outputs was deleted" if is_same else "Redis was restarted or replaced"
             _log.warning(why, last=last, cursor=self._follower.cursor)
             self._renew_s = 0.0
             follower = self._follower

@@ -9,14 +9,15 @@ from gateway.engine.client import EngineClient
 from gateway.engine.engine_status import Engine
 from gateway.fleet.routing import EngineLoad
 from shared.bus.api import Bus
+from shared.errors import SettingsError
 from shared.logs import EventLog
 from shared.messages.leases import EngineInfo
 from shared.tasks import cancel_until_done
 
 _log = EventLog("gateway.fleet.members")
 
-Connect = Callable[[str], Bus]
-"""Makes a bus to the Redis at a URL."""
+Connect = Callable[[str, str], Bus]
+"""Makes a bus to the Redis at a URL, for the engine with an id."""
 
 MakeClient = Callable[[Bus, str, Callable[[str], None]], EngineClient]
 """Makes the client of an engine from its bus, its id, and what takes released requests."""
@@ -73,6 +74,7 @@ class Members:
         self._connect = connect
         self._make_client = make_client
         self._on_released = on_released
+        self._refused: dict[str, str] = {}  # URLs that cannot be used, by engine
         self.by_id: dict[str, Member] = {}
 
     def update(self, leases: Mapping[str, EngineInfo], now_s: float) -> None:
@@ -80,8 +82,9 @@ class Members:
         for engine_id, info in leases.items():
             member = self.by_id.get(engine_id)
             if member is None and info.model is not None:
-                member = self.by_id[engine_id] = self._join(engine_id, info, now_s)
+                member = self._join(engine_id, info, now_s)
             if member is not None:
+                self.by_id[engine_id] = member
                 member.saw(info, now_s)
 
     def ready(self) -> list[Member]:
@@ -104,8 +107,15 @@ class Members:
         for member in members:
             await _end(member)
 
-    def _join(self, engine_id: str, info: EngineInfo, now_s: float) -> Member:
-        bus = self._connect(info.redis_url)
+    def _join(self, engine_id: str, info: EngineInfo, now_s: float) -> Member | None:
+        """The new member; None: the URL of its Redis cannot be used."""
+        try:
+            bus = self._connect(info.redis_url, engine_id)
+        except SettingsError as error:
+            if self._refused.get(engine_id) != info.redis_url:
+                self._refused[engine_id] = info.redis_url
+                _log.warning("engine not joined", engine=engine_id, error=error)
+            return None
         on_released = partial(self._on_released, engine_id)
         client = self._make_client(bus, engine_id, on_released)
         task = asyncio.create_task(client.run(), name=f"engine {engine_id}")

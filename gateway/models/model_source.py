@@ -63,7 +63,7 @@ def model_table(
             engines,
             files.name,
             metrics,
-            RedisBus,
+            RedisBus.of_engine,
             partial(client, files, metrics),
             settings.bus_patience,
             settings.engine_patience,

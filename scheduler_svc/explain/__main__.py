@@ -91,7 +91,7 @@ def as_json(timeline: Timeline) -> str:
 
 
 async def _read(redis_url: str, engine_id: str) -> Logs:
-    bus = RedisBus(redis_url)
+    bus = RedisBus.of_engine(redis_url, engine_id)
     try:
         return await from_bus(bus, engine_id)
     finally:

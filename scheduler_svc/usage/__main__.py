@@ -104,7 +104,7 @@ def _number(value: int | float) -> str:
 
 
 async def _read(redis_url: str, engine_id: str) -> Logs:
-    bus = RedisBus(redis_url)
+    bus = RedisBus.of_engine(redis_url, engine_id)
     try:
         return await from_bus(bus, engine_id)
     finally:

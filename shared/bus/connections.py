@@ -89,8 +89,17 @@ class ServerConnections:
         self._connect = connect
         self._idle: list[ServerConnection] = []
 
-    async def execute(self, *commands: Command, timeout_s: float) -> list[Any]:
-        """Execute commands on an idle connection; see ServerConnection."""
+    async def execute(
+        self,
+        *commands: Command,
+        timeout_s: float,
+        key: str = "",  # noqa: ARG002
+    ) -> list[Any]:
+        """Execute commands on an idle connection; see ServerConnection.
+
+        Args:
+            key: in the commands; one server has all keys.
+        """
         connection = self._idle.pop() if self._idle else self._connect()
         try:
             return await connection.execute(*commands, timeout_s=timeout_s)

@@ -135,7 +135,7 @@ class Stage:
             )
 
         directory = Directory(self.directory)
-        connect = lambda url: self.engines[url].bus  # noqa: E731
+        connect = lambda url, engine_id: self.engines[url].bus  # noqa: E731
         fleet = Fleet(
             *(directory, "demo", metrics, connect, client, patience_s), engine_patience_s=1.0
         )

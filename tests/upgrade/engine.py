@@ -15,6 +15,7 @@ from gpu_worker.service import WorkerService
 from scheduler_svc.observer import Observer
 from scheduler_svc.service import SchedulerService
 from scheduler_svc.settings import SchedulerSettings
+from shared.bus.keys import EngineKeys
 from shared.bus.redis_bus import RedisBus
 from shared.messages.leases import KVGeometry, ModelInfo, Speeds
 from shared.messages.outputs import StepResult
@@ -46,13 +47,15 @@ async def main(redis_url: str, engine_id: str, directory_url: str = "") -> None:
     """Serve until SIGTERM."""
     fleet: dict[str, Any] = {"directory_url": directory_url} if directory_url else {}
     directory: dict[str, Any] = {"directory": RedisBus(directory_url)} if directory_url else {}
+    of_cluster = "+cluster" in redis_url  # earlier versions have no such URLs
+    home: dict[str, Any] = {"home": EngineKeys(engine_id).info} if of_cluster else {}
     model = ModelInfo("demo", 4_096, 2_048, "float32", (1,))
     settings = SchedulerSettings(engine_id=engine_id, redis_url=redis_url, **fleet)
     observer = Observer(SchedulerMetrics("demo", engine_id))
-    scheduler = SchedulerService(RedisBus(redis_url), settings, observer, **directory)
+    scheduler = SchedulerService(RedisBus(redis_url, **home), settings, observer, **directory)
     executor = SlowExecutor(FixedModel(), settings.max_num_batched_tokens)
     kv, speeds = KVGeometry(2_000, BLOCK_SIZE, 64, 0), Speeds(1e5, 1e9)
-    bus = RedisBus(redis_url)
+    bus = RedisBus(redis_url, **home)
     worker = WorkerService(bus, engine_id, executor, model, kv, speeds, Silent())
     await asyncio.gather(scheduler.run(), worker.run())
 

@@ -1,4 +1,4 @@
-"""One contract, two implementations: Redis and memory."""
+"""One contract, two implementations: memory, and Redis as one server or as a cluster."""
 
 import asyncio
 import time
@@ -12,12 +12,15 @@ from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, StaleWriter
 
 
-@pytest.fixture(params=["memory", "redis"])
+@pytest.fixture(params=["memory", "redis", "cluster"])
 async def bus(request: pytest.FixtureRequest) -> AsyncIterator[Bus]:
     if request.param == "memory":
         yield MemoryBus(lambda: time.time_ns() // 1_000_000)
     else:
-        found = RedisBus(request.getfixturevalue("redis_url"))
+        of_cluster = request.param == "cluster"
+        name = "redis_cluster" if of_cluster else "redis_url"
+        server = request.getfixturevalue(name)
+        found = RedisBus(server.url if of_cluster else server)
         yield found
         await found.close()
 
@@ -31,7 +34,7 @@ async def until_blocked(bus: Bus) -> None:
 
 
 async def num_blocked(bus: RedisBus) -> int:
-    text: bytes = await bus._execute("INFO", "clients")
+    text: bytes = await bus._execute("log", "INFO", "clients")
     return int(text.partition(b"blocked_clients:")[2].split()[0])
 
 
@@ -75,13 +78,13 @@ async def test_trimming_drops_what_is_below_and_is_not_forgotten_by_the_id_count
 
 
 async def test_one_read_returns_what_is_new_in_several_logs(bus: Bus) -> None:
-    a = await bus.append(Append("a", [b"1"], epoch=1))
-    b = await bus.append(Append("b", [b"2"], epoch=1))
-    await bus.append(Append("b", [b"3"], epoch=1))
-    found = await bus.read({"a": a, "b": b}, 0, 10)
-    assert list(found) == ["b"]
-    assert [entry.messages for entry in found["b"]] == [(b"3",)]
-    assert len((await bus.read({"b": START}, 0, 1))["b"]) == 1
+    a = await bus.append(Append("{e}:a", [b"1"], epoch=1))
+    b = await bus.append(Append("{e}:b", [b"2"], epoch=1))
+    await bus.append(Append("{e}:b", [b"3"], epoch=1))
+    found = await bus.read({"{e}:a": a, "{e}:b": b}, 0, 10)
+    assert list(found) == ["{e}:b"]
+    assert [entry.messages for entry in found["{e}:b"]] == [(b"3",)]
+    assert len((await bus.read({"{e}:b": START}, 0, 1))["{e}:b"]) == 1
 
 
 async def test_a_blocked_reader_wakes_on_the_first_entry(bus: Bus) -> None:
@@ -97,12 +100,12 @@ async def test_an_idle_read_returns_nothing_when_its_time_is_up(bus: Bus) -> Non
 
 async def test_a_transaction_appends_to_both_logs(bus: Bus) -> None:
     ids = await bus.append_all(
-        [Append("a", [b"1"], epoch=9, seq=0), Append("b", [b"2"], epoch=9, seq=0)]
+        [Append("{e}:a", [b"1"], epoch=9, seq=0), Append("{e}:b", [b"2"], epoch=9, seq=0)]
     )
     assert ids == [EntryId(9, 0), EntryId(9, 0)]
     with pytest.raises(StaleWriter):
         await bus.append_all(
-            [Append("a", [b"1"], epoch=9, seq=0), Append("b", [b"2"], epoch=9, seq=1)]
+            [Append("{e}:a", [b"1"], epoch=9, seq=0), Append("{e}:b", [b"2"], epoch=9, seq=1)]
         )
 
 
@@ -151,6 +154,23 @@ async def test_a_tally_adds_up_without_its_oldest_buckets(bus: Bus) -> None:
     assert await bus.tally("tally", 8, -1, 7, 60_000) == 7
     assert await bus.tally("tally", 9, 1, 8, 60_000) == 3
     assert await bus.tally("tally", 9, 0, 0, 60_000) == 3, "old buckets are dropped"
+
+
+async def test_values_are_found_in_the_order_of_their_keys(bus: Bus) -> None:
+    keys = [f"engine:{number}" for number in range(20)]  # of a cluster, all nodes have some
+    for key in keys[::2]:
+        await bus.put(key, key.encode(), 60_000)
+    expected = [None if number % 2 else key.encode() for number, key in enumerate(keys)]
+    assert await bus.get_all(keys) == expected
+    assert await bus.delete(*keys) == 10
+
+
+async def test_a_value_is_swapped_for_the_one_that_is_known_alone(bus: Bus) -> None:
+    assert await bus.swap("placement", None, b"1", 60_000)
+    assert not await bus.swap("placement", None, b"2", 60_000)
+    assert not await bus.swap("placement", b"2", b"3", 60_000)
+    assert await bus.swap("placement", b"1", b"2", 60_000)
+    assert await bus.get("placement") == b"2"
 
 
 async def test_engines_are_listed_once(bus: Bus) -> None:

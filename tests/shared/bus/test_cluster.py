@@ -1,83 +1,306 @@
-"""A Redis Cluster cannot be used: its nodes have a part of the keys each, and the error says so."""
+"""A real Redis Cluster whose slots move and whose primaries die: nothing is lost or doubled."""
 
 import asyncio
-import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
-import redis
+from redis.crc import key_slot
 
-from deploy.redis.ports import free_port
-from deploy.redis.server import find_redis_server
+from shared.bus.api import START, Append
+from shared.bus.pools import ClusterUrl
 from shared.bus.redis_bus import RedisBus
-from shared.errors import SettingsError
+from shared.bus.slot_map import Address, SlotMap
+from shared.errors import BusUnavailable, LoginRefused, SettingsError
+from tests.support.processes.redis_cluster import Node, RedisCluster
 
-DEADLINE_S = 30.0
-NUM_SLOTS = 16_384
-
-
-def until_answers(client: redis.Redis) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            client.ping()
-            return
-        except redis.RedisError:
-            assert time.monotonic() < deadline, "the server does not answer"
-            time.sleep(0.02)  # polling interval of the condition
+DEADLINE_S = 60.0
+ENGINE = "engine-0"
+A, B = "{engine-0}:plans", "{engine-0}:outputs"
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[list[redis.Redis]]:
-    """Two servers in cluster mode, which do not know each other; the first has half of the keys."""
-    with ExitStack() as stack:
-        clients = []
-        for name in ("a", "b"):
-            folder, port = tmp_path / name, free_port()
-            folder.mkdir()
-            bus_port = ("--cluster-port", str(free_port()))
-            place = ("--port", str(port), "--dir", str(folder), "--save", "")
-            command = [find_redis_server(), *place, "--cluster-enabled", "yes", *bus_port]
-            with (folder / "log").open("w") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            clients.append(stack.enter_context(redis.Redis(port=port)))
-            until_answers(clients[-1])
-        half = NUM_SLOTS // 2
-        clients[0].execute_command("CLUSTER ADDSLOTSRANGE", 0, half - 1)
-        clients[1].execute_command("CLUSTER ADDSLOTSRANGE", half, NUM_SLOTS - 1)
-        yield clients
+async def bus(redis_cluster: RedisCluster) -> AsyncIterator[RedisBus]:
+    found = RedisBus.of_engine(redis_cluster.url, ENGINE)
+    yield found
+    await found.close()
 
 
-def port_of(client: redis.Redis) -> int:
-    found: int = client.connection_pool.connection_kwargs["port"]
+@pytest.fixture
+async def reader(redis_cluster: RedisCluster) -> AsyncIterator[RedisBus]:
+    found = RedisBus.of_engine(redis_cluster.url, ENGINE)
+    yield found
+    await found.close()
+
+
+async def until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not what():
+            await asyncio.sleep(0.005)  # polling interval of the condition
+
+
+def num_errors(nodes: list[Node], kind: str) -> int:
+    """Replies of nodes with one kind of error."""
+    found: list[dict[str, Any]] = [node.client.info("errorstats") for node in nodes]
+    return sum(one.get(f"errorstat_{kind}", {"count": 0})["count"] for one in found)
+
+
+def num_blocked(node: Node) -> int:
+    found: int = node.client.info("clients")["blocked_clients"]
     return found
 
 
-async def test_a_cluster_of_several_primaries_is_refused_and_its_place_is_named(
-    nodes: list[redis.Redis],
+class Writer:
+    """Appends numbered entries to two logs at once, one transaction after the other."""
+
+    def __init__(self, bus: RedisBus) -> None:
+        self.count = 0
+        self._bus = bus
+        self._task = asyncio.create_task(self._run())
+
+    async def end(self) -> None:
+        """Return when the last append has its reply; raises what an append raised."""
+        task, self._task = self._task, asyncio.current_task()  # type: ignore[assignment]
+        await task
+
+    async def _run(self) -> None:
+        own = self._task
+        while self._task is own:
+            data = b"%d" % self.count
+            await self._bus.append_all([Append(log, (data,), 1, self.count + 1) for log in (A, B)])
+            self.count += 1
+
+
+class Reader:
+    """Reads both logs with blocking reads."""
+
+    def __init__(self, bus: RedisBus) -> None:
+        self.entries: dict[str, list[bytes]] = {A: [], B: []}
+        self._bus = bus
+
+    async def follow(self, count: Callable[[], int | None]) -> None:
+        """Read until both logs had so many entries; None: there will be more."""
+        cursors = {A: START, B: START}
+        while any(len(entries) != count() for entries in self.entries.values()):
+            for log, entries in (await self._bus.read(cursors, 50, 100)).items():
+                cursors[log] = entries[-1].id
+                self.entries[log] += [data for entry in entries for data in entry.messages]
+
+
+async def test_a_slot_moves_under_transactions_and_blocking_reads_and_nothing_is_lost_or_doubled(
+    bus: RedisBus, reader: RedisBus, redis_cluster: RedisCluster
 ) -> None:
-    first, second = nodes
-    bus = RedisBus(f"redis://127.0.0.1:{port_of(first)}")
+    source = redis_cluster.owner(A)
+    target, nodes = redis_cluster.other_than(source), redis_cluster.primaries
+    counts = {kind: num_errors(nodes, kind) for kind in ("TRYAGAIN", "ASK", "MOVED")}
+    writer, final = Writer(bus), list[int]()
+    reading = Reader(reader)
+    follow = asyncio.create_task(reading.follow(lambda: final[0] if final else None))
+    await until(lambda: writer.count > 20)
+    with redis_cluster.moving(A, target) as migrate:
+        migrate(A)  # the logs are on two nodes now
+        await until(lambda: num_errors([source, target], "TRYAGAIN") > counts["TRYAGAIN"] + 1)
+        migrate(B)
+        before = writer.count
+        await until(lambda: writer.count > before + 20)
+        assert num_errors([source], "ASK") > counts["ASK"]
+    before = writer.count
+    await until(lambda: writer.count > before + 20)
+    assert num_errors([source], "MOVED") > counts["MOVED"]
+    await writer.end()
+    final.append(writer.count)
+    async with asyncio.timeout(DEADLINE_S):
+        await follow
+    expected = [b"%d" % number for number in range(writer.count)]
+    assert reading.entries == {A: expected, B: expected}
+    assert redis_cluster.owner(A) is target
+
+
+async def test_a_read_that_waits_at_the_old_node_goes_on_at_the_new_one(
+    bus: RedisBus, reader: RedisBus, redis_cluster: RedisCluster
+) -> None:
+    first = await bus.append(Append(A, (b"1",)))
+    source = redis_cluster.owner(A)
+    reading = asyncio.create_task(reader.read({A: first}, 5_000, 10))
+    await until(lambda: num_blocked(source) == 1)
+    redis_cluster.move(A, redis_cluster.other_than(source))
+    second = await bus.append(Append(A, (b"2",)))
+    assert second > first
+    [entry] = (await reading)[A]
+    assert entry == (second, (b"2",))
+
+
+async def test_clock_run_id_and_memory_are_those_of_the_node_with_the_engines_logs(
+    bus: RedisBus, redis_cluster: RedisCluster
+) -> None:
+    source = redis_cluster.owner(A)
+    target = redis_cluster.other_than(source)
+    source.client.config_set("maxmemory", "1gb")
     try:
-        await bus.check_server()  # alone, it has all keys that there are
-        bus_port = second.config_get("cluster-port")["cluster-port"]
-        first.execute_command("CLUSTER MEET", "127.0.0.1", port_of(second), bus_port)
-        deadline = time.monotonic() + DEADLINE_S
-        while first.execute_command("CLUSTER INFO")["cluster_size"] != "2":
-            assert time.monotonic() < deadline, "the nodes do not meet"
-            await asyncio.sleep(0.02)  # polling interval of the condition
-        with pytest.raises(SettingsError, match=rf"127.0.0.1:{port_of(first)}.*2 primaries"):
-            await bus.check_server()
+        assert await bus.run_id() == source.client.info("server")["run_id"]
+        assert await bus.memory_share() > 0
+        with redis_cluster.moving(A, target):  # the next node is not the owner yet
+            assert await bus.run_id() == source.client.info("server")["run_id"]
+            assert await bus.memory_share() > 0
+        assert await bus.run_id() == target.client.info("server")["run_id"]
+        assert await bus.memory_share() == 0
     finally:
+        source.client.config_set("maxmemory", "0")
+    at_s = target.client.time()[0]
+    assert at_s <= await bus.now_ms() // 1_000 <= target.client.time()[0]
+
+
+async def test_an_append_without_a_reply_is_not_repeated(
+    bus: RedisBus, redis_cluster: RedisCluster
+) -> None:
+    await bus.append(Append(A, (b"1",), 1, 1))
+    owner = redis_cluster.owner(A).client
+    owner.execute_command("CLIENT PAUSE", 60_000, "WRITE")
+    appending = asyncio.create_task(bus.append(Append(A, (b"2",), 1, 2)))
+    await until(lambda: owner.info("clients")["blocked_clients"] == 1)
+    owner.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(BusUnavailable):
+        await appending
+    owner.execute_command("CLIENT UNPAUSE")
+    await bus.append(Append(A, (b"3",), 1, 3))
+    assert [entry.id.seq for entry in (await bus.read({A: START}, 0, 10))[A]] == [1, 3]
+
+
+async def test_a_slot_that_no_node_serves_is_a_bus_that_is_away_until_one_does(
+    bus: RedisBus, redis_cluster: RedisCluster
+) -> None:
+    await bus.put(A, b"1", 60_000)
+    owner, slot = redis_cluster.owner(A), key_slot(A.encode())
+    owner.client.execute_command("CLUSTER DELSLOTS", slot)
+    with pytest.raises(BusUnavailable):
+        await bus.get(A)
+    owner.client.execute_command("CLUSTER ADDSLOTS", slot)
+    assert await until_there(bus.get, A) == b"1"
+
+
+async def until_there(method: Callable[[str], Any], key: str) -> Any:
+    """What a method returns when the bus is there."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                return await method(key)
+            except BusUnavailable:
+                await asyncio.sleep(0.02)
+
+
+async def test_user_and_password_are_sent_to_every_node(redis_cluster: RedisCluster) -> None:
+    keys = [f"engine:{number}" for number in range(20)]
+    with_password = RedisBus(redis_cluster.url.replace("://", "://:correct-horse@"))
+    without = RedisBus(redis_cluster.url)
+    clients = [node.client for node in redis_cluster.primaries]
+    for client in clients:
+        client.config_set("requirepass", "correct-horse")
+    try:
+        assert await with_password.get_all(keys) == [None] * 20
+        with pytest.raises(LoginRefused):
+            await without.get_all(keys)
+    finally:
+        for client in clients:
+            client.config_set("requirepass", "")
+        await with_password.close()
+        await without.close()
+
+
+async def test_a_replica_takes_over_from_a_primary_that_is_killed(
+    bus: RedisBus, redis_cluster: RedisCluster
+) -> None:
+    primary = redis_cluster.owner(A)
+    replica = redis_cluster.add_replica(primary)
+    await bus.append(Append(A, (b"before",)))
+    assert primary.client.wait(1, int(DEADLINE_S * 1e3)) == 1
+    first = await bus.run_id()
+    redis_cluster.kill(primary, replica)
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                await bus.append(Append(A, (b"after",)))
+                break
+            except BusUnavailable:
+                await asyncio.sleep(0.02)
+    entries = (await bus.read({A: START}, 0, 10))[A]
+    assert [entry.messages for entry in entries] == [(b"before",), (b"after",)]
+    assert await bus.run_id() != first
+
+
+async def test_the_url_of_one_node_is_refused_with_that_of_the_cluster(
+    redis_cluster: RedisCluster,
+) -> None:
+    node = redis_cluster.primaries[0]
+    bus = RedisBus.of_directory(f"redis://:secret@{node.place}/0")
+    node.client.config_set("requirepass", "secret")
+    try:
+        with pytest.raises(SettingsError) as caught:
+            await bus.check_server()
+        with pytest.raises(BusUnavailable, match=r"redis\+cluster://"):
+            await asyncio.gather(*map(bus.get, ("a", "b", "c", "d")))
+    finally:
+        node.client.config_set("requirepass", "")
         await bus.close()
+    message = str(caught.value)
+    assert "PAGESTREAM_DIRECTORY_URL" in message
+    assert f"redis+cluster://{node.place}" in message
+    assert "3 primaries" in message
+    assert "secret" not in message
 
 
-def test_a_cluster_url_is_refused_without_its_password() -> None:
-    with pytest.raises(SettingsError, match=r"host:7000.*a Redis Cluster cannot be used") as found:
-        RedisBus("redis+cluster://:secret@host:7000")
-    assert "secret" not in str(found.value)
+async def test_a_cluster_is_checked_and_a_single_server_is_refused_as_one(
+    bus: RedisBus, redis_url: str, redis_cluster: RedisCluster
+) -> None:
+    assert int((await bus.check_server()).split(".")[0]) >= 7
+    warnings = await bus.settings_warnings()
+    for node in redis_cluster.primaries:  # they keep nothing on the disk
+        assert any(
+            found.startswith(f"{node.place}: ") and "appendonly" in found for found in warnings
+        )
+    single = RedisBus(redis_url.replace("redis://", "redis+cluster://"))
+    with pytest.raises(SettingsError, match="no node of a Redis Cluster"):
+        await single.check_server()
+    await single.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://:secret@/",
+        "redis+cluster://:secret@h:7000,",
+        "redis+cluster://:secret@h:many",
+        "redis+cluster://:secret@h:7000/1",
+        "redis+cluster://:secret@h:7000?nonsense=1",
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        RedisBus(url)
+    assert "redis[s]+cluster://" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_node_has_the_login_and_the_options_of_its_cluster() -> None:
+    url = ClusterUrl.parse("rediss+cluster://u:p%40@h:7000,[::1]/0?ssl_ca_certs=/ca.pem")
+    assert url is not None
+    assert url.places == (("h", 7000), ("::1", 6379))
+    assert url.at("10.0.0.1", 7) == "rediss://u:p%40@10.0.0.1:7/0?ssl_ca_certs=/ca.pem"
+    assert url.at("::2", 7) == "rediss://u:p%40@[::2]:7/0?ssl_ca_certs=/ca.pem"
+    assert ClusterUrl.parse("redis://h:7000/0") is None
+
+
+def test_the_map_of_slots_has_hosts_that_are_not_announced_and_slots_that_no_node_has() -> None:
+    asked = Address("h", 7000)
+    reply = [
+        [100, 200, [b"10.0.0.2", 7001, b"id"], [b"10.0.0.3", 7002, b"id"]],
+        [0, 49, [None, 7000, b"id"]],
+        [300, 300, [b"10.0.0.2", 7001, b"id"]],
+    ]
+    slots = SlotMap.parse(reply, asked)
+    other = Address("10.0.0.2", 7001)
+    found = [slots.owner(slot) for slot in (0, 49, 50, 99, 100, 200, 201, 300, 301)]
+    assert found == [asked, asked, None, None, other, other, None, other, None]
+    assert slots.primaries == [asked, other]
+    assert slots.nodes == [asked, other, Address("10.0.0.3", 7002)]
+    slots.move(100, asked)
+    assert slots.owner(100) == asked

@@ -16,6 +16,7 @@ import redis
 from shared.bus.api import START, Append
 from shared.bus.redis_bus import RedisBus
 from shared.errors import BusUnavailable, LoginRefused, SettingsError
+from tests.support.processes.redis_cluster import RedisCluster
 
 ROOT = Path(__file__).parents[3]
 USER, PASSWORD = "pagestream", "correct-horse"
@@ -63,6 +64,29 @@ async def test_a_user_with_few_rights_is_enough(guarded_url: str) -> None:
     with pytest.raises(BusUnavailable, match=r"(?i)noperm|no permissions"):
         await bus.put("somebody-elses-key", b"", 1_000)
     await bus.close()
+
+
+async def test_the_same_rights_and_those_to_find_nodes_are_enough_in_a_cluster(
+    redis_cluster: RedisCluster,
+) -> None:
+    key = "{engine-0}:outputs"
+    nodes = redis_cluster.primaries
+    for node in nodes:
+        rules = (*RULES, "+cluster|slots")
+        node.client.execute_command("ACL", "SETUSER", USER, "reset", *rules)
+    url = redis_cluster.url.replace("://", f"://{USER}:{PASSWORD}@")
+    bus = RedisBus.of_engine(url, "engine-0")
+    try:
+        await _use(bus)
+        target = redis_cluster.other_than(redis_cluster.owner(key))
+        with redis_cluster.moving(key, target) as migrate:
+            migrate(key)
+            await bus.append(Append(key, [b"three"]))
+        await bus.append(Append(key, [b"four"]))
+    finally:
+        await bus.close()
+        for node in nodes:
+            node.client.execute_command("ACL", "DELUSER", USER)
 
 
 async def test_settings_with_which_redis_may_lose_requests_are_named(guarded_url: str) -> None:
