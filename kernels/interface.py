@@ -1,7 +1,7 @@
 """The contract of attention backends and block movers. ``kernels/README.md`` explains symbols."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -111,6 +111,23 @@ class AttentionBackend(Protocol):
         The last row of a sequence stands at position ``context_len - 1``. A sequence without
         rows, or without context, touches nothing.
         """
+
+
+@runtime_checkable
+class RotatingBackend(Protocol):
+    """A backend that can rotate queries and keys and write keys and values at once."""
+
+    def rotate_and_write_kv(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        key: torch.Tensor,  # [T, Hkv, D]
+        value: torch.Tensor,  # [T, Hkv, D]
+        cos: torch.Tensor,  # [T, D]
+        sin: torch.Tensor,  # [T, D]
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,  # [T] int64
+    ) -> torch.Tensor:
+        """Rotated queries [T, H, D]; rotated keys and the values are stored in their slots."""
 
 
 class BlockMover(Protocol):

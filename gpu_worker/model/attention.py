@@ -5,13 +5,20 @@ step's block tables and backend to it, as a keyword argument.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from kernels.interface import AttentionBackend, AttentionParams, LayerCache, RaggedBatch
+from kernels.interface import (
+    AttentionBackend,
+    AttentionParams,
+    LayerCache,
+    RaggedBatch,
+    RotatingBackend,
+)
 from shared.errors import ModelUnsupported
 
 ATTENTION_NAME = "pagestream"
@@ -19,6 +26,9 @@ ATTENTION_NAME = "pagestream"
 
 STEP_KEYWORD = "pagestream_step"
 """Keyword argument of the model's forward that carries an AttentionStep."""
+
+DEFERRED_ROTARY = "pagestream_rotary"
+"""Attribute of attention modules that carries a DeferredRotary."""
 
 # Arguments of other models' attention functions that are not supported.
 _UNSUPPORTED = {
@@ -28,6 +38,33 @@ _UNSUPPORTED = {
     "head_mask": "a head mask",
     "cu_seq_lens_q": "packed sequences of its own",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Cosines and sines by which queries and keys are still to be rotated."""
+
+    cos: torch.Tensor  # [T, D]
+    sin: torch.Tensor  # [T, D]
+
+
+class DeferredRotary(Protocol):
+    """The rotary embedding of one module, which leaves its work to the attention after it."""
+
+    def take(self, query: torch.Tensor, key: torch.Tensor) -> Rotation | None:
+        """What is still to be done with these queries and keys; None: nothing.
+
+        Raises:
+            ModelUnsupported: they are not those that were to be rotated.
+        """
+
+    def rotated(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        key: torch.Tensor,  # [T, Hkv, D]
+        rotation: Rotation,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rotated queries [T, H, D] and keys [T, Hkv, D]."""
 
 
 class AttentionStep(Protocol):
@@ -82,10 +119,32 @@ class PagedStep:
         value: torch.Tensor,
         params: AttentionParams,
     ) -> torch.Tensor:
-        cache = self._layers[layer]
+        self._backend.write_kv(key, value, self._layers[layer], self._batch.slot_mapping)
+        return self._attend(layer, query, params)
+
+    def attend_rotated(
+        self,
+        layer: nn.Module,
+        query: torch.Tensor,  # [T, H, D]
+        key: torch.Tensor,  # [T, Hkv, D]
+        value: torch.Tensor,  # [T, Hkv, D]
+        params: AttentionParams,
+        rotation: Rotation,
+    ) -> torch.Tensor | None:
+        """``attend`` with queries and keys that are rotated first; None: the backend cannot."""
+        if not isinstance(self._backend, RotatingBackend):
+            return None
+        cache, slots = self._layers[layer], self._batch.slot_mapping
+        query = self._backend.rotate_and_write_kv(
+            query, key, value, rotation.cos, rotation.sin, cache, slots
+        )
+        return self._attend(layer, query, params)
+
+    def _attend(
+        self, layer: nn.Module, query: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor:
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-        self._backend.write_kv(key, value, cache, self._batch.slot_mapping)
-        self._backend.attend(query, cache, self._batch, params, out)
+        self._backend.attend(query, self._layers[layer], self._batch, params, out)
         return out
 
 
@@ -121,9 +180,17 @@ def _attention(
         raise ModelUnsupported("the model builds an attention mask of its own")
     if key.shape != value.shape or key.shape[-1] != query.shape[-1]:
         raise ModelUnsupported("keys and values are of different sizes")
+    rotary: DeferredRotary | None = getattr(module, DEFERRED_ROTARY, None)
+    rotation = None if rotary is None else rotary.take(query, key)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     params = AttentionParams(scale, sliding_window, softcap)
-    out = step.attend(
-        module, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), params
-    )
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))  # [T, heads, D]
+    out = None
+    if rotary is not None and rotation is not None:
+        if isinstance(step, PagedStep):
+            out = step.attend_rotated(module, query, key, value, params, rotation)
+        if out is None:
+            query, key = rotary.rotated(query, key, rotation)
+    if out is None:
+        out = step.attend(module, query, key, value, params)
     return out.unsqueeze(0), None  # [1, T, H, D]

@@ -3,10 +3,12 @@
 import torch
 import triton
 
-from kernels.checks import check_attend, check_write
+from kernels.checks import check_attend, check_rotary, check_write
 from kernels.interface import FP8, INT8, AttentionParams, LayerCache, RaggedBatch
 from kernels.triton.attention_launch import AttendLaunch
 from kernels.triton.cache_write_kernel import write_kv_kernel
+from kernels.triton.layers import ROTARY_TILE, ROTARY_WARPS
+from kernels.triton.rotary_kernel import rotate_write_kernel
 
 _WRITE_TILE_TOKENS = 16
 # A larger block, or one of another size than a power of two, is no page: it has to hold a sequence
@@ -85,6 +87,66 @@ class TritonBackend:
             HAS_SCALES=cache.key_scales is not None,
             num_warps=4,
         )
+
+    def rotate_and_write_kv(
+        self,
+        query: torch.Tensor,  # [T, H, D]
+        key: torch.Tensor,  # [T, Hkv, D]
+        value: torch.Tensor,  # [T, Hkv, D]
+        cos: torch.Tensor,  # [T, D]
+        sin: torch.Tensor,  # [T, D]
+        cache: LayerCache,
+        slot_mapping: torch.Tensor,  # [T] int64
+    ) -> torch.Tensor:
+        """Rotated queries [T, H, D]; rotated keys are stored, with their values, in one launch.
+
+        Raises:
+            ValueError: if shapes or types do not fit each other.
+        """
+        check_write(key, value, cache, slot_mapping)
+        check_rotary(query, key, cos, sin)
+        num_tokens, num_heads, head_dim = query.shape
+        if cos.shape[1] != head_dim:
+            raise ValueError(f"cos {tuple(cos.shape)}: all of D {head_dim} must be rotated")
+        num_kv_heads = key.shape[1]
+        rotated = query.new_empty(query.shape)
+        if num_tokens == 0:
+            return rotated
+        tiles = triton.cdiv(num_heads, ROTARY_TILE) + triton.cdiv(num_kv_heads, ROTARY_TILE)
+        scales = cache.tensors[2:] or cache.tensors  # the kernel writes none without HAS_SCALES
+        rotate_write_kernel[(num_tokens, tiles)](
+            query,
+            key,
+            value,
+            rotated,
+            cos,
+            sin,
+            cache.key,
+            cache.value,
+            *scales,
+            slot_mapping,
+            1.0 / cache.key_scale,
+            1.0 / cache.value_scale,
+            *query.stride()[:2],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            cos.stride(0),
+            sin.stride(0),
+            *cache.key.stride()[:3],
+            *cache.value.stride()[:3],
+            *scales[0].stride()[:3],
+            *scales[1].stride()[:3],
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_DIM=head_dim,
+            PADDED_HALF=triton.next_power_of_2(head_dim // 2),
+            BLOCK_SIZE=cache.key.shape[2],
+            TILE_HEADS=ROTARY_TILE,
+            QUANTIZE=cache.dtype == FP8,
+            HAS_SCALES=cache.key_scales is not None,
+            num_warps=ROTARY_WARPS,
+        )
+        return rotated
 
     def attend(
         self,

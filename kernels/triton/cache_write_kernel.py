@@ -8,19 +8,20 @@ LEVELS = tl.constexpr(127.0)  # of int8, on either side of zero
 
 
 @triton.jit
-def _saturate(x):
+def saturate(x):
+    """x within what an 8-bit float can hold."""
     return tl.minimum(tl.maximum(x, -LARGEST), LARGEST)
 
 
 @triton.jit
-def _scale_rows(x):
+def scale_rows(x):
     """Scales [T'] of rows [T', D']: NaN for a row that is not finite."""
     largest = tl.max(tl.where(x < 0.0, 0.0 - x, x), 1)
     return largest / LEVELS + tl.sum(x * 0.0, 1)
 
 
 @triton.jit
-def _round_rows(x, scales):
+def round_rows(x, scales):
     """The nearest multiples [T', D'] of the rows' scales [T'], as int8."""
     inverse = 1.0 / tl.where(scales > 0.0, scales, 1.0)
     return tl.floor(x * inverse[:, None] + 0.5).to(tl.int8)
@@ -74,12 +75,12 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     key_to = block * key_block_stride + head * key_cache_head_stride + offset * key_slot_stride
     keys = tl.load(key + key_from[:, None] + dim[None, :], mask=stored, other=0.0)  # [T', D']
     if HAS_SCALES:
-        scales = _scale_rows(keys.to(tl.float32))  # [T']
-        keys = _round_rows(keys.to(tl.float32), scales)
+        scales = scale_rows(keys.to(tl.float32))  # [T']
+        keys = round_rows(keys.to(tl.float32), scales)
         scale_to = block * key_scale_block_stride + head * key_scale_head_stride
         tl.store(key_scales + scale_to + offset * key_scale_slot_stride, scales, mask=slot >= 0)
     if QUANTIZE:
-        keys = _saturate(keys.to(tl.float32) * key_inverse_scale).to(key_cache.dtype.element_ty)
+        keys = saturate(keys.to(tl.float32) * key_inverse_scale).to(key_cache.dtype.element_ty)
     tl.store(key_cache + key_to[:, None] + dim[None, :], keys, mask=stored)
 
     value_from = token * value_token_stride + head * value_head_stride  # [T']
@@ -88,11 +89,11 @@ def write_kv_kernel(  # type: ignore[no-untyped-def]
     )  # [T']
     values = tl.load(value + value_from[:, None] + dim[None, :], mask=stored, other=0.0)
     if HAS_SCALES:
-        scales = _scale_rows(values.to(tl.float32))  # [T']
-        values = _round_rows(values.to(tl.float32), scales)
+        scales = scale_rows(values.to(tl.float32))  # [T']
+        values = round_rows(values.to(tl.float32), scales)
         scale_to = block * value_scale_block_stride + head * value_scale_head_stride
         tl.store(value_scales + scale_to + offset * value_scale_slot_stride, scales, mask=slot >= 0)
     if QUANTIZE:
-        values = _saturate(values.to(tl.float32) * value_inverse_scale)
+        values = saturate(values.to(tl.float32) * value_inverse_scale)
         values = values.to(value_cache.dtype.element_ty)
     tl.store(value_cache + value_to[:, None] + dim[None, :], values, mask=stored)

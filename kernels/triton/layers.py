@@ -8,7 +8,7 @@ import triton
 from kernels.checks import check_rotary
 from kernels.triton.gate_kernel import silu_gate_kernel
 from kernels.triton.linear_kernel import linear_kernel
-from kernels.triton.norm_kernel import rms_norm_kernel
+from kernels.triton.norm_kernel import add_rms_norm_kernel, rms_norm_kernel
 from kernels.triton.rotary_kernel import rotate_kernel
 from kernels.triton.tiles import interpreting
 
@@ -62,8 +62,7 @@ def rms_norm(
         ValueError: shapes or types do not fit each other.
     """
     width = x.shape[-1]
-    if factor.shape != (width,) or factor.dtype != torch.float32 or not factor.is_contiguous():
-        raise ValueError(f"factor {tuple(factor.shape)} of {factor.dtype} for rows of {width}")
+    _check_factor(factor, width)
     _require_dtype(x)
     if x.stride(-1) != 1:
         x = x.contiguous()
@@ -85,6 +84,43 @@ def rms_norm(
     return out
 
 
+def add_rms_norm(
+    x: torch.Tensor,  # [..., K]
+    residual: torch.Tensor,  # [..., K]
+    factor: torch.Tensor,  # [K] float32
+    epsilon: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum of x and residual, [..., K], and its ``rms_norm``.
+
+    Raises:
+        ValueError: shapes or types do not fit each other.
+    """
+    width = x.shape[-1]
+    _check_factor(factor, width)
+    _require_dtype(x)
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        given = f"{tuple(residual.shape)} of {residual.dtype}"
+        raise ValueError(f"residual {given} for {tuple(x.shape)} of {x.dtype}")
+    rows, before = (_rows(each, width) for each in (x, residual))
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if out.numel():
+        add_rms_norm_kernel[(rows.shape[0],)](
+            rows,
+            before,
+            total,
+            out,
+            factor,
+            epsilon,
+            rows.stride(0),
+            before.stride(0),
+            WIDTH=width,
+            PADDED_WIDTH=triton.next_power_of_2(width),
+            num_warps=norm_warps(width),
+        )
+    return total, out
+
+
 def silu_gate(
     gate_up: torch.Tensor,  # [..., 2 * N]
 ) -> torch.Tensor:
@@ -97,9 +133,7 @@ def silu_gate(
     width, odd = divmod(gate_up.shape[-1], 2)
     if odd:
         raise ValueError(f"{tuple(gate_up.shape)} are no halves")
-    rows = gate_up.reshape(-1, 2 * width)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
+    rows = _rows(gate_up, 2 * width)
     out = gate_up.new_empty((*gate_up.shape[:-1], width))
     if out.numel():
         grid = (rows.shape[0], triton.cdiv(width, GATE_TILE))
@@ -166,9 +200,7 @@ def linear(
     if not fits or weight.dtype != x.dtype:
         raise ValueError(f"input {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)}")
     _require_dtype(x)
-    rows = x.reshape(-1, in_features)
-    if rows.stride(1) != 1:
-        rows = rows.contiguous()
+    rows = _rows(x, in_features)
     out = x.new_empty((*x.shape[:-1], out_features))
     if out.numel():
         tile = linear_tile(x.dtype)
@@ -198,3 +230,14 @@ def linear(
 def _require_dtype(x: torch.Tensor) -> None:
     if x.dtype not in DTYPES:
         raise ValueError(f"{x.dtype} is not served")
+
+
+def _check_factor(factor: torch.Tensor, width: int) -> None:
+    if factor.shape != (width,) or factor.dtype != torch.float32 or not factor.is_contiguous():
+        raise ValueError(f"factor {tuple(factor.shape)} of {factor.dtype} for rows of {width}")
+
+
+def _rows(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Contiguous rows [T, width] of any distance."""
+    rows = x.reshape(-1, width)
+    return rows if rows.stride(1) == 1 else rows.contiguous()

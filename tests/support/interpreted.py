@@ -43,10 +43,10 @@ def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProce
     )
 
 
-def assert_passes_interpreted(file: Path) -> None:
-    """Assert that all tests of a file pass."""
+def assert_passes_interpreted(*files: Path) -> None:
+    """Assert that all tests of these files pass, in one process: it takes long to start."""
     # numpy before 2.4 only warns about the functions that Triton before 3.7 uses.
     warned = ("-W", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
-    options = ("-q", "-p", "no:cacheprovider", *warned, str(file))
+    options = ("-q", "-p", "no:cacheprovider", *warned, *map(str, files))
     done = run_python("-m", "pytest", *options, TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,8 @@
 """Replaces the layers of a loaded model by fused ones for GPUs.
 
-Projections of one input become one matrix product; RMS normalization, rotary embeddings and the
-gate of an MLP become one launch each. Layers that would compute differently stay the model's own.
+Projections of one input become one matrix product. One launch each are: RMS normalization with the
+residual sum before it, rotary embeddings with the write of keys and values, the gate of an MLP.
+Layers that would compute differently stay the model's own.
 In deterministic mode every linear layer has rows that do not depend on each other; torch's choose
 the order of sums by the number of rows.
 """
@@ -30,8 +31,10 @@ from gpu_worker.model.fusion.module_matching import (
     norm_factors,
     places,
 )
+from gpu_worker.model.fusion.residual_sums import fuse_sums, probe
 from gpu_worker.model.fusion.rotary import RotaryReplacer
 from kernels.triton.layers import DTYPES, can_norm, rotate
+from shared.errors import ModelUnsupported
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ class GpuFusion:
         gated_mlps: MLPs that compute gate and up in one product.
         norms: RMS normalizations.
         rotaries: attention layers that rotate queries and keys in one launch.
+        rotary_writes: those that store keys and values in the same launch.
+        residual_sums: decoder layers whose sums are fused with the normalizations after them.
         row_linears: linear layers that run one by one, rows independent of each other.
         kept: linear layers that stay torch's.
     """
@@ -51,6 +56,8 @@ class GpuFusion:
     gated_mlps: int = 0
     norms: int = 0
     rotaries: int = 0
+    rotary_writes: int = 0
+    residual_sums: int = 0
     row_linears: int = 0
     kept: int = 0
 
@@ -73,6 +80,7 @@ def fuse_on_gpu(
     replacer = _LayerReplacer(next(model.parameters()).device, deterministic)
     for module in list(model.modules()):
         replacer.join_qkv(module)
+    attention = list(attention)
     for module in attention:
         replacer.replace_rotary(module)
     for parent, name, module in places(model):
@@ -80,6 +88,7 @@ def fuse_on_gpu(
     for parent, name, module in places(model):
         replacer.replace_linear(parent, name, module)
         replacer.replace_norm(parent, name, module)
+    replacer.fuse_across_modules(model, attention)
     return replacer.done
 
 
@@ -154,6 +163,24 @@ class _LayerReplacer:
     def replace_rotary(self, module: nn.Module) -> None:
         """Let an attention layer's own code call the fused rotary embedding."""
         self.done.rotaries += self._rotary.replace(module, next(module.parameters()).dtype)
+
+    def fuse_across_modules(self, model: nn.Module, attention: list[nn.Module]) -> None:
+        """Fuse rotary embeddings with writes, and residual sums with normalizations.
+
+        Modules must be called one after the other for that. A pass over a few tokens tries it.
+        """
+        deferred = self._rotary.defer(attention)
+        if deferred:
+            try:
+                probe(model)
+                works = not any(rotary.is_left for rotary in deferred)
+            except ModelUnsupported:
+                works = False
+            if works:
+                self.done.rotary_writes = sum(rotary.was_taken for rotary in deferred)
+            else:
+                self._rotary.defer_no_more(attention)
+        self.done.residual_sums = fuse_sums(model)
 
 
 def _served(linears: list[nn.Linear]) -> bool:

@@ -103,13 +103,34 @@ class TritonRMSNorm(nn.Module):
         super().__init__()
         self.weight = _frozen(factor)
         self._epsilon = epsilon
+        self._ahead: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(
         self,
         x: torch.Tensor,  # [..., K]
     ) -> torch.Tensor:
         """Normalized rows [..., K]."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is x:
+            return ahead[1]
         return layers.rms_norm(x, self.weight, self._epsilon)
+
+    def of_sum(
+        self,
+        x: torch.Tensor,  # [..., K]
+        residual: torch.Tensor,  # [..., K]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum [..., K] and its normalized rows, in one launch."""
+        return layers.add_rms_norm(x, residual, self.weight, self._epsilon)
+
+    def sum_ahead(
+        self,
+        x: torch.Tensor,  # [..., K]
+        residual: torch.Tensor,  # [..., K]
+    ) -> torch.Tensor:
+        """The sum [..., K], whose normalized rows the next call of the module returns."""
+        self._ahead = self.of_sum(x, residual)
+        return self._ahead[0]
 
 
 def _frozen(weight: torch.Tensor) -> nn.Parameter:

@@ -1,13 +1,15 @@
 """Replaces the rotary embedding that a model's attention calls by one call of a kernel."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
+from gpu_worker.model.attention import ATTENTION_NAME, DEFERRED_ROTARY, Rotation
 from gpu_worker.model.fusion.module_matching import close, random_rows
+from shared.errors import ModelUnsupported
 
 _ROTARY = "apply_rotary_pos_emb"
 """The name of the function that the code of transformers' attention layers calls."""
@@ -57,6 +59,64 @@ class FusedRotary:
         return query.transpose(0, 1)[None], key.transpose(0, 1)[None]
 
 
+class DeferredFusedRotary(FusedRotary):
+    """The fused rotary embedding of one attention module, which leaves its work to the attention.
+
+    It returns queries and keys as they are. The attention function rotates them in the launch that
+    stores keys and values, or before it.
+
+    Args:
+        fused: rotates queries and keys at once.
+        module: whose queries and keys they are.
+    """
+
+    def __init__(self, fused: FusedRotary, module: nn.Module) -> None:
+        super().__init__(fused._own, fused._rotate)
+        self._module = module
+        self._deferred: tuple[torch.Tensor, torch.Tensor, Rotation] | None = None
+        self._num_taken = 0
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        *more: Any,
+        **others: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        config = getattr(self._module, "config", None)
+        is_ours = getattr(config, "_attn_implementation", None) == ATTENTION_NAME
+        if not is_ours or more or others or not _is_usual(query, key, cos, sin, whole=True):
+            return super().__call__(query, key, cos, sin, *more, **others)
+        self._deferred = query, key, Rotation(cos[0], sin[0])
+        return query, key
+
+    def take(self, query: torch.Tensor, key: torch.Tensor) -> Rotation | None:
+        deferred, self._deferred = self._deferred, None
+        if deferred is None:
+            return None
+        self._num_taken += 1
+        if query is not deferred[0] or key is not deferred[1]:
+            raise ModelUnsupported("the model changes queries or keys after their rotary embedding")
+        return deferred[2]
+
+    def rotated(
+        self, query: torch.Tensor, key: torch.Tensor, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._rotate(query, key, rotation.cos, rotation.sin)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the attention has not taken what was left to it."""
+        return self._deferred is not None
+
+    @property
+    def was_taken(self) -> bool:
+        """Whether the attention has taken something: it is otherwise rotated at once."""
+        return self._num_taken > 0
+
+
 class RotaryReplacer:
     """Makes attention layers call a fused rotary embedding.
 
@@ -78,7 +138,7 @@ class RotaryReplacer:
         self._rotate = rotate
         self._dtypes = dtypes
         self._device = device
-        self._forwards: dict[type[nn.Module], FunctionType | None] = {}
+        self._fused: dict[type[nn.Module], FusedRotary | None] = {}
 
     def replace(self, module: nn.Module, dtype: torch.dtype) -> bool:
         """Make an attention layer of a dtype call the fused one; whether that was possible.
@@ -87,15 +147,33 @@ class RotaryReplacer:
         global of that name.
         """
         kind = type(module)
-        if kind not in self._forwards:
-            self._forwards[kind] = self._with_rotary(module, dtype)
-        forward = self._forwards[kind]
-        if forward is None:
+        if kind not in self._fused:
+            self._fused[kind] = self._fused_like(module, dtype)
+        fused = self._fused[kind]
+        if fused is None:
             return False
-        module.forward = MethodType(forward, module)
+        _call_rotary(module, fused)
         return True
 
-    def _with_rotary(self, module: nn.Module, dtype: torch.dtype) -> FunctionType | None:
+    def defer(self, modules: Iterable[nn.Module]) -> list[DeferredFusedRotary]:
+        """Leave the rotary embeddings of replaced modules to the attention after them."""
+        found = []
+        for module in modules:
+            if (fused := self._fused.get(type(module))) is not None:
+                found.append(deferred := DeferredFusedRotary(fused, module))
+                _call_rotary(module, deferred)
+                setattr(module, DEFERRED_ROTARY, deferred)
+        return found
+
+    def defer_no_more(self, modules: Iterable[nn.Module]) -> None:
+        """Undo ``defer``."""
+        for module in modules:
+            if hasattr(module, DEFERRED_ROTARY):
+                delattr(module, DEFERRED_ROTARY)
+                self.replace(module, next(module.parameters()).dtype)
+
+    def _fused_like(self, module: nn.Module, dtype: torch.dtype) -> FusedRotary | None:
+        """A fused rotary embedding for modules of one type; None: there is none."""
         forward: Any = type(module).forward
         names = getattr(getattr(forward, "__code__", None), "co_names", ())
         own = getattr(forward, "__globals__", {}).get(_ROTARY)
@@ -111,15 +189,7 @@ class RotaryReplacer:
             partial = FusedRotary(own, self._rotate, partial=True)
             if self._rotates_alike(own, partial, head_dim, head_dim // 4 * 2, dtype):
                 fused = partial
-        copied = FunctionType(
-            forward.__code__,
-            {**forward.__globals__, _ROTARY: fused},
-            forward.__name__,
-            forward.__defaults__,
-            forward.__closure__,
-        )
-        copied.__kwdefaults__ = forward.__kwdefaults__
-        return copied
+        return fused
 
     def _rotates_alike(
         self,
@@ -142,6 +212,20 @@ class RotaryReplacer:
             return False
         found = fused(query, key, cos, sin)
         return all(close(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+def _call_rotary(module: nn.Module, rotary: FusedRotary) -> None:
+    """Give a module a copy of its type's ``forward`` that calls this rotary embedding."""
+    forward: Any = type(module).forward
+    copied = FunctionType(
+        forward.__code__,
+        {**forward.__globals__, _ROTARY: rotary},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
+    copied.__kwdefaults__ = forward.__kwdefaults__
+    module.forward = MethodType(copied, module)
 
 
 def _is_usual(

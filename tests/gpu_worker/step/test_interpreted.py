@@ -11,4 +11,5 @@ pytest.importorskip("triton")
 
 @needs_interpreter
 def test_models_and_plans_pass_in_the_interpreter() -> None:
-    assert_passes_interpreted(Path(__file__).parent / "interpreted_steps.py")
+    names = ("interpreted_steps.py", "interpreted_launches.py")
+    assert_passes_interpreted(*(Path(__file__).parent / name for name in names))

@@ -23,8 +23,8 @@ from kernels.triton.gate_kernel import silu_gate_kernel
 from kernels.triton.layers import GATE_TILE, ROTARY_TILE, ROTARY_WARPS, linear_tile, norm_warps
 from kernels.triton.linear_kernel import linear_kernel
 from kernels.triton.merge_kernel import merge_kernel
-from kernels.triton.norm_kernel import rms_norm_kernel
-from kernels.triton.rotary_kernel import rotate_kernel
+from kernels.triton.norm_kernel import add_rms_norm_kernel, rms_norm_kernel
+from kernels.triton.rotary_kernel import rotate_kernel, rotate_write_kernel
 from kernels.triton.sampling.penalty_kernel import penalty_kernel
 from kernels.triton.sampling.sample_kernel import sample_kernel
 from kernels.triton.sampling.sampler import PENALTY_TILE, PENALTY_WARPS, SAMPLE_TILE, SAMPLE_WARPS
@@ -73,7 +73,9 @@ TYPES = {
     "logit_rows": "*i64",
     "penalties": "*fp32",
 }
-LAYERS = ("x", "gate_up", "query_out", "key_out", "cos", "sin", "weight", "bias")
+LAYERS = (
+    "x", "residual", "total", "gate_up", "query_out", "key_out", "cos", "sin", "weight", "bias",
+)  # fmt: skip
 ELEMENTS = ("query", "out", "key", "value", "logits", *LAYERS)
 CACHES = ("key_cache", "value_cache")
 # Known only when called, and rarely multiples of 16.
@@ -209,6 +211,11 @@ def norm(dtype, width):
     return build(rms_norm_kernel, dtype, constants, {"num_warps": norm_warps(width)})
 
 
+def add_norm(dtype, width):
+    constants = {"WIDTH": width, "PADDED_WIDTH": triton.next_power_of_2(width)}
+    return build(add_rms_norm_kernel, dtype, constants, {"num_warps": norm_warps(width)})
+
+
 def gate(dtype, width):
     constants = {"WIDTH": width, "TILE_WIDTH": GATE_TILE}
     return build(silu_gate_kernel, dtype, constants, {"num_warps": 4})
@@ -223,6 +230,21 @@ def rotary(dtype, head_dim):
         "TILE_HEADS": ROTARY_TILE,
     }
     return build(rotate_kernel, dtype, constants, {"num_warps": ROTARY_WARPS})
+
+
+def rotary_write(dtype, head_dim, block_size=16, cache_dtype=None):
+    constants = {
+        "NUM_HEADS": 32,
+        "NUM_KV_HEADS": 8,
+        "HEAD_DIM": head_dim,
+        "PADDED_HALF": triton.next_power_of_2(head_dim // 2),
+        "BLOCK_SIZE": block_size,
+        "TILE_HEADS": ROTARY_TILE,
+        "QUANTIZE": cache_dtype == torch.float8_e4m3fn,
+        "HAS_SCALES": cache_dtype == torch.int8,
+    }
+    options = {"num_warps": ROTARY_WARPS}
+    return build(rotate_write_kernel, dtype, constants, options, cache_dtype)
 
 
 def sample(dtype):
@@ -297,8 +319,14 @@ def main() -> None:
     print(json.dumps(resources(write(bf16, 128, cache_dtype=torch.int8)) | {"kernel": "write"}))
     for dtype, width in ((bf16, 4096), (fp16, 128), (fp32, 16384)):
         print(json.dumps(resources(norm(dtype, width)) | {"kernel": "norm"}))
+        print(json.dumps(resources(add_norm(dtype, width)) | {"kernel": "add and norm"}))
     for dtype, head_dim in ((bf16, 128), (fp16, 80), (fp32, 256)):
         print(json.dumps(resources(rotary(dtype, head_dim)) | {"kernel": "rotary"}))
+    for dtype, head_dim, cache_dtype in (
+        (bf16, 128, bf16), (bf16, 128, torch.int8), (bf16, 128, eight), (fp32, 80, fp32)
+    ):  # fmt: skip
+        report = resources(rotary_write(dtype, head_dim, cache_dtype=cache_dtype))
+        print(json.dumps(report | {"kernel": "rotary and write"}))
     print(json.dumps(resources(gate(bf16, 14336)) | {"kernel": "gate"}))
     for dtype in (bf16, fp32):
         print(json.dumps(resources(sample(dtype)) | {"kernel": "sample"}))

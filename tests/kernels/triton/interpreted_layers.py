@@ -5,7 +5,10 @@ import torch
 from torch.nn.functional import linear as torch_linear
 from torch.nn.functional import silu
 
+from kernels.interface import INT8
 from kernels.triton import layers
+from kernels.triton.backend import TritonBackend
+from tests.kernels.cases import Shape, empty_cache
 
 # Of the spread: float32 is summed in another order, bf16 is cut off by the interpreter.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -32,6 +35,19 @@ def test_rows_are_normalized(shape: tuple[int, ...], dtype: torch.dtype) -> None
     exact = x.double()
     exact = exact / (exact.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * factor.double()
     assert_equal(layers.rms_norm(x, factor, 1e-5), exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 5, 64), (3, 80), (40,), (1, 0, 64)])
+def test_sums_are_stored_and_normalized(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    size = (*shape[:-1], shape[-1] + 24)  # inside of longer rows
+    joined = random(2, *size, dtype=dtype)
+    joined[..., shape[-1] :] = torch.nan
+    x, residual = joined[..., : shape[-1]]
+    factor = random(shape[-1], seed=1)
+    total, found = layers.add_rms_norm(x, residual, factor, 1e-5)
+    assert_equal(total, x.double() + residual.double())
+    torch.testing.assert_close(found, layers.rms_norm(total, factor, 1e-5))
 
 
 def test_heads_inside_longer_rows_are_normalized_in_place_of_copies() -> None:
@@ -74,6 +90,43 @@ def test_queries_and_keys_are_turned(
     assert empty.shape == (0, num_heads, head_dim)
 
 
+FP16 = torch.float16
+WRITES = {
+    "own_type": Shape((), num_heads=11, dtype=torch.bfloat16),
+    "padded_heads": Shape((), num_heads=3, num_kv_heads=9, head_dim=80, layout="token_major"),
+    "narrower": Shape((), cache_dtype=torch.bfloat16, head_dim=24, layout="block_major"),
+    "8_bit_floats": Shape((), dtype=FP16, scales=(0.5, 0.0625), head_dim=24),
+    "int8": Shape((), dtype=FP16, cache_dtype=INT8, head_dim=24, layout="token_major"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_turned_keys_are_stored_as_by_two_launches_in_exactly_the_mapped_slots(name: str) -> None:
+    shape = WRITES[name]
+    num_heads, num_kv_heads, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    joined = random(21, (num_heads + 2 * num_kv_heads) * head_dim + 16, dtype=shape.dtype)
+    joined[:, -16:] = torch.nan
+    joined[3, -40:-16] = 9000.0  # saturates
+    heads = joined[:, :-16].unflatten(1, (-1, head_dim))
+    query, key, value = heads.split([num_heads, num_kv_heads, num_kv_heads], 1)
+    cos, sin = random(2, 21, head_dim, dtype=shape.dtype, seed=1)
+    slots = torch.randperm(4 * shape.block_size)[:21]
+    slots[4] = -1  # padding
+    expected, cache = empty_cache(shape, 4), empty_cache(shape, 4)  # of NaN
+    backend = TritonBackend()
+    turned_query, turned_key = layers.rotate(query, key, cos, sin)
+    backend.write_kv(turned_key, value, expected, slots)
+    found = backend.rotate_and_write_kv(query, key, value, cos, sin, cache, slots)
+    assert torch.equal(found, turned_query)
+    for ours, theirs in zip(cache.tensors, expected.tensors, strict=True):
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0, atol=0, equal_nan=True)
+    none = slice(0, 0)
+    empty = backend.rotate_and_write_kv(
+        query[none], key[none], value[none], cos[none], sin[none], cache, slots[none]
+    )
+    assert len(empty) == 0
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 40, 70), (67, 96, 24), (0, 8, 8)])
 @pytest.mark.parametrize("transposed", [False, True])
@@ -105,6 +158,8 @@ def test_what_does_not_fit_is_refused() -> None:
         layers.rms_norm(x, torch.ones(7), 1e-6)
     with pytest.raises(ValueError, match=r"float64 is not served"):
         layers.rms_norm(x.double(), torch.ones(8), 1e-6)
+    with pytest.raises(ValueError, match="residual"):
+        layers.add_rms_norm(x, x.half(), torch.ones(8), 1e-6)
     with pytest.raises(ValueError, match="no halves"):
         layers.silu_gate(x[:, :7])
     with pytest.raises(ValueError, match="weight"):
@@ -114,3 +169,7 @@ def test_what_does_not_fit_is_refused() -> None:
         layers.rotate(heads, heads, x[:1], x)
     with pytest.raises(ValueError, match="do not fit"):
         layers.rotate(heads, heads.half(), x, x)
+    cache, slots = empty_cache(Shape((), num_kv_heads=3, head_dim=8), 1), torch.arange(2)
+    half = x[:, :4]
+    with pytest.raises(ValueError, match="all of D 8"):
+        TritonBackend().rotate_and_write_kv(heads, heads, heads, half, half, cache, slots)

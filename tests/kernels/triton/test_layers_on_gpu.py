@@ -16,6 +16,8 @@ from tests.kernels.triton.interpreted_layers import (  # noqa: F401 - collected 
     test_linear_layers_of_independent_rows,
     test_queries_and_keys_are_turned,
     test_rows_are_normalized,
+    test_sums_are_stored_and_normalized,
+    test_turned_keys_are_stored_as_by_two_launches_in_exactly_the_mapped_slots,
 )
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

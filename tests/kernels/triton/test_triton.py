@@ -14,11 +14,9 @@ FOLDER = Path(__file__).parent
 
 
 @needs_interpreter
-@pytest.mark.parametrize(
-    "file", ["interpreted_kernels.py", "interpreted_layers.py", "interpreted_sampling.py"]
-)
-def test_the_kernels_pass_in_the_interpreter(file):
-    assert_passes_interpreted(FOLDER / file)
+def test_the_kernels_pass_in_the_interpreter():
+    names = ("interpreted_kernels.py", "interpreted_layers.py", "interpreted_sampling.py")
+    assert_passes_interpreted(*(FOLDER / name for name in names))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's compiler is for Linux")
@@ -28,7 +26,7 @@ def test_the_kernels_compile_for_sm_90_without_spills(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     attention = [report for report in reports if report["kernel"] in ("decode", "prefill")]
-    assert len(reports) == 48
+    assert len(reports) == 55
     assert len(attention) == 25
     assert {report["head_dim"] for report in attention} == {64, 80, 96, 128, 256}
     assert {report["block_size"] for report in attention} == {8, 16, 32, 64, 128, 256}
